@@ -1,0 +1,338 @@
+//! The control groups of a sandbox: limits, a directory for each exec, kill, counters.
+//!
+//! Layout, in every hierarchy that has a controller we use, and always in cgroup2:
+//! `atoll-TAG/` (all sandboxes of an instance and the keeper, with a reserve for the host) / `ID/` (one sandbox,
+//! its limits; PID 1 lives here) and in cgroup2 only / `x1/`, `x2/` … (each exec). Execs inherit the v1
+//! groups from PID 1 and are cloned straight into their cgroup2 directory, because moving a process
+//! waits for an RCU grace period. Killing is always done by cgroup2, which does it at once.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use crate::facts::{CONTROLLERS, Facts};
+use crate::plan::{IdRange, Limits};
+use crate::{Error, Step};
+
+/// The parent of an instance's sandboxes.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    v1: Vec<(String, PathBuf)>,
+    v2: PathBuf,
+    memory: PathBuf,
+}
+
+/// One sandbox's control groups.
+#[derive(Debug, Clone)]
+pub struct Group {
+    v1: Vec<PathBuf>,
+    v2: PathBuf,
+    memory: PathBuf,
+    pids: PathBuf,
+    owner: u32,
+}
+
+/// A directory of cgroup2 that holds one exec.
+#[derive(Debug)]
+pub struct Leaf {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+/// What a sandbox uses now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Processor time so far.
+    pub cpu: Duration,
+    /// Bytes of memory, page cache included.
+    pub memory: u64,
+    /// Processes and threads.
+    pub pids: u64,
+}
+
+fn name(tag: &str) -> String {
+    format!("atoll-{tag}")
+}
+
+impl Tree {
+    /// Makes the parent of an instance's sandboxes. `memory` is what all of them may use together.
+    pub fn create(facts: &Facts, tag: &str, memory: u64) -> Result<Self, Error> {
+        let tree = Self::of(facts, tag)?;
+        for (_, path) in &tree.v1 {
+            make(path)?;
+        }
+        if let (Some(root), false) = (&facts.cgroups.v2, facts.cgroups.v2_controllers.is_empty()) {
+            delegate(facts, root)?;
+            make(&tree.v2)?;
+            delegate(facts, &tree.v2)?;
+        } else {
+            make(&tree.v2)?;
+        }
+        let file = if tree.memory == tree.v2 { "memory.max" } else { "memory.limit_in_bytes" };
+        write(&tree.memory.join(file), &memory.to_string())?;
+        Ok(tree)
+    }
+
+    /// Names the parent without making it.
+    pub fn of(facts: &Facts, tag: &str) -> Result<Self, Error> {
+        let v2 = facts.cgroups.v2.as_ref().ok_or_else(|| Error::Unsupported {
+            feature: "control groups",
+            why: "no cgroup2 hierarchy is mounted".into(),
+            remedy: "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+        })?;
+        let v2 = v2.join(name(tag));
+        let v1: Vec<_> = facts
+            .cgroups
+            .v1
+            .iter()
+            .map(|(controller, mount)| (controller.clone(), mount.join(name(tag))))
+            .collect();
+        let memory = v1.iter().find(|(c, _)| c == "memory").map_or_else(|| v2.clone(), |(_, p)| p.clone());
+        Ok(Self { v1, v2, memory })
+    }
+
+    /// Takes the keeper in, so that it lives and ends with its sandboxes and not with whoever
+    /// started it. The first move after a while waits for an RCU grace period; done beside other
+    /// work it spares the first sandbox that wait.
+    pub fn adopt(&self, keeper: u32) -> Result<(), Error> {
+        let own = self.v2.join("keeper");
+        make(&own)?;
+        let keeper = keeper.to_string();
+        let mut doors: Vec<&PathBuf> = self.v1.iter().map(|(_, path)| path).collect();
+        doors.push(&own);
+        doors.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &keeper))
+    }
+
+    /// Makes the groups of one sandbox with its limits. Nothing is left behind on failure.
+    pub fn add(&self, id: &str, limits: &Limits, ids: IdRange) -> Result<Group, Error> {
+        let group = self.group(id, ids);
+        let made = group.make(limits, self);
+        if made.is_err() {
+            let _ = group.remove();
+        }
+        made.map(|()| group)
+    }
+
+    /// Names the groups of a sandbox without making them.
+    pub fn group(&self, id: &str, ids: IdRange) -> Group {
+        let at = |controller: &str| {
+            let v1 = self.v1.iter().find(|(known, _)| known == controller);
+            v1.map_or(&self.v2, |(_, path)| path).join(id)
+        };
+        let mut v1: Vec<PathBuf> = self.v1.iter().map(|(_, path)| path.join(id)).collect();
+        v1.sort();
+        v1.dedup();
+        Group { v1, v2: self.v2.join(id), memory: at("memory"), pids: at("pids"), owner: ids.base }
+    }
+
+    /// Kills whatever still lives in any sandbox of the tree and removes all of it.
+    pub fn destroy(&self) -> Result<(), Error> {
+        if self.v2.exists() {
+            let _ = write(&self.v2.join("cgroup.kill"), "1");
+            wait_empty(&self.v2)?;
+        }
+        for path in self.v1.iter().map(|(_, path)| path).chain([&self.v2]) {
+            remove_tree(path)?;
+        }
+        Ok(())
+    }
+
+    /// The tags of all instances that have groups on this host.
+    pub fn tags(facts: &Facts) -> Vec<String> {
+        let roots = facts.cgroups.v1.values().chain(&facts.cgroups.v2);
+        let mut tags: Vec<String> = roots
+            .filter_map(|root| fs::read_dir(root).ok())
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_prefix("atoll-")?.to_owned()))
+            .collect();
+        tags.sort();
+        tags.dedup();
+        tags
+    }
+}
+
+impl Group {
+    fn make(&self, limits: &Limits, tree: &Tree) -> Result<(), Error> {
+        for path in self.v1.iter().chain([&self.v2]) {
+            make(path)?;
+        }
+        for (controller, files) in &limits.v1 {
+            let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) else { continue };
+            let Some(id) = self.v2.file_name() else { continue };
+            for (file, value) in files {
+                write(&parent.join(id).join(file), value)?;
+            }
+        }
+        for (file, value) in &limits.v2 {
+            write(&self.v2.join(file), value)?;
+        }
+        // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
+        self.hand_over(&self.v2)
+    }
+
+    fn hand_over(&self, directory: &Path) -> Result<(), Error> {
+        let door = directory.join("cgroup.procs");
+        std::os::unix::fs::chown(&door, Some(self.owner), Some(self.owner))
+            .step(|| format!("chown {}", door.display()))
+    }
+
+    /// Puts PID 1 into the v1 hierarchies. What it starts later inherits them.
+    pub fn attach(&self, pid: i32) -> Result<(), Error> {
+        self.v1.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()))
+    }
+
+    /// The sandbox's own directory in cgroup2, for cloning PID 1 into it.
+    pub fn open(&self) -> Result<OwnedFd, Error> {
+        open(&self.v2)
+    }
+
+    /// Makes a directory for one exec.
+    pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
+        let path = self.v2.join(name);
+        make(&path)?;
+        self.hand_over(&path)?;
+        let directory = open(&path)?;
+        Ok(Leaf { path, directory })
+    }
+
+    /// Kills every process of the sandbox.
+    pub fn kill(&self) -> Result<(), Error> {
+        write(&self.v2.join("cgroup.kill"), "1")
+    }
+
+    /// How many processes of the sandbox the kernel killed for want of memory.
+    pub fn oom_kills(&self) -> u64 {
+        let file = if self.memory == self.v2 { "memory.events" } else { "memory.oom_control" };
+        counter(&self.memory.join(file), "oom_kill")
+    }
+
+    /// What the sandbox uses now.
+    pub fn usage(&self) -> Usage {
+        let number = |path: PathBuf| {
+            fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        };
+        let memory = if self.memory == self.v2 { "memory.current" } else { "memory.usage_in_bytes" };
+        Usage {
+            // cgroup2 counts processor time in every directory, with or without controllers.
+            cpu: Duration::from_micros(counter(&self.v2.join("cpu.stat"), "usage_usec")),
+            memory: number(self.memory.join(memory)),
+            pids: number(self.pids.join("pids.current")),
+        }
+    }
+
+    /// Removes the groups once everything in them has ended (a short while is allowed for that).
+    pub fn remove(&self) -> Result<(), Error> {
+        if self.v2.exists() {
+            wait_empty(&self.v2)?;
+        }
+        self.v1.iter().chain([&self.v2]).try_for_each(|path| remove_tree(path))
+    }
+}
+
+impl Leaf {
+    /// The directory, for cloning into it.
+    pub fn directory(&self) -> impl AsFd + '_ {
+        self.directory.as_fd()
+    }
+
+    /// Kills everything the exec started.
+    pub fn kill(&self) -> io::Result<()> {
+        fs::write(self.path.join("cgroup.kill"), "1")
+    }
+
+    /// Removes the directory if nothing of the exec lives on; says whether it did.
+    pub fn remove(&self) -> bool {
+        match fs::remove_dir(&self.path) {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+/// Lets the children of a cgroup2 directory use the controllers that v1 does not hold.
+fn delegate(facts: &Facts, directory: &Path) -> Result<(), Error> {
+    let wanted: Vec<String> = CONTROLLERS
+        .iter()
+        .filter(|c| !facts.cgroups.v1.contains_key(**c))
+        .filter(|c| facts.cgroups.v2_controllers.iter().any(|known| known == *c))
+        .map(|c| format!("+{c}"))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    write(&directory.join("cgroup.subtree_control"), &wanted.join(" "))
+}
+
+fn make(path: &Path) -> Result<(), Error> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(Error::step(format!("mkdir {}", path.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn open(path: &Path) -> Result<OwnedFd, Error> {
+    rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .step(|| format!("open {}", path.display()))
+}
+
+fn write(path: &Path, value: &str) -> Result<(), Error> {
+    fs::write(path, value).step(|| format!("write {value} to {}", path.display()))
+}
+
+/// The number after `name` in a file of `name number` lines.
+fn counter(path: &Path, name: &str) -> u64 {
+    fs::read_to_string(path)
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+        .unwrap_or(0)
+}
+
+/// Waits until no process is left below a cgroup2 directory.
+fn wait_empty(path: &Path) -> Result<(), Error> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let events = path.join("cgroup.events");
+    let begin = Instant::now();
+    // A poll on this file wakes at most once in 10 ms: read it closely first, then less so.
+    while counter(&events, "populated") != 0 {
+        if begin.elapsed() > PATIENCE {
+            let busy = io::Error::from_raw_os_error(libc::EBUSY);
+            return Err(Error::step(format!("wait for the last process of {}", path.display()), busy));
+        }
+        let pause = if begin.elapsed() < Duration::from_millis(2) { 20 } else { 1000 };
+        std::thread::sleep(Duration::from_micros(pause));
+    }
+    Ok(())
+}
+
+/// Removes a directory and those below it. A group whose last process is still on its way out is
+/// busy for a moment longer than `populated` says.
+fn remove_tree(path: &Path) -> Result<(), Error> {
+    // The common case: nothing below.
+    if fs::remove_dir(path).is_ok() {
+        return Ok(());
+    }
+    if let Ok(entries) = fs::read_dir(path) {
+        for entry in entries.flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                remove_tree(&entry.path())?;
+            }
+        }
+    }
+    let begin = Instant::now();
+    loop {
+        match rustix::fs::unlinkat(rustix::fs::CWD, path, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(rustix::io::Errno::BUSY) if begin.elapsed() < Duration::from_secs(5) => {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Err(error) => return Err(Error::step(format!("rmdir {}", path.display()), error)),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! File work, each call in a helper of its own: a clone of PID 1 that becomes the asked user, does
+//! the work with the sandbox's own view of its files, and ends. Paths are the sandbox's; whatever
+//! they lead to, the rights are the sandbox's too. Data goes through a pipe that the server made,
+//! so no descriptor ever comes out.
+
+mod copy;
+mod transfer;
+
+use std::ffi::{CString, OsStr, OsString};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
+use std::path::{Path, PathBuf};
+
+use super::users::{self, Identity};
+use crate::sys::{self, Cloned};
+use crate::wire::{Authority, Boot, Channel, Entry, Failure, FileCall, FileWork, FromHelper, ToHelper};
+
+type Answer = Channel<FromHelper, ToHelper>;
+
+/// Why work failed, and on which path.
+struct Failed {
+    why: Failure,
+    errno: i32,
+    path: PathBuf,
+}
+
+impl Failed {
+    fn new(why: Failure, path: &Path) -> Self {
+        let errno = match why {
+            Failure::NotADirectory => libc::ENOTDIR,
+            Failure::User => libc::ENOENT,
+            Failure::NotAFile | Failure::Kernel => libc::EINVAL,
+        };
+        Self { why, errno, path: path.into() }
+    }
+}
+
+/// Names the path an I/O error is about.
+trait At<T> {
+    fn at(self, path: &Path) -> Result<T, Failed>;
+}
+
+impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
+    fn at(self, path: &Path) -> Result<T, Failed> {
+        self.map_err(|error| Failed {
+            why: Failure::Kernel,
+            errno: error.into().raw_os_error().unwrap_or(libc::EIO),
+            path: path.into(),
+        })
+    }
+}
+
+/// Starts a helper; its pid. Descriptors: the answer socket, and the data pipe if there is one.
+pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> io::Result<i32> {
+    let mut descriptors = descriptors.into_iter();
+    let answer = descriptors.next().ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
+    let data = descriptors.next();
+    // SAFETY: PID 1 has one thread.
+    match unsafe { sys::clone(0, None) }? {
+        Cloned::Parent(pid) => Ok(pid),
+        Cloned::Child => {
+            let Some((answer, data)) = keep_only(answer, data) else { sys::exit(1) };
+            let answer = Answer::new(answer);
+            let last = match work(boot, call, &answer, data) {
+                Ok(truncated) => FromHelper::Done { truncated },
+                Err(Failed { why, errno, path }) => {
+                    FromHelper::Failed { why, errno, path: path.into_os_string().into_vec() }
+                }
+            };
+            let _ = answer.send(&last, &[]);
+            sys::exit(0)
+        }
+    }
+}
+
+/// Closes everything of PID 1's but the helper's own two descriptors.
+fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<OwnedFd>)> {
+    let _ = rustix::process::setsid();
+    sys::reset_signals();
+    // SIGPIPE would end us before the server heard why.
+    // SAFETY: ignoring a signal has no memory effects.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 10).ok();
+    let (answer, data) = (high(answer)?, data.map(high));
+    sys::place(answer.as_fd(), 3).ok()?;
+    if let Some(data) = &data {
+        sys::place(data.as_ref()?.as_fd(), 4).ok()?;
+    }
+    let piped = data.is_some();
+    std::mem::forget((answer, data));
+    sys::close_from(if piped { 5 } else { 4 }).ok()?;
+    // SAFETY: these numbers were just placed and belong to nobody else.
+    unsafe {
+        use std::os::fd::FromRawFd;
+        Some((OwnedFd::from_raw_fd(3), piped.then(|| OwnedFd::from_raw_fd(4))))
+    }
+}
+
+/// The work's context: who asks, and with whose rights.
+struct Caller {
+    identity: Identity,
+    /// Whom new files are given to; `None` where they are the user's by themselves.
+    owner: Option<(u32, u32)>,
+}
+
+impl Caller {
+    fn path(&self, path: &[u8]) -> PathBuf {
+        PathBuf::from(OsString::from_vec(absolute(path, self.identity.home.as_bytes())))
+    }
+
+    /// Gives a new object to the user.
+    fn own(&self, path: &Path) -> Result<(), Failed> {
+        match self.owner {
+            Some((uid, gid)) => lchown(path, Some(uid), Some(gid)).at(path),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes missing directories down to this one.
+    fn make_directories(&self, path: &Path) -> Result<(), Failed> {
+        match fs::metadata(path) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(Failed::new(Failure::NotADirectory, path)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if let Some(parent) = path.parent() {
+                    self.make_directories(parent)?;
+                }
+                match fs::create_dir(path) {
+                    // Somebody else was quicker.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                    made => made.at(path).and_then(|()| self.own(path)),
+                }
+            }
+            Err(error) => Err(error).at(path),
+        }
+    }
+}
+
+/// Relative paths and `~` start at the user's home.
+pub(super) fn absolute(path: &[u8], home: &[u8]) -> Vec<u8> {
+    match path {
+        [b'/', ..] => path.to_vec(),
+        [] | b"~" => home.to_vec(),
+        [b'~', b'/', rest @ ..] | rest => [home, b"/", rest].concat(),
+    }
+}
+
+/// Does the work; true if a list left something out.
+fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) -> Result<bool, Failed> {
+    let unknown = || Failed::new(Failure::User, Path::new(&call.user));
+    let identity = users::find(&call.user, &boot.user).ok_or_else(unknown)?;
+    let owner = match call.authority {
+        Authority::User => {
+            sys::set_ids(identity.uid, identity.gid, &identity.groups).at(Path::new(&identity.name))?;
+            None
+        }
+        Authority::Root => {
+            sys::set_capabilities(boot.capabilities, 0).at(Path::new("/"))?;
+            Some((identity.uid, identity.gid))
+        }
+    };
+    let caller = Caller { identity, owner };
+    match &call.work {
+        FileWork::Read { path, offset, length } => {
+            transfer::read(&caller.path(path), *offset, *length, answer, data)?;
+        }
+        FileWork::Write { path, mode, in_place, parents } => {
+            let path = caller.path(path);
+            if *parents && let Some(parent) = path.parent() {
+                caller.make_directories(parent)?;
+            }
+            transfer::write(&caller, &path, *mode, *in_place, answer, data)?;
+        }
+        FileWork::Stat { path, follow } => {
+            let path = caller.path(path);
+            let found = if *follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) };
+            say(answer, vec![entry(&path, path.as_os_str(), &found.at(&path)?)])?;
+        }
+        FileWork::List { path, depth, limit } => return list(&caller.path(path), *depth, *limit, answer),
+        FileWork::Mkdir { path, parents, mode } => {
+            let path = caller.path(path);
+            if *parents {
+                if path.is_dir() {
+                    return Ok(false);
+                }
+                if let Some(parent) = path.parent() {
+                    caller.make_directories(parent)?;
+                }
+            }
+            fs::create_dir(&path).at(&path)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;
+            caller.own(&path)?;
+        }
+        FileWork::Remove { path, recursive } => {
+            let path = caller.path(path);
+            let directory = fs::symlink_metadata(&path).at(&path)?.is_dir();
+            match (directory, recursive) {
+                (false, _) => fs::remove_file(&path),
+                (true, false) => fs::remove_dir(&path),
+                (true, true) => fs::remove_dir_all(&path),
+            }
+            .at(&path)?;
+        }
+        FileWork::Rename { from, to, replace } => {
+            let (from, to) = (caller.path(from), caller.path(to));
+            let flags = if *replace { rustix::fs::RenameFlags::empty() } else { rustix::fs::RenameFlags::NOREPLACE };
+            // An error about `from` is told as such; what is left is about `to`.
+            fs::symlink_metadata(&from).at(&from)?;
+            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags).at(&to)?;
+        }
+        FileWork::Copy { from, to, replace } => {
+            copy::copy(&caller, &caller.path(from), &caller.path(to), *replace)?;
+        }
+        FileWork::Chmod { path, mode } => {
+            let path = caller.path(path);
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;
+        }
+        FileWork::Chown { path, owner, group } => {
+            let path = caller.path(path);
+            let unknown = |name: &str| Failed::new(Failure::User, Path::new(name));
+            let uid = match owner.as_str() {
+                "" => None,
+                name => Some(users::find(name, &boot.user).ok_or_else(|| unknown(name))?.uid),
+            };
+            let gid = match group.as_str() {
+                "" => None,
+                name => Some(users::find_group(name).ok_or_else(|| unknown(name))?),
+            };
+            std::os::unix::fs::chown(&path, uid, gid).at(&path)?;
+        }
+    }
+    Ok(false)
+}
+
+fn say(answer: &Answer, entries: Vec<Entry>) -> Result<(), Failed> {
+    answer.send(&FromHelper::Entries(entries), &[]).at(Path::new(""))
+}
+
+fn entry(path: &Path, name: &OsStr, found: &fs::Metadata) -> Entry {
+    let link = if found.is_symlink() { fs::read_link(path).unwrap_or_default() } else { PathBuf::new() };
+    Entry {
+        path: name.as_bytes().to_vec(),
+        mode: found.mode(),
+        uid: found.uid(),
+        gid: found.gid(),
+        size: found.size(),
+        modified: found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()),
+        link: link.into_os_string().into_vec(),
+    }
+}
+
+/// Describes what is below a directory, parents before children, names in order.
+fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Failed> {
+    const TOGETHER: usize = 16 * 1024;
+    if !fs::metadata(top).at(top)?.is_dir() {
+        return Err(Failed::new(Failure::NotADirectory, top));
+    }
+    let (mut sent, mut bytes, mut batch) = (0, 0, Vec::new());
+    // Directories still to be read; the last is next.
+    let mut waiting = vec![(PathBuf::new(), 1)];
+    while let Some((relative, level)) = waiting.pop() {
+        let directory = top.join(&relative);
+        let entries = match fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // What cannot be read below the top is listed and not entered.
+            Err(_) if level > 1 => continue,
+            Err(error) => return Err(error).at(&directory),
+        };
+        let mut names: Vec<OsString> = entries.flatten().map(|entry| entry.file_name()).collect();
+        names.sort_unstable();
+        let mut below = Vec::new();
+        for name in names {
+            let (path, name) = (directory.join(&name), relative.join(&name));
+            // It may have gone in the meantime.
+            let Ok(found) = fs::symlink_metadata(&path) else { continue };
+            if sent == limit {
+                say(answer, batch)?;
+                return Ok(true);
+            }
+            sent += 1;
+            let entry = entry(&path, name.as_os_str(), &found);
+            bytes += entry.path.len() + entry.link.len() + 64;
+            batch.push(entry);
+            if bytes > TOGETHER {
+                say(answer, std::mem::take(&mut batch))?;
+                bytes = 0;
+            }
+            if found.is_dir() && level < depth {
+                below.push((name, level + 1));
+            }
+        }
+        waiting.extend(below.into_iter().rev());
+    }
+    say(answer, batch)?;
+    Ok(false)
+}
+
+/// A path as the kernel wants it.
+fn c_path(path: &Path) -> Result<CString, Failed> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Failed { why: Failure::Kernel, errno: libc::EINVAL, path: path.into() })
+}

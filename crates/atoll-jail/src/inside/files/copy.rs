@@ -1,0 +1,85 @@
+//! Copying within a sandbox.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{At, Caller, Failed, c_path};
+use crate::wire::Failure;
+
+/// Copies a file, a link, or a directory with all that is in it. Devices, sockets and FIFOs in a
+/// directory are left out; alone they are refused.
+pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Result<(), Failed> {
+    let found = fs::symlink_metadata(from).at(from)?;
+    if !replace && fs::symlink_metadata(to).is_ok() {
+        return Err(Failed { why: Failure::Kernel, errno: libc::EEXIST, path: to.into() });
+    }
+    if !found.is_dir() {
+        if !found.is_file() && !found.is_symlink() {
+            return Err(Failed::new(Failure::NotAFile, from));
+        }
+        return copy_one(caller, from, to, &found);
+    }
+    if inside(from, to) {
+        return Err(Failed { why: Failure::Kernel, errno: libc::EINVAL, path: to.into() });
+    }
+    let mut waiting: Vec<(PathBuf, PathBuf)> = vec![(from.into(), to.into())];
+    while let Some((from, to)) = waiting.pop() {
+        let mode = fs::symlink_metadata(&from).at(&from)?.permissions();
+        match fs::create_dir(&to) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && to.is_dir() => {}
+            made => made.at(&to).and_then(|()| caller.own(&to))?,
+        }
+        for entry in fs::read_dir(&from).at(&from)? {
+            let entry = entry.at(&from)?;
+            let (from, to) = (entry.path(), to.join(entry.file_name()));
+            let Ok(found) = fs::symlink_metadata(&from) else { continue };
+            if found.is_dir() {
+                waiting.push((from, to));
+            } else if found.is_file() || found.is_symlink() {
+                copy_one(caller, &from, &to, &found)?;
+            }
+        }
+        fs::set_permissions(&to, mode).at(&to)?;
+    }
+    Ok(())
+}
+
+/// A directory cannot be copied into itself.
+fn inside(from: &Path, to: &Path) -> bool {
+    let (Ok(from), Some(Ok(parent))) = (from.canonicalize(), to.parent().map(Path::canonicalize)) else {
+        return false;
+    };
+    parent.starts_with(from)
+}
+
+fn copy_one(caller: &Caller, from: &Path, to: &Path, found: &fs::Metadata) -> Result<(), Failed> {
+    if found.is_symlink() {
+        let target = fs::read_link(from).at(from)?;
+        let _ = fs::remove_file(to);
+        std::os::unix::fs::symlink(target, to).at(to)?;
+        return caller.own(to);
+    }
+    let read = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(from).at(from)?;
+    if !read.metadata().at(from)?.is_file() {
+        return Err(Failed::new(Failure::NotAFile, from));
+    }
+    if let Ok(there) = fs::metadata(to)
+        && !there.is_file()
+    {
+        return Err(Failed::new(Failure::NotAFile, to));
+    }
+    let path = c_path(to)?;
+    let flags = rustix::fs::OFlags::CREATE
+        | rustix::fs::OFlags::WRONLY
+        | rustix::fs::OFlags::TRUNC
+        | rustix::fs::OFlags::NONBLOCK
+        | rustix::fs::OFlags::CLOEXEC;
+    let written = rustix::fs::open(path, flags, rustix::fs::Mode::from_raw_mode(0o600)).at(to)?;
+    let mut written = File::from(written);
+    io::copy(&mut &read, &mut written).at(to)?;
+    caller.own(to)?;
+    let mode = found.permissions().mode() & 0o7777;
+    written.set_permissions(fs::Permissions::from_mode(mode)).at(to)
+}

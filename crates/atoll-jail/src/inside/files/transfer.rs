@@ -1,0 +1,164 @@
+//! Streaming files in and out. Only regular files: a FIFO or a device would block or never end.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::{Path, PathBuf};
+
+use rustix::pipe::SpliceFlags;
+
+use super::{Answer, At, Caller, Failed, entry, say};
+use crate::wire::{Failure, ToHelper};
+
+/// How much one `splice` moves at most; the size of the pipes the server makes.
+const CHUNK: usize = 1 << 20;
+
+/// Describes the file, then streams it into the pipe.
+pub(super) fn read(
+    path: &Path,
+    offset: u64,
+    length: Option<u64>,
+    answer: &Answer,
+    data: Option<OwnedFd>,
+) -> Result<(), Failed> {
+    let Some(pipe) = data else { return Err(Failed::new(Failure::Kernel, path)) };
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).at(path)?;
+    let found = file.metadata().at(path)?;
+    if !found.is_file() {
+        return Err(Failed::new(Failure::NotAFile, path));
+    }
+    say(answer, vec![entry(path, path.as_os_str(), &found)])?;
+    let mut position = offset;
+    let mut left = length.unwrap_or(u64::MAX);
+    while left > 0 {
+        let most = left.min(CHUNK as u64) as usize;
+        let moved = match rustix::pipe::splice(&file, Some(&mut position), &pipe, None, most, SpliceFlags::MOVE) {
+            Ok(moved) => moved,
+            // Files of /proc cannot be spliced.
+            Err(rustix::io::Errno::INVAL) => copy_once(&file, &mut position, &pipe, most).at(path)?,
+            // The reader has gone: nobody is left to be told.
+            Err(rustix::io::Errno::PIPE) => return Ok(()),
+            Err(error) => return Err(error).at(path),
+        };
+        if moved == 0 {
+            break;
+        }
+        left -= moved as u64;
+    }
+    Ok(())
+}
+
+fn copy_once(file: &File, position: &mut u64, pipe: &OwnedFd, most: usize) -> rustix::io::Result<usize> {
+    let mut buffer = vec![0; most.min(64 * 1024)];
+    let read = rustix::io::pread(file, &mut buffer, *position)?;
+    let mut rest = &buffer[..read];
+    while !rest.is_empty() {
+        let written = rustix::io::write(pipe, rest)?;
+        rest = &rest[written..];
+    }
+    *position += read as u64;
+    Ok(read)
+}
+
+/// Streams the pipe into a file, and makes it the file once the server says that all was sent.
+pub(super) fn write(
+    caller: &Caller,
+    path: &Path,
+    mode: Option<u32>,
+    in_place: bool,
+    answer: &Answer,
+    data: Option<OwnedFd>,
+) -> Result<(), Failed> {
+    let Some(pipe) = data else { return Err(Failed::new(Failure::Kernel, path)) };
+    // A write through a link goes to what it points to, as with any editor.
+    let path = &through_links(path)?;
+    let there = match fs::metadata(path) {
+        Ok(found) if found.is_file() => Some(found),
+        Ok(_) => return Err(Failed::new(Failure::NotAFile, path)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error).at(path),
+    };
+    let target = if in_place { path.clone() } else { beside(path) };
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o644).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    let new = !in_place || there.is_none();
+    if in_place { options.create(true) } else { options.create_new(true) };
+    let file = options.open(&target).at(&target)?;
+    let finished = (|| {
+        if !file.metadata().at(&target)?.is_file() {
+            return Err(Failed::new(Failure::NotAFile, path));
+        }
+        file.set_len(0).at(path)?;
+        drain(&pipe, &file).at(path)?;
+        // Without this word the sender gave up half-way.
+        let mut told = [rustix::event::PollFd::new(answer, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut told, None).at(path)?;
+        match answer.receive().at(path)? {
+            Some(packet) if packet.message == ToHelper::Commit => {}
+            _ => return Err(Failed { why: Failure::Kernel, errno: libc::ECANCELED, path: path.clone() }),
+        }
+        // What replaces a file looks like it; what is new belongs to the user.
+        match (&there, in_place) {
+            (Some(old), false) if caller.owner.is_some() => fchown(&file, Some(old.uid()), Some(old.gid())).at(path)?,
+            (None, _) if let Some((uid, gid)) = caller.owner => fchown(&file, Some(uid), Some(gid)).at(path)?,
+            _ => {}
+        }
+        let kept = there.as_ref().filter(|_| new).map(MetadataExt::mode);
+        if let Some(mode) = mode.or(kept) {
+            file.set_permissions(fs::Permissions::from_mode(mode & 0o7777)).at(path)?;
+        }
+        if !in_place {
+            fs::rename(&target, path).at(path)?;
+        }
+        let found = file.metadata().at(path)?;
+        say(answer, vec![entry(path, path.as_os_str(), &found)])
+    })();
+    if finished.is_err() && !in_place {
+        let _ = fs::remove_file(&target);
+    }
+    finished
+}
+
+fn drain(pipe: &OwnedFd, file: &File) -> std::io::Result<()> {
+    loop {
+        match rustix::pipe::splice(pipe, None, file, None, CHUNK, SpliceFlags::MOVE) {
+            Ok(0) => return Ok(()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::INVAL) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // This file system cannot be spliced into.
+    let mut pipe = File::from(pipe.try_clone()?);
+    let mut file = file.try_clone()?;
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = pipe.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(());
+        }
+        std::io::Write::write_all(&mut file, &buffer[..read])?;
+    }
+}
+
+/// Follows the links at the end of a path, also one that points to nothing yet.
+fn through_links(path: &Path) -> Result<PathBuf, Failed> {
+    let mut path = path.to_path_buf();
+    for _ in 0..40 {
+        match fs::read_link(&path) {
+            Ok(target) => path = path.parent().unwrap_or(Path::new("/")).join(target),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(Failed { why: Failure::Kernel, errno: libc::ELOOP, path })
+}
+
+/// A name nobody else uses, in the same directory, so that a rename can put it in place.
+fn beside(path: &Path) -> PathBuf {
+    let mut random = [0_u8; 8];
+    // SAFETY: the buffer lives across the call and has the length that is told.
+    unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+    let name = format!(".atoll-{:016x}", u64::from_le_bytes(random));
+    path.with_file_name(name)
+}

@@ -1,0 +1,153 @@
+//! Who a name is inside the sandbox. The files asked belong to the sandbox and are hostile; this
+//! runs only in children of PID 1, with the sandbox's own rights.
+
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+
+use crate::wire::User;
+
+/// A user of the sandbox, resolved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) name: String,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: Vec<u32>,
+    pub(super) home: String,
+    pub(super) shell: String,
+}
+
+/// Finds a user by name, by number or by `uid:gid`; an empty name is the template's user. Root and
+/// the template's user exist even where the sandbox has no `/etc/passwd`.
+pub(super) fn find(name: &str, template: &User) -> Option<Identity> {
+    resolve(name, template, &read("/etc/passwd"), &read("/etc/group"))
+}
+
+fn resolve(name: &str, template: &User, passwd: &str, group: &str) -> Option<Identity> {
+    let name = if name.is_empty() { template.name.as_str() } else { name };
+    let (user, asked_gid) = match name.split_once(':') {
+        Some((user, gid)) => (user, Some(group_id(gid, group)?)),
+        None => (name, None),
+    };
+    let number = user.parse::<u32>().ok();
+    let listed = passwd.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        let [login, _, uid, gid, _, home, shell] = fields[..] else { return None };
+        let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
+        (login == user || number == Some(uid)).then(|| Identity {
+            name: login.into(),
+            uid,
+            gid,
+            groups: Vec::new(),
+            home: if home.is_empty() { "/".into() } else { home.into() },
+            shell: if shell.is_empty() { "/bin/sh".into() } else { shell.into() },
+        })
+    });
+    let unlisted = |name: &str, uid, gid, home: &str| Identity {
+        name: name.into(),
+        uid,
+        gid,
+        groups: Vec::new(),
+        home: home.into(),
+        shell: "/bin/sh".into(),
+    };
+    let mut identity = listed
+        .or_else(|| (user == "root" || number == Some(0)).then(|| unlisted("root", 0, 0, "/root")))
+        .or_else(|| {
+            (user == template.name || number == Some(template.uid))
+                .then(|| unlisted(&template.name, template.uid, template.gid, &template.home))
+        })
+        .or_else(|| number.map(|uid| unlisted(user, uid, asked_gid.unwrap_or(uid), "/")))?;
+    // Ids above the sandbox's range do not exist.
+    if identity.uid > 65535 || identity.gid > 65535 {
+        return None;
+    }
+    if let Some(gid) = asked_gid {
+        identity.gid = gid;
+    }
+    identity.groups = groups(&identity, group);
+    Some(identity)
+}
+
+/// A group's number by name or number.
+pub(super) fn find_group(name: &str) -> Option<u32> {
+    group_id(name, &read("/etc/group"))
+}
+
+fn group_id(name: &str, group: &str) -> Option<u32> {
+    let listed = group.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let login = fields.next()?;
+        (login == name).then(|| fields.nth(1)?.parse().ok())?
+    });
+    listed.or_else(|| name.parse().ok()).filter(|gid| *gid <= 65535)
+}
+
+fn groups(identity: &Identity, group: &str) -> Vec<u32> {
+    let mut groups: Vec<u32> = group
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            let [_, _, gid, members] = fields[..] else { return None };
+            members.split(',').any(|member| member == identity.name).then(|| gid.parse().ok())?
+        })
+        .filter(|gid| *gid <= 65535)
+        .take(64)
+        .collect();
+    groups.push(identity.gid);
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// A small regular file's text; nothing if it is anything else.
+fn read(path: &str) -> String {
+    const LONGEST: u64 = 1 << 20;
+    let text = || {
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        file.metadata().ok()?.is_file().then_some(())?;
+        let mut bytes = Vec::new();
+        file.take(LONGEST).read_to_end(&mut bytes).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    text().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nann:x:1001:1001::/home/ann:\nbroken\nbig:x:70000:70000::/:/bin/sh\n";
+    const GROUP: &str = "root:x:0:\nwheel:x:10:ann,bob\nann:x:1001:\n";
+
+    fn check(name: &str) -> Option<(u32, u32, Vec<u32>, String)> {
+        let template = User { name: "user".into(), uid: 1000, gid: 1000, home: "/home/user".into() };
+        let found = resolve(name, &template, PASSWD, GROUP)?;
+        Some((found.uid, found.gid, found.groups, found.home))
+    }
+
+    #[test]
+    fn names_and_numbers_are_found() {
+        assert_eq!(check("ann"), Some((1001, 1001, vec![10, 1001], "/home/ann".into())));
+        assert_eq!(check("1001"), check("ann"));
+        assert_eq!(check("ann:wheel"), Some((1001, 10, vec![10], "/home/ann".into())));
+        assert_eq!(check("4242"), Some((4242, 4242, vec![4242], "/".into())));
+        assert_eq!(check("4242:7"), Some((4242, 7, vec![7], "/".into())));
+    }
+
+    #[test]
+    fn the_templates_user_and_root_need_no_passwd() {
+        assert_eq!(check(""), Some((1000, 1000, vec![1000], "/home/user".into())));
+        let template = User { name: "user".into(), uid: 1000, gid: 1000, home: "/w".into() };
+        assert_eq!(resolve("root", &template, "", "").map(|found| found.uid), Some(0));
+        assert_eq!(resolve("user", &template, "", "").map(|found| found.home), Some("/w".into()));
+    }
+
+    #[test]
+    fn unknown_names_and_ids_out_of_range_are_not_found() {
+        for name in ["nobody-here", "ann:nogroup", "big", "70000", "-1", "0x10", "1001:70000"] {
+            assert_eq!(check(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Isolation: what a sandbox is made of, and nothing about who owns it.
+//!
+//! Outside: [`facts`] (what this host can do), [`plan`] (pure: a spec and facts become a plan that
+//! can be read, compared and tested), [`cgroup`] and [`rootfs`] (carry out the parts of a plan that
+//! need the host), [`keeper`] (the single-threaded parent of every sandbox). Inside: `inside` (PID 1,
+//! its execs and file helpers). Between them: [`wire`].
+//!
+//! Invariants: nothing is forked from a process that has threads (the keeper is started by exec);
+//! the host never resolves a path that comes from a sandbox; this crate knows neither tokio nor the
+//! model nor HTTP.
+#![allow(unsafe_code, reason = "this crate is where system calls without a safe wrapper live")]
+
+pub mod cgroup;
+pub mod facts;
+pub mod ids;
+mod inside;
+pub mod keeper;
+pub mod plan;
+pub mod rootfs;
+pub mod seccomp;
+mod sys;
+pub mod wire;
+
+use std::io;
+
+/// What can go wrong while a sandbox is made or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A step failed; the step names the path.
+    #[error("{step}")]
+    Step {
+        /// What was being done.
+        step: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// This host cannot give what was asked for.
+    #[error("this host cannot provide {feature}: {why}; {remedy}")]
+    Unsupported {
+        /// The feature, as `atoll doctor` names it.
+        feature: &'static str,
+        /// Why not.
+        why: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+impl Error {
+    pub(crate) fn step(step: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Step { step: step.into(), source: source.into() }
+    }
+}
+
+/// Names the step that failed.
+pub(crate) trait Step<T> {
+    fn step(self, step: impl FnOnce() -> String) -> Result<T, Error>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: impl FnOnce() -> String) -> Result<T, Error> {
+        self.map_err(|error| Error::step(step(), error))
+    }
+}

@@ -1,0 +1,115 @@
+//! A sandbox's root: an overlay of template layers below and one directory of its own above, both
+//! stored with ids from 0 and mounted with the sandbox's ids. Mounts stay detached: they are in
+//! nobody's mount table until PID 1 puts them into its own.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen, open_tree,
+};
+
+use crate::plan::IdRange;
+use crate::{Error, Step, sys};
+
+/// What a root is made of.
+#[derive(Debug)]
+pub struct Root<'a> {
+    /// Template layers, the topmost first.
+    pub layers: &'a [BorrowedFd<'a>],
+    /// The sandbox's directory, which holds `upper` and `work`.
+    pub directory: BorrowedFd<'a>,
+    /// The sandbox's user namespace; without one ids are not mapped.
+    pub user_namespace: Option<BorrowedFd<'a>>,
+    /// The ids of that namespace.
+    pub ids: IdRange,
+    /// setuid programs gain nothing.
+    pub nosuid: bool,
+}
+
+/// Mounts a root; the descriptor is the mount.
+pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
+    let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
+        let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
+        if let Some(ids) = root.user_namespace {
+            sys::mount_setattr(tree.as_fd(), 0, Some(ids)).step(|| format!("map the ids of {what}"))?;
+        }
+        Ok(tree)
+    };
+    let layers: Vec<OwnedFd> =
+        root.layers.iter().map(|layer| mapped(*layer, "a template layer")).collect::<Result<_, _>>()?;
+    let own = mapped(root.directory, "the sandbox's directory")?;
+    let part = |name: &str| {
+        rustix::fs::openat(&own, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .step(|| format!("open {name}"))
+    };
+    let (upper, work) = (part("upper")?, part("work")?);
+
+    let overlay = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).step(|| "open overlay".into())?;
+    let set = |name: &str, value: &str| {
+        fsconfig_set_string(overlay.as_fd(), name, value).step(|| format!("set overlay {name}={value}"))
+    };
+    let path = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+    set("source", "atoll")?;
+    set("lowerdir", &layers.iter().map(path).collect::<Vec<_>>().join(":"))?;
+    set("upperdir", &path(&upper))?;
+    set("workdir", &path(&work))?;
+    // A lower directory can be renamed, as programs expect.
+    set("redirect_dir", "on")?;
+    // No sync of the whole upper file system when the sandbox ends; `stop` syncs what it keeps.
+    fsconfig_set_flag(overlay.as_fd(), "volatile").step(|| "set overlay volatile".into())?;
+    create_as(&overlay, root)?;
+
+    let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
+    if root.nosuid {
+        attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
+    }
+    let mount = fsmount(overlay.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .step(|| "mount overlay".into())?;
+    // With the wrong ids the kernel makes it read-only and says so only in its log.
+    let found = rustix::fs::fstatvfs(&mount).step(|| "look at the overlay".into())?;
+    if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
+        return Err(Error::step("mount overlay: it came up read-only", rustix::io::Errno::ROFS));
+    }
+    Ok(mount)
+}
+
+/// Creates the overlay as the sandbox's root: the kernel makes its work directory with the file
+/// system ids of the mounter, and ours are not in the sandbox's range.
+fn create_as(overlay: &OwnedFd, root: &Root<'_>) -> Result<(), Error> {
+    const NO_SETUID_FIXUP: u64 = 1 << 2;
+    if root.user_namespace.is_none() {
+        return fsconfig_create(overlay.as_fd()).step(|| "create overlay".into());
+    }
+    let bits = sys::prctl(libc::PR_GET_SECUREBITS, 0).step(|| "read securebits".into())? as u64;
+    sys::prctl(libc::PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP).step(|| "keep capabilities".into())?;
+    sys::set_file_ids(root.ids.base, root.ids.base);
+    let created = fsconfig_create(overlay.as_fd());
+    sys::set_file_ids(0, 0);
+    sys::prctl(libc::PR_SET_SECUREBITS, bits).step(|| "restore securebits".into())?;
+    created.step(|| "create overlay".into())
+}
+
+/// A detached, read-only mount of a file or directory of the host.
+pub fn host_mount(path: &Path) -> Result<OwnedFd, Error> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;
+    let tree = open_tree(CWD, path, flags).step(|| format!("clone the mount of {}", path.display()))?;
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    sys::mount_setattr(tree.as_fd(), attributes, None)
+        .step(|| format!("make the mount of {} read-only", path.display()))?;
+    Ok(tree)
+}
+
+/// A detached copy of the mount at `path` below a descriptor.
+pub(crate) fn clone_tree(directory: BorrowedFd<'_>, path: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;
+    if path.is_empty() {
+        flags |= OpenTreeFlags::AT_EMPTY_PATH;
+    } else {
+        flags |= OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    }
+    open_tree(directory, path, flags)
+}
+

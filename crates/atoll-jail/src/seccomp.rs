@@ -1,0 +1,120 @@
+//! The sandbox's system call policy as data, and its way into the kernel as a filter.
+//!
+//! ```text
+//! table ─┐
+//!        ├─> Policy ─> compile ─> program ─ message ─> PID 1: install        (once, inherited by all)
+//! rules ─┘                        leaf ────────────────────> install in each exec'd child
+//! ```
+//!
+//! Invariant: only listed calls of the native ABI pass; a known call that is refused answers `EPERM` (or what a kernel
+//! without it would say), an unknown number or a foreign ABI `ENOSYS`. The filter never kills: a program that is refused
+//! can say so. It is the second wall, behind namespaces and capabilities, and looks at registers only: what a pointer
+//! points at may change after the look. That is why `clone3` passes here, for PID 1, and is taken away by [`leaf`].
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("the system call policy knows x86-64 and aarch64 only");
+
+mod conditions;
+mod program;
+mod rule;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use self::program::{Instruction, from_bytes, install, to_bytes};
+use self::rule::Rule;
+use self::table::{Call, TABLE};
+
+/// What each system call may do in a sandbox.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Policy {
+    /// By number. The numbers that are not here answer `ENOSYS`.
+    rules: BTreeMap<u32, Rule>,
+}
+
+/// What `bwrap` and other makers of sandboxes need: the namespaces and the mounts in them.
+const NESTING: &[&str] = &[
+    "chroot",
+    "clone",
+    "fsconfig",
+    "fsmount",
+    "fsopen",
+    "fspick",
+    "mount",
+    "mount_setattr",
+    "move_mount",
+    "open_tree",
+    "open_tree_attr",
+    "pivot_root",
+    "setdomainname",
+    "sethostname",
+    "setns",
+    "umount2",
+    "unshare",
+];
+
+impl Policy {
+    /// The policy of a sandbox whose template asks for nothing special.
+    pub fn standard() -> Policy {
+        let rules = TABLE
+            .iter()
+            .flat_map(|(rule, calls)| calls.iter().map(|call| (call.number, *rule)))
+            .collect();
+        Policy { rules }
+    }
+
+    /// A template's wish: sandboxes within the sandbox. It opens much of the kernel that only a root in a namespace of
+    /// its own can reach. `clone3` stays with the leaf filter, its users fall back to `clone`.
+    pub fn allow_user_namespaces(&mut self) {
+        for name in NESTING {
+            self.allow(name);
+        }
+    }
+
+    /// Lifts all that is held against one call, conditions on its arguments too; `false` if there is no such call.
+    /// Attack tests use it to show that a probe fails because of this line and not by accident.
+    pub fn allow(&mut self, name: &str) -> bool {
+        let Some(call) = calls().find(|call| call.name == name) else {
+            return false;
+        };
+        self.rules.insert(call.number, Rule::ALLOW);
+        true
+    }
+
+    /// The policy for a reader, a line a call, by name.
+    pub fn lines(&self) -> Vec<String> {
+        let name = |number| syscall_name(number).map_or_else(|| format!("{number}"), str::to_owned);
+        let mut lines: Vec<_> = self
+            .rules
+            .iter()
+            .map(|(&number, rule)| format!("{} {rule}", name(number)))
+            .collect();
+        lines.sort();
+        lines.push("(any other number, any other ABI) ENOSYS".to_owned());
+        lines
+    }
+
+    /// The filter that PID 1 installs.
+    pub fn compile(&self) -> Vec<Instruction> {
+        program::compile(&self.rules)
+    }
+}
+
+/// The second filter, for each exec'd child: `clone3` answers `ENOSYS`, and the C library falls back to `clone`, whose
+/// flags the first filter sees. Everything else, foreign ABIs too, is for the first filter.
+pub fn leaf() -> Vec<Instruction> {
+    program::hide(libc::SYS_clone3 as u32)
+}
+
+/// The name of a system call of this architecture.
+pub fn syscall_name(number: u32) -> Option<&'static str> {
+    calls()
+        .find(|call| call.number == number)
+        .map(|call| call.name)
+}
+
+fn calls() -> impl Iterator<Item = &'static Call> {
+    TABLE.iter().flat_map(|(_, calls)| *calls)
+}

@@ -1,0 +1,286 @@
+//! System calls that have no safe wrapper elsewhere, each as small as it can be.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Turns a raw return value into a result.
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Who we are after a clone.
+pub(crate) enum Cloned {
+    /// The original; the child's pid.
+    Parent(i32),
+    /// The new process.
+    Child,
+}
+
+/// Too wide for the type libc gives it.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Clones this process like `fork`, into new namespaces and a cgroup2 directory if given.
+///
+/// # Safety
+/// The process must have a single thread: the child goes on with a copy of this one only.
+pub(crate) unsafe fn clone(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
+    // SAFETY: an all-zero clone_args is valid.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = namespaces;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: the arguments live across the call; without CLONE_VM the child has its own memory.
+    let result = unsafe {
+        libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>())
+    };
+    match check(result)? {
+        0 => Ok(Cloned::Child),
+        pid => Ok(Cloned::Parent(pid as i32)),
+    }
+}
+
+/// Ends this process without running anything that belongs to the process it was cloned from.
+pub(crate) fn exit(code: i32) -> ! {
+    // SAFETY: always sound; it does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// Sets attributes of a mount by descriptor, and maps its ids through a user namespace.
+pub(crate) fn mount_setattr(
+    mount: BorrowedFd<'_>,
+    attributes: u64,
+    ids: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    // SAFETY: an all-zero mount_attr is valid.
+    let mut change: libc::mount_attr = unsafe { std::mem::zeroed() };
+    change.attr_set = attributes;
+    if let Some(ids) = ids {
+        change.attr_set |= libc::MOUNT_ATTR_IDMAP;
+        change.userns_fd = ids.as_raw_fd() as u64;
+    }
+    // SAFETY: the path is a NUL-terminated literal and the struct lives across the call.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw mut change,
+            size_of::<libc::mount_attr>(),
+        )
+    })?;
+    Ok(())
+}
+
+/// Sets the effective user id of this thread, leaving the others and all capabilities alone
+/// (the caller has set `SECBIT_NO_SETUID_FIXUP`).
+pub(crate) fn set_effective_uid(uid: u32) -> io::Result<()> {
+    // SAFETY: no memory is involved. The raw call concerns this thread only.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, -1_i32, uid, -1_i32) })?;
+    Ok(())
+}
+
+/// Sets all user and group ids of this (single-threaded) process, and its groups.
+pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+    // SAFETY: the slice lives across the call; the others involve no memory.
+    unsafe {
+        check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
+        check(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
+        check(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+    }
+    Ok(())
+}
+
+/// Sets the ids that file system access uses, of this thread only.
+pub(crate) fn set_file_ids(uid: u32, gid: u32) {
+    // SAFETY: no memory is involved; raw calls concern this thread only and cannot fail.
+    unsafe {
+        libc::syscall(libc::SYS_setfsgid, gid);
+        libc::syscall(libc::SYS_setfsuid, uid);
+    }
+}
+
+/// `prctl` with plain numbers.
+pub(crate) fn prctl(option: i32, argument: u64) -> io::Result<i64> {
+    // SAFETY: the options used take numbers, not pointers.
+    check(unsafe { libc::syscall(libc::SYS_prctl, option, argument, 0_u64, 0_u64, 0_u64) })
+}
+
+/// Makes the permitted, effective and inheritable sets of this process these.
+pub(crate) fn set_capabilities(permitted: u64, inheritable: u64) -> io::Result<()> {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: i32,
+    }
+    let header = Header { version: 0x2008_0522, pid: 0 };
+    let low = |mask: u64| mask as u32;
+    let high = |mask: u64| (mask >> 32) as u32;
+    let data = [
+        [low(permitted), low(permitted), low(inheritable)],
+        [high(permitted), high(permitted), high(inheritable)],
+    ];
+    // SAFETY: header and data have the layout of version 3 and live across the call.
+    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
+    Ok(())
+}
+
+/// A signalfd for `SIGCHLD`, which is blocked from here on.
+pub(crate) fn child_signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset before use; the descriptor is ours alone.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        check(i64::from(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())))?;
+        let descriptor = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        check(i64::from(descriptor))?;
+        Ok(OwnedFd::from_raw_fd(descriptor))
+    }
+}
+
+/// Gives every signal its default meaning and unblocks all: what a fresh program expects.
+pub(crate) fn reset_signals() {
+    // SAFETY: the set is initialised before use; failures concern signals that cannot be changed.
+    unsafe {
+        for signal in 1..=64 {
+            libc::signal(signal, libc::SIG_DFL);
+        }
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
+    }
+}
+
+/// Reaps one ended child, if there is one: its pid and raw status.
+pub(crate) fn reap() -> Option<(i32, i32)> {
+    let mut status = 0;
+    // SAFETY: the status lives across the call.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) };
+    (pid > 0).then_some((pid, status))
+}
+
+/// Reaps one ended child, waiting for it; `None` when there are no children.
+pub(crate) fn reap_waiting() -> Option<(i32, i32)> {
+    let mut status = 0;
+    // SAFETY: the status lives across the call.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
+    (pid > 0).then_some((pid, status))
+}
+
+/// Sends a signal to a process, or with a negative pid to a process group.
+pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    check(i64::from(unsafe { libc::kill(pid, signal) }))?;
+    Ok(())
+}
+
+/// Replaces this process by a program; returns only the reason why not.
+pub(crate) fn execute(path: &CString, argv: &[CString], environment: &[CString]) -> io::Error {
+    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (argv, environment) = (pointers(argv), pointers(environment));
+    // SAFETY: both arrays end with a null pointer and their strings outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Closes every descriptor from `first` on.
+pub(crate) fn close_from(first: u32) -> io::Result<()> {
+    // SAFETY: the caller gives up all those descriptors; nothing that owns one is used again.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0_u32) })?;
+    Ok(())
+}
+
+/// Copies a descriptor to a number, which survives an exec unless it is above 2.
+pub(crate) fn place(descriptor: BorrowedFd<'_>, number: i32) -> io::Result<()> {
+    let flags = if number > 2 { libc::O_CLOEXEC } else { 0 };
+    if descriptor.as_raw_fd() == number {
+        // dup3 refuses equal numbers; only the flag has to be right.
+        // SAFETY: no memory is involved.
+        check(i64::from(unsafe {
+            libc::fcntl(number, libc::F_SETFD, if number > 2 { libc::FD_CLOEXEC } else { 0 })
+        }))?;
+        return Ok(());
+    }
+    // SAFETY: no memory is involved; whatever had the number is closed on purpose.
+    check(i64::from(unsafe { libc::dup3(descriptor.as_raw_fd(), number, flags) }))?;
+    Ok(())
+}
+
+/// Brings the loopback interface of this network namespace up.
+pub(crate) fn loopback_up() -> io::Result<()> {
+    // SAFETY: the request is a zeroed ifreq with a short name; the socket is closed by its owner.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        check(i64::from(socket))?;
+        let socket = OwnedFd::from_raw_fd(socket);
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+        check(i64::from(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request)))?;
+    }
+    Ok(())
+}
+
+/// Lets this process run only on these processors.
+pub(crate) fn set_processors(processors: &[u32]) -> io::Result<()> {
+    // SAFETY: CPU_SET stays inside the set for numbers below CPU_SETSIZE, which is checked.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        for &processor in processors {
+            if (processor as usize) < libc::CPU_SETSIZE as usize {
+                libc::CPU_SET(processor as usize, &mut set);
+            }
+        }
+        check(i64::from(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)))?;
+    }
+    Ok(())
+}
+
+/// Overwrites this process's command line, as `ps` shows it.
+pub(crate) fn set_title(title: &str) {
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    // Fields 48 and 49; counting starts after the name, which may contain anything.
+    let Some((_, rest)) = stat.rsplit_once(") ") else { return };
+    let mut fields = rest.split(' ').skip(45);
+    let (Some(Ok(start)), Some(Ok(end))) =
+        (fields.next().map(str::parse::<usize>), fields.next().map(str::parse::<usize>))
+    else {
+        return;
+    };
+    let length = end.saturating_sub(start);
+    if start == 0 || length == 0 {
+        return;
+    }
+    let mut bytes = vec![0_u8; length];
+    let kept = title.len().min(length - 1);
+    bytes[..kept].copy_from_slice(&title.as_bytes()[..kept]);
+    // SAFETY: the kernel says that our argument strings are at exactly this place; they are
+    // writable memory of this process and nothing in it holds a reference to them any more.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
+}
+
+/// Puts a descriptor at a number and closes everything above.
+pub(crate) fn keep_only(descriptor: OwnedFd, number: i32) -> io::Result<OwnedFd> {
+    place(descriptor.as_fd(), number)?;
+    // Closed below with all others, its owner must not do it again.
+    std::mem::forget(descriptor);
+    close_from(number as u32 + 1)?;
+    // SAFETY: the number was just placed and belongs to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Lets descriptors in a range survive an exec. Only for showing that they normally do not.
+pub(crate) fn leak(numbers: std::ops::Range<i32>) {
+    for number in numbers {
+        // SAFETY: no memory is involved; a number that is not open is an error without effect.
+        unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
+    }
+}

@@ -1,0 +1,501 @@
+//! The one protocol between server, keeper and PID 1.
+//!
+//! Messages travel over `SOCK_SEQPACKET` sockets: one message, one packet, descriptors beside it.
+//! Descriptors go *in* (server → keeper → sandbox); the only ones that come out are the keeper's,
+//! which is ours. What PID 1 says is treated as hostile: bounded, decoded without panics, and
+//! never accompanied by descriptors.
+//!
+//! Both ends are always built from one source, but a server may meet the keeper of an older
+//! version: [`VERSION`] is exchanged in the first message and a mismatch is refused by name.
+
+mod codec;
+mod socket;
+
+#[cfg(test)]
+mod tests;
+
+pub use codec::{Decode, Encode, Malformed};
+pub use socket::{Channel, Packet, pair};
+
+use codec::wire;
+
+/// The version of everything in this module. Raise it with any change to a message.
+pub const VERSION: u32 = 1;
+
+/// A step of the set-up that failed, told by its name and the kernel's errno.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// What was being done, with the path it was done to.
+    pub step: String,
+    /// The kernel's answer.
+    pub errno: i32,
+}
+wire!(struct Fault { step, errno });
+
+/// What a server says to its keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToKeeper {
+    /// The first message. Descriptors: whatever the keeper is to hold as long as it lives.
+    Hello {
+        /// The server's [`VERSION`].
+        version: u32,
+    },
+    /// Clone a PID 1. Descriptors: its control socket, then its cgroup2 leaf if there is one.
+    Spawn {
+        /// The server's name for the sandbox in this conversation.
+        token: u32,
+        /// The first outside id of the sandbox's range.
+        id_base: u32,
+        /// How many ids it has.
+        id_count: u32,
+        /// `CLONE_NEW*` flags.
+        namespaces: u64,
+    },
+}
+wire!(enum ToKeeper { 0 => Hello { version }, 1 => Spawn { token, id_base, id_count, namespaces } });
+
+/// What a keeper says to its server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FromKeeper {
+    /// The answer to `Hello`.
+    Hello {
+        /// The keeper's [`VERSION`].
+        version: u32,
+    },
+    /// PID 1 exists and its ids are mapped. Descriptor: its user namespace, if it has one.
+    Spawned {
+        /// The token of the request.
+        token: u32,
+        /// PID 1's pid as the host sees it.
+        pid: i32,
+    },
+    /// It could not be cloned.
+    Refused {
+        /// The token of the request.
+        token: u32,
+        /// What failed.
+        fault: Fault,
+    },
+    /// PID 1 has ended and was reaped; all its processes are gone.
+    Died {
+        /// The token of the sandbox.
+        token: u32,
+        /// The raw wait status.
+        status: i32,
+    },
+}
+wire!(enum FromKeeper {
+    0 => Hello { version },
+    1 => Spawned { token, pid },
+    2 => Refused { token, fault },
+    3 => Died { token, status },
+});
+
+/// What a server says to a sandbox's PID 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToInit {
+    /// What kind of sandbox to become; everything that can be prepared without the root is.
+    Boot(Boot),
+    /// Become it. Descriptors: the root, then one for each mount whose source is `Handed`, in order.
+    Go,
+    /// Run a program. Descriptors: stdin, stdout, stderr, then the cgroup2 leaf if there is one.
+    Exec {
+        /// Names this exec in all later messages.
+        request: u32,
+        /// What to run.
+        exec: Exec,
+    },
+    /// Do file work in a helper. Descriptors: the answer socket, then the data pipe if there is one.
+    File {
+        /// Names this call in `Cancel`.
+        request: u32,
+        /// What to do.
+        call: FileCall,
+    },
+    /// Send a signal to an exec's process group.
+    Signal {
+        /// The exec.
+        request: u32,
+        /// The signal's number.
+        signal: i32,
+    },
+    /// Kill a file helper whose caller has gone.
+    Cancel {
+        /// The file call.
+        request: u32,
+    },
+}
+wire!(enum ToInit {
+    0 => Boot(boot),
+    1 => Go,
+    2 => Exec { request, exec },
+    3 => File { request, call },
+    4 => Signal { request, signal },
+    5 => Cancel { request },
+});
+
+/// What PID 1 says. Hostile by assumption.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FromInit {
+    /// An exec would work now.
+    Ready,
+    /// The sandbox could not be set up; PID 1 ends.
+    Fault(Fault),
+    /// The exec's program runs.
+    Started {
+        /// The exec.
+        request: u32,
+        /// Its pid inside the sandbox.
+        pid: i32,
+    },
+    /// The exec's program did not start.
+    Refused {
+        /// The exec.
+        request: u32,
+        /// Which part of the request could not be met.
+        part: Part,
+        /// The kernel's answer.
+        errno: i32,
+    },
+    /// The exec's first process has ended.
+    Ended {
+        /// The exec.
+        request: u32,
+        /// The raw wait status.
+        status: i32,
+    },
+}
+wire!(enum FromInit {
+    0 => Ready,
+    1 => Fault(fault),
+    2 => Started { request, pid },
+    3 => Refused { request, part, errno },
+    4 => Ended { request, status },
+});
+
+/// The part of an exec request that could not be met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// The user is not known in the sandbox.
+    User,
+    /// The working directory is not there or not allowed.
+    Directory,
+    /// The program is not there or not executable.
+    Program,
+    /// Something of ours.
+    Setup,
+}
+wire!(enum Part { 0 => User, 1 => Directory, 2 => Program, 3 => Setup });
+
+/// Everything PID 1 must know to become a sandbox; the part of the plan that is done inside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Boot {
+    /// The host name inside.
+    pub hostname: String,
+    /// The sandbox's id, for `ATOLL_SANDBOX_ID`.
+    pub sandbox: String,
+    /// Small files that tell the sandbox's own limits: path and contents.
+    pub views: Vec<(String, String)>,
+    /// What is mounted, in order; targets are below the root.
+    pub mounts: Vec<Mount>,
+    /// The capability bounding set, as a mask.
+    pub capabilities: u64,
+    /// Set `no_new_privs` on every exec.
+    pub no_new_privs: bool,
+    /// The system call filter PID 1 installs, as instructions; empty for none.
+    pub filter: Vec<u8>,
+    /// The second filter, installed in each exec.
+    pub leaf_filter: Vec<u8>,
+    /// Processors the sandbox runs on; empty for all.
+    pub processors: Vec<u32>,
+    /// Soft and hard limit of open files.
+    pub open_files: (u64, u64),
+    /// Bring the loopback interface up.
+    pub loopback: bool,
+    /// Unshare the cgroup namespace once attached.
+    pub cgroup_namespace: bool,
+    /// Close every inherited descriptor in each exec.
+    pub close_descriptors: bool,
+    /// The template's own user, where its `/etc/passwd` does not say.
+    pub user: User,
+    /// Environment of every exec, after the built-in variables.
+    pub environment: Vec<(String, String)>,
+}
+wire!(struct Boot {
+    hostname, sandbox, views, mounts, capabilities, no_new_privs, filter, leaf_filter, processors,
+    open_files, loopback, cgroup_namespace, close_descriptors, user, environment
+});
+
+/// A user as the template declares it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Login name.
+    pub name: String,
+    /// User id inside.
+    pub uid: u32,
+    /// Group id inside.
+    pub gid: u32,
+    /// Home directory.
+    pub home: String,
+}
+wire!(struct User { name, uid, gid, home });
+
+/// One mount inside the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// What is mounted.
+    pub source: Source,
+    /// Where, as an absolute path below the sandbox's root.
+    pub target: String,
+    /// `MOUNT_ATTR_*` flags.
+    pub attributes: u32,
+}
+wire!(struct Mount { source, target, attributes });
+
+/// Where a mount comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A fresh file system of this type with these options, made inside.
+    New {
+        /// The type: `proc`, `tmpfs`, `devpts`, `mqueue`.
+        kind: String,
+        /// Its options.
+        options: Vec<(String, String)>,
+    },
+    /// Something the keeper has in stock for every sandbox.
+    Stock(Stock),
+    /// A file or directory of the sandbox's own views (see [`Boot::views`]).
+    View {
+        /// Its path among the views.
+        path: String,
+    },
+    /// A directory or file of the host, because the caller asked; its descriptor comes with `Go`.
+    Handed {
+        /// Its path on the host, for the plan's reader and for faults.
+        path: String,
+    },
+    /// The target itself again, with other attributes.
+    Again,
+}
+wire!(enum Source {
+    0 => New { kind, options }, 1 => Stock(stock), 2 => View { path }, 3 => Handed { path }, 4 => Again
+});
+
+/// What the keeper's own root holds for all its sandboxes; always mounted read-only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stock {
+    /// Our own device nodes.
+    Devices,
+    /// An empty file, over a file that is nobody's business.
+    EmptyFile,
+    /// An empty directory, over a directory that is nobody's business.
+    EmptyDirectory,
+}
+wire!(enum Stock { 0 => Devices, 1 => EmptyFile, 2 => EmptyDirectory });
+
+/// A program to run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Exec {
+    /// The program and its arguments; a program without `/` is looked up in `PATH`.
+    pub argv: Vec<Vec<u8>>,
+    /// Variables that win over all others.
+    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Name or number; empty for the template's user.
+    pub user: String,
+    /// Working directory; empty for the user's home.
+    pub directory: Vec<u8>,
+}
+wire!(struct Exec { argv, environment, user, directory });
+
+/// File work, done inside by a helper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileCall {
+    /// Name or number; empty for the template's user. Relative paths start at its home.
+    pub user: String,
+    /// Whose rights count.
+    pub authority: Authority,
+    /// What to do.
+    pub work: FileWork,
+}
+wire!(struct FileCall { user, authority, work });
+
+/// Whose rights a file call uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authority {
+    /// The user's.
+    User,
+    /// Root's of the sandbox; what is made belongs to the user.
+    Root,
+}
+wire!(enum Authority { 0 => User, 1 => Root });
+
+/// The kinds of file work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileWork {
+    /// Stream a regular file into the data pipe.
+    Read {
+        /// The file.
+        path: Vec<u8>,
+        /// First byte.
+        offset: u64,
+        /// At most so many bytes.
+        length: Option<u64>,
+    },
+    /// Stream the data pipe into a file; it takes effect at [`ToHelper::Commit`].
+    Write {
+        /// The file.
+        path: Vec<u8>,
+        /// Permission bits; absent keeps those of a file that is there.
+        mode: Option<u32>,
+        /// Write into the file that is there instead of replacing it at the end.
+        in_place: bool,
+        /// Make missing directories above it.
+        parents: bool,
+    },
+    /// Describe one path.
+    Stat {
+        /// The path.
+        path: Vec<u8>,
+        /// Describe what a symbolic link points to.
+        follow: bool,
+    },
+    /// Describe what is below a directory.
+    List {
+        /// The directory.
+        path: Vec<u8>,
+        /// How many levels; 1 is the directory's own entries.
+        depth: u32,
+        /// At most so many entries.
+        limit: u32,
+    },
+    /// Make a directory.
+    Mkdir {
+        /// The directory.
+        path: Vec<u8>,
+        /// Make missing ones above it, and be content if it is there.
+        parents: bool,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Remove a file or directory.
+    Remove {
+        /// The path.
+        path: Vec<u8>,
+        /// Remove a directory with all that is in it.
+        recursive: bool,
+    },
+    /// Rename.
+    Rename {
+        /// From.
+        from: Vec<u8>,
+        /// To.
+        to: Vec<u8>,
+        /// Replace what is there.
+        replace: bool,
+    },
+    /// Copy a file, or a directory with all that is in it.
+    Copy {
+        /// From.
+        from: Vec<u8>,
+        /// To.
+        to: Vec<u8>,
+        /// Replace what is there.
+        replace: bool,
+    },
+    /// Set permission bits.
+    Chmod {
+        /// The path.
+        path: Vec<u8>,
+        /// The bits.
+        mode: u32,
+    },
+    /// Set owner and group, by name or number; empty leaves one as it is.
+    Chown {
+        /// The path.
+        path: Vec<u8>,
+        /// The owner.
+        owner: String,
+        /// The group.
+        group: String,
+    },
+}
+wire!(enum FileWork {
+    0 => Read { path, offset, length },
+    1 => Write { path, mode, in_place, parents },
+    2 => Stat { path, follow },
+    3 => List { path, depth, limit },
+    4 => Mkdir { path, parents, mode },
+    5 => Remove { path, recursive },
+    6 => Rename { from, to, replace },
+    7 => Copy { from, to, replace },
+    8 => Chmod { path, mode },
+    9 => Chown { path, owner, group },
+});
+
+/// What the server says to a file helper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToHelper {
+    /// All data was sent: make the write take effect. Without it nothing does.
+    Commit,
+}
+wire!(enum ToHelper { 0 => Commit });
+
+/// What a file helper says. Hostile by assumption.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FromHelper {
+    /// Some of what was asked for; more may follow.
+    Entries(Vec<Entry>),
+    /// The work is done.
+    Done {
+        /// A list left something out because of its limit.
+        truncated: bool,
+    },
+    /// The work failed.
+    Failed {
+        /// Why, where errno does not say it.
+        why: Failure,
+        /// The kernel's answer.
+        errno: i32,
+        /// The path it was about.
+        path: Vec<u8>,
+    },
+}
+wire!(enum FromHelper {
+    0 => Entries(entries),
+    1 => Done { truncated },
+    2 => Failed { why, errno, path },
+});
+
+/// Why file work failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// As errno says.
+    Kernel,
+    /// The user is not known in the sandbox.
+    User,
+    /// Neither a regular file nor a link to one.
+    NotAFile,
+    /// Not a directory.
+    NotADirectory,
+}
+wire!(enum Failure { 0 => Kernel, 1 => User, 2 => NotAFile, 3 => NotADirectory });
+
+/// One file system object, as the helper saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Path as asked for, or relative to the listed directory.
+    pub path: Vec<u8>,
+    /// `st_mode`, type and permission bits.
+    pub mode: u32,
+    /// Owner inside.
+    pub uid: u32,
+    /// Group inside.
+    pub gid: u32,
+    /// Size.
+    pub size: u64,
+    /// Modification time in nanoseconds since 1970.
+    pub modified: i64,
+    /// Where a symbolic link points; empty otherwise.
+    pub link: Vec<u8>,
+}
+wire!(struct Entry { path, mode, uid, gid, size, modified, link });

@@ -1,0 +1,80 @@
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn messages_and_descriptors_arrive_together() {
+    let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
+    let (mut reader, writer) = std::io::pipe().expect("pipe");
+    let exec = Exec { argv: vec![b"true".to_vec()], ..Exec::default() };
+    let message = ToInit::Exec { request: 7, exec };
+    outside.send(&message, &[writer.as_fd()]).expect("send");
+    drop(writer);
+    let packet = inside.receive().expect("receive").expect("a message");
+    assert_eq!(packet.message, message);
+    let descriptor = packet.descriptors.into_iter().next().expect("a descriptor");
+    std::fs::File::from(descriptor).write_all(b"x").expect("write");
+    let mut got = String::new();
+    reader.read_to_string(&mut got).expect("read");
+    assert_eq!(got, "x");
+}
+
+#[test]
+fn a_long_message_arrives_whole_with_its_descriptors_in_order() {
+    let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
+    let (_reader, writer) = std::io::pipe().expect("pipe");
+    let exec = Exec { argv: vec![vec![b'x'; 1_000_000]], ..Exec::default() };
+    let message = ToInit::Exec { request: 7, exec };
+    outside.send(&message, &[writer.as_fd()]).expect("send");
+    let packet = inside.receive().expect("receive").expect("a message");
+    assert_eq!(packet.message, message);
+    assert_eq!(packet.descriptors.len(), 1);
+}
+
+#[test]
+fn a_hostile_peer_hands_over_no_descriptors_and_no_long_messages() {
+    let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
+    let (_reader, writer) = std::io::pipe().expect("pipe");
+    let open = || std::fs::read_dir("/proc/self/fd").expect("fds").count();
+    inside.send(&FromInit::Ready, &[writer.as_fd()]).expect("send");
+    let before = open();
+    assert_eq!(outside.receive_hostile().expect("receive"), Some(FromInit::Ready));
+    assert!(open() <= before, "a descriptor came out");
+    let long = FromInit::Fault(Fault { step: "x".repeat(100_000), errno: 1 });
+    inside.send(&long, &[]).expect("send");
+    assert!(outside.receive_hostile().is_err());
+    drop(inside);
+    assert_eq!(outside.receive_hostile().expect("end"), None);
+}
+
+#[test]
+fn a_lying_length_allocates_nothing() {
+    let mut bytes = vec![0];
+    bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+    assert_eq!(FromHelper::from_bytes(&bytes), Err(Malformed));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = FromInit::from_bytes(&bytes);
+        let _ = FromHelper::from_bytes(&bytes);
+        let _ = ToInit::from_bytes(&bytes);
+        let _ = FromKeeper::from_bytes(&bytes);
+    }
+
+    #[test]
+    fn what_is_encoded_decodes(path in prop::collection::vec(any::<u8>(), 0..99), n in any::<u64>(), yes in any::<bool>()) {
+        let call = ToInit::File { request: n as u32, call: FileCall {
+            user: "user".into(),
+            authority: if yes { Authority::Root } else { Authority::User },
+            work: FileWork::Read { path, offset: n, length: yes.then_some(n) },
+        }};
+        let mut bytes = Vec::new();
+        call.encode(&mut bytes);
+        prop_assert_eq!(ToInit::from_bytes(&bytes), Ok(call));
+    }
+}

@@ -1,0 +1,168 @@
+//! What can go wrong, told to the person who has to act: one table gives every code its meaning on
+//! each edge (HTTP status, exit code).
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// The kind of a failure, for deciding what to do about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// The request is wrong.
+    Validation,
+    /// The caller may not.
+    Auth,
+    /// There is no such thing.
+    NotFound,
+    /// Not in this state.
+    Conflict,
+    /// A limit or the machine's capacity is reached.
+    Quota,
+    /// Somebody did not answer in time.
+    Unavailable,
+    /// Our fault.
+    Internal,
+}
+
+macro_rules! codes {
+    ($( $(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $category:ident; )*) => {
+        /// Every failure a caller can be told of.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Code {
+            $( $(#[$doc])* #[serde(rename = $name)] $variant, )*
+        }
+        impl Code {
+            /// Every code, in the table's order.
+            pub const ALL: &[Self] = &[$( Self::$variant ),*];
+
+            /// The code as it is written in answers.
+            pub fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )* }
+            }
+            /// Its HTTP status.
+            pub fn status(self) -> u16 {
+                match self { $( Self::$variant => $status, )* }
+            }
+            /// Its kind.
+            pub fn category(self) -> Category {
+                match self { $( Self::$variant => Category::$category, )* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// A field is missing, of the wrong type or out of range.
+    InvalidRequest = "INVALID_REQUEST", 400, Validation;
+    /// The template of a create is not known.
+    UnknownTemplate = "UNKNOWN_TEMPLATE", 400, Validation;
+    /// The user is not known in the sandbox.
+    UnknownUser = "UNKNOWN_USER", 400, Validation;
+    /// The working directory is not there.
+    CwdNotFound = "CWD_NOT_FOUND", 400, Validation;
+    /// The program is not there or cannot be run.
+    ProgramNotFound = "PROGRAM_NOT_FOUND", 400, Validation;
+    /// Neither a regular file nor a link to one.
+    NotAFile = "NOT_A_FILE", 400, Validation;
+    /// Not a directory.
+    NotADirectory = "NOT_A_DIRECTORY", 400, Validation;
+    /// The file system or the rules refuse it.
+    PermissionDenied = "PERMISSION_DENIED", 403, Auth;
+    /// No such sandbox.
+    SandboxNotFound = "SANDBOX_NOT_FOUND", 404, NotFound;
+    /// No such file.
+    FileNotFound = "FILE_NOT_FOUND", 404, NotFound;
+    /// No such template.
+    TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, NotFound;
+    /// It is already there, or in use.
+    Conflict = "CONFLICT", 409, Conflict;
+    /// The file is already there.
+    FileExists = "FILE_EXISTS", 409, Conflict;
+    /// The sandbox does not run.
+    SandboxStopped = "SANDBOX_STOPPED", 409, Conflict;
+    /// The sandbox could not be made or was lost.
+    SandboxFailed = "SANDBOX_FAILED", 410, NotFound;
+    /// A limit of the sandbox or the org is reached.
+    QuotaExceeded = "QUOTA_EXCEEDED", 429, Quota;
+    /// Something of ours failed.
+    Internal = "INTERNAL", 500, Internal;
+    /// This host lacks what was asked for.
+    UnsupportedByHost = "UNSUPPORTED_BY_HOST", 501, Unavailable;
+    /// The machine cannot take more.
+    NoCapacity = "NO_CAPACITY", 503, Quota;
+    /// Somebody inside did not answer in time.
+    Timeout = "PROVIDER_TIMEOUT", 504, Unavailable;
+    /// The disk is full.
+    DiskFull = "DISK_FULL", 507, Quota;
+}
+
+impl Code {
+    /// The exit code of a command that ends with it.
+    pub fn exit_code(self) -> u8 {
+        match self.category() {
+            Category::Validation => 2,
+            Category::Auth => 3,
+            Category::NotFound => 4,
+            Category::Conflict => 5,
+            Category::Quota => 6,
+            Category::Unavailable => 7,
+            Category::Internal => 70,
+        }
+    }
+}
+
+/// A failure at the edge: what a caller is told. The internal cause is logged, not told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub struct Error {
+    /// Which failure.
+    pub code: Code,
+    /// What happened, naming the field, path or state.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// Values a program can use.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub details: BTreeMap<String, String>,
+}
+
+impl Error {
+    /// A failure with its message.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            remedy: None,
+            details: BTreeMap::new(),
+        }
+    }
+
+    /// A field that cannot be accepted.
+    pub fn invalid(field: &str, message: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(Code::InvalidRequest, message)
+            .remedy(remedy)
+            .detail("field", field)
+    }
+
+    /// Says what to do about it.
+    #[must_use]
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// Adds a value a program can use.
+    #[must_use]
+    pub fn detail(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.details.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}

@@ -1,0 +1,140 @@
+//! A command in a sandbox, as it is asked for and as it ended.
+
+use std::time::Duration;
+
+/// What to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Program {
+    /// A program and its arguments.
+    Argv(Vec<Vec<u8>>),
+    /// A line for `/bin/sh -c`.
+    Shell(String),
+}
+
+/// Where its standard input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Input {
+    /// `/dev/null`.
+    #[default]
+    Null,
+    /// The caller writes it.
+    Open,
+}
+
+/// A command as it is asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExecSpec {
+    /// What to run.
+    pub program: Program,
+    /// Variables that win over the sandbox's.
+    pub environment: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Working directory; `None` is the user's home.
+    pub directory: Option<Vec<u8>>,
+    /// Name or number; `None` is the template's user.
+    pub user: Option<String>,
+    /// Standard input.
+    pub input: Input,
+    /// When everything it started is killed, counted from its start.
+    pub deadline: Option<Duration>,
+}
+
+impl ExecSpec {
+    /// A program with arguments, everything else by default.
+    pub fn argv<S: AsRef<[u8]>>(argv: impl IntoIterator<Item = S>) -> Self {
+        let argv = argv
+            .into_iter()
+            .map(|word| word.as_ref().to_vec())
+            .collect();
+        Self::new(Program::Argv(argv))
+    }
+
+    /// A shell line, everything else by default.
+    pub fn shell(line: impl Into<String>) -> Self {
+        Self::new(Program::Shell(line.into()))
+    }
+
+    fn new(program: Program) -> Self {
+        Self {
+            program,
+            environment: Vec::new(),
+            directory: None,
+            user: None,
+            input: Input::Null,
+            deadline: None,
+        }
+    }
+
+    /// Runs it as another user.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self
+    }
+
+    /// Runs it in another directory.
+    #[must_use]
+    pub fn directory(mut self, directory: impl AsRef<[u8]>) -> Self {
+        self.directory = Some(directory.as_ref().to_vec());
+        self
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn variable(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
+        self.environment
+            .push((name.as_ref().to_vec(), value.as_ref().to_vec()));
+        self
+    }
+
+    /// Kills it after a while.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// Lets the caller write its standard input.
+    #[must_use]
+    pub fn open_input(mut self) -> Self {
+        self.input = Input::Open;
+        self
+    }
+}
+
+/// How a command ended: the truth, not its encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExecStatus {
+    /// What it returned, if it returned.
+    pub code: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// The kernel killed something of it for want of memory.
+    pub oom_killed: bool,
+    /// Its deadline came first.
+    pub timed_out: bool,
+}
+
+impl ExecStatus {
+    /// The one number a shell would show: 124 after a deadline, 137 after an OOM kill, 128 + n after
+    /// a signal.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self {
+                timed_out: true, ..
+            } => 124,
+            Self {
+                oom_killed: true, ..
+            } => 137,
+            Self {
+                signal: Some(signal),
+                ..
+            } => 128 + signal,
+            Self { code, .. } => code.unwrap_or(0),
+        }
+    }
+
+    /// It returned 0 by itself.
+    pub fn success(&self) -> bool {
+        self.exit_code() == 0
+    }
+}

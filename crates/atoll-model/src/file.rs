@@ -1,0 +1,75 @@
+//! Files of a sandbox, as they are asked for and as they are.
+
+/// Whose rights count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Authority {
+    /// The user's.
+    #[default]
+    User,
+    /// The sandbox's root's; what is made belongs to the user.
+    Root,
+}
+
+/// For whom a file call is made.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Caller {
+    /// Name or number; `None` is the template's user. Relative paths and `~` start at its home.
+    pub user: Option<String>,
+    /// Whose rights count.
+    pub authority: Authority,
+}
+
+impl Caller {
+    /// The sandbox's root, acting for itself.
+    pub fn root() -> Self {
+        Self {
+            user: Some("root".into()),
+            authority: Authority::User,
+        }
+    }
+}
+
+/// How a file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WriteOptions {
+    /// Permission bits; `None` keeps those of a file that is there, else 0644.
+    pub mode: Option<u32>,
+    /// Write into the file that is there. Otherwise it is replaced at the end, at once.
+    pub in_place: bool,
+    /// Make missing directories above it.
+    pub parents: bool,
+}
+
+/// What a path leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// A device, socket or FIFO.
+    Other,
+}
+
+/// One object of a sandbox's file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// As asked for, or relative to the listed directory.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner, as the sandbox counts.
+    pub uid: u32,
+    /// Group, as the sandbox counts.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Nanoseconds since 1970.
+    pub modified: i64,
+    /// Where a link points.
+    pub link: Option<Vec<u8>>,
+}

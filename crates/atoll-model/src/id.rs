@@ -1,0 +1,80 @@
+//! Identifiers. A sandbox's is `i` and 20 characters of `[a-z0-9]`: a DNS label, and a useful
+//! prefix after five characters. Order comes from times, never from ids.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+const RANDOM: usize = 20;
+
+/// A sandbox's name for good.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct SandboxId(String);
+
+impl SandboxId {
+    /// A new one, from the system's random source.
+    pub fn random() -> Self {
+        Self(format!("i{}", random(RANDOM)))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Characters of `[a-z0-9]` from the system's random source.
+fn random(length: usize) -> String {
+    let mut text = String::with_capacity(length);
+    while text.len() < length {
+        let mut bytes = [0_u8; 32];
+        let filled = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+            .unwrap_or(0);
+        // 252 is the largest multiple of 36 in a byte: what is above would make some more likely.
+        let letters = bytes[..filled].iter().filter(|byte| **byte < 252);
+        text.extend(letters.map(|byte| LETTERS[usize::from(byte % 36)] as char));
+    }
+    text.truncate(length);
+    text
+}
+
+impl FromStr for SandboxId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let rest = text.strip_prefix('i').unwrap_or_default();
+        if rest.len() == RANDOM && rest.bytes().all(|byte| LETTERS.contains(&byte)) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(Error::invalid(
+                "id",
+                format!("{text:?} is not a sandbox id"),
+                "an id is i and 20 of a-z and 0-9",
+            ))
+        }
+    }
+}
+
+impl TryFrom<String> for SandboxId {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<SandboxId> for String {
+    fn from(id: SandboxId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for SandboxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,178 @@
+//! A sandbox as it is asked for and as it is.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Cpus, Error, SandboxId};
+
+/// Ceilings of a sandbox; not reservations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Processor time.
+    pub cpus: Cpus,
+    /// Memory, page cache and tmpfs included.
+    pub memory: Bytes,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            cpus: Cpus(2000),
+            memory: Bytes(2 << 30),
+            pids: 1024,
+        }
+    }
+}
+
+impl Limits {
+    /// The most one sandbox may have.
+    pub const MOST: Self = Self {
+        cpus: Cpus(4000),
+        memory: Bytes(8 << 30),
+        pids: 4096,
+    };
+    /// The least that can hold a process.
+    pub const LEAST: Self = Self {
+        cpus: Cpus(50),
+        memory: Bytes(16 << 20),
+        pids: 8,
+    };
+
+    /// Checks each limit against what one sandbox may have, never above the host's memory. More
+    /// processors than the host has are not an error: a ceiling above the roof is no ceiling.
+    pub fn check(&self, host_memory: Bytes) -> Result<(), Error> {
+        let most_memory = Self::MOST.memory.min(host_memory);
+        let range = |field: &str, given: String, ok: bool, least: String, most: String| {
+            if ok {
+                return Ok(());
+            }
+            Err(Error::invalid(
+                field,
+                format!("{field} {given} is out of range"),
+                format!("choose {field} from {least} to {most}"),
+            ))
+        };
+        range(
+            "cpus",
+            self.cpus.to_string(),
+            (Self::LEAST.cpus..=Self::MOST.cpus).contains(&self.cpus),
+            Self::LEAST.cpus.to_string(),
+            Self::MOST.cpus.to_string(),
+        )?;
+        range(
+            "memory",
+            self.memory.to_string(),
+            (Self::LEAST.memory..=most_memory).contains(&self.memory),
+            Self::LEAST.memory.to_string(),
+            most_memory.to_string(),
+        )?;
+        range(
+            "pids",
+            self.pids.to_string(),
+            (Self::LEAST.pids..=Self::MOST.pids).contains(&self.pids),
+            Self::LEAST.pids.to_string(),
+            Self::MOST.pids.to_string(),
+        )
+    }
+}
+
+/// What a caller asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxSpec {
+    /// The template's name.
+    pub template: String,
+    /// Ceilings.
+    pub limits: Limits,
+    /// Environment of every exec.
+    pub environment: BTreeMap<String, String>,
+    /// Files and directories of the host, shown read-only.
+    pub mounts: Vec<HostMount>,
+}
+
+impl Default for SandboxSpec {
+    fn default() -> Self {
+        Self {
+            template: "base".into(),
+            limits: Limits::default(),
+            environment: BTreeMap::new(),
+            mounts: Vec::new(),
+        }
+    }
+}
+
+/// A file or directory of the host shown in a sandbox, read-only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostMount {
+    /// Where it is on the host.
+    pub source: PathBuf,
+    /// Where it appears: an absolute path in the sandbox.
+    pub target: String,
+}
+
+/// Where a sandbox is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxState {
+    /// It is being made.
+    Creating,
+    /// Execs work.
+    Running,
+    /// Its processes are gone, its files are there.
+    Stopped,
+}
+
+/// A sandbox as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SandboxInfo {
+    /// Its id.
+    #[serde(rename = "sandboxID")]
+    pub id: SandboxId,
+    /// The template it was made from.
+    pub template: String,
+    /// Where it is in its life.
+    pub state: SandboxState,
+    /// Its ceilings.
+    pub limits: Limits,
+    /// When it was made: microseconds since 1970.
+    pub created_at: i64,
+    /// How long each stage of making it took.
+    pub timings: Timings,
+}
+
+/// How long the stages of a create took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Timings {
+    /// Directories, ids and control groups.
+    pub slot: Duration,
+    /// Cloning PID 1 with its namespaces.
+    pub clone: Duration,
+    /// Mounting the root, and attaching PID 1 to its limits beside it.
+    pub root: Duration,
+    /// From the root to the first possible exec.
+    pub start: Duration,
+}
+
+impl Timings {
+    /// All stages together.
+    pub fn total(&self) -> Duration {
+        self.slot + self.clone + self.root + self.start
+    }
+}
+
+/// What a sandbox uses now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Processor time so far.
+    pub cpu: Duration,
+    /// Memory now.
+    pub memory: Bytes,
+    /// Processes and threads now, our own PID 1 included.
+    pub pids: u64,
+}

@@ -1,0 +1,152 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn sizes_read_as_people_write_them() {
+    for (text, bytes) in [
+        ("512M", 512 << 20),
+        ("2g", 2 << 30),
+        ("1.5GiB", 3 << 29),
+        ("1048576", 1 << 20),
+        ("4kb", 4096),
+        ("0", 0),
+    ] {
+        assert_eq!(text.parse::<Bytes>(), Ok(Bytes(bytes)), "{text}");
+    }
+    for text in ["", "-1", "lots", "1X", "1e30", "NaN", "inf", "M"] {
+        assert_eq!(
+            text.parse::<Bytes>().map_err(|error| error.code),
+            Err(Code::InvalidRequest),
+            "{text}"
+        );
+    }
+    assert_eq!(Bytes(3 << 29).to_string(), "1.5 GiB");
+    assert_eq!(Bytes(2 << 30).to_string(), "2 GiB");
+}
+
+#[test]
+fn durations_and_cpus_read_as_people_write_them() {
+    assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+    assert_eq!(parse_duration("5m"), Ok(Duration::from_mins(5)));
+    assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
+    assert!(
+        parse_duration("-1s").is_err()
+            && parse_duration("soon").is_err()
+            && parse_duration("1e300d").is_err()
+    );
+    assert_eq!("0.5".parse::<Cpus>(), Ok(Cpus(500)));
+    assert!("-1".parse::<Cpus>().is_err() && "NaN".parse::<Cpus>().is_err());
+}
+
+#[test]
+fn limits_out_of_range_are_refused_by_name() {
+    let check = |limits: Limits| {
+        let error = limits.check(Bytes(4 << 30)).expect_err("out of range");
+        format!("{} | {}", error.message, error.remedy.expect("a remedy"))
+    };
+    let fine = Limits::default();
+    assert_eq!(fine.check(Bytes(4 << 30)), Ok(()));
+    assert_eq!(
+        check(Limits {
+            cpus: Cpus(64_000),
+            ..fine
+        }),
+        "cpus 64 is out of range | choose cpus from 0.05 to 4"
+    );
+    assert_eq!(
+        check(Limits {
+            memory: Bytes(6 << 30),
+            ..fine
+        }),
+        "memory 6 GiB is out of range | choose memory from 16 MiB to 4 GiB"
+    );
+    assert_eq!(
+        check(Limits { pids: 1, ..fine }),
+        "pids 1 is out of range | choose pids from 8 to 4096"
+    );
+}
+
+#[test]
+fn ids_are_dns_labels_and_never_the_same() {
+    let ids: std::collections::HashSet<_> = (0..1000).map(|_| SandboxId::random()).collect();
+    assert_eq!(ids.len(), 1000);
+    for id in ids {
+        assert_eq!(id.as_str().parse(), Ok(id));
+    }
+    for text in [
+        "",
+        "i",
+        "iABC",
+        "x0123456789abcdefghij",
+        "i0123456789abcdefghi-",
+    ] {
+        assert!(text.parse::<SandboxId>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn an_exit_code_tells_what_a_shell_would() {
+    let ended = ExecStatus::default();
+    assert_eq!(
+        ExecStatus {
+            code: Some(3),
+            ..ended
+        }
+        .exit_code(),
+        3
+    );
+    assert_eq!(
+        ExecStatus {
+            signal: Some(15),
+            ..ended
+        }
+        .exit_code(),
+        143
+    );
+    assert_eq!(
+        ExecStatus {
+            signal: Some(9),
+            oom_killed: true,
+            ..ended
+        }
+        .exit_code(),
+        137
+    );
+    assert_eq!(
+        ExecStatus {
+            signal: Some(9),
+            timed_out: true,
+            ..ended
+        }
+        .exit_code(),
+        124
+    );
+}
+
+/// The table is an interface: a change of it is a change for every client.
+#[test]
+fn the_error_table_is_as_committed() {
+    let table: Vec<String> = Code::ALL
+        .iter()
+        .map(|code| {
+            format!(
+                "{:<20} {} {:?} exit {}",
+                code.name(),
+                code.status(),
+                code.category(),
+                code.exit_code()
+            )
+        })
+        .collect();
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+proptest! {
+    #[test]
+    fn a_size_survives_being_written(number in 0_u64..1 << 50) {
+        prop_assert_eq!(number.to_string().parse::<Bytes>(), Ok(Bytes(number)));
+    }
+}

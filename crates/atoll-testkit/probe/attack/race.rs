@@ -1,0 +1,50 @@
+//! D02: a name that is a directory at one moment and a link elsewhere at the next.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::{Duration, Instant};
+
+use crate::sys::{Errno, HERE, c_path, text};
+use crate::{Args, Command, Outcome, nr, out, sys};
+
+pub(crate) const COMMANDS: &[Command] = &[Command::new(
+    "d02-race",
+    "DIR SECONDS TARGET (DIR/x: a directory, or a link to TARGET)",
+    race,
+)];
+
+fn race(args: &Args) -> Outcome {
+    const RENAME_EXCHANGE: u64 = 2;
+    let directory = args.path(0, "DIR")?;
+    let time = Duration::try_from_secs_f64(args.number(1, "SECONDS")?)
+        .map_err(|problem| problem.to_string())?;
+    let (real, link) = (directory.join("x"), directory.join("y"));
+    let failed =
+        |problem: std::io::Error| format!("{}: {}", directory.display(), Errno::of(&problem));
+    fs::create_dir_all(&real).map_err(failed)?;
+    fs::write(real.join("f"), "inside").map_err(failed)?;
+    symlink(args.raw(2, "TARGET")?, &link).map_err(failed)?;
+    out::say("ready");
+    let (real, link) = (c_path(&real), c_path(&link));
+    let until = Instant::now() + time;
+    let mut swaps = 0_u64;
+    while Instant::now() < until {
+        for _ in 0..64 {
+            let answer = sys::call(
+                nr::RENAMEAT2,
+                &[HERE, text(&real), HERE, text(&link), RENAME_EXCHANGE],
+            );
+            // What is raced against may remove either name: put it back and go on.
+            if answer.is_ok() {
+                swaps += 1;
+            } else {
+                let (real, link) = (directory.join("x"), directory.join("y"));
+                let _ = fs::create_dir_all(&real);
+                let _ = fs::write(real.join("f"), "inside");
+                let _ = symlink(args.raw(2, "TARGET")?, &link);
+            }
+        }
+    }
+    out::ok("swaps", &swaps.to_string());
+    Ok(0)
+}

@@ -1,0 +1,19 @@
+//! Everyday commands: what a test runs in a template that has no shell and no other program.
+
+pub(crate) mod facts;
+pub(crate) mod files;
+mod plain;
+pub(crate) mod process;
+
+use crate::Command;
+
+pub(crate) fn commands() -> impl Iterator<Item = &'static Command> {
+    [
+        plain::COMMANDS,
+        process::COMMANDS,
+        files::COMMANDS,
+        facts::COMMANDS,
+    ]
+    .into_iter()
+    .flatten()
+}

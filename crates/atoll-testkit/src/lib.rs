@@ -1,0 +1,30 @@
+//! What tests of the other crates stand on: the static probe, scratch directories that go away, cages that hold a bomb, and
+//! a list of what must not be left behind.
+//!
+//! Nothing here is shipped. A fixture that cannot be had panics and says why: there is no skipping.
+
+#![allow(
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "a fixture that fails must fail its test"
+)]
+
+mod cage;
+mod deb;
+#[path = "../probe/mountinfo.rs"]
+mod mountinfo;
+mod probe;
+mod residue;
+mod run;
+mod scratch;
+#[path = "../probe/stream.rs"]
+mod stream;
+
+pub use cage::{Cage, Disk};
+pub use deb::make_deb;
+pub use mountinfo::{Mount, mounts};
+pub use probe::{Attempt, attempts, probe, static_layer};
+pub use residue::Residue;
+pub use run::{run, run_within, wait_for};
+pub use scratch::Scratch;
+pub use stream::{Fnv64, Pattern, fnv64, pattern};

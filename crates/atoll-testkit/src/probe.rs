@@ -1,0 +1,75 @@
+//! The probe, built by `build.rs`, and how to read what its attacks print.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// The static program `probe`. `probe list` shows its commands.
+pub fn probe() -> &'static Path {
+    Path::new(concat!(env!("OUT_DIR"), "/probe"))
+}
+
+/// Makes a tree that consists of `/probe` and nothing else: no shell, no `/etc/passwd`, no directories.
+pub fn static_layer(dir: &Path) {
+    fs::create_dir_all(dir).expect("the layer's directory can be made");
+    let program = dir.join("probe");
+    fs::copy(probe(), &program).expect("the probe can be copied");
+    for path in [dir, &program] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("modes can be set");
+    }
+}
+
+/// One line of an attack: `<what> <ok|errno NAME|signal NAME|exited N|stopped NAME|skipped> [detail]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// What was tried, one word.
+    pub what: String,
+    /// `ok`, the errno's name, the signal's name, `exited N`, or `skipped`.
+    pub result: String,
+    /// What the probe adds for the judge.
+    pub detail: String,
+}
+
+impl Attempt {
+    /// The attempt worked.
+    pub fn worked(&self) -> bool {
+        self.result == "ok"
+    }
+
+    /// The value after `NAME=` in the detail.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.detail
+            .split(' ')
+            .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    }
+
+    fn parse(line: &str) -> Option<Self> {
+        let (what, rest) = line.split_once(' ')?;
+        let mut words = rest.splitn(3, ' ');
+        let kind = words.next()?;
+        let (result, detail) = match kind {
+            "ok" | "skipped" => (kind.to_owned(), rest[kind.len()..].trim_start()),
+            "errno" | "signal" | "stopped" => {
+                (words.next()?.to_owned(), words.next().unwrap_or_default())
+            }
+            "exited" => (
+                format!("exited {}", words.next()?),
+                words.next().unwrap_or_default(),
+            ),
+            _ => return None,
+        };
+        Some(Self {
+            what: what.to_owned(),
+            result,
+            detail: detail.to_owned(),
+        })
+    }
+}
+
+/// Reads an attack's output; a line of another form is left out.
+pub fn attempts(output: &str) -> Vec<Attempt> {
+    output.lines().filter_map(Attempt::parse).collect()
+}

@@ -1,0 +1,99 @@
+//! From what went wrong here to what a caller is told.
+
+use std::io;
+use std::path::Path;
+
+use atoll_model::{Code, Error};
+
+/// Something of ours failed: the step, and the whole chain of causes as far as it is safe to tell.
+pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
+    Error::new(Code::Internal, chain(step, error))
+}
+
+fn chain(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
+    let mut message = step.to_owned();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !message.ends_with(&text) {
+            message = format!("{message}: {text}");
+        }
+        next = error.source();
+    }
+    message
+}
+
+/// A step of the jail failed.
+pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
+    match error {
+        atoll_jail::Error::Unsupported {
+            feature,
+            why,
+            remedy,
+        } => Error::new(
+            Code::UnsupportedByHost,
+            format!("this host cannot provide {feature}: {why}"),
+        )
+        .remedy(format!(
+            "{remedy}; atoll doctor shows everything this host can do"
+        ))
+        .detail("feature", *feature),
+        atoll_jail::Error::Step { source, .. } if is_full(source) => Error::new(
+            Code::DiskFull,
+            chain("the disk of the data directory is full", error),
+        )
+        .remedy("free some space, or run atoll gc"),
+        atoll_jail::Error::Step { .. } => internal("the sandbox could not be set up", error),
+    }
+}
+
+/// A file operation of ours on the host failed.
+pub(crate) fn host_file(step: &str, path: &Path, error: &io::Error) -> Error {
+    let message = chain(&format!("{step} {}", path.display()), error);
+    if is_full(error) {
+        return Error::new(Code::DiskFull, message).remedy("free some space, or run atoll gc");
+    }
+    Error::new(Code::Internal, message)
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// The kernel refused file work inside a sandbox.
+pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
+    let path = String::from_utf8_lossy(path).into_owned();
+    let error = io::Error::from_raw_os_error(errno);
+    use rustix::io::Errno;
+    let (code, what) = match Errno::from_raw_os_error(errno) {
+        Errno::NOENT => (Code::FileNotFound, "no such file or directory".to_owned()),
+        Errno::ACCESS | Errno::PERM => (
+            Code::PermissionDenied,
+            "permission denied in the sandbox".to_owned(),
+        ),
+        Errno::ROFS => (
+            Code::PermissionDenied,
+            "read-only in the sandbox".to_owned(),
+        ),
+        Errno::EXIST => (Code::FileExists, "already there".to_owned()),
+        Errno::NOTDIR => (Code::NotADirectory, "not a directory".to_owned()),
+        Errno::ISDIR => (Code::NotAFile, "a directory".to_owned()),
+        Errno::NOTEMPTY => (Code::Conflict, "the directory is not empty".to_owned()),
+        Errno::NOSPC | Errno::DQUOT => (Code::DiskFull, "no space left in the sandbox".to_owned()),
+        Errno::NAMETOOLONG => (Code::InvalidRequest, "the name is too long".to_owned()),
+        Errno::LOOP => (Code::InvalidRequest, "too many symbolic links".to_owned()),
+        Errno::INVAL | Errno::XDEV | Errno::BUSY | Errno::TXTBSY => {
+            (Code::InvalidRequest, error.to_string())
+        }
+        _ => (Code::Internal, error.to_string()),
+    };
+    let failed = Error::new(code, format!("{path:?}: {what}")).detail("path", path);
+    match code {
+        Code::NotAFile => failed.remedy("name a regular file"),
+        Code::Conflict => failed.remedy("remove it recursively"),
+        _ => failed,
+    }
+}

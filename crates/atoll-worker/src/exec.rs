@@ -1,0 +1,405 @@
+//! Running a command in a sandbox. The worker makes the pipes and passes the child's ends in; the
+//! command's own cgroup is how everything it started can be ended.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_jail::cgroup::Leaf;
+use atoll_jail::wire::{self, Part, ToInit};
+use atoll_model::{Code, Error, ExecSpec, ExecStatus, Input, Program};
+use rustix::pipe::PipeFlags;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+use tokio::sync::{oneshot, watch};
+
+use crate::error::{internal, jail};
+use crate::init::gone;
+use crate::sandbox::Sandbox;
+
+/// A running command.
+#[derive(Debug)]
+pub struct Exec {
+    /// Its pid inside the sandbox.
+    pub pid: i32,
+    /// Its standard input, if the caller writes it. Dropping it is the end of input.
+    pub stdin: Option<pipe::Sender>,
+    /// What it writes to standard output.
+    pub stdout: Output,
+    /// What it writes to standard error.
+    pub stderr: Output,
+    request: u32,
+    sandbox: Arc<Sandbox>,
+    leaf: Arc<Leaf>,
+    status: watch::Receiver<Option<ExecStatus>>,
+}
+
+/// Everything a command left behind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finished {
+    /// How it ended.
+    pub status: ExecStatus,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: Vec<u8>,
+    /// Something was left out because of the limit.
+    pub truncated: bool,
+}
+
+pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
+    let exec = to_wire(&spec)?;
+    let (request, started, ended) = sandbox.init.expect()?;
+    let leaf = sandbox
+        .group
+        .leaf(&format!("x{request}"))
+        .map_err(|error| jail(&error))?;
+    let (stdin_inside, stdin) = match spec.input {
+        Input::Null => (null()?, None),
+        Input::Open => {
+            let (inside, outside) = new_pipe()?;
+            (
+                inside,
+                Some(pipe::Sender::from_owned_fd(nonblocking(outside)?).map_err(watching)?),
+            )
+        }
+    };
+    let (stdout, stdout_inside) = new_pipe()?;
+    let (stderr, stderr_inside) = new_pipe()?;
+    let before = sandbox.group.oom_kills();
+    sandbox
+        .init
+        .send(
+            &ToInit::Exec { request, exec },
+            &[
+                stdin_inside.as_fd(),
+                stdout_inside.as_fd(),
+                stderr_inside.as_fd(),
+                leaf.directory().as_fd(),
+            ],
+        )
+        .await?;
+    drop((stdin_inside, stdout_inside, stderr_inside));
+    let pid = match started.await {
+        Ok(Ok(pid)) => pid,
+        Ok(Err((part, errno))) => {
+            leaf.remove();
+            return Err(refused(part, errno, &spec));
+        }
+        Err(_) => return Err(gone()),
+    };
+    let (told, status) = watch::channel(None);
+    let leaf = Arc::new(leaf);
+    let watched = Supervisor {
+        sandbox: Arc::clone(&sandbox),
+        leaf: Arc::clone(&leaf),
+        before,
+    };
+    tokio::spawn(watched.run(ended, spec.deadline, told));
+    let reader = |fd| Output::new(fd, status.clone());
+    Ok(Exec {
+        pid,
+        stdin,
+        stdout: reader(stdout)?,
+        stderr: reader(stderr)?,
+        request,
+        sandbox,
+        leaf,
+        status,
+    })
+}
+
+/// Sees an exec to its end, whether or not its caller still listens.
+struct Supervisor {
+    sandbox: Arc<Sandbox>,
+    leaf: Arc<Leaf>,
+    /// The sandbox's OOM counter when it started.
+    before: u64,
+}
+
+impl Supervisor {
+    async fn run(
+        self,
+        mut ended: oneshot::Receiver<i32>,
+        deadline: Option<Duration>,
+        told: watch::Sender<Option<ExecStatus>>,
+    ) {
+        let mut timed_out = false;
+        let raw = if let Some(deadline) = deadline {
+            tokio::select! {
+                raw = &mut ended => raw,
+                () = tokio::time::sleep(deadline) => {
+                    timed_out = true;
+                    let _ = self.leaf.kill();
+                    ended.await
+                }
+            }
+        } else {
+            ended.await
+        };
+        // A PID 1 that died without a word took the exec with it.
+        let mut status = decode(raw.unwrap_or(9));
+        status.timed_out = timed_out;
+        let killed = status.signal == Some(9) || status.code == Some(137);
+        status.oom_killed = killed && !timed_out && self.sandbox.group.oom_kills() > self.before;
+        // Children that live on keep their directory; the sandbox removes it later.
+        self.sandbox.tidy();
+        if !self.leaf.remove()
+            && let Ok(mut lingering) = self.sandbox.lingering.lock()
+        {
+            lingering.push(Arc::clone(&self.leaf));
+        }
+        told.send_replace(Some(status));
+    }
+}
+
+/// A raw wait status as the truth it encodes.
+fn decode(raw: i32) -> ExecStatus {
+    let signal = raw & 0x7f;
+    if signal == 0 {
+        ExecStatus {
+            code: Some((raw >> 8) & 0xff),
+            ..ExecStatus::default()
+        }
+    } else {
+        ExecStatus {
+            signal: Some(signal),
+            ..ExecStatus::default()
+        }
+    }
+}
+
+impl Exec {
+    /// Waits for its end.
+    pub async fn wait(&self) -> ExecStatus {
+        let mut status = self.status.clone();
+        match status.wait_for(Option::is_some).await {
+            Ok(status) => status.unwrap_or_default(),
+            Err(_) => ExecStatus {
+                signal: Some(9),
+                ..ExecStatus::default()
+            },
+        }
+    }
+
+    /// Sends a signal to its process group.
+    pub async fn signal(&self, signal: i32) -> Result<(), Error> {
+        self.sandbox
+            .init
+            .send(
+                &ToInit::Signal {
+                    request: self.request,
+                    signal,
+                },
+                &[],
+            )
+            .await
+    }
+
+    /// Ends everything it started.
+    pub fn kill(&self) -> Result<(), Error> {
+        self.leaf
+            .kill()
+            .map_err(|error| internal("kill a command", &error))
+    }
+
+    /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
+    pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<Finished, Error> {
+        let stdin = self.stdin.take();
+        let write = async {
+            if let Some(mut stdin) = stdin {
+                // A command need not read its input.
+                let _ = stdin.write_all(input).await;
+            }
+        };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let ((), first, second) = tokio::join!(
+            write,
+            self.stdout.collect(&mut out, limit),
+            self.stderr.collect(&mut err, limit)
+        );
+        let truncated = first? | second?;
+        let status = self.wait().await;
+        Ok(Finished {
+            status,
+            stdout: out,
+            stderr: err,
+            truncated,
+        })
+    }
+}
+
+/// One stream of output. It ends when the command has ended and what it wrote is read: children
+/// that live on may hold the pipe open for ever.
+#[derive(Debug)]
+pub struct Output {
+    pipe: pipe::Receiver,
+    status: watch::Receiver<Option<ExecStatus>>,
+}
+
+impl Output {
+    fn new(fd: OwnedFd, status: watch::Receiver<Option<ExecStatus>>) -> Result<Self, Error> {
+        Ok(Self {
+            pipe: pipe::Receiver::from_owned_fd(nonblocking(fd)?).map_err(watching)?,
+            status,
+        })
+    }
+
+    /// Reads some; 0 at the end.
+    pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        loop {
+            // Looked at before the pipe: what was written before the end is then in it.
+            let ended = self.status.borrow().is_some();
+            match self.pipe.try_read(buffer) {
+                Ok(read) => return Ok(read),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(internal("read a command's output", &error)),
+            }
+            if ended {
+                return Ok(0);
+            }
+            tokio::select! {
+                ready = self.pipe.readable() => ready.map_err(watching)?,
+                _ = self.status.wait_for(Option::is_some) => {}
+            }
+        }
+    }
+
+    /// Reads to the end, keeping at most `limit` bytes; says whether more was left out.
+    pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
+        let mut buffer = vec![0; 64 * 1024];
+        let mut truncated = false;
+        loop {
+            let read = self.read(&mut buffer).await?;
+            if read == 0 {
+                return Ok(truncated);
+            }
+            let room = limit.saturating_sub(into.len()).min(read);
+            into.extend_from_slice(&buffer[..room]);
+            truncated |= room < read;
+        }
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
+fn watching(error: std::io::Error) -> Error {
+    internal("watch a pipe", &error)
+}
+
+/// The reading end, then the writing end.
+pub(crate) fn new_pipe() -> Result<(OwnedFd, OwnedFd), Error> {
+    rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
+        .map_err(|error| internal("make a pipe", &std::io::Error::from(error)))
+}
+
+pub(crate) fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
+    rustix::io::ioctl_fionbio(&fd, true)
+        .map_err(|error| internal("change a pipe", &std::io::Error::from(error)))?;
+    Ok(fd)
+}
+
+fn null() -> Result<OwnedFd, Error> {
+    let opened = std::fs::File::open("/dev/null");
+    Ok(opened
+        .map_err(|error| internal("open /dev/null", &error))?
+        .into())
+}
+
+fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
+    let argv = match &spec.program {
+        Program::Argv(argv) => argv.clone(),
+        Program::Shell(line) => vec![
+            b"/bin/sh".to_vec(),
+            b"-c".to_vec(),
+            line.clone().into_bytes(),
+        ],
+    };
+    if argv.first().is_none_or(Vec::is_empty) {
+        return Err(Error::invalid(
+            "command",
+            "the command is empty",
+            "name a program to run",
+        ));
+    }
+    let nul =
+        |field: &str| Error::invalid(field, format!("{field} contains a NUL byte"), "remove it");
+    if argv.iter().any(|word| word.contains(&0)) {
+        return Err(nul("command"));
+    }
+    for (name, value) in &spec.environment {
+        if name.is_empty() || name.contains(&b'=') {
+            let name = String::from_utf8_lossy(name);
+            let message = format!("{name:?} is not a name for a variable");
+            return Err(Error::invalid(
+                "env",
+                message,
+                "names are not empty and contain no =",
+            ));
+        }
+        if name.contains(&0) || value.contains(&0) {
+            return Err(nul("env"));
+        }
+    }
+    if spec
+        .directory
+        .as_ref()
+        .is_some_and(|directory| directory.contains(&0))
+    {
+        return Err(nul("cwd"));
+    }
+    Ok(wire::Exec {
+        argv,
+        environment: spec.environment.clone(),
+        user: spec.user.clone().unwrap_or_default(),
+        directory: spec.directory.clone().unwrap_or_default(),
+    })
+}
+
+fn refused(part: Part, errno: i32, spec: &ExecSpec) -> Error {
+    let cause = std::io::Error::from_raw_os_error(errno);
+    let reason = rustix::io::Errno::from_raw_os_error(errno);
+    match part {
+        Part::User => {
+            let user = spec.user.clone().unwrap_or_default();
+            Error::new(
+                Code::UnknownUser,
+                format!("user {user:?} is not known in the sandbox"),
+            )
+            .remedy("name a user of the sandbox's /etc/passwd, a number, or uid:gid")
+            .detail("user", user)
+        }
+        Part::Directory => {
+            let directory =
+                String::from_utf8_lossy(spec.directory.as_deref().unwrap_or_default()).into_owned();
+            Error::new(
+                Code::CwdNotFound,
+                format!("cwd {directory:?} cannot be entered: {cause}"),
+            )
+            .remedy("name a directory of the sandbox that the user may enter")
+            .detail("cwd", directory)
+        }
+        Part::Program => {
+            let program = match &spec.program {
+                Program::Argv(argv) => {
+                    String::from_utf8_lossy(argv.first().map_or(b"", |p| p)).into_owned()
+                }
+                Program::Shell(_) => "/bin/sh".to_owned(),
+            };
+            let missing = reason == rustix::io::Errno::NOENT;
+            let message = if missing {
+                format!("{program:?} was not found in the sandbox")
+            } else {
+                format!("{program:?} cannot be run: {cause}")
+            };
+            Error::new(Code::ProgramNotFound, message)
+                .detail("program", program)
+                .detail("exitCode", if missing { "127" } else { "126" })
+        }
+        Part::Setup if reason == rustix::io::Errno::AGAIN => Error::new(
+            Code::QuotaExceeded,
+            "the sandbox has no room for another process",
+        )
+        .remedy("end some of its processes, or give it more pids"),
+        Part::Setup => internal("the command could not be set up", &cause),
+    }
+}

@@ -1,0 +1,447 @@
+//! Files of a sandbox, worked on inside by a helper as the asked user. Data comes and goes through
+//! a pipe the worker made; no descriptor of the sandbox is ever used out here.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_jail::wire::{self, Channel, Failure, FileCall, FileWork, FromHelper, ToHelper, ToInit};
+use atoll_model::{Authority, Caller, Code, Entry, EntryKind, Error, WriteOptions};
+use rustix::pipe::SpliceFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+
+use crate::error::{inside_file, internal};
+use crate::exec::{new_pipe, nonblocking};
+use crate::keeper::watch_channel;
+use crate::sandbox::{Sandbox, blocking};
+
+/// A helper that says and moves nothing for so long is stuck on something that will never come.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Large transfers want large pipes; the kernel gives a megabyte to anyone.
+const PIPE: usize = 1 << 20;
+
+/// A file call under way. Dropping it ends the helper.
+#[derive(Debug)]
+struct Call {
+    sandbox: Arc<Sandbox>,
+    request: u32,
+    answers: AsyncFd<Channel<ToHelper, FromHelper>>,
+    finished: bool,
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.sandbox.init.try_send(&ToInit::Cancel {
+                request: self.request,
+            });
+        }
+    }
+}
+
+impl Call {
+    async fn start(
+        sandbox: Arc<Sandbox>,
+        caller: &Caller,
+        work: FileWork,
+        data: Option<OwnedFd>,
+    ) -> Result<Self, Error> {
+        let (answers, inside) = wire::pair().map_err(|error| internal("make a socket", &error))?;
+        let answers = watch_channel(answers)?;
+        let request = sandbox.init.number();
+        let call = FileCall {
+            user: caller.user.clone().unwrap_or_default(),
+            authority: match caller.authority {
+                Authority::User => wire::Authority::User,
+                Authority::Root => wire::Authority::Root,
+            },
+            work,
+        };
+        let inside: OwnedFd = Channel::<FromHelper, ToHelper>::into_fd(inside);
+        let mut descriptors = vec![inside.as_fd()];
+        descriptors.extend(data.iter().map(AsFd::as_fd));
+        sandbox
+            .init
+            .send(&ToInit::File { request, call }, &descriptors)
+            .await?;
+        Ok(Self {
+            sandbox,
+            request,
+            answers,
+            finished: false,
+        })
+    }
+
+    /// The helper's next word.
+    async fn next(&mut self) -> Result<FromHelper, Error> {
+        let word = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let mut ready = self.answers.readable().await?;
+                if let Ok(received) = ready.try_io(|channel| channel.get_ref().receive_hostile()) {
+                    return received;
+                }
+            }
+        });
+        match word.await {
+            Ok(Ok(Some(FromHelper::Failed { why, errno, path }))) => {
+                self.finished = true;
+                Err(failed(why, errno, &path))
+            }
+            Ok(Ok(Some(word))) => Ok(word),
+            Ok(Ok(None) | Err(_)) => {
+                self.finished = true;
+                Err(Error::new(
+                    Code::Conflict,
+                    "the file helper was ended inside the sandbox",
+                )
+                .remedy("try again"))
+            }
+            Err(_) => Err(Error::new(
+                Code::Timeout,
+                format!("the sandbox did not answer within {PATIENCE:?}"),
+            )
+            .remedy("the file may be one that never ends or never begins; try another")),
+        }
+    }
+
+    /// Everything the helper says until it is done, at most so many entries.
+    async fn entries(mut self, most: usize) -> Result<(Vec<Entry>, bool), Error> {
+        let mut all = Vec::new();
+        loop {
+            match self.next().await? {
+                FromHelper::Entries(entries) => all.extend(entries.into_iter().map(entry)),
+                FromHelper::Done { truncated } => {
+                    self.finished = true;
+                    return Ok((all, truncated));
+                }
+                FromHelper::Failed { .. } => {}
+            }
+            // A hijacked helper could go on for ever.
+            if all.len() > most {
+                return Err(Error::new(
+                    Code::Internal,
+                    "the sandbox sent more entries than were asked for",
+                ));
+            }
+        }
+    }
+}
+
+fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
+    let text = String::from_utf8_lossy(path).into_owned();
+    match why {
+        Failure::Kernel => inside_file(errno, path),
+        Failure::User => Error::new(
+            Code::UnknownUser,
+            format!("user {text:?} is not known in the sandbox"),
+        )
+        .remedy("name a user of the sandbox's /etc/passwd, or a number")
+        .detail("user", text),
+        Failure::NotAFile => Error::new(Code::NotAFile, format!("{text:?} is not a regular file"))
+            .remedy("name a regular file")
+            .detail("path", text),
+        Failure::NotADirectory => {
+            Error::new(Code::NotADirectory, format!("{text:?} is not a directory"))
+                .detail("path", text)
+        }
+    }
+}
+
+fn entry(entry: wire::Entry) -> Entry {
+    let kind = match rustix::fs::FileType::from_raw_mode(entry.mode) {
+        rustix::fs::FileType::RegularFile => EntryKind::File,
+        rustix::fs::FileType::Directory => EntryKind::Directory,
+        rustix::fs::FileType::Symlink => EntryKind::Link,
+        _ => EntryKind::Other,
+    };
+    Entry {
+        path: entry.path,
+        kind,
+        mode: entry.mode & 0o7777,
+        uid: entry.uid,
+        gid: entry.gid,
+        size: entry.size,
+        modified: entry.modified,
+        link: (kind == EntryKind::Link).then_some(entry.link),
+    }
+}
+
+fn checked(path: &[u8]) -> Result<Vec<u8>, Error> {
+    let wrong = |message: &str| {
+        Err(Error::invalid(
+            "path",
+            message,
+            "name a path of the sandbox",
+        ))
+    };
+    match path {
+        [] => wrong("the path is empty"),
+        _ if path.contains(&0) => wrong("the path contains a NUL byte"),
+        _ if path.len() > 4096 => wrong("the path is longer than 4096 bytes"),
+        _ => Ok(path.to_vec()),
+    }
+}
+
+/// A file being read.
+#[derive(Debug)]
+pub struct Reader {
+    /// The file as it was when it was opened.
+    pub entry: Entry,
+    pipe: pipe::Receiver,
+    call: Call,
+}
+
+impl Reader {
+    /// Reads some; 0 at the end. A read that fails half-way is an error, never a short file.
+    pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        match tokio::time::timeout(PATIENCE, self.pipe.read(buffer)).await {
+            Ok(Ok(0)) => {
+                self.end().await?;
+                Ok(0)
+            }
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(error)) => Err(internal("read a file", &error)),
+            Err(_) => Err(Error::new(
+                Code::Timeout,
+                format!("the file gave nothing for {PATIENCE:?}"),
+            )),
+        }
+    }
+
+    /// Reads everything, up to a limit.
+    pub async fn read_to_end(mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        let mut all = Vec::new();
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let read = self.read(&mut buffer).await?;
+            if read == 0 {
+                return Ok(all);
+            }
+            if all.len() + read > limit {
+                return Err(Error::new(
+                    Code::QuotaExceeded,
+                    format!("the file is longer than {limit} bytes"),
+                ));
+            }
+            all.extend_from_slice(&buffer[..read]);
+        }
+    }
+
+    /// Moves everything into a file of the host, without copying it through our memory.
+    pub async fn save(mut self, file: File) -> Result<u64, Error> {
+        let pipe = self
+            .pipe
+            .into_blocking_fd()
+            .map_err(|error| internal("change a pipe", &error))?;
+        self.pipe = empty_pipe()?;
+        let total = blocking(move || {
+            let mut total = 0;
+            loop {
+                match rustix::pipe::splice(&pipe, None, &file, None, PIPE, SpliceFlags::MOVE) {
+                    Ok(0) => return Ok(total),
+                    Ok(moved) => total += moved as u64,
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => {
+                        return Err(internal(
+                            "write a file of the host",
+                            &std::io::Error::from(error),
+                        ));
+                    }
+                }
+            }
+        })
+        .await?;
+        self.end().await?;
+        Ok(total)
+    }
+
+    async fn end(&mut self) -> Result<(), Error> {
+        if !self.call.finished {
+            self.call.next().await?;
+            self.call.finished = true;
+        }
+        Ok(())
+    }
+}
+
+/// A pipe at its end.
+fn empty_pipe() -> Result<pipe::Receiver, Error> {
+    let (reader, _) = new_pipe()?;
+    pipe::Receiver::from_owned_fd(nonblocking(reader)?)
+        .map_err(|error| internal("watch a pipe", &error))
+}
+
+/// A file being written. Nothing has happened until `commit`; dropped before, nothing will have.
+#[derive(Debug)]
+pub struct Writer {
+    pipe: Option<pipe::Sender>,
+    call: Call,
+}
+
+impl Writer {
+    /// Writes all of these bytes.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let Some(pipe) = &mut self.pipe else {
+            return Ok(());
+        };
+        match tokio::time::timeout(PATIENCE, pipe.write_all(bytes)).await {
+            Ok(Ok(())) => Ok(()),
+            // The helper has closed its end: it says why.
+            Ok(Err(_)) => Err(self.why().await),
+            Err(_) => Err(Error::new(
+                Code::Timeout,
+                format!("the sandbox took nothing for {PATIENCE:?}"),
+            )),
+        }
+    }
+
+    /// Sends a whole file of the host, without copying it through our memory.
+    pub async fn send(&mut self, file: File) -> Result<u64, Error> {
+        let Some(pipe) = self.pipe.take() else {
+            return Ok(0);
+        };
+        let pipe = pipe
+            .into_blocking_fd()
+            .map_err(|error| internal("change a pipe", &error))?;
+        let (pipe, sent) = blocking(move || {
+            let mut total = 0;
+            loop {
+                match rustix::pipe::splice(&file, None, &pipe, None, PIPE, SpliceFlags::MOVE) {
+                    Ok(0) => return Ok((pipe, Some(total))),
+                    Ok(moved) => total += moved as u64,
+                    Err(rustix::io::Errno::INTR) => {}
+                    Err(rustix::io::Errno::PIPE) => return Ok((pipe, None)),
+                    Err(error) => {
+                        return Err(internal(
+                            "read a file of the host",
+                            &std::io::Error::from(error),
+                        ));
+                    }
+                }
+            }
+        })
+        .await?;
+        match sent {
+            Some(total) => {
+                let pipe = pipe::Sender::from_owned_fd(nonblocking(pipe)?);
+                self.pipe = Some(pipe.map_err(|error| internal("watch a pipe", &error))?);
+                Ok(total)
+            }
+            None => Err(self.why().await),
+        }
+    }
+
+    /// Makes the write take effect; the file as it is then.
+    pub async fn commit(mut self) -> Result<Entry, Error> {
+        self.pipe = None;
+        let commit = crate::keeper::send(&self.call.answers, &ToHelper::Commit, &[]).await;
+        if commit.is_err() {
+            return Err(self.why().await);
+        }
+        let (entries, _) = self.call.entries(1).await?;
+        entries
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
+    }
+
+    async fn why(&mut self) -> Error {
+        match self.call.next().await {
+            Err(error) => error,
+            Ok(_) => Error::new(
+                Code::Internal,
+                "the sandbox closed the file without a reason",
+            ),
+        }
+    }
+}
+
+pub(crate) async fn read(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    path: &[u8],
+    offset: u64,
+    length: Option<u64>,
+) -> Result<Reader, Error> {
+    let (outside, inside) = new_pipe()?;
+    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+    let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
+        .map_err(|error| internal("watch a pipe", &error))?;
+    let work = FileWork::Read {
+        path: checked(path)?,
+        offset,
+        length,
+    };
+    let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+    match call.next().await? {
+        FromHelper::Entries(mut entries) if entries.len() == 1 => {
+            let entry = entry(entries.remove(0));
+            Ok(Reader { entry, pipe, call })
+        }
+        _ => Err(Error::new(
+            Code::Internal,
+            "the sandbox did not describe the file",
+        )),
+    }
+}
+
+pub(crate) async fn write(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    path: &[u8],
+    options: WriteOptions,
+) -> Result<Writer, Error> {
+    let (inside, outside) = new_pipe()?;
+    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+    let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
+        .map_err(|error| internal("watch a pipe", &error))?;
+    let WriteOptions {
+        mode,
+        in_place,
+        parents,
+    } = options;
+    let work = FileWork::Write {
+        path: checked(path)?,
+        mode,
+        in_place,
+        parents,
+    };
+    let call = Call::start(sandbox, caller, work, Some(inside)).await?;
+    Ok(Writer {
+        pipe: Some(pipe),
+        call,
+    })
+}
+
+/// Work that has no data: at most so many entries come back.
+pub(crate) async fn simple(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    work: FileWork,
+    most: usize,
+) -> Result<(Vec<Entry>, bool), Error> {
+    for path in paths(&work) {
+        checked(path)?;
+    }
+    Call::start(sandbox, caller, work, None)
+        .await?
+        .entries(most)
+        .await
+}
+
+fn paths(work: &FileWork) -> Vec<&Vec<u8>> {
+    match work {
+        FileWork::Read { path, .. }
+        | FileWork::Write { path, .. }
+        | FileWork::Stat { path, .. }
+        | FileWork::List { path, .. }
+        | FileWork::Mkdir { path, .. }
+        | FileWork::Remove { path, .. }
+        | FileWork::Chmod { path, .. }
+        | FileWork::Chown { path, .. } => vec![path],
+        FileWork::Rename { from, to, .. } | FileWork::Copy { from, to, .. } => vec![from, to],
+    }
+}

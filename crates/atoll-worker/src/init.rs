@@ -1,0 +1,160 @@
+//! The worker's end of its conversation with one sandbox's PID 1, which is taken to be hostile:
+//! what it says decides only about its own sandbox.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_jail::wire::{Channel, FromInit, Part, ToInit};
+use atoll_model::{Code, Error};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{oneshot, watch};
+
+use crate::keeper::{fault, send, watch_channel};
+
+/// How a start was answered: the pid inside, or what was wrong.
+pub(crate) type Started = Result<i32, (Part, i32)>;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u32,
+    starts: HashMap<u32, oneshot::Sender<Started>>,
+    ends: HashMap<u32, oneshot::Sender<i32>>,
+    closed: bool,
+}
+
+/// The channel to a PID 1.
+#[derive(Debug)]
+pub(crate) struct Init {
+    channel: Arc<AsyncFd<Channel<ToInit, FromInit>>>,
+    waiting: Arc<Mutex<Waiting>>,
+    ready: watch::Receiver<Option<Result<(), Error>>>,
+    reader: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Init {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Init {
+    pub(crate) fn new(channel: Channel<ToInit, FromInit>) -> Result<Self, Error> {
+        let channel = watch_channel(channel)?;
+        let (channel, waiting) = (Arc::new(channel), Arc::default());
+        let (told, ready) = watch::channel(None);
+        let reader = tokio::spawn(listen(Arc::clone(&channel), Arc::clone(&waiting), told));
+        Ok(Self {
+            channel,
+            waiting,
+            ready,
+            reader,
+        })
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) async fn send(
+        &self,
+        message: &ToInit,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Error> {
+        send(&self.channel, message, descriptors).await
+    }
+
+    /// Sends if there is room at once: for words whose loss is harmless.
+    pub(crate) fn try_send(&self, message: &ToInit) {
+        let _ = self.channel.get_ref().send(message, &[]);
+    }
+
+    /// Waits until an exec would work.
+    pub(crate) async fn ready(&self) -> Result<(), Error> {
+        let mut ready = self.ready.clone();
+        let told = ready.wait_for(Option::is_some).await.map_err(|_| gone())?;
+        told.clone().unwrap_or_else(|| Err(gone()))
+    }
+
+    /// Why PID 1 gave up, if it said so.
+    pub(crate) fn fault(&self) -> Option<Error> {
+        self.ready.borrow().clone()?.err()
+    }
+
+    /// A number for a file call.
+    pub(crate) fn number(&self) -> u32 {
+        let mut waiting = self.waiting();
+        waiting.next += 1;
+        waiting.next
+    }
+
+    /// A number for an exec, and where its start and end will be told.
+    pub(crate) fn expect(
+        &self,
+    ) -> Result<(u32, oneshot::Receiver<Started>, oneshot::Receiver<i32>), Error> {
+        let (start, started) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let mut waiting = self.waiting();
+        if waiting.closed {
+            return Err(gone());
+        }
+        waiting.next += 1;
+        let request = waiting.next;
+        waiting.starts.insert(request, start);
+        waiting.ends.insert(request, end);
+        Ok((request, started, ended))
+    }
+}
+
+/// The sandbox ended under the caller's hands.
+pub(crate) fn gone() -> Error {
+    Error::new(Code::SandboxStopped, "the sandbox has ended").detail("state", "stopped")
+}
+
+async fn listen(
+    channel: Arc<AsyncFd<Channel<ToInit, FromInit>>>,
+    waiting: Arc<Mutex<Waiting>>,
+    ready: watch::Sender<Option<Result<(), Error>>>,
+) {
+    let lock = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Ok(mut readable) = channel.readable().await {
+        let Ok(received) = readable.try_io(|channel| channel.get_ref().receive_hostile()) else {
+            continue;
+        };
+        // The end, or nonsense: in both cases nothing it says counts any more.
+        let Ok(Some(message)) = received else { break };
+        match message {
+            FromInit::Ready => {
+                ready.send_replace(Some(Ok(())));
+            }
+            FromInit::Fault(told) => {
+                ready.send_replace(Some(Err(fault(&told.step, told.errno))));
+            }
+            FromInit::Started { request, pid } => {
+                if let Some(start) = lock().starts.remove(&request) {
+                    let _ = start.send(Ok(pid));
+                }
+            }
+            FromInit::Refused {
+                request,
+                part,
+                errno,
+            } => {
+                let mut waiting = lock();
+                waiting.ends.remove(&request);
+                if let Some(start) = waiting.starts.remove(&request) {
+                    let _ = start.send(Err((part, errno)));
+                }
+            }
+            FromInit::Ended { request, status } => {
+                if let Some(end) = lock().ends.remove(&request) {
+                    let _ = end.send(status);
+                }
+            }
+        }
+    }
+    let mut waiting = lock();
+    waiting.closed = true;
+    waiting.starts.clear();
+    waiting.ends.clear();
+}

@@ -1,0 +1,237 @@
+//! An instance: one data directory and everything the kernel holds for it, named by its tag.
+//!
+//! `/run/atoll/instances/TAG` names the data directory of every instance of this host and is locked
+//! by it (and by its keeper) for as long as it lives. Whose lock can be had is dead: then, and only
+//! then, may its control groups and files be taken away.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use atoll_jail::cgroup::Tree;
+use atoll_jail::facts::Facts;
+use atoll_jail::ids::Ranges;
+use atoll_model::{Code, Error};
+
+use crate::error::{host_file, internal, jail};
+use crate::tree;
+
+/// What all instances of a host share.
+const SHARED: &str = "/run/atoll";
+
+/// A living instance.
+#[derive(Debug)]
+pub struct Instance {
+    /// Its name in every name we give the kernel.
+    pub tag: String,
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Held locked.
+    pub(crate) lock: File,
+    /// Its claims on user ids.
+    pub(crate) ranges: Ranges,
+    /// The parent of its sandboxes' control groups.
+    pub(crate) cgroups: Tree,
+}
+
+/// What `collect` did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Collected {
+    /// Tags of dead instances that were taken away.
+    pub instances: Vec<String>,
+    /// What could not be taken away, and why.
+    pub problems: Vec<String>,
+}
+
+impl Instance {
+    /// Makes a small instance of its own below a data directory, for one run.
+    pub fn ephemeral(data: &Path, facts: &Facts) -> Result<Self, Error> {
+        private_directory(data)?;
+        private_directory(Path::new(SHARED))?;
+        let registry = Path::new(SHARED).join("instances");
+        private_directory(&registry)?;
+        let runs = data.join("runs");
+        private_directory(&runs)?;
+        let (tag, lock) = register(&registry, &runs)?;
+        let directory = runs.join(&tag);
+        for part in ["", "sandboxes", "trash"] {
+            private_directory(&directory.join(part))?;
+        }
+        let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
+        let cgroups =
+            Tree::create(facts, &tag, for_sandboxes(facts.memory)).map_err(|error| jail(&error))?;
+        Ok(Self {
+            tag,
+            directory,
+            lock,
+            ranges,
+            cgroups,
+        })
+    }
+
+    /// Takes everything of this instance away. Its sandboxes have ended before.
+    pub(crate) fn dismantle(&self) -> Result<(), Error> {
+        dismantle(&self.tag, &self.directory, &self.cgroups)
+    }
+}
+
+/// What is left to sandboxes after the host's reserve: 5 %, at least 512 MiB, at most 4 GiB.
+fn for_sandboxes(memory: u64) -> u64 {
+    let reserve = (memory / 20).clamp(512 << 20, 4 << 30);
+    memory.saturating_sub(reserve).max(memory / 2)
+}
+
+/// Finds a tag nobody has and takes its lock.
+fn register(registry: &Path, runs: &Path) -> Result<(String, File), Error> {
+    for _ in 0..100 {
+        let tag = random_tag();
+        let path = registry.join(&tag);
+        let made = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let mut file = match made {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(host_file("register an instance in", &path, &error)),
+        };
+        // Between making and locking it a collector may have found it dead and removed it.
+        let locked = file.try_lock().is_ok() && path.exists();
+        if locked {
+            let written = file.write_all(runs.join(&tag).as_os_str().as_encoded_bytes());
+            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            return Ok((tag, file));
+        }
+    }
+    Err(Error::new(Code::NoCapacity, "no free instance tag was found").remedy("run atoll gc"))
+}
+
+fn random_tag() -> String {
+    atoll_model::SandboxId::random().as_str()[1..5].to_owned()
+}
+
+pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
+    match fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+    {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(host_file("make", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn dismantle(tag: &str, directory: &Path, cgroups: &Tree) -> Result<(), Error> {
+    cgroups.destroy().map_err(|error| jail(&error))?;
+    remove_directory(directory)?;
+    let entry = Path::new(SHARED).join("instances").join(tag);
+    match fs::remove_file(&entry) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(host_file("remove", &entry, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a directory that may hold a hostile tree.
+pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(());
+    };
+    let parent = match File::open(parent) {
+        Ok(parent) => parent,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(host_file("open", parent, &error)),
+    };
+    use std::os::fd::AsFd;
+    tree::remove(parent.as_fd(), name).map_err(|error| host_file("remove", path, &error))
+}
+
+/// Which dead instances `collect` looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// Those below this data directory.
+    Below(&'a Path),
+    /// Those of the whole host.
+    Host,
+}
+
+/// Takes away what dead instances left: control groups, directories, registrations. Living ones,
+/// and what users chose to keep, are not touched.
+pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
+    let mut collected = Collected::default();
+    let registry = Path::new(SHARED).join("instances");
+    let entries = match fs::read_dir(&registry) {
+        Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(host_file("read", &registry, &error)),
+    };
+    for tag in entries.iter().filter_map(|name| name.to_str()) {
+        match collect_one(tag, &registry.join(tag), scope, facts) {
+            Ok(true) => collected.instances.push(tag.to_owned()),
+            Ok(false) => {}
+            Err(error) => collected.problems.push(format!("{tag}: {error}")),
+        }
+    }
+    // After a reboot the registrations are gone and only directories are left.
+    if let Scope::Below(data) = scope {
+        for entry in fs::read_dir(data.join("runs"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if !registry.join(entry.file_name()).exists() {
+                match remove_directory(&entry.path()) {
+                    Ok(()) => collected
+                        .instances
+                        .push(entry.file_name().to_string_lossy().into_owned()),
+                    Err(error) => collected.problems.push(error.to_string()),
+                }
+            }
+        }
+    }
+    collected.instances.sort();
+    collected.instances.dedup();
+    Ok(collected)
+}
+
+/// Takes one instance away if it is dead and in scope.
+fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Result<bool, Error> {
+    let mut file = match File::open(entry) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(host_file("open", entry, &error)),
+    };
+    if file.try_lock().is_err() {
+        return Ok(false);
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)
+        .map_err(|error| host_file("read", entry, &error))?;
+    use std::os::unix::ffi::OsStringExt;
+    let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
+    if let Scope::Below(data) = scope
+        && !directory.starts_with(data.join("runs"))
+    {
+        return Ok(false);
+    }
+    // An entry without a directory died before it had one.
+    let cgroups = Tree::of(facts, tag).map_err(|error| jail(&error))?;
+    if directory.as_os_str().is_empty() {
+        fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
+        return Ok(true);
+    }
+    // Only ever a directory of the form we make ourselves.
+    if directory.file_name().is_none_or(|name| name != tag) {
+        return Err(Error::new(
+            Code::Internal,
+            format!("{} names a foreign directory", entry.display()),
+        ));
+    }
+    dismantle(tag, &directory, &cgroups)?;
+    Ok(true)
+}

@@ -1,0 +1,458 @@
+//! One sandbox: how it is made and how it ends.
+//!
+//! ```text
+//! slot    ids, directory, control groups
+//! clone   keeper: PID 1 in its namespaces          (prepares its mounts meanwhile)
+//! root    overlay with PID 1's ids  ∥  PID 1 into the v1 limits
+//! start   root and mounts attached, confined, ready
+//! ```
+//! A failure at any point takes back everything before it.
+
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use atoll_jail::cgroup::{Group, Leaf};
+use atoll_jail::plan::{IdRange, Plan, Spec, plan};
+use atoll_jail::rootfs;
+use atoll_jail::wire::{self, ToInit};
+use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::error::{host_file, internal, jail};
+use crate::init::{Init, gone};
+use crate::runtime::Shared;
+use crate::template::{self, Template};
+
+/// How long PID 1 may take to become a sandbox.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running sandbox.
+#[derive(Debug)]
+pub(crate) struct Sandbox {
+    pub(crate) info: SandboxInfo,
+    pub(crate) init: Init,
+    pub(crate) group: Group,
+    /// Set once PID 1 and everything it started are gone.
+    pub(crate) died: watch::Receiver<Option<i32>>,
+    /// PID 1 as the host sees it.
+    pub(crate) pid: i32,
+    /// Directories of ended execs whose children live on.
+    pub(crate) lingering: Mutex<Vec<Arc<Leaf>>>,
+    directory: PathBuf,
+    ids: IdRange,
+    /// Keeps the template's layer from being removed.
+    _template: Template,
+}
+
+/// What stands beside a sandbox's files and says what it is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    version: u32,
+    #[serde(flatten)]
+    info: SandboxInfo,
+}
+
+impl Sandbox {
+    /// Makes a sandbox. Nothing is left of it if it fails.
+    pub(crate) async fn create(
+        shared: &Arc<Shared>,
+        id: SandboxId,
+        spec: SandboxSpec,
+    ) -> Result<Self, Error> {
+        let begin = Instant::now();
+        let slot = {
+            let shared = Arc::clone(shared);
+            blocking(move || Slot::take(&shared, id, spec)).await?
+        };
+        let taken = begin.elapsed();
+        match slot.start(shared, taken).await {
+            Ok(sandbox) => Ok(sandbox),
+            Err((slot, error)) => {
+                slot.give_back(shared).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Where its files are.
+    pub(crate) fn directory(&self) -> &std::path::Path {
+        &self.directory
+    }
+
+    /// Ends all its processes and takes its control groups away; its files stay.
+    pub(crate) async fn stop(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+        let mut died = self.died.clone();
+        let group = self.group.clone();
+        let kill = group.clone();
+        blocking(move || kill.kill().map_err(|error| jail(&error))).await?;
+        // The keeper tells when the last of its processes is gone.
+        let _ = died.wait_for(Option::is_some).await;
+        blocking(move || group.remove().map_err(|error| jail(&error))).await?;
+        shared.instance.ranges.release(self.ids);
+        Ok(())
+    }
+
+    /// Writes down that only its files are left.
+    pub(crate) fn record_stopped(&self) -> Result<(), Error> {
+        record(
+            &self.directory,
+            &SandboxInfo {
+                state: SandboxState::Stopped,
+                ..self.info.clone()
+            },
+        )
+    }
+
+    /// Tries again to remove the directories of execs whose children lived on.
+    pub(crate) fn tidy(&self) {
+        let mut lingering = self
+            .lingering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        lingering.retain(|leaf| !leaf.remove());
+    }
+}
+
+/// Runs what may block where it may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(internal("a worker thread failed", &error)),
+    }
+}
+
+fn record(directory: &std::path::Path, info: &SandboxInfo) -> Result<(), Error> {
+    let record = Record {
+        version: 1,
+        info: info.clone(),
+    };
+    let text = serde_json::to_vec(&record).map_err(|error| internal("write a record", &error))?;
+    let (new, path) = (
+        directory.join("record.json.new"),
+        directory.join("record.json"),
+    );
+    fs::write(&new, text).map_err(|error| host_file("write", &new, &error))?;
+    fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
+}
+
+/// The place for a sandbox: everything that needs no process.
+struct Slot {
+    info: SandboxInfo,
+    plan: Plan,
+    template: Template,
+    mounts: Vec<OwnedFd>,
+    group: Group,
+    cgroup: OwnedFd,
+    directory: PathBuf,
+    opened: OwnedFd,
+    died: Option<watch::Receiver<Option<i32>>>,
+}
+
+impl Slot {
+    fn take(shared: &Shared, id: SandboxId, spec: SandboxSpec) -> Result<Self, Error> {
+        spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
+        let template = shared
+            .templates
+            .get(&spec.template)
+            .map_err(|error| no_template(&error))?;
+        let mounts = host_mounts(&spec)?;
+        let ids = shared
+            .instance
+            .ranges
+            .claim()
+            .map_err(|error| jail(&error))?;
+        let made = Self::build(shared, id, spec, template, mounts, ids);
+        if made.is_err() {
+            shared.instance.ranges.release(ids);
+        }
+        made
+    }
+
+    fn build(
+        shared: &Shared,
+        id: SandboxId,
+        spec: SandboxSpec,
+        template: Template,
+        mounts: Vec<OwnedFd>,
+        ids: IdRange,
+    ) -> Result<Self, Error> {
+        let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
+            .map_err(|error| jail(&error))?;
+        if let Some(amend) = &shared.amend {
+            amend(&mut plan);
+        }
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let info = SandboxInfo {
+            id,
+            template: spec.template,
+            state: SandboxState::Creating,
+            limits: spec.limits,
+            created_at: now.as_micros() as i64,
+            timings: Timings::default(),
+        };
+        let directory = shared
+            .instance
+            .directory
+            .join("sandboxes")
+            .join(info.id.as_str());
+        let prepared = (|| {
+            for part in ["", "upper", "work"] {
+                let path = directory.join(part);
+                fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
+            }
+            record(&directory, &info)?;
+            let opened = open_directory(&directory)?;
+            let group = shared
+                .instance
+                .cgroups
+                .add(info.id.as_str(), &plan.limits, ids);
+            let group = group.map_err(|error| jail(&error))?;
+            match group.open() {
+                Ok(cgroup) => Ok((opened, group, cgroup)),
+                Err(error) => {
+                    let _ = group.remove();
+                    Err(jail(&error))
+                }
+            }
+        })();
+        match prepared {
+            Ok((opened, group, cgroup)) => Ok(Self {
+                info,
+                plan,
+                template,
+                mounts,
+                group,
+                cgroup,
+                directory,
+                opened,
+                died: None,
+            }),
+            Err(error) => {
+                let _ = crate::instance::remove_directory(&directory);
+                Err(error)
+            }
+        }
+    }
+
+    async fn start(
+        mut self,
+        shared: &Arc<Shared>,
+        taken: Duration,
+    ) -> Result<Sandbox, (Self, Error)> {
+        let mut timings = Timings {
+            slot: taken,
+            ..Timings::default()
+        };
+        let ids = self.plan.ids;
+        match self.start_steps(shared, &mut timings).await {
+            Ok((init, pid, died)) => {
+                self.info.timings = timings;
+                self.info.state = SandboxState::Running;
+                if let Err(error) = record(&self.directory, &self.info) {
+                    return Err((self, error));
+                }
+                Ok(Sandbox {
+                    info: self.info,
+                    init,
+                    group: self.group,
+                    died,
+                    pid,
+                    lingering: Mutex::default(),
+                    directory: self.directory,
+                    ids,
+                    _template: self.template,
+                })
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    async fn start_steps(
+        &mut self,
+        shared: &Arc<Shared>,
+        timings: &mut Timings,
+    ) -> Result<(Init, i32, watch::Receiver<Option<i32>>), Error> {
+        let begin = Instant::now();
+        let (outside, inside) =
+            wire::pair().map_err(|error| internal("make a sandbox's socket", &error))?;
+        let init = Init::new(outside)?;
+        init.send(&ToInit::Boot(self.plan.boot()), &[]).await?;
+        let parent = shared
+            .keeper
+            .spawn(
+                inside.into_fd(),
+                &self.cgroup,
+                self.plan.ids,
+                self.plan.namespaces,
+            )
+            .await?;
+        let (pid, died) = (parent.pid, parent.died);
+        self.died = Some(died.clone());
+        timings.clone = begin.elapsed();
+
+        let begin = Instant::now();
+        let group = self.group.clone();
+        let attach = blocking(move || group.attach(pid).map_err(|error| jail(&error)));
+        let root = self.root(parent.user_namespace)?;
+        let (attached, root) = tokio::join!(attach, blocking(root));
+        let root = match attached.and(root) {
+            Ok(root) => root,
+            // If PID 1 gave up meanwhile, its own words say more.
+            Err(error) => return Err(init.fault().unwrap_or(error)),
+        };
+        timings.root = begin.elapsed();
+
+        let begin = Instant::now();
+        let mut handed = vec![root.as_fd()];
+        handed.extend(self.mounts.iter().map(AsFd::as_fd));
+        init.send(&ToInit::Go, &handed).await?;
+        let mut dying = died.clone();
+        tokio::select! {
+            ready = init.ready() => ready?,
+            // Its last words may still be on the way.
+            () = async { let _ = dying.wait_for(Option::is_some).await; } => {
+                init.ready().await?;
+                return Err(gone());
+            }
+            () = tokio::time::sleep(PATIENCE) => {
+                return Err(Error::new(Code::Timeout, format!("the sandbox was not ready after {PATIENCE:?}"))
+                    .remedy("try again; if it happens often this machine is overloaded"));
+            }
+        }
+        timings.start = begin.elapsed();
+        Ok((init, pid, died))
+    }
+
+    /// Work that mounts the root.
+    fn root(
+        &self,
+        user_namespace: Option<OwnedFd>,
+    ) -> Result<impl FnOnce() -> Result<OwnedFd, Error> + Send + 'static, Error> {
+        let copy = |fd: &OwnedFd| {
+            fd.try_clone()
+                .map_err(|error| internal("copy a descriptor", &error))
+        };
+        let (layer, directory) = (copy(&self.template.root)?, copy(&self.opened)?);
+        let (ids, nosuid) = (self.plan.ids, self.plan.nosuid);
+        Ok(move || {
+            rootfs::mount(&rootfs::Root {
+                layers: &[layer.as_fd()],
+                directory: directory.as_fd(),
+                user_namespace: user_namespace.as_ref().map(AsFd::as_fd),
+                ids,
+                nosuid,
+            })
+            .map_err(|error| jail(&error))
+        })
+    }
+
+    /// Takes back everything of a sandbox that did not come to be.
+    async fn give_back(self, shared: &Arc<Shared>) {
+        let group = self.group.clone();
+        let _ = blocking(move || group.kill().map_err(|error| jail(&error))).await;
+        if let Some(mut died) = self.died {
+            let _ = died.wait_for(Option::is_some).await;
+        }
+        let (group, directory) = (self.group, self.directory);
+        let _ = blocking(move || {
+            let removed = group.remove();
+            crate::instance::remove_directory(&directory)?;
+            removed.map_err(|error| jail(&error))
+        })
+        .await;
+        shared.instance.ranges.release(self.plan.ids);
+    }
+}
+
+fn no_template(error: &template::Error) -> Error {
+    match error {
+        template::Error::Unknown { name, known } => Error::new(
+            Code::UnknownTemplate,
+            format!("there is no template {name:?}"),
+        )
+        .remedy(format!("choose one of: {}", known.join(", ")))
+        .detail("template", name),
+        error => internal("the template cannot be used", error),
+    }
+}
+
+fn jail_spec(id: &SandboxId, spec: &SandboxSpec, template: &Template, ids: IdRange) -> Spec {
+    let meta = &template.meta;
+    let mut environment = meta.env.clone();
+    environment.extend(spec.environment.clone());
+    Spec {
+        id: id.to_string(),
+        ids,
+        millicpus: spec.limits.cpus.0,
+        memory: spec.limits.memory.0,
+        pids: spec.limits.pids,
+        user: wire::User {
+            name: meta.user.name.clone(),
+            uid: meta.user.uid,
+            gid: meta.user.gid,
+            home: meta.user.home.to_string_lossy().into_owned(),
+        },
+        environment: environment.into_iter().collect(),
+        sudo: meta.sudo,
+        nested_user_namespaces: meta.nested_user_namespaces,
+        host_mounts: spec
+            .mounts
+            .iter()
+            .map(|mount| (mount.source.clone(), mount.target.clone()))
+            .collect(),
+    }
+}
+
+fn open_directory(path: &std::path::Path) -> Result<OwnedFd, Error> {
+    use rustix::fs::{Mode, OFlags};
+    rustix::fs::open(
+        path,
+        OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|error| host_file("open", path, &error.into()))
+}
+
+/// Opens what the caller wants to see of the host, and checks where.
+fn host_mounts(spec: &SandboxSpec) -> Result<Vec<OwnedFd>, Error> {
+    spec.mounts
+        .iter()
+        .map(|mount| {
+            let target = std::path::Path::new(&mount.target);
+            let plain = target.is_absolute()
+                && !target
+                    .components()
+                    .any(|part| part == std::path::Component::ParentDir)
+                && target != std::path::Path::new("/");
+            if !plain {
+                return Err(Error::invalid(
+                    "mount",
+                    format!(
+                        "the mount target {:?} is not an absolute path below /",
+                        mount.target
+                    ),
+                    "write --mount /on/the/host:/in/the/sandbox",
+                ));
+            }
+            if let Err(error) = fs::metadata(&mount.source) {
+                return Err(Error::invalid(
+                    "mount",
+                    format!(
+                        "the mount source {} cannot be opened: {error}",
+                        mount.source.display()
+                    ),
+                    "name a file or directory of this host",
+                ));
+            }
+            rootfs::host_mount(&mount.source).map_err(|error| jail(&error))
+        })
+        .collect()
+}

@@ -1,0 +1,484 @@
+//! Copies a directory tree into a layer, by descriptor: by hard link or reflink where that is possible and safe.
+//!
+//! Invariant: a hard link is made only to a file that nobody but root can change, and such a file is never changed by us (no
+//! chmod, no chown, no write): it is the host's own inode.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
+use rustix::io::Errno;
+
+use super::inside::{self, CAPABILITY, NEW_FILE};
+use super::meter::Meter;
+use super::{Error, IDS, OPEN_DIRECTORY, failed};
+
+/// Deepest tree that is copied: two descriptors a level must fit a usual limit of 1,024.
+const MOST_LEVELS: usize = 256;
+
+/// A larger file is not searched for credentials: it is a cache or a bundle of certificates.
+const MOST_SEARCHED: u64 = 1 << 20;
+
+/// A smaller file under `edited` is copied although it could be linked: people edit scripts in place.
+const LEAST_LINKED_EDITED: u64 = 1 << 20;
+
+/// What of a tree is copied, and how.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Rules {
+    /// Leave out what users other than the owner and the group may not read.
+    pub(super) public_only: bool,
+    /// Leave out small files that carry a name or password in an address (`https://name:word@host`).
+    pub(super) no_credentials: bool,
+    /// Make hard links where possible.
+    pub(super) link: bool,
+    /// Do not walk into other file systems.
+    pub(super) one_file_system: bool,
+    /// A directory whose small files are copied in any case.
+    pub(super) edited: Option<&'static str>,
+    /// Names in the layer that are left out; `*` at the end stands for any rest.
+    pub(super) excluded: &'static [&'static str],
+    /// Who owns the copy, if not who owns the original.
+    pub(super) owner: Option<(u32, u32)>,
+    /// A directory that is left out, by device and inode.
+    pub(super) avoid: (u64, u64),
+}
+
+/// One run of copying into one layer.
+pub(super) struct Copier<'a, 'b> {
+    layer: &'a OwnedFd,
+    pub(super) meter: &'a mut Meter<'b>,
+    device: u64,
+    reflink: bool,
+    /// Where the first copy of a file with several names is.
+    firsts: HashMap<(u64, u64), CString>,
+    /// Files with several names whose size is counted already.
+    counted: HashSet<(u64, u64)>,
+}
+
+/// A directory of the source beside its copy.
+struct Pair<'a> {
+    from: &'a OwnedFd,
+    to: &'a OwnedFd,
+}
+
+impl<'a, 'b> Copier<'a, 'b> {
+    pub(super) fn new(layer: &'a OwnedFd, meter: &'a mut Meter<'b>) -> Result<Self, Error> {
+        let device = rustix::fs::fstat(layer)
+            .map_err(failed("examine", "the layer"))?
+            .st_dev;
+        Ok(Self {
+            layer,
+            meter,
+            device,
+            reflink: true,
+            firsts: HashMap::new(),
+            counted: HashSet::new(),
+        })
+    }
+
+    /// Copies the entry `name` of the directory `from` to the directory `path` of the layer. An absent entry is fine.
+    pub(super) fn entry(
+        &mut self,
+        from: &OwnedFd,
+        name: &CStr,
+        path: &str,
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        let to = inside::make_directories(self.layer, path.as_bytes())
+            .map_err(failed("make the directory", path))?;
+        let mut at = path.as_bytes().to_vec();
+        self.copy(&Pair { from, to: &to }, name, &mut at, rules, 0)
+    }
+
+    /// Copies everything in the directory `from` to the directory `path` of the layer.
+    pub(super) fn contents(
+        &mut self,
+        from: &OwnedFd,
+        path: &str,
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        let to = inside::make_directories(self.layer, path.as_bytes())
+            .map_err(failed("make the directory", path))?;
+        let mut at = path.as_bytes().to_vec();
+        self.walk(&Pair { from, to: &to }, &mut at, rules, 0)
+    }
+
+    fn walk(
+        &mut self,
+        pair: &Pair<'_>,
+        at: &mut Vec<u8>,
+        rules: &Rules,
+        level: usize,
+    ) -> Result<(), Error> {
+        for name in names(pair.from).map_err(failed("list", shown(at)))? {
+            self.copy(pair, &name, at, rules, level)?;
+        }
+        Ok(())
+    }
+
+    fn copy(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        at: &mut Vec<u8>,
+        rules: &Rules,
+        level: usize,
+    ) -> Result<(), Error> {
+        let stat = match rustix::fs::statat(pair.from, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(failed("examine", shown(at).join(os(name)))(error)),
+        };
+        let length = at.len();
+        if !at.is_empty() {
+            at.push(b'/');
+        }
+        at.extend_from_slice(name.to_bytes());
+        let done = self.copy_one(pair, name, &stat, at, rules, level);
+        at.truncate(length);
+        done
+    }
+
+    fn copy_one(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        stat: &Stat,
+        at: &mut Vec<u8>,
+        rules: &Rules,
+        level: usize,
+    ) -> Result<(), Error> {
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let private = rules.public_only
+            && match kind {
+                FileType::Directory => stat.st_mode & 0o005 != 0o005,
+                FileType::RegularFile => stat.st_mode & 0o004 == 0,
+                _ => false,
+            };
+        if private || is_listed(at, rules.excluded) || (stat.st_dev, stat.st_ino) == rules.avoid {
+            self.meter.skip();
+            return Ok(());
+        }
+        match kind {
+            FileType::Directory => self.directory(pair, name, stat, at, rules, level),
+            FileType::RegularFile => self.file(pair, name, stat, at, rules),
+            FileType::Symlink => self.symlink(pair, name, stat, at, rules),
+            _ => {
+                self.meter.skip();
+                Ok(())
+            }
+        }
+    }
+
+    fn directory(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        stat: &Stat,
+        at: &mut Vec<u8>,
+        rules: &Rules,
+        level: usize,
+    ) -> Result<(), Error> {
+        if level >= MOST_LEVELS {
+            let why =
+                format!("it is more than {MOST_LEVELS} directories deep; make the tree flatter");
+            return Err(Error::Refused {
+                entry: shown(at).display().to_string(),
+                why,
+            });
+        }
+        self.meter.entry()?;
+        match rustix::fs::mkdirat(pair.to, name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(failed("make the directory", shown(at))(error)),
+        }
+        let to =
+            inside::open_directory(pair.to, name.to_bytes()).map_err(failed("open", shown(at)))?;
+        let from = rustix::fs::openat(pair.from, name, OPEN_DIRECTORY, Mode::empty());
+        let from = from.map_err(failed("open", shown(at)))?;
+        let parent = rustix::fs::fstat(pair.from).map_err(failed("examine", shown(at)))?;
+        if rules.one_file_system && stat.st_dev != parent.st_dev {
+            self.meter.skip();
+        } else {
+            self.walk(
+                &Pair {
+                    from: &from,
+                    to: &to,
+                },
+                at,
+                rules,
+                level + 1,
+            )?;
+        }
+        let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
+        inside::set_owner_and_mode(&to, uid, gid, stat.st_mode)
+            .and_then(|()| rustix::fs::futimens(&to, &times(stat)))
+            .map_err(failed("set the attributes of", shown(at)))
+    }
+
+    fn symlink(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        stat: &Stat,
+        at: &[u8],
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        self.meter.entry()?;
+        // A symlink cannot be changed in place, so a link to the host's own saves an inode.
+        if rules.link
+            && rules.owner.is_none()
+            && stat.st_dev == self.device
+            && stat.st_uid == 0
+            && stat.st_gid < IDS
+            && linked(
+                rustix::fs::linkat(pair.from, name, pair.to, name, AtFlags::empty()),
+                at,
+            )?
+        {
+            self.meter.report.hard_linked += 1;
+            return Ok(());
+        }
+        let target = match rustix::fs::readlinkat(pair.from, name, Vec::new()) {
+            Ok(target) => target,
+            Err(error) => return Err(failed("read the link", shown(at))(error)),
+        };
+        let owner = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
+        inside::make_symlink(
+            pair.to,
+            name.to_bytes(),
+            target.to_bytes(),
+            owner,
+            &times(stat),
+        )
+        .map_err(failed("make the link", shown(at)))
+    }
+
+    fn file(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        stat: &Stat,
+        at: &[u8],
+        rules: &Rules,
+    ) -> Result<(), Error> {
+        // Not blocking, should it have become a pipe since it was examined.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let from = match rustix::fs::openat(pair.from, name, flags, Mode::empty()) {
+            Ok(from) => File::from(from),
+            Err(Errno::NOENT) => return Ok(()),
+            Err(error) => return Err(failed("open", shown(at))(error)),
+        };
+        let now = rustix::fs::fstat(&from).map_err(failed("examine", shown(at)))?;
+        if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
+            let why = "it was replaced while it was copied; try again when nothing writes there"
+                .to_owned();
+            return Err(Error::Refused {
+                entry: shown(at).display().to_string(),
+                why,
+            });
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if rules.no_credentials
+            && size <= MOST_SEARCHED
+            && carries_credentials(&from).map_err(failed("read", shown(at)))?
+        {
+            self.meter.skip();
+            return Ok(());
+        }
+        self.meter.entry()?;
+        if let Some(first) = self.firsts.get(&(stat.st_dev, stat.st_ino))
+            && linked(
+                rustix::fs::linkat(self.layer, first, pair.to, name, AtFlags::empty()),
+                at,
+            )?
+        {
+            self.meter.report.hard_linked += 1;
+            return Ok(());
+        }
+        if stat.st_nlink <= 1 || self.counted.insert((stat.st_dev, stat.st_ino)) {
+            self.meter.bytes(size)?;
+        }
+        if rules.link
+            && self.is_sealed(stat, &from, at, rules)
+            && linked(
+                rustix::fs::linkat(pair.from, name, pair.to, name, AtFlags::empty()),
+                at,
+            )?
+        {
+            self.meter.report.hard_linked += 1;
+            return Ok(());
+        }
+        self.write(pair, name, stat, &from, rules)
+            .map_err(failed("copy", shown(at)))?;
+        if stat.st_nlink > 1
+            && let Ok(first) = CString::new(at)
+        {
+            self.firsts.insert((stat.st_dev, stat.st_ino), first);
+        }
+        Ok(())
+    }
+
+    /// Whether a hard link to the file is as good as a copy: only root changes it, by replacing it, and it carries nothing
+    /// that a layer may not have.
+    fn is_sealed(&self, stat: &Stat, from: &File, at: &[u8], rules: &Rules) -> bool {
+        let edited = rules.edited.is_some_and(|directory| {
+            at.starts_with(directory.as_bytes()) && stat.st_size < LEAST_LINKED_EDITED as i64
+        });
+        stat.st_dev == self.device
+            && stat.st_uid == 0
+            && stat.st_gid < IDS
+            && stat.st_mode & 0o022 == 0
+            && rules.owner.is_none()
+            && !edited
+            && only_security_attributes(from)
+    }
+
+    fn write(
+        &mut self,
+        pair: &Pair<'_>,
+        name: &CStr,
+        stat: &Stat,
+        from: &File,
+        rules: &Rules,
+    ) -> std::io::Result<()> {
+        let mut to = File::from(rustix::fs::openat(
+            pair.to,
+            name,
+            NEW_FILE,
+            Mode::RUSR | Mode::WUSR,
+        )?);
+        if !self.reflinked(from, &to) {
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
+            // The standard library lets the kernel copy between two files.
+            std::io::copy(&mut from.take(size), &mut to)?;
+        }
+        let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
+        inside::set_owner_and_mode(&to, uid, gid, stat.st_mode)?;
+        let mut capability = [0_u8; 64];
+        if let Ok(length) = rustix::fs::fgetxattr(from, CAPABILITY, &mut capability[..]) {
+            rustix::fs::fsetxattr(&to, CAPABILITY, &capability[..length], XattrFlags::empty())?;
+        }
+        rustix::fs::futimens(&to, &times(stat))?;
+        Ok(())
+    }
+
+    fn reflinked(&mut self, from: &File, to: &File) -> bool {
+        if !self.reflink {
+            return false;
+        }
+        match rustix::fs::ioctl_ficlone(to, from) {
+            Ok(()) => true,
+            Err(error) => {
+                self.reflink = !matches!(error, Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS);
+                false
+            }
+        }
+    }
+}
+
+/// Whether a link was made; if not, a copy does.
+fn linked(answer: rustix::io::Result<()>, at: &[u8]) -> Result<bool, Error> {
+    match answer {
+        Ok(()) => Ok(true),
+        // Another mount of the same disk, an immutable file, too many names.
+        Err(Errno::XDEV | Errno::PERM | Errno::MLINK | Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(failed("link", shown(at))(error)),
+    }
+}
+
+/// About how many entries are below `dir`: for a progress bar, so what cannot be read counts as nothing.
+pub(super) fn count(dir: &OwnedFd) -> u64 {
+    fn below(dir: OwnedFd, level: usize) -> u64 {
+        let Ok(mut entries) = Dir::new(dir) else {
+            return 0;
+        };
+        let mut found = 0;
+        while let Some(Ok(entry)) = entries.read() {
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            found += 1;
+            if entry.file_type() == FileType::Directory
+                && level < MOST_LEVELS
+                && let Ok(dir) = entries.fd()
+                && let Ok(child) = rustix::fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty())
+            {
+                found += below(child, level + 1);
+            }
+        }
+        found
+    }
+    rustix::fs::openat(dir, ".", OPEN_DIRECTORY, Mode::empty()).map_or(0, |dir| below(dir, 0))
+}
+
+/// Whether `name` is one of `patterns`.
+pub(super) fn is_listed(name: &[u8], patterns: &[&str]) -> bool {
+    patterns
+        .iter()
+        .any(|pattern| match pattern.strip_suffix('*') {
+            Some(begin) => name
+                .strip_prefix(begin.as_bytes())
+                .is_some_and(|rest| !rest.contains(&b'/')),
+            None => name == pattern.as_bytes(),
+        })
+}
+
+/// The names in a directory, in the order of their inodes: a cold disk is then read in one direction.
+pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        if entry.file_name() != c"." && entry.file_name() != c".." {
+            names.push((entry.ino(), entry.file_name().to_owned()));
+        }
+    }
+    names.sort_unstable();
+    Ok(names.into_iter().map(|(_, name)| name).collect())
+}
+
+fn only_security_attributes(file: &File) -> bool {
+    let mut list = [0_u8; 1024];
+    match rustix::fs::flistxattr(file, &mut list[..]) {
+        Ok(length) => list[..length]
+            .split(|byte| *byte == 0)
+            .all(|name| name.is_empty() || name.starts_with(b"security.")),
+        Err(error) => error == Errno::OPNOTSUPP,
+    }
+}
+
+/// Whether there is an address with a user part in the file.
+fn carries_credentials(file: &File) -> std::io::Result<bool> {
+    let mut text = Vec::new();
+    file.take(MOST_SEARCHED).read_to_end(&mut text)?;
+    rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Start(0))?;
+    let ends = |byte: &u8| {
+        byte.is_ascii_whitespace() || matches!(byte, b'/' | b'"' | b'\'' | b'<' | b'>' | 0)
+    };
+    Ok(text.windows(3).enumerate().any(|(start, window)| {
+        let host = &text[start + window.len()..];
+        window == b"://"
+            && host
+                .split(ends)
+                .next()
+                .is_some_and(|host| host.contains(&b'@'))
+    }))
+}
+
+fn times(stat: &Stat) -> rustix::fs::Timestamps {
+    inside::modified(stat.st_mtime, stat.st_mtime_nsec as u32)
+}
+
+fn shown(at: &[u8]) -> PathBuf {
+    Path::new("/").join(std::ffi::OsStr::from_bytes(at))
+}
+
+fn os(name: &CStr) -> &std::ffi::OsStr {
+    std::ffi::OsStr::from_bytes(name.to_bytes())
+}

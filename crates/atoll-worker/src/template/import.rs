@@ -1,0 +1,392 @@
+//! Makes a layer from what someone brings: a directory or an archive.
+//!
+//! Invariant: an archive's entry is placed by descriptor in a directory that was reached without a symlink, so it cannot land
+//! outside the layer. What a layer may not have (devices, pipes, sockets, foreign attributes) is left out and counted; what is
+//! an attempt to get out is refused, and with it the whole import.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+use tar::EntryType;
+
+use super::accounts::with_user;
+use super::archive::{Entries, Entry};
+use super::copy::{Copier, Rules, count};
+use super::inside::{self, CAPABILITY, NEW_FILE, Name};
+use super::meter::{Meter, Stage};
+use super::{Error, User, failed};
+
+/// Directories that a sandbox mounts something on.
+const MOUNT_POINTS: &[(&str, u32)] = &[
+    ("dev", 0o755),
+    ("proc", 0o555),
+    ("run", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+];
+
+/// Copies the tree in the directory `path`. Other file systems in it, and the directory `avoid`, are left out.
+pub(super) fn directory(
+    path: &Path,
+    layer: &OwnedFd,
+    avoid: (u64, u64),
+    meter: &mut Meter<'_>,
+) -> Result<(), Error> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let from =
+        rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open the directory", path))?;
+    meter.total_files = Some(count(&from));
+    meter.tell();
+    let rules = Rules {
+        one_file_system: true,
+        avoid,
+        ..Rules::default()
+    };
+    Copier::new(layer, meter)?.contents(&from, "", &rules)
+}
+
+/// Unpacks the archive `path`.
+pub(super) fn archive(path: &Path, layer: &OwnedFd, meter: &mut Meter<'_>) -> Result<(), Error> {
+    meter.stage = Stage::Unpacking;
+    meter.tell();
+    let max_bytes = meter.max_bytes();
+    let unreadable = |error: io::Error| match error.kind() {
+        io::ErrorKind::FileTooLarge => Error::TooLarge(max_bytes),
+        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::IsADirectory => {
+            failed("open", path)(error)
+        }
+        io::ErrorKind::UnexpectedEof => Error::Archive {
+            path: path.to_owned(),
+            why: "it ends too early; copy it again".to_owned(),
+        },
+        _ => Error::Archive {
+            path: path.to_owned(),
+            why: error.to_string(),
+        },
+    };
+    let mut entries = Entries::open(path, max_bytes).map_err(unreadable)?;
+    let mut unpacking = Unpacking {
+        layer,
+        meter,
+        parent: None,
+        directory_times: HashMap::new(),
+    };
+    while let Some(entry) = entries.next().map_err(unreadable)? {
+        match unpacking.place(&entry, &mut entries) {
+            Ok(()) => {}
+            Err(Fault::Refused(why)) => {
+                return Err(Error::Refused {
+                    entry: String::from_utf8_lossy(&entry.name).into_owned(),
+                    why,
+                });
+            }
+            Err(Fault::Read(error)) => return Err(unreadable(error)),
+            Err(Fault::Limit(error)) => return Err(error),
+        }
+    }
+    unpacking.set_directory_times();
+    Ok(())
+}
+
+/// Gives an imported tree what a sandbox needs: places to mount on, and an account and a home for its user.
+pub(super) fn settle(layer: &OwnedFd, user: &User) -> Result<(), Error> {
+    for (name, mode) in MOUNT_POINTS {
+        // A symlink of that name is the sandbox's matter: it mounts without following any.
+        if rustix::fs::mkdirat(layer, *name, Mode::RWXU).is_ok() {
+            let made = inside::open_directory(layer, name.as_bytes());
+            made.and_then(|dir| inside::set_owner_and_mode(&dir, 0, 0, *mode))
+                .map_err(failed("make", *name))?;
+        }
+    }
+    for (name, line) in with_user(user) {
+        append_account(layer, name, &line, user)
+            .map_err(failed("add the user to", format!("/{name}")))?;
+    }
+    let home = user.home.strip_prefix("/").unwrap_or(&user.home);
+    let home = Name::parse(home.as_os_str().as_encoded_bytes()).map_err(|why| Error::Refused {
+        entry: user.home.display().to_string(),
+        why: why.to_owned(),
+    })?;
+    if home.is_root()
+        || !matches!(
+            inside::open(layer, home.bytes(), OFlags::PATH),
+            Err(Errno::NOENT)
+        )
+    {
+        return Ok(());
+    }
+    inside::make_directories(layer, home.bytes())
+        .and_then(|dir| inside::set_owner_and_mode(&dir, user.uid, user.gid, 0o755))
+        .map_err(failed("make the home directory", &user.home))
+}
+
+/// Adds a line to an account file, unless the file is absent, not a plain file, or knows the name or the id already.
+fn append_account(layer: &OwnedFd, name: &str, line: &str, user: &User) -> io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NONBLOCK;
+    let Ok(file) = inside::open(layer, name.as_bytes(), flags) else {
+        return Ok(());
+    };
+    let stat = rustix::fs::fstat(&file)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size > 16 << 20 {
+        return Ok(());
+    }
+    let mut file = File::from(file);
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let id = if name == "etc/group" {
+        user.gid
+    } else {
+        user.uid
+    };
+    let known = text.split(|byte| *byte == b'\n').any(|line| {
+        let mut fields = line.split(|byte| *byte == b':');
+        fields.next() == Some(user.name.as_bytes())
+            || (name != "etc/shadow" && fields.nth(1) == Some(id.to_string().as_bytes()))
+    });
+    if known {
+        return Ok(());
+    }
+    if text.last().is_some_and(|byte| *byte != b'\n') {
+        file.write_all(b"\n")?;
+    }
+    file.write_all(line.as_bytes())
+}
+
+/// Why an entry was not placed.
+enum Fault {
+    Refused(String),
+    Read(io::Error),
+    Limit(Error),
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        Self::Refused(match error {
+            Errno::LOOP => {
+                "a symlink stands in the way to it, which could lead out of the template".to_owned()
+            }
+            Errno::NOTDIR => "a file stands in the way to it".to_owned(),
+            Errno::XDEV => "it leads out of the template".to_owned(),
+            Errno::NAMETOOLONG => {
+                "its name is too long for a file system (255 bytes a part, 4,095 in all)".to_owned()
+            }
+            error => io::Error::from(error).to_string(),
+        })
+    }
+}
+
+struct Unpacking<'a, 'b> {
+    layer: &'a OwnedFd,
+    meter: &'a mut Meter<'b>,
+    /// The directory that the last entry went into: mostly the next one's too.
+    parent: Option<(Vec<u8>, OwnedFd)>,
+    /// Set at the end: every file made in a directory changes its time.
+    directory_times: HashMap<Vec<u8>, (i64, u32)>,
+}
+
+impl Unpacking<'_, '_> {
+    fn place(&mut self, entry: &Entry, contents: &mut Entries) -> Result<(), Fault> {
+        let name = Name::parse(&entry.name).map_err(|why| Fault::Refused(why.to_owned()))?;
+        if name.is_root() {
+            // The layer's own directory stays root's, mode 755: an archive of a private directory must work too.
+            return Ok(());
+        }
+        match entry.kind {
+            EntryType::Directory => self.directory(&name, entry)?,
+            EntryType::Symlink => self.symlink(&name, entry)?,
+            EntryType::Link => self.hard_link(&name, entry)?,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                return self.file(&name, entry, contents);
+            }
+            _ => {
+                self.meter.skip();
+                return Ok(());
+            }
+        }
+        self.meter.entry().map_err(Fault::Limit)
+    }
+
+    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        let (parent, last) = self.parent(name)?;
+        let made = clearing_the_way(parent, last, || {
+            match rustix::fs::mkdirat(parent, last, Mode::RWXU) {
+                Err(Errno::EXIST) if is_directory(parent, last) => Ok(()),
+                answer => answer,
+            }
+        });
+        made?;
+        let dir = inside::open_directory(parent, last)?;
+        inside::set_owner_and_mode(&dir, entry.uid, entry.gid, entry.mode)?;
+        self.directory_times
+            .insert(name.bytes().to_vec(), entry.modified);
+        Ok(())
+    }
+
+    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        if entry.link.is_empty() || entry.link.contains(&0) {
+            return Err(Fault::Refused("it is a symlink to nothing".to_owned()));
+        }
+        self.forget_parent();
+        let (parent, last) = self.parent(name)?;
+        let times = inside::modified(entry.modified.0, entry.modified.1);
+        let owner = (entry.uid, entry.gid);
+        clearing_the_way(parent, last, || {
+            inside::make_symlink(parent, last, &entry.link, owner, &times)
+        })
+    }
+
+    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        let missing = || {
+            Fault::Refused(format!(
+                "it is a hard link to {:?}, which the archive does not have before it",
+                lossy(&entry.link)
+            ))
+        };
+        let target = Name::parse(&entry.link)
+            .map_err(|why| Fault::Refused(format!("as a hard link's target: {why}")))?;
+        let (directory, file) = target.split();
+        let from = inside::open_directory(self.layer, directory).map_err(|error| match error {
+            Errno::NOENT => missing(),
+            error => error.into(),
+        })?;
+        if target == *name {
+            return Ok(());
+        }
+        match rustix::fs::statat(&from, file, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {}
+            Ok(_) => {
+                return Err(Fault::Refused(
+                    "it is a hard link to a directory".to_owned(),
+                ));
+            }
+            Err(_) => return Err(missing()),
+        }
+        let (parent, last) = self.parent(name)?;
+        clearing_the_way(parent, last, || {
+            rustix::fs::linkat(&from, file, parent, last, AtFlags::empty())
+        })?;
+        self.meter.report.hard_linked += 1;
+        Ok(())
+    }
+
+    fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Entries) -> Result<(), Fault> {
+        // First the count: a file that is too large must not be written.
+        self.meter
+            .entry()
+            .and_then(|()| self.meter.bytes(entry.size))
+            .map_err(Fault::Limit)?;
+        let (parent, last) = self.parent(name)?;
+        let mut made = None;
+        clearing_the_way(parent, last, || {
+            made = Some(rustix::fs::openat(
+                parent,
+                last,
+                NEW_FILE,
+                Mode::RUSR | Mode::WUSR,
+            )?);
+            Ok(())
+        })?;
+        let Some(made) = made else {
+            return Err(Errno::EXIST.into());
+        };
+        let mut file = File::from(made);
+        if let Some(pieces) = &entry.pieces {
+            rustix::fs::ftruncate(&file, entry.size)?;
+            for (offset, length) in pieces {
+                file.seek(SeekFrom::Start(*offset)).map_err(Fault::Read)?;
+                pour(contents, *length, &mut file)?;
+            }
+        } else {
+            pour(contents, entry.size, &mut file)?;
+        }
+        inside::set_owner_and_mode(&file, entry.uid, entry.gid, entry.mode)?;
+        if let Some(capability) = &entry.capability
+            && rustix::fs::fsetxattr(&file, CAPABILITY, capability, XattrFlags::empty()).is_err()
+        {
+            self.meter.skip();
+        }
+        rustix::fs::futimens(&file, &inside::modified(entry.modified.0, entry.modified.1))?;
+        Ok(())
+    }
+
+    /// The directory that `name` goes into, made if it is missing, and its last part.
+    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), Fault> {
+        let (directory, last) = name.split();
+        if self
+            .parent
+            .as_ref()
+            .is_none_or(|(path, _)| path != directory)
+        {
+            self.parent = Some((
+                directory.to_vec(),
+                inside::make_directories(self.layer, directory)?,
+            ));
+        }
+        match &self.parent {
+            Some((_, parent)) => Ok((parent, last)),
+            None => Err(Errno::NOENT.into()),
+        }
+    }
+
+    fn forget_parent(&mut self) {
+        self.parent = None;
+    }
+
+    /// Times are a nicety: a directory that a later entry replaced has none to set.
+    fn set_directory_times(&self) {
+        for (name, (seconds, nanoseconds)) in &self.directory_times {
+            if let Ok(dir) = inside::open_directory(self.layer, name) {
+                let _ = rustix::fs::futimens(&dir, &inside::modified(*seconds, *nanoseconds));
+            }
+        }
+    }
+}
+
+/// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
+fn clearing_the_way(
+    parent: &OwnedFd,
+    last: &[u8],
+    mut make: impl FnMut() -> rustix::io::Result<()>,
+) -> Result<(), Fault> {
+    match make() {
+        Err(Errno::EXIST) => {}
+        answer => return Ok(answer?),
+    }
+    match rustix::fs::unlinkat(parent, last, AtFlags::empty()) {
+        Ok(()) => Ok(make()?),
+        Err(Errno::ISDIR) => Err(Fault::Refused(
+            "a directory of that name came before it".to_owned(),
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_directory(parent: &OwnedFd, last: &[u8]) -> bool {
+    rustix::fs::statat(parent, last, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Writes the next `length` bytes of contents.
+fn pour(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), Fault> {
+    let mut buffer = vec![0; 1 << 17];
+    let mut left = length;
+    while left > 0 {
+        let most = usize::try_from(left)
+            .unwrap_or(usize::MAX)
+            .min(buffer.len());
+        let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
+        file.write_all(&buffer[..read])
+            .map_err(|error| Fault::Refused(format!("it cannot be written: {error}")))?;
+        left -= read as u64;
+    }
+    Ok(())
+}
+
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}

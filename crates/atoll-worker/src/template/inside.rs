@@ -1,0 +1,174 @@
+//! Names inside a layer, and ways to reach them that cannot leave it.
+//!
+//! Invariant: nothing here follows a symlink or crosses a mount: a symlink in the way of a name is an error.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid};
+use rustix::io::{Errno, Result};
+
+use super::{IDS, NOBODY};
+
+/// The one extended attribute that a layer may have: without it `ping` and its like do not work.
+pub(super) const CAPABILITY: &str = "security.capability";
+
+/// Flags of a file that is made new.
+pub(super) const NEW_FILE: OFlags = OFlags::WRONLY
+    .union(OFlags::CREATE)
+    .union(OFlags::EXCL)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// A checked name inside a layer: relative, without `.`, `..` and empty parts. The layer itself is the empty name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name(Vec<u8>);
+
+impl Name {
+    /// Checks a name that came from outside; the error is the reason.
+    pub(super) fn parse(raw: &[u8]) -> std::result::Result<Self, &'static str> {
+        if raw.starts_with(b"/") {
+            return Err(
+                "its name is absolute; pack the archive with relative names (`tar -C ROOT -c .`)",
+            );
+        }
+        if raw.contains(&0) {
+            return Err("its name contains a zero byte");
+        }
+        let mut name = Vec::with_capacity(raw.len());
+        for part in raw.split(|byte| *byte == b'/') {
+            match part {
+                b"" | b"." => {}
+                b".." => {
+                    return Err("its name contains `..`, which could lead out of the template");
+                }
+                part => {
+                    if !name.is_empty() {
+                        name.push(b'/');
+                    }
+                    name.extend_from_slice(part);
+                }
+            }
+        }
+        Ok(Self(name))
+    }
+
+    pub(super) fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The directory it is in, and its last part.
+    pub(super) fn split(&self) -> (&[u8], &[u8]) {
+        match self.0.iter().rposition(|byte| *byte == b'/') {
+            Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
+            None => (b"", &self.0),
+        }
+    }
+}
+
+/// Opens what has this name in the layer.
+pub(super) fn open(layer: &OwnedFd, name: &[u8], flags: OFlags) -> Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH
+        | ResolveFlags::NO_SYMLINKS
+        | ResolveFlags::NO_MAGICLINKS
+        | ResolveFlags::NO_XDEV;
+    let name = if name.is_empty() { b"." } else { name };
+    rustix::fs::openat2(layer, name, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+}
+
+/// Opens a directory of the layer.
+pub(super) fn open_directory(layer: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
+    open(layer, name, OFlags::RDONLY | OFlags::DIRECTORY)
+}
+
+/// Opens a directory of the layer and makes what is missing on the way to it, for root, mode 755.
+pub(super) fn make_directories(layer: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
+    match open_directory(layer, name) {
+        Err(Errno::NOENT) => {}
+        answer => return answer,
+    }
+    let mut here = open_directory(layer, b"")?;
+    for part in name
+        .split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty())
+    {
+        match rustix::fs::mkdirat(&here, part, Mode::RWXU) {
+            Ok(()) => {
+                here = open_directory(&here, part)?;
+                rustix::fs::fchmod(&here, Mode::from(0o755))?;
+            }
+            Err(Errno::EXIST) => here = open_directory(&here, part)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(here)
+}
+
+/// Writes a new file of the layer, in a directory that is made if it is missing.
+pub(super) fn write_file(
+    layer: &OwnedFd,
+    name: &str,
+    contents: &[u8],
+    mode: u32,
+    gid: u32,
+) -> std::io::Result<()> {
+    let (parent, last) = name.rsplit_once('/').unwrap_or(("", name));
+    let parent = make_directories(layer, parent.as_bytes())?;
+    let mut file = File::from(rustix::fs::openat(
+        &parent,
+        last,
+        NEW_FILE,
+        Mode::RUSR | Mode::WUSR,
+    )?);
+    file.write_all(contents)?;
+    set_owner_and_mode(&file, 0, gid, mode)?;
+    Ok(())
+}
+
+/// Sets the owner, then the mode: the other way round the kernel would clear setuid.
+pub(super) fn set_owner_and_mode(file: impl AsFd, uid: u32, gid: u32, mode: u32) -> Result<()> {
+    rustix::fs::fchown(
+        &file,
+        Some(Uid::from_raw(known(uid))),
+        Some(Gid::from_raw(known(gid))),
+    )?;
+    rustix::fs::fchmod(&file, Mode::from(mode & 0o7777))
+}
+
+/// Makes a symlink with its owner and time.
+pub(super) fn make_symlink(
+    dir: &OwnedFd,
+    name: &[u8],
+    target: &[u8],
+    (uid, gid): (u32, u32),
+    modified: &Timestamps,
+) -> Result<()> {
+    rustix::fs::symlinkat(target, dir, name)?;
+    let (uid, gid) = (Uid::from_raw(known(uid)), Gid::from_raw(known(gid)));
+    rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::utimensat(dir, name, modified, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Times that change only when something was modified.
+pub(super) fn modified(seconds: i64, nanoseconds: u32) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: seconds,
+            tv_nsec: i64::from(nanoseconds.min(999_999_999)),
+        },
+    }
+}
+
+/// The id as a sandbox can have it.
+fn known(id: u32) -> u32 {
+    if id < IDS { id } else { NOBODY }
+}

@@ -1,0 +1,170 @@
+//! What is known of a template, and how one is asked for.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use super::IDS;
+use super::error::{Error, failed};
+use super::meter::Report;
+
+/// The user that commands run as.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    /// Name in `/etc/passwd`.
+    pub name: String,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Home directory.
+    pub home: PathBuf,
+}
+
+impl User {
+    /// Refuses what would not be one line of an account file.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let begins = self
+            .name
+            .starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
+        let fits = |byte: u8| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-')
+        };
+        let name = begins && self.name.len() <= 32 && self.name.bytes().all(fits);
+        let home = self.home.to_str().is_some_and(|home| {
+            home.starts_with('/')
+                && !home.contains([':', '\n', '\0'])
+                && !home.split('/').any(|part| part == "..")
+        });
+        if name && home && self.uid < IDS && self.gid < IDS {
+            Ok(())
+        } else {
+            Err(Error::User(self.name.clone()))
+        }
+    }
+}
+
+impl Default for User {
+    fn default() -> Self {
+        Self {
+            name: "user".to_owned(),
+            uid: 1000,
+            gid: 1000,
+            home: "/home/user".into(),
+        }
+    }
+}
+
+/// What `template.json` says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Meta {
+    /// Version of this description's form, now 1.
+    pub version: u32,
+    /// When it was made, in seconds since 1970.
+    pub created_at: u64,
+    /// What it was made from: "host system", "directory X" or "archive X".
+    pub source: String,
+    /// Who commands run as.
+    #[serde(default)]
+    pub user: User,
+    /// Variables every command gets.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Whether setuid programs work; without, the sandbox is `nosuid` with no-new-privileges.
+    #[serde(default = "yes")]
+    pub sudo: bool,
+    /// Whether programs may make user namespaces of their own.
+    #[serde(default)]
+    pub nested_user_namespaces: bool,
+    /// Bytes of its files.
+    pub size: u64,
+    /// Number of its files, directories and links.
+    pub files: u64,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// What a new template is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A directory that holds a root file system; it is copied.
+    Directory(PathBuf),
+    /// A tar archive of one: plain, gzip or zstd.
+    Archive(PathBuf),
+}
+
+/// How a new template is to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Who commands run as; gets an account and a home if the tree has none.
+    pub user: User,
+    /// Variables every command gets.
+    pub env: BTreeMap<String, String>,
+    /// Whether setuid programs work.
+    pub sudo: bool,
+    /// Whether programs may make user namespaces of their own.
+    pub nested_user_namespaces: bool,
+    /// Whether a template of that name is replaced.
+    pub replace: bool,
+    /// Most bytes that the tree may have, unpacked.
+    pub max_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            user: User::default(),
+            env: BTreeMap::new(),
+            sudo: true,
+            nested_user_namespaces: false,
+            replace: false,
+            max_bytes: 64 << 30,
+        }
+    }
+}
+
+impl Meta {
+    /// Describes a template that was made just now, with every choice at its default.
+    pub(super) fn new(source: String, report: Report) -> Self {
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            version: 1,
+            created_at: now.as_secs(),
+            source,
+            user: User::default(),
+            env: BTreeMap::new(),
+            sudo: true,
+            nested_user_namespaces: false,
+            size: report.bytes,
+            files: report.files,
+        }
+    }
+
+    /// Reads the description of the template in `dir`.
+    pub(super) fn read(dir: &OwnedFd, name: &str, path: &Path) -> Result<Self, Error> {
+        let path = path.join("template.json");
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(dir, "template.json", flags, Mode::empty())
+            .map_err(failed("open", &path))?;
+        let mut text = String::new();
+        File::from(file)
+            .read_to_string(&mut text)
+            .map_err(failed("read", &path))?;
+        serde_json::from_str(&text).map_err(|source| Error::Damaged {
+            name: name.to_owned(),
+            path,
+            source,
+        })
+    }
+}

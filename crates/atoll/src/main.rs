@@ -1,0 +1,10 @@
+//! The `atoll` command.
+
+mod cli;
+mod config;
+
+fn main() -> std::process::ExitCode {
+    // A keeper is this same binary under another name; it must never have had a thread.
+    atoll_jail::keeper::run_if_asked();
+    cli::main()
+}
