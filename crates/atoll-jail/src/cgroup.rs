@@ -72,18 +72,26 @@ impl Tree {
         } else {
             make(&tree.v2)?;
         }
-        let file = if tree.memory == tree.v2 { "memory.max" } else { "memory.limit_in_bytes" };
+        let file = if tree.memory == tree.v2 {
+            "memory.max"
+        } else {
+            "memory.limit_in_bytes"
+        };
         write(&tree.memory.join(file), &memory.to_string())?;
         Ok(tree)
     }
 
     /// Names the parent without making it.
     pub fn of(facts: &Facts, tag: &str) -> Result<Self, Error> {
-        let v2 = facts.cgroups.v2.as_ref().ok_or_else(|| Error::Unsupported {
-            feature: "control groups",
-            why: "no cgroup2 hierarchy is mounted".into(),
-            remedy: "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
-        })?;
+        let v2 = facts
+            .cgroups
+            .v2
+            .as_ref()
+            .ok_or_else(|| Error::Unsupported {
+                feature: "control groups",
+                why: "no cgroup2 hierarchy is mounted".into(),
+                remedy: "mount one: mount -t cgroup2 none /sys/fs/cgroup/unified",
+            })?;
         let v2 = v2.join(name(tag));
         let v1: Vec<_> = facts
             .cgroups
@@ -91,7 +99,10 @@ impl Tree {
             .iter()
             .map(|(controller, mount)| (controller.clone(), mount.join(name(tag))))
             .collect();
-        let memory = v1.iter().find(|(c, _)| c == "memory").map_or_else(|| v2.clone(), |(_, p)| p.clone());
+        let memory = v1
+            .iter()
+            .find(|(c, _)| c == "memory")
+            .map_or_else(|| v2.clone(), |(_, p)| p.clone());
         Ok(Self { v1, v2, memory })
     }
 
@@ -104,7 +115,9 @@ impl Tree {
         let keeper = keeper.to_string();
         let mut doors: Vec<&PathBuf> = self.v1.iter().map(|(_, path)| path).collect();
         doors.push(&own);
-        doors.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &keeper))
+        doors
+            .iter()
+            .try_for_each(|path| write(&path.join("cgroup.procs"), &keeper))
     }
 
     /// Makes the groups of one sandbox with its limits. Nothing is left behind on failure.
@@ -126,7 +139,13 @@ impl Tree {
         let mut v1: Vec<PathBuf> = self.v1.iter().map(|(_, path)| path.join(id)).collect();
         v1.sort();
         v1.dedup();
-        Group { v1, v2: self.v2.join(id), memory: at("memory"), pids: at("pids"), owner: ids.base }
+        Group {
+            v1,
+            v2: self.v2.join(id),
+            memory: at("memory"),
+            pids: at("pids"),
+            owner: ids.base,
+        }
     }
 
     /// Kills whatever still lives in any sandbox of the tree and removes all of it.
@@ -147,7 +166,16 @@ impl Tree {
         let mut tags: Vec<String> = roots
             .filter_map(|root| fs::read_dir(root).ok())
             .flatten()
-            .filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.strip_prefix("atoll-")?.to_owned()))
+            .filter_map(|entry| {
+                Some(
+                    entry
+                        .ok()?
+                        .file_name()
+                        .to_str()?
+                        .strip_prefix("atoll-")?
+                        .to_owned(),
+                )
+            })
             .collect();
         tags.sort();
         tags.dedup();
@@ -161,8 +189,12 @@ impl Group {
             make(path)?;
         }
         for (controller, files) in &limits.v1 {
-            let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) else { continue };
-            let Some(id) = self.v2.file_name() else { continue };
+            let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) else {
+                continue;
+            };
+            let Some(id) = self.v2.file_name() else {
+                continue;
+            };
             for (file, value) in files {
                 write(&parent.join(id).join(file), value)?;
             }
@@ -182,7 +214,9 @@ impl Group {
 
     /// Puts PID 1 into the v1 hierarchies. What it starts later inherits them.
     pub fn attach(&self, pid: i32) -> Result<(), Error> {
-        self.v1.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()))
+        self.v1
+            .iter()
+            .try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()))
     }
 
     /// The sandbox's own directory in cgroup2, for cloning PID 1 into it.
@@ -206,16 +240,27 @@ impl Group {
 
     /// How many processes of the sandbox the kernel killed for want of memory.
     pub fn oom_kills(&self) -> u64 {
-        let file = if self.memory == self.v2 { "memory.events" } else { "memory.oom_control" };
+        let file = if self.memory == self.v2 {
+            "memory.events"
+        } else {
+            "memory.oom_control"
+        };
         counter(&self.memory.join(file), "oom_kill")
     }
 
     /// What the sandbox uses now.
     pub fn usage(&self) -> Usage {
         let number = |path: PathBuf| {
-            fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+            fs::read_to_string(path)
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(0)
         };
-        let memory = if self.memory == self.v2 { "memory.current" } else { "memory.usage_in_bytes" };
+        let memory = if self.memory == self.v2 {
+            "memory.current"
+        } else {
+            "memory.usage_in_bytes"
+        };
         Usage {
             // cgroup2 counts processor time in every directory, with or without controllers.
             cpu: Duration::from_micros(counter(&self.v2.join("cpu.stat"), "usage_usec")),
@@ -229,7 +274,10 @@ impl Group {
         if self.v2.exists() {
             wait_empty(&self.v2)?;
         }
-        self.v1.iter().chain([&self.v2]).try_for_each(|path| remove_tree(path))
+        self.v1
+            .iter()
+            .chain([&self.v2])
+            .try_for_each(|path| remove_tree(path))
     }
 }
 
@@ -277,8 +325,12 @@ fn make(path: &Path) -> Result<(), Error> {
 }
 
 fn open(path: &Path) -> Result<OwnedFd, Error> {
-    rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .step(|| format!("open {}", path.display()))
+    rustix::fs::open(
+        path,
+        OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .step(|| format!("open {}", path.display()))
 }
 
 fn write(path: &Path, value: &str) -> Result<(), Error> {
@@ -290,7 +342,13 @@ fn counter(path: &Path, name: &str) -> u64 {
     fs::read_to_string(path)
         .unwrap_or_default()
         .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+        .find_map(|line| {
+            line.strip_prefix(name)?
+                .strip_prefix(' ')?
+                .trim()
+                .parse()
+                .ok()
+        })
         .unwrap_or(0)
 }
 
@@ -303,9 +361,16 @@ fn wait_empty(path: &Path) -> Result<(), Error> {
     while counter(&events, "populated") != 0 {
         if begin.elapsed() > PATIENCE {
             let busy = io::Error::from_raw_os_error(libc::EBUSY);
-            return Err(Error::step(format!("wait for the last process of {}", path.display()), busy));
+            return Err(Error::step(
+                format!("wait for the last process of {}", path.display()),
+                busy,
+            ));
         }
-        let pause = if begin.elapsed() < Duration::from_millis(2) { 20 } else { 1000 };
+        let pause = if begin.elapsed() < Duration::from_millis(2) {
+            20
+        } else {
+            1000
+        };
         std::thread::sleep(Duration::from_micros(pause));
     }
     Ok(())

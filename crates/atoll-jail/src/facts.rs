@@ -9,8 +9,21 @@ use std::path::PathBuf;
 
 /// Paths of `/proc` that are hidden from a sandbox where the host has them.
 pub const HIDDEN: [&str; 15] = [
-    "acpi", "asound", "bus", "config.gz", "driver", "fs", "irq", "kallsyms", "kcore", "key-users",
-    "keys", "latency_stats", "sched_debug", "scsi", "timer_list",
+    "acpi",
+    "asound",
+    "bus",
+    "config.gz",
+    "driver",
+    "fs",
+    "irq",
+    "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "timer_list",
 ];
 /// Paths of `/proc` that a sandbox may read and not write.
 pub const READ_ONLY: [&str; 3] = ["pressure", "sys", "sysrq-trigger"];
@@ -63,7 +76,10 @@ pub const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 impl Facts {
     /// Asks the host.
     pub fn read() -> Self {
-        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let release = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let capabilities = field(&status, "CapEff:")
             .and_then(|text| u64::from_str_radix(text, 16).ok())
@@ -76,7 +92,9 @@ impl Facts {
             release,
             root: initial && rustix::process::geteuid().is_root(),
             capabilities,
-            processors: field(&status, "Cpus_allowed_list:").map(processors).unwrap_or_default(),
+            processors: field(&status, "Cpus_allowed_list:")
+                .map(processors)
+                .unwrap_or_default(),
             memory: fs::read_to_string("/proc/meminfo")
                 .ok()
                 .as_deref()
@@ -112,14 +130,25 @@ impl Facts {
 impl Cgroups {
     fn read() -> Self {
         let mut found = Self::default();
-        for line in fs::read_to_string("/proc/self/mounts").unwrap_or_default().lines() {
+        for line in fs::read_to_string("/proc/self/mounts")
+            .unwrap_or_default()
+            .lines()
+        {
             let fields: Vec<&str> = line.split(' ').collect();
-            let [_, target, kind, options, ..] = fields[..] else { continue };
+            let [_, target, kind, options, ..] = fields[..] else {
+                continue;
+            };
             match kind {
                 "cgroup2" if found.v2.is_none() => found.v2 = Some(target.into()),
                 "cgroup" => {
-                    for option in options.split(',').filter(|option| CONTROLLERS.contains(option)) {
-                        found.v1.entry(option.into()).or_insert_with(|| target.into());
+                    for option in options
+                        .split(',')
+                        .filter(|option| CONTROLLERS.contains(option))
+                    {
+                        found
+                            .v1
+                            .entry(option.into())
+                            .or_insert_with(|| target.into());
                     }
                 }
                 _ => {}
@@ -141,11 +170,15 @@ impl Cgroups {
 }
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+    text.lines()
+        .find_map(|line| line.strip_prefix(name))
+        .map(str::trim)
 }
 
 fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(|n| n.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 

@@ -39,19 +39,29 @@ impl Ranges {
             .mode(0o600)
             .open(path)
             .step(|| format!("open {}", path.display()))?;
-        Ok(Self { file, ours: Mutex::default() })
+        Ok(Self {
+            file,
+            ours: Mutex::default(),
+        })
     }
 
     /// Claims a range that no instance on this host uses.
     pub fn claim(&self) -> Result<IdRange, Error> {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
-        for number in (0..RANGES).filter(|number| !ours.contains(number)).collect::<Vec<_>>() {
+        for number in (0..RANGES)
+            .filter(|number| !ours.contains(number))
+            .collect::<Vec<_>>()
+        {
             match self.lock(number, libc::F_WRLCK) {
                 Ok(()) => {
                     ours.insert(number);
-                    return Ok(IdRange { base: FIRST + number * COUNT, count: COUNT });
+                    return Ok(IdRange {
+                        base: FIRST + number * COUNT,
+                        count: COUNT,
+                    });
                 }
-                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {}
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                }
                 Err(error) => return Err(Error::step("claim an id range", error)),
             }
         }
@@ -81,7 +91,11 @@ impl Ranges {
             lock.l_len = 1;
             libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock)
         };
-        if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if result == -1 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -98,7 +112,10 @@ mod tests {
     #[test]
     fn a_claim_excludes_others_until_it_is_released_or_its_holder_is_gone() {
         let path = std::env::temp_dir().join(format!("atoll-ids-{}", std::process::id()));
-        let (one, other) = (Ranges::open(&path).expect("open"), Ranges::open(&path).expect("open"));
+        let (one, other) = (
+            Ranges::open(&path).expect("open"),
+            Ranges::open(&path).expect("open"),
+        );
         let first = one.claim().expect("claim");
         let second = other.claim().expect("claim");
         let third = one.claim().expect("claim");

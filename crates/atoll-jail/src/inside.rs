@@ -31,9 +31,18 @@ pub(crate) fn init(server: Server) {
             return;
         }
     };
-    let Ok(signals) = sys::child_signals() else { return };
+    let Ok(signals) = sys::child_signals() else {
+        return;
+    };
     if server.send(&FromInit::Ready, &[]).is_ok() {
-        Init { server, boot, signals, oom_score, children: BTreeMap::new() }.run();
+        Init {
+            server,
+            boot,
+            signals,
+            oom_score,
+            children: BTreeMap::new(),
+        }
+        .run();
     }
 }
 
@@ -49,9 +58,16 @@ struct Init {
 
 enum Child {
     /// Told apart from a running one by its pipe: closed without a word means that it runs.
-    Starting { request: u32, failure: PipeReader },
-    Running { request: u32 },
-    Helper { request: u32 },
+    Starting {
+        request: u32,
+        failure: PipeReader,
+    },
+    Running {
+        request: u32,
+    },
+    Helper {
+        request: u32,
+    },
 }
 
 impl Init {
@@ -78,7 +94,11 @@ impl Init {
                 return;
             }
             let happened: Vec<bool> = ready.iter().map(|fd| !fd.revents().is_empty()).collect();
-            for (pid, _) in starting.iter().zip(&happened[2..]).filter(|(_, happened)| **happened) {
+            for (pid, _) in starting
+                .iter()
+                .zip(&happened[2..])
+                .filter(|(_, happened)| **happened)
+            {
                 self.started(*pid);
             }
             if happened[1] {
@@ -86,7 +106,10 @@ impl Init {
             }
             if happened[0] {
                 match self.server.receive() {
-                    Ok(Some(Packet { message, descriptors })) => self.obey(message, descriptors),
+                    Ok(Some(Packet {
+                        message,
+                        descriptors,
+                    })) => self.obey(message, descriptors),
                     // The server is gone and with it every reason to be.
                     Ok(None) | Err(_) => return,
                 }
@@ -103,11 +126,16 @@ impl Init {
         match message {
             ToInit::Exec { request, exec } => match self.start(&exec, &descriptors) {
                 Ok((pid, failure)) => {
-                    self.children.insert(pid, Child::Starting { request, failure });
+                    self.children
+                        .insert(pid, Child::Starting { request, failure });
                 }
                 Err(error) => {
                     let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    self.say(&FromInit::Refused { request, part: Part::Setup, errno });
+                    self.say(&FromInit::Refused {
+                        request,
+                        part: Part::Setup,
+                        errno,
+                    });
                 }
             },
             ToInit::File { request, call } => {
@@ -148,13 +176,21 @@ impl Init {
 
     /// A starting child has said what is wrong, or has become its program.
     fn started(&mut self, pid: i32) {
-        let Some(child) = self.children.get_mut(&pid) else { return };
-        let Child::Starting { request, failure } = child else { return };
+        let Some(child) = self.children.get_mut(&pid) else {
+            return;
+        };
+        let Child::Starting { request, failure } = child else {
+            return;
+        };
         let (request, mut word) = (*request, [0; 5]);
         let message = if failure.read_exact(&mut word).is_ok() {
             self.children.remove(&pid);
             let [part, errno @ ..] = word;
-            FromInit::Refused { request, part: exec::part(part), errno: i32::from_le_bytes(errno) }
+            FromInit::Refused {
+                request,
+                part: exec::part(part),
+                errno: i32::from_le_bytes(errno),
+            }
         } else {
             *child = Child::Running { request };
             FromInit::Started { request, pid }

@@ -62,7 +62,8 @@ pub fn start(
         .current_dir("/")
         .spawn()
         .step(|| "start the keeper".into())?;
-    ours.send(&ToKeeper::Hello { version: VERSION }, held).step(|| "greet the keeper".into())?;
+    ours.send(&ToKeeper::Hello { version: VERSION }, held)
+        .step(|| "greet the keeper".into())?;
     Ok((ours, child))
 }
 
@@ -106,7 +107,9 @@ struct Keeper {
 
 fn run() -> Result<(), Error> {
     // Our server's socket is our standard input.
-    let server = rustix::stdio::stdin().try_clone_to_owned().step(|| "take the socket".into())?;
+    let server = rustix::stdio::stdin()
+        .try_clone_to_owned()
+        .step(|| "take the socket".into())?;
     let _ = rustix::process::setsid();
     build_root()?;
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
@@ -114,7 +117,11 @@ fn run() -> Result<(), Error> {
     // per user it counts per sandbox; changing ids must not cost us our capabilities.
     sys::prctl(libc::PR_SET_SECUREBITS, 1 << 2).step(|| "keep capabilities".into())?;
     let signals = sys::child_signals().step(|| "watch children".into())?;
-    let mut keeper = Keeper { server: Channel::new(server), sandboxes: BTreeMap::new(), held: Vec::new() };
+    let mut keeper = Keeper {
+        server: Channel::new(server),
+        sandboxes: BTreeMap::new(),
+        held: Vec::new(),
+    };
     loop {
         let mut ready = [
             PollFd::new(&keeper.server, PollFlags::IN),
@@ -143,8 +150,10 @@ fn run() -> Result<(), Error> {
 impl Keeper {
     /// Does what the server says next; false when it has gone.
     fn listen(&mut self) -> Result<bool, Error> {
-        let Some(Packet { message, descriptors }) =
-            self.server.receive().step(|| "receive".into())?
+        let Some(Packet {
+            message,
+            descriptors,
+        }) = self.server.receive().step(|| "receive".into())?
         else {
             return Ok(false);
         };
@@ -153,12 +162,15 @@ impl Keeper {
                 self.held.extend(descriptors);
                 (FromKeeper::Hello { version: VERSION }, None)
             }
-            ToKeeper::Spawn { token, id_base, id_count, namespaces } => {
-                match self.spawn(token, (id_base, id_count), namespaces, descriptors) {
-                    Ok((pid, user_namespace)) => (FromKeeper::Spawned { token, pid }, user_namespace),
-                    Err(fault) => (FromKeeper::Refused { token, fault }, None),
-                }
-            }
+            ToKeeper::Spawn {
+                token,
+                id_base,
+                id_count,
+                namespaces,
+            } => match self.spawn(token, (id_base, id_count), namespaces, descriptors) {
+                Ok((pid, user_namespace)) => (FromKeeper::Spawned { token, pid }, user_namespace),
+                Err(fault) => (FromKeeper::Refused { token, fault }, None),
+            },
         };
         let beside: Vec<_> = answer.1.iter().map(AsFd::as_fd).collect();
         // A server that went away is noticed by the next receive.
@@ -184,7 +196,9 @@ impl Keeper {
         descriptors: Vec<OwnedFd>,
     ) -> Result<(i32, Option<OwnedFd>), Fault> {
         let mut descriptors = descriptors.into_iter();
-        let control = descriptors.next().ok_or_else(|| fault("no control socket", libc::EPROTO))?;
+        let control = descriptors
+            .next()
+            .ok_or_else(|| fault("no control socket", libc::EPROTO))?;
         let cgroup = descriptors.next();
         let (mut mapped, mapper) = io::pipe().map_err(named("make a pipe"))?;
         let users = namespaces & libc::CLONE_NEWUSER as u64 != 0;
@@ -249,7 +263,10 @@ fn prepare(
 }
 
 fn fault(step: &str, errno: i32) -> Fault {
-    Fault { step: step.into(), errno }
+    Fault {
+        step: step.into(),
+        errno,
+    }
 }
 
 fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
@@ -257,8 +274,14 @@ fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
 }
 
 /// Device nodes every sandbox has: name, major, minor.
-const DEVICES: [(&str, u32, u32); 6] =
-    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const DEVICES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
 /// Links every sandbox has in `/dev`.
 const LINKS: [(&str, &str); 6] = [
     ("ptmx", "pts/ptmx"),
@@ -283,8 +306,14 @@ fn build_root() -> Result<(), Error> {
     let proc = new_mount("proc", &[])?;
     let any = |step: &'static str| move || step.to_owned();
     // Any directory will do to hang the new root on; this one is always there.
-    move_mount(root.as_fd(), c"", CWD, c"/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .step(any("attach the keeper's root"))?;
+    move_mount(
+        root.as_fd(),
+        c"",
+        CWD,
+        c"/proc",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .step(any("attach the keeper's root"))?;
     rustix::process::fchdir(&root).step(any("enter the keeper's root"))?;
     rustix::process::pivot_root(c".", c".").step(any("pivot to the keeper's root"))?;
     rustix::mount::unmount(c".", UnmountFlags::DETACH).step(any("leave the host's root"))?;
@@ -293,19 +322,36 @@ fn build_root() -> Result<(), Error> {
         fs::create_dir(Path::new("/").join(directory)).step(|| format!("mkdir {directory}"))?;
     }
     fs::create_dir(NEW_ROOT).step(any("mkdir the new root"))?;
-    move_mount(proc.as_fd(), c"", CWD, c"/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .step(any("attach proc"))?;
-    rustix::fs::open(c"/null", OFlags::CREATE | OFlags::CLOEXEC, Mode::from_raw_mode(0o444))
-        .step(any("make the empty file"))?;
+    move_mount(
+        proc.as_fd(),
+        c"",
+        CWD,
+        c"/proc",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .step(any("attach proc"))?;
+    rustix::fs::open(
+        c"/null",
+        OFlags::CREATE | OFlags::CLOEXEC,
+        Mode::from_raw_mode(0o444),
+    )
+    .step(any("make the empty file"))?;
     rustix::process::umask(Mode::empty());
     for (name, major, minor) in DEVICES {
         let path = CString::new(format!("/dev/{name}")).unwrap_or_default();
         let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(CWD, path, FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)
-            .step(|| format!("make /dev/{name}"))?;
+        rustix::fs::mknodat(
+            CWD,
+            path,
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o666),
+            device,
+        )
+        .step(|| format!("make /dev/{name}"))?;
     }
     for (name, target) in LINKS {
-        std::os::unix::fs::symlink(target, format!("/dev/{name}")).step(|| format!("link /dev/{name}"))?;
+        std::os::unix::fs::symlink(target, format!("/dev/{name}"))
+            .step(|| format!("link /dev/{name}"))?;
     }
     Ok(())
 }
@@ -321,10 +367,13 @@ pub(crate) fn new_mount_with(
     options: &[(&str, &str)],
     attributes: MountAttrFlags,
 ) -> Result<OwnedFd, Error> {
-    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step(|| format!("open file system {kind}"))?;
+    let context =
+        fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step(|| format!("open file system {kind}"))?;
     for (name, value) in options {
-        fsconfig_set_string(context.as_fd(), *name, *value).step(|| format!("set {kind} {name}={value}"))?;
+        fsconfig_set_string(context.as_fd(), *name, *value)
+            .step(|| format!("set {kind} {name}={value}"))?;
     }
     fsconfig_create(context.as_fd()).step(|| format!("create {kind}"))?;
-    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).step(|| format!("mount {kind}"))
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .step(|| format!("mount {kind}"))
 }

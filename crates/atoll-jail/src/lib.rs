@@ -8,7 +8,10 @@
 //! Invariants: nothing is forked from a process that has threads (the keeper is started by exec);
 //! the host never resolves a path that comes from a sandbox; this crate knows neither tokio nor the
 //! model nor HTTP.
-#![allow(unsafe_code, reason = "this crate is where system calls without a safe wrapper live")]
+#![allow(
+    unsafe_code,
+    reason = "this crate is where system calls without a safe wrapper live"
+)]
 
 pub mod cgroup;
 pub mod facts;
@@ -48,7 +51,10 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn step(step: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::Step { step: step.into(), source: source.into() }
+        Self::Step {
+            step: step.into(),
+            source: source.into(),
+        }
     }
 }
 

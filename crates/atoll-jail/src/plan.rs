@@ -11,10 +11,10 @@ mod tests;
 
 use std::path::PathBuf;
 
+use crate::Error;
 use crate::facts::Facts;
 use crate::seccomp::{self, Policy};
 use crate::wire::{Boot, Mount, Source, Stock, User};
-use crate::Error;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +125,11 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
     let processors = processors(spec, facts);
-    let count = if processors.is_empty() { facts.processors.len() } else { processors.len() };
+    let count = if processors.is_empty() {
+        facts.processors.len()
+    } else {
+        processors.len()
+    };
     Ok(Plan {
         ids: spec.ids,
         namespaces: namespaces as u64,
@@ -165,8 +169,14 @@ impl Plan {
 }
 
 /// Refuses a host that cannot isolate, and says what would help.
-fn require(facts: &Facts) -> Result<(), Error> {
-    let unsupported = |feature, why: String, remedy| Err(Error::Unsupported { feature, why, remedy });
+pub fn require(facts: &Facts) -> Result<(), Error> {
+    let unsupported = |feature, why: String, remedy| {
+        Err(Error::Unsupported {
+            feature,
+            why,
+            remedy,
+        })
+    };
     if !facts.root {
         return unsupported(
             "sandboxes without root",
@@ -236,7 +246,10 @@ fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
             let mut files = match controller {
                 "cpu" => vec![
                     file("cpu.cfs_period_us", "100000".into()),
-                    file("cpu.cfs_quota_us", (u64::from(spec.millicpus) * 100).to_string()),
+                    file(
+                        "cpu.cfs_quota_us",
+                        (u64::from(spec.millicpus) * 100).to_string(),
+                    ),
                 ],
                 "memory" => vec![file("memory.limit_in_bytes", spec.memory.to_string())],
                 _ => vec![file("pids.max", spec.pids.to_string())],
@@ -245,9 +258,16 @@ fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
                 files.push(file("memory.memsw.limit_in_bytes", spec.memory.to_string()));
             }
             limits.v1.push((controller.into(), files));
-        } else if cgroups.v2_controllers.iter().any(|known| known == controller) {
+        } else if cgroups
+            .v2_controllers
+            .iter()
+            .any(|known| known == controller)
+        {
             match controller {
-                "cpu" => limits.v2.push(file("cpu.max", format!("{} 100000", u64::from(spec.millicpus) * 100))),
+                "cpu" => limits.v2.push(file(
+                    "cpu.max",
+                    format!("{} 100000", u64::from(spec.millicpus) * 100),
+                )),
                 "memory" => {
                     limits.v2.push(file("memory.max", spec.memory.to_string()));
                     if cgroups.swap {
@@ -281,33 +301,62 @@ fn processors(spec: &Spec, facts: &Facts) -> Vec<u32> {
 }
 
 fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
-    let mount = |source, target: &str, attributes| Mount { source, target: target.into(), attributes };
+    let mount = |source, target: &str, attributes| Mount {
+        source,
+        target: target.into(),
+        attributes,
+    };
     let new = |kind: &str, options: &[(&str, &str)]| Source::New {
         kind: kind.into(),
-        options: options.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+        options: options
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect(),
     };
     let half = (spec.memory / 2).to_string();
     let quarter = (spec.memory / 4).to_string();
     let mut mounts = vec![
         mount(new("proc", &[]), "/proc", NOSUID | NODEV | NOEXEC),
-        mount(Source::Stock(Stock::Devices), "/dev", NOSUID | NOEXEC | READ_ONLY),
         mount(
-            new("devpts", &[("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5"), ("max", "256")]),
+            Source::Stock(Stock::Devices),
+            "/dev",
+            NOSUID | NOEXEC | READ_ONLY,
+        ),
+        mount(
+            new(
+                "devpts",
+                &[
+                    ("ptmxmode", "0666"),
+                    ("mode", "0620"),
+                    ("gid", "5"),
+                    ("max", "256"),
+                ],
+            ),
             "/dev/pts",
             NOSUID | NOEXEC,
         ),
         mount(
-            new("tmpfs", &[("mode", "1777"), ("size", &half), ("nr_inodes", "65536")]),
+            new(
+                "tmpfs",
+                &[("mode", "1777"), ("size", &half), ("nr_inodes", "65536")],
+            ),
             "/dev/shm",
             NOSUID | NODEV,
         ),
         mount(new("mqueue", &[]), "/dev/mqueue", NOSUID | NODEV | NOEXEC),
         mount(
-            new("tmpfs", &[("mode", "0755"), ("size", &quarter), ("nr_inodes", "65536")]),
+            new(
+                "tmpfs",
+                &[("mode", "0755"), ("size", &quarter), ("nr_inodes", "65536")],
+            ),
             "/run",
             NOSUID | NODEV,
         ),
-        mount(Source::View { path: "sys".into() }, "/sys", NOSUID | NODEV | NOEXEC | READ_ONLY),
+        mount(
+            Source::View { path: "sys".into() },
+            "/sys",
+            NOSUID | NODEV | NOEXEC | READ_ONLY,
+        ),
     ];
     for path in &facts.proc_paths {
         let name = path.trim_end_matches('/');
@@ -320,12 +369,16 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
         mounts.push(mount(source, &target, NOSUID | NODEV | NOEXEC | READ_ONLY));
     }
     mounts.push(mount(
-        Source::View { path: "meminfo".into() },
+        Source::View {
+            path: "meminfo".into(),
+        },
         "/proc/meminfo",
         NOSUID | NODEV | NOEXEC | READ_ONLY,
     ));
     for (source, target) in &spec.host_mounts {
-        let source = Source::Handed { path: source.to_string_lossy().into_owned() };
+        let source = Source::Handed {
+            path: source.to_string_lossy().into_owned(),
+        };
         mounts.push(mount(source, target, NOSUID | NODEV | READ_ONLY));
     }
     mounts

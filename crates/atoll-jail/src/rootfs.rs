@@ -34,26 +34,39 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
     let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
         if let Some(ids) = root.user_namespace {
-            sys::mount_setattr(tree.as_fd(), 0, Some(ids)).step(|| format!("map the ids of {what}"))?;
+            sys::mount_setattr(tree.as_fd(), 0, Some(ids))
+                .step(|| format!("map the ids of {what}"))?;
         }
         Ok(tree)
     };
-    let layers: Vec<OwnedFd> =
-        root.layers.iter().map(|layer| mapped(*layer, "a template layer")).collect::<Result<_, _>>()?;
+    let layers: Vec<OwnedFd> = root
+        .layers
+        .iter()
+        .map(|layer| mapped(*layer, "a template layer"))
+        .collect::<Result<_, _>>()?;
     let own = mapped(root.directory, "the sandbox's directory")?;
     let part = |name: &str| {
-        rustix::fs::openat(&own, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .step(|| format!("open {name}"))
+        rustix::fs::openat(
+            &own,
+            name,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .step(|| format!("open {name}"))
     };
     let (upper, work) = (part("upper")?, part("work")?);
 
     let overlay = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).step(|| "open overlay".into())?;
     let set = |name: &str, value: &str| {
-        fsconfig_set_string(overlay.as_fd(), name, value).step(|| format!("set overlay {name}={value}"))
+        fsconfig_set_string(overlay.as_fd(), name, value)
+            .step(|| format!("set overlay {name}={value}"))
     };
     let path = |descriptor: &OwnedFd| format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     set("source", "atoll")?;
-    set("lowerdir", &layers.iter().map(path).collect::<Vec<_>>().join(":"))?;
+    set(
+        "lowerdir",
+        &layers.iter().map(path).collect::<Vec<_>>().join(":"),
+    )?;
     set("upperdir", &path(&upper))?;
     set("workdir", &path(&work))?;
     // A lower directory can be renamed, as programs expect.
@@ -71,7 +84,10 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
     // With the wrong ids the kernel makes it read-only and says so only in its log.
     let found = rustix::fs::fstatvfs(&mount).step(|| "look at the overlay".into())?;
     if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
-        return Err(Error::step("mount overlay: it came up read-only", rustix::io::Errno::ROFS));
+        return Err(Error::step(
+            "mount overlay: it came up read-only",
+            rustix::io::Errno::ROFS,
+        ));
     }
     Ok(mount)
 }
@@ -84,7 +100,8 @@ fn create_as(overlay: &OwnedFd, root: &Root<'_>) -> Result<(), Error> {
         return fsconfig_create(overlay.as_fd()).step(|| "create overlay".into());
     }
     let bits = sys::prctl(libc::PR_GET_SECUREBITS, 0).step(|| "read securebits".into())? as u64;
-    sys::prctl(libc::PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP).step(|| "keep capabilities".into())?;
+    sys::prctl(libc::PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP)
+        .step(|| "keep capabilities".into())?;
     sys::set_file_ids(root.ids.base, root.ids.base);
     let created = fsconfig_create(overlay.as_fd());
     sys::set_file_ids(0, 0);
@@ -95,7 +112,8 @@ fn create_as(overlay: &OwnedFd, root: &Root<'_>) -> Result<(), Error> {
 /// A detached, read-only mount of a file or directory of the host.
 pub fn host_mount(path: &Path) -> Result<OwnedFd, Error> {
     let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;
-    let tree = open_tree(CWD, path, flags).step(|| format!("clone the mount of {}", path.display()))?;
+    let tree =
+        open_tree(CWD, path, flags).step(|| format!("clone the mount of {}", path.display()))?;
     let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
     sys::mount_setattr(tree.as_fd(), attributes, None)
         .step(|| format!("make the mount of {} read-only", path.display()))?;
@@ -103,7 +121,10 @@ pub fn host_mount(path: &Path) -> Result<OwnedFd, Error> {
 }
 
 /// A detached copy of the mount at `path` below a descriptor.
-pub(crate) fn clone_tree(directory: BorrowedFd<'_>, path: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
+pub(crate) fn clone_tree(
+    directory: BorrowedFd<'_>,
+    path: &std::ffi::CStr,
+) -> rustix::io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;
     if path.is_empty() {
         flags |= OpenTreeFlags::AT_EMPTY_PATH;
@@ -112,4 +133,3 @@ pub(crate) fn clone_tree(directory: BorrowedFd<'_>, path: &std::ffi::CStr) -> ru
     }
     open_tree(directory, path, flags)
 }
-

@@ -6,7 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 /// Who we are after a clone.
@@ -35,7 +39,11 @@ pub(crate) unsafe fn clone(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> i
     }
     // SAFETY: the arguments live across the call; without CLONE_VM the child has its own memory.
     let result = unsafe {
-        libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>())
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw mut arguments,
+            size_of::<libc::clone_args>(),
+        )
     };
     match check(result)? {
         0 => Ok(Cloned::Child),
@@ -88,7 +96,11 @@ pub(crate) fn set_effective_uid(uid: u32) -> io::Result<()> {
 pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     // SAFETY: the slice lives across the call; the others involve no memory.
     unsafe {
-        check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
+        check(libc::syscall(
+            libc::SYS_setgroups,
+            groups.len(),
+            groups.as_ptr(),
+        ))?;
         check(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
         check(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
     }
@@ -117,7 +129,10 @@ pub(crate) fn set_capabilities(permitted: u64, inheritable: u64) -> io::Result<(
         version: u32,
         pid: i32,
     }
-    let header = Header { version: 0x2008_0522, pid: 0 };
+    let header = Header {
+        version: 0x2008_0522,
+        pid: 0,
+    };
     let low = |mask: u64| mask as u32;
     let high = |mask: u64| (mask >> 32) as u32;
     let data = [
@@ -136,20 +151,41 @@ pub(crate) fn child_signals() -> io::Result<OwnedFd> {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        check(i64::from(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut())))?;
+        check(i64::from(libc::sigprocmask(
+            libc::SIG_BLOCK,
+            &raw const set,
+            std::ptr::null_mut(),
+        )))?;
         let descriptor = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
         check(i64::from(descriptor))?;
         Ok(OwnedFd::from_raw_fd(descriptor))
     }
 }
 
-/// Gives every signal its default meaning and unblocks all: what a fresh program expects.
-pub(crate) fn reset_signals() {
-    // SAFETY: the set is initialised before use; failures concern signals that cannot be changed.
+/// Gives every signal its default meaning. PID 1 does it once for all its children: what is ignored
+/// stays ignored across an exec, and a fresh program expects nothing to be.
+pub(crate) fn default_signals() {
+    // The kernel's form of a disposition: no handler, no flags, an empty mask. The C library would
+    // refuse to touch two signals that it keeps for itself and an outer program may ignore.
+    let default = [0_u64; 4];
+    for signal in 1..=64_u64 {
+        // SAFETY: the kernel reads one disposition; failures concern signals that cannot be changed.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                default.as_ptr(),
+                std::ptr::null_mut::<u64>(),
+                size_of::<u64>(),
+            )
+        };
+    }
+}
+
+/// Unblocks all signals.
+pub(crate) fn unblock_signals() {
+    // SAFETY: the set is initialised before use.
     unsafe {
-        for signal in 1..=64 {
-            libc::signal(signal, libc::SIG_DFL);
-        }
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut());
@@ -182,7 +218,11 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
 /// Replaces this process by a program; returns only the reason why not.
 pub(crate) fn execute(path: &CString, argv: &[CString], environment: &[CString]) -> io::Error {
     let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
-        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
+        strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([std::ptr::null()])
+            .collect()
     };
     let (argv, environment) = (pointers(argv), pointers(environment));
     // SAFETY: both arrays end with a null pointer and their strings outlive the call.
@@ -204,12 +244,18 @@ pub(crate) fn place(descriptor: BorrowedFd<'_>, number: i32) -> io::Result<()> {
         // dup3 refuses equal numbers; only the flag has to be right.
         // SAFETY: no memory is involved.
         check(i64::from(unsafe {
-            libc::fcntl(number, libc::F_SETFD, if number > 2 { libc::FD_CLOEXEC } else { 0 })
+            libc::fcntl(
+                number,
+                libc::F_SETFD,
+                if number > 2 { libc::FD_CLOEXEC } else { 0 },
+            )
         }))?;
         return Ok(());
     }
     // SAFETY: no memory is involved; whatever had the number is closed on purpose.
-    check(i64::from(unsafe { libc::dup3(descriptor.as_raw_fd(), number, flags) }))?;
+    check(i64::from(unsafe {
+        libc::dup3(descriptor.as_raw_fd(), number, flags)
+    }))?;
     Ok(())
 }
 
@@ -224,7 +270,11 @@ pub(crate) fn loopback_up() -> io::Result<()> {
         request.ifr_name[0] = b'l' as libc::c_char;
         request.ifr_name[1] = b'o' as libc::c_char;
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
-        check(i64::from(libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request)))?;
+        check(i64::from(libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCSIFFLAGS,
+            &raw mut request,
+        )))?;
     }
     Ok(())
 }
@@ -239,20 +289,29 @@ pub(crate) fn set_processors(processors: &[u32]) -> io::Result<()> {
                 libc::CPU_SET(processor as usize, &mut set);
             }
         }
-        check(i64::from(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)))?;
+        check(i64::from(libc::sched_setaffinity(
+            0,
+            size_of::<libc::cpu_set_t>(),
+            &raw const set,
+        )))?;
     }
     Ok(())
 }
 
 /// Overwrites this process's command line, as `ps` shows it.
 pub(crate) fn set_title(title: &str) {
-    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else { return };
+    let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else {
+        return;
+    };
     // Fields 48 and 49; counting starts after the name, which may contain anything.
-    let Some((_, rest)) = stat.rsplit_once(") ") else { return };
+    let Some((_, rest)) = stat.rsplit_once(") ") else {
+        return;
+    };
     let mut fields = rest.split(' ').skip(45);
-    let (Some(Ok(start)), Some(Ok(end))) =
-        (fields.next().map(str::parse::<usize>), fields.next().map(str::parse::<usize>))
-    else {
+    let (Some(Ok(start)), Some(Ok(end))) = (
+        fields.next().map(str::parse::<usize>),
+        fields.next().map(str::parse::<usize>),
+    ) else {
         return;
     };
     let length = end.saturating_sub(start);

@@ -17,6 +17,10 @@ use crate::error::{internal, jail};
 use crate::init::gone;
 use crate::sandbox::Sandbox;
 
+/// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
+/// is not even sent.
+const LONGEST: usize = 3 << 20;
+
 /// A running command.
 #[derive(Debug)]
 pub struct Exec {
@@ -28,6 +32,13 @@ pub struct Exec {
     pub stdout: Output,
     /// What it writes to standard error.
     pub stderr: Output,
+    /// How to wait for it and to end it.
+    pub control: Control,
+}
+
+/// How to wait for a command and to end it, apart from its streams.
+#[derive(Debug, Clone)]
+pub struct Control {
     request: u32,
     sandbox: Arc<Sandbox>,
     leaf: Arc<Leaf>,
@@ -83,7 +94,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     let pid = match started.await {
         Ok(Ok(pid)) => pid,
         Ok(Err((part, errno))) => {
-            leaf.remove();
+            sandbox.leave(leaf.into());
             return Err(refused(part, errno, &spec));
         }
         Err(_) => return Err(gone()),
@@ -102,10 +113,12 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         stdin,
         stdout: reader(stdout)?,
         stderr: reader(stderr)?,
-        request,
-        sandbox,
-        leaf,
-        status,
+        control: Control {
+            request,
+            sandbox,
+            leaf,
+            status,
+        },
     })
 }
 
@@ -142,14 +155,8 @@ impl Supervisor {
         status.timed_out = timed_out;
         let killed = status.signal == Some(9) || status.code == Some(137);
         status.oom_killed = killed && !timed_out && self.sandbox.group.oom_kills() > self.before;
-        // Children that live on keep their directory; the sandbox removes it later.
-        self.sandbox.tidy();
-        if !self.leaf.remove()
-            && let Ok(mut lingering) = self.sandbox.lingering.lock()
-        {
-            lingering.push(Arc::clone(&self.leaf));
-        }
         told.send_replace(Some(status));
+        self.sandbox.leave(Arc::clone(&self.leaf));
     }
 }
 
@@ -169,7 +176,7 @@ fn decode(raw: i32) -> ExecStatus {
     }
 }
 
-impl Exec {
+impl Control {
     /// Waits for its end.
     pub async fn wait(&self) -> ExecStatus {
         let mut status = self.status.clone();
@@ -201,6 +208,23 @@ impl Exec {
         self.leaf
             .kill()
             .map_err(|error| internal("kill a command", &error))
+    }
+}
+
+impl Exec {
+    /// Waits for its end.
+    pub async fn wait(&self) -> ExecStatus {
+        self.control.wait().await
+    }
+
+    /// Sends a signal to its process group.
+    pub async fn signal(&self, signal: i32) -> Result<(), Error> {
+        self.control.signal(signal).await
+    }
+
+    /// Ends everything it started.
+    pub fn kill(&self) -> Result<(), Error> {
+        self.control.kill()
     }
 
     /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
@@ -250,8 +274,15 @@ impl Output {
         loop {
             // Looked at before the pipe: what was written before the end is then in it.
             let ended = self.status.borrow().is_some();
-            match self.pipe.try_read(buffer) {
+            let read = if ended {
+                // `try_read` believes what it was last told of the pipe; this asks the pipe.
+                rustix::io::read(&self.pipe, &mut *buffer).map_err(std::io::Error::from)
+            } else {
+                self.pipe.try_read(buffer)
+            };
+            match read {
                 Ok(read) => return Ok(read),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(internal("read a command's output", &error)),
             }
@@ -347,12 +378,28 @@ fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
     {
         return Err(nul("cwd"));
     }
+    let words = argv.iter().map(Vec::len).sum::<usize>();
+    let variables = spec
+        .environment
+        .iter()
+        .map(|(name, value)| name.len() + value.len());
+    if words + variables.sum::<usize>() > LONGEST {
+        return Err(too_long());
+    }
     Ok(wire::Exec {
         argv,
         environment: spec.environment.clone(),
         user: spec.user.clone().unwrap_or_default(),
         directory: spec.directory.clone().unwrap_or_default(),
     })
+}
+
+fn too_long() -> Error {
+    Error::invalid(
+        "command",
+        "the command's arguments and environment are too long for the kernel",
+        "pass what is long through standard input or a file",
+    )
 }
 
 fn refused(part: Part, errno: i32, spec: &ExecSpec) -> Error {
@@ -378,6 +425,7 @@ fn refused(part: Part, errno: i32, spec: &ExecSpec) -> Error {
             .remedy("name a directory of the sandbox that the user may enter")
             .detail("cwd", directory)
         }
+        Part::Program if reason == rustix::io::Errno::TOOBIG => too_long(),
         Part::Program => {
             let program = match &spec.program {
                 Program::Argv(argv) => {

@@ -29,6 +29,7 @@ struct Call {
     sandbox: Arc<Sandbox>,
     request: u32,
     answers: AsyncFd<Channel<ToHelper, FromHelper>>,
+    /// The helper ends by itself: it is done, or it notices that nobody listens any more.
     finished: bool,
 }
 
@@ -409,7 +410,10 @@ pub(crate) async fn write(
         in_place,
         parents,
     };
-    let call = Call::start(sandbox, caller, work, Some(inside)).await?;
+    let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+    // When its pipe and socket are closed, the helper takes away what it has begun; a killed one
+    // could not.
+    call.finished = true;
     Ok(Writer {
         pipe: Some(pipe),
         call,

@@ -199,6 +199,19 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     Ok(collected)
 }
 
+/// Where the sandboxes that users chose to keep are.
+pub fn kept(data: &Path) -> PathBuf {
+    data.join("sandboxes")
+}
+
+/// Removes the sandboxes that users chose to keep; how many there were.
+pub fn remove_kept(data: &Path) -> Result<usize, Error> {
+    let entries = fs::read_dir(kept(data)).into_iter().flatten().flatten();
+    let paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.iter().try_for_each(|path| remove_directory(path))?;
+    Ok(paths.len())
+}
+
 /// Takes one instance away if it is dead and in scope.
 fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Result<bool, Error> {
     let mut file = match File::open(entry) {

@@ -14,6 +14,6 @@ mod sandbox;
 pub mod template;
 pub mod tree;
 
-pub use exec::{Exec, Finished, Output};
+pub use exec::{Control, Exec, Finished, Output};
 pub use files::{Reader, Writer};
-pub use runtime::{Amend, Config, LocalRuntime};
+pub use runtime::{Amend, Config, LocalRuntime, check_host};

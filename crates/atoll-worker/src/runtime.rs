@@ -494,6 +494,11 @@ impl LocalRuntime {
     }
 }
 
+/// Refuses a host on which no sandbox can be made, and says what would help.
+pub fn check_host() -> Result<(), Error> {
+    atoll_jail::plan::require(&Facts::read()).map_err(|error| crate::error::jail(&error))
+}
+
 fn unknown(id: &SandboxId) -> Error {
     Error::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
         .detail("sandboxID", id.as_str())

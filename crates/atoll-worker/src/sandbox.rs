@@ -41,7 +41,7 @@ pub(crate) struct Sandbox {
     /// PID 1 as the host sees it.
     pub(crate) pid: i32,
     /// Directories of ended execs whose children live on.
-    pub(crate) lingering: Mutex<Vec<Arc<Leaf>>>,
+    lingering: Mutex<Vec<Arc<Leaf>>>,
     directory: PathBuf,
     ids: IdRange,
     /// Keeps the template's layer from being removed.
@@ -107,12 +107,14 @@ impl Sandbox {
         )
     }
 
-    /// Tries again to remove the directories of execs whose children lived on.
-    pub(crate) fn tidy(&self) {
+    /// Removes the directories of this ended exec and of earlier ones. Children that live on keep
+    /// theirs until a later exec ends.
+    pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
         let mut lingering = self
             .lingering
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        lingering.push(leaf);
         lingering.retain(|leaf| !leaf.remove());
     }
 }

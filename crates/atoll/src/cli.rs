@@ -1,11 +1,17 @@
 //! What was typed, turned once into what it means.
 
+mod bench;
+mod doctor;
+mod gc;
+mod progress;
 mod run;
+mod template;
 
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use atoll_model::Error;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Config;
 
@@ -15,7 +21,13 @@ use crate::config::Config;
     name = "atoll",
     version,
     disable_help_subcommand = true,
-    max_term_width = 100
+    max_term_width = 100,
+    after_help = "Examples:
+  atoll run -- python3 -c 'print(6*7)'
+  atoll doctor
+  atoll run --help
+
+The data directory is /var/lib/atoll, or ATOLL_DATA_DIR."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -25,21 +37,89 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Run),
+    Doctor(doctor::Doctor),
+    Bench(bench::Bench),
+    #[command(subcommand)]
+    Template(template::Template),
+    Gc(gc::Gc),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Example:
+  atoll completions bash > /etc/bash_completion.d/atoll")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
 }
 
+/// Does what the command line says.
 pub(crate) fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     let config = Config::read();
-    match command {
-        Command::Run(run) => run.run(&config),
-    }
+    let done = match command {
+        // `run` has exit codes of its own.
+        Command::Run(run) => return run.run(&config),
+        Command::Doctor(doctor) => doctor.run(&config),
+        Command::Bench(bench) => bench.run(&config),
+        Command::Template(template) => template.run(&config),
+        Command::Gc(gc) => gc.run(&config),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "atoll", &mut script);
+            say_bytes(&script);
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    done.unwrap_or_else(|error| {
+        complain(&error);
+        ExitCode::from(error.code.exit_code())
+    })
 }
 
 /// Says what went wrong and what to do about it.
-#[expect(clippy::print_stderr, reason = "this is the edge")]
 pub(crate) fn complain(error: &Error) {
-    eprintln!("atoll: {}", error.message);
+    note(&format!("{}: {}", paint("31", "atoll"), error.message));
     if let Some(remedy) = &error.remedy {
-        eprintln!("  hint: {remedy}");
+        note(&format!("  {}: {remedy}", paint("36", "hint")));
     }
+}
+
+/// A line beside the data: on standard error.
+pub(crate) fn note(line: &str) {
+    // Nobody reads it: nothing to be done about that.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A line of data: on standard output.
+pub(crate) fn say(line: &str) {
+    say_bytes(format!("{line}\n").as_bytes());
+}
+
+fn say_bytes(bytes: &[u8]) {
+    let _ = std::io::stdout().write_all(bytes);
+}
+
+/// Colours a word for people; a pipe gets it plain.
+pub(crate) fn paint(colour: &str, word: &str) -> String {
+    if std::io::stderr().is_terminal() {
+        format!("\x1b[{colour}m{word}\x1b[0m")
+    } else {
+        word.to_owned()
+    }
+}
+
+/// A single-threaded runtime: commands wait more than they work.
+pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.map_err(|error| {
+        Error::new(
+            atoll_model::Code::Internal,
+            format!("the runtime cannot be started: {error}"),
+        )
+    })?;
+    let done = runtime.block_on(work);
+    // A thread may still wait for input that never comes.
+    runtime.shutdown_background();
+    done
 }

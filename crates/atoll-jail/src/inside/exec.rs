@@ -6,9 +6,9 @@ use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::users::{self, Identity};
+use crate::seccomp;
 use crate::sys::{self, Cloned};
 use crate::wire::{Boot, Exec, Part};
-use crate::seccomp;
 
 /// Where a child keeps the pipe to PID 1; everything above is closed.
 const FAILURE: i32 = 3;
@@ -16,7 +16,11 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// Starts a program; its pid, and the pipe that is closed without a word once it runs.
 /// Descriptors: stdin, stdout, stderr, and the cgroup2 leaf if there is one.
-pub(super) fn start(boot: &Boot, exec: &Exec, descriptors: &[OwnedFd]) -> io::Result<(i32, PipeReader)> {
+pub(super) fn start(
+    boot: &Boot,
+    exec: &Exec,
+    descriptors: &[OwnedFd],
+) -> io::Result<(i32, PipeReader)> {
     let [stdin, stdout, stderr, cgroup @ ..] = descriptors else {
         return Err(io::Error::from_raw_os_error(libc::EPROTO));
     };
@@ -46,13 +50,16 @@ fn report((part, error): (Part, io::Error)) -> ! {
 
 /// The inverse of `part as u8`.
 pub(super) fn part(number: u8) -> Part {
-    [Part::User, Part::Directory, Part::Program].get(usize::from(number)).copied().unwrap_or(Part::Setup)
+    [Part::User, Part::Directory, Part::Program]
+        .get(usize::from(number))
+        .copied()
+        .unwrap_or(Part::Setup)
 }
 
 /// Leaves everything of PID 1 behind: session, signals, descriptors.
 fn prepare(boot: &Boot, stdio: [BorrowedFd<'_>; 3], failure: &PipeWriter) -> io::Result<()> {
     rustix::process::setsid()?;
-    sys::reset_signals();
+    sys::unblock_signals();
     // All numbers up to the pipe's may be taken by something we still need: go through copies
     // above them.
     let copies = stdio.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 10));
@@ -92,7 +99,10 @@ fn become_program(boot: &Boot, exec: &Exec) -> (Part, io::Error) {
         return (Part::Directory, error);
     }
     let environment = environment(boot, exec, &identity);
-    let (Ok(argv), Ok(pairs)) = (strings(exec.argv.iter().cloned()), strings(joined(&environment))) else {
+    let (Ok(argv), Ok(pairs)) = (
+        strings(exec.argv.iter().cloned()),
+        strings(joined(&environment)),
+    ) else {
         return (Part::Program, errno(libc::EINVAL));
     };
     let Some(program) = exec.argv.first().filter(|program| !program.is_empty()) else {
@@ -108,7 +118,9 @@ fn enter(identity: &Identity, directory: &[u8]) -> io::Result<()> {
     let home = identity.home.as_bytes();
     let wanted = match directory {
         [] => {
-            return rustix::process::chdir(home).or_else(|_| rustix::process::chdir(c"/")).map_err(Into::into);
+            return rustix::process::chdir(home)
+                .or_else(|_| rustix::process::chdir(c"/"))
+                .map_err(Into::into);
         }
         [b'/', ..] => directory.to_vec(),
         _ => super::files::absolute(directory, home),
@@ -126,7 +138,8 @@ fn enter(identity: &Identity, directory: &[u8]) -> io::Result<()> {
 /// Built-in variables, then the template's and sandbox's, then the call's; a later one wins.
 fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-    let mut set = |name: &[u8], value: &[u8]| match all.iter_mut().find(|(known, _)| known == name) {
+    let mut set = |name: &[u8], value: &[u8]| match all.iter_mut().find(|(known, _)| known == name)
+    {
         Some((_, old)) => *old = value.to_vec(),
         None => all.push((name.to_vec(), value.to_vec())),
     };
@@ -147,7 +160,9 @@ fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, V
 }
 
 fn joined(pairs: &[(Vec<u8>, Vec<u8>)]) -> impl Iterator<Item = Vec<u8>> + '_ {
-    pairs.iter().map(|(name, value)| [name, &b"="[..], value].concat())
+    pairs
+        .iter()
+        .map(|(name, value)| [name, &b"="[..], value].concat())
 }
 
 fn strings(bytes: impl Iterator<Item = Vec<u8>>) -> Result<Vec<CString>, std::ffi::NulError> {
@@ -161,7 +176,11 @@ fn search(program: &[u8], path: &[u8], argv: &[CString], environment: &[CString]
     }
     let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
     for directory in path.split(|byte| *byte == b':') {
-        let directory = if directory.is_empty() { b"." } else { directory };
+        let directory = if directory.is_empty() {
+            b"."
+        } else {
+            directory
+        };
         let error = attempt(&[directory, b"/", program].concat(), argv, environment);
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => {}
@@ -174,7 +193,9 @@ fn search(program: &[u8], path: &[u8], argv: &[CString], environment: &[CString]
 }
 
 fn attempt(program: &[u8], argv: &[CString], environment: &[CString]) -> io::Error {
-    let Ok(path) = CString::new(program) else { return io::Error::from_raw_os_error(libc::EINVAL) };
+    let Ok(path) = CString::new(program) else {
+        return io::Error::from_raw_os_error(libc::EINVAL);
+    };
     let error = sys::execute(&path, argv, environment);
     if error.raw_os_error() != Some(libc::ENOEXEC) {
         return error;

@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 
 use super::users::{self, Identity};
 use crate::sys::{self, Cloned};
-use crate::wire::{Authority, Boot, Channel, Entry, Failure, FileCall, FileWork, FromHelper, ToHelper};
+use crate::wire::{
+    Authority, Boot, Channel, Entry, Failure, FileCall, FileWork, FromHelper, ToHelper,
+};
 
 type Answer = Channel<FromHelper, ToHelper>;
 
@@ -34,7 +36,11 @@ impl Failed {
             Failure::User => libc::ENOENT,
             Failure::NotAFile | Failure::Kernel => libc::EINVAL,
         };
-        Self { why, errno, path: path.into() }
+        Self {
+            why,
+            errno,
+            path: path.into(),
+        }
     }
 }
 
@@ -56,19 +62,25 @@ impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
 /// Starts a helper; its pid. Descriptors: the answer socket, and the data pipe if there is one.
 pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> io::Result<i32> {
     let mut descriptors = descriptors.into_iter();
-    let answer = descriptors.next().ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
+    let answer = descriptors
+        .next()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
     let data = descriptors.next();
     // SAFETY: PID 1 has one thread.
     match unsafe { sys::clone(0, None) }? {
         Cloned::Parent(pid) => Ok(pid),
         Cloned::Child => {
-            let Some((answer, data)) = keep_only(answer, data) else { sys::exit(1) };
+            let Some((answer, data)) = keep_only(answer, data) else {
+                sys::exit(1)
+            };
             let answer = Answer::new(answer);
             let last = match work(boot, call, &answer, data) {
                 Ok(truncated) => FromHelper::Done { truncated },
-                Err(Failed { why, errno, path }) => {
-                    FromHelper::Failed { why, errno, path: path.into_os_string().into_vec() }
-                }
+                Err(Failed { why, errno, path }) => FromHelper::Failed {
+                    why,
+                    errno,
+                    path: path.into_os_string().into_vec(),
+                },
             };
             let _ = answer.send(&last, &[]);
             sys::exit(0)
@@ -79,7 +91,7 @@ pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> 
 /// Closes everything of PID 1's but the helper's own two descriptors.
 fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<OwnedFd>)> {
     let _ = rustix::process::setsid();
-    sys::reset_signals();
+    sys::unblock_signals();
     // SIGPIPE would end us before the server heard why.
     // SAFETY: ignoring a signal has no memory effects.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
@@ -95,7 +107,10 @@ fn keep_only(answer: OwnedFd, data: Option<OwnedFd>) -> Option<(OwnedFd, Option<
     // SAFETY: these numbers were just placed and belong to nobody else.
     unsafe {
         use std::os::fd::FromRawFd;
-        Some((OwnedFd::from_raw_fd(3), piped.then(|| OwnedFd::from_raw_fd(4))))
+        Some((
+            OwnedFd::from_raw_fd(3),
+            piped.then(|| OwnedFd::from_raw_fd(4)),
+        ))
     }
 }
 
@@ -108,7 +123,10 @@ struct Caller {
 
 impl Caller {
     fn path(&self, path: &[u8]) -> PathBuf {
-        PathBuf::from(OsString::from_vec(absolute(path, self.identity.home.as_bytes())))
+        PathBuf::from(OsString::from_vec(absolute(
+            path,
+            self.identity.home.as_bytes(),
+        )))
     }
 
     /// Gives a new object to the user.
@@ -149,12 +167,18 @@ pub(super) fn absolute(path: &[u8], home: &[u8]) -> Vec<u8> {
 }
 
 /// Does the work; true if a list left something out.
-fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) -> Result<bool, Failed> {
+fn work(
+    boot: &Boot,
+    call: &FileCall,
+    answer: &Answer,
+    data: Option<OwnedFd>,
+) -> Result<bool, Failed> {
     let unknown = || Failed::new(Failure::User, Path::new(&call.user));
     let identity = users::find(&call.user, &boot.user).ok_or_else(unknown)?;
     let owner = match call.authority {
         Authority::User => {
-            sys::set_ids(identity.uid, identity.gid, &identity.groups).at(Path::new(&identity.name))?;
+            sys::set_ids(identity.uid, identity.gid, &identity.groups)
+                .at(Path::new(&identity.name))?;
             None
         }
         Authority::Root => {
@@ -164,10 +188,19 @@ fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) ->
     };
     let caller = Caller { identity, owner };
     match &call.work {
-        FileWork::Read { path, offset, length } => {
+        FileWork::Read {
+            path,
+            offset,
+            length,
+        } => {
             transfer::read(&caller.path(path), *offset, *length, answer, data)?;
         }
-        FileWork::Write { path, mode, in_place, parents } => {
+        FileWork::Write {
+            path,
+            mode,
+            in_place,
+            parents,
+        } => {
             let path = caller.path(path);
             if *parents && let Some(parent) = path.parent() {
                 caller.make_directories(parent)?;
@@ -176,11 +209,24 @@ fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) ->
         }
         FileWork::Stat { path, follow } => {
             let path = caller.path(path);
-            let found = if *follow { fs::metadata(&path) } else { fs::symlink_metadata(&path) };
-            say(answer, vec![entry(&path, path.as_os_str(), &found.at(&path)?)])?;
+            let found = if *follow {
+                fs::metadata(&path)
+            } else {
+                fs::symlink_metadata(&path)
+            };
+            say(
+                answer,
+                vec![entry(&path, path.as_os_str(), &found.at(&path)?)],
+            )?;
         }
-        FileWork::List { path, depth, limit } => return list(&caller.path(path), *depth, *limit, answer),
-        FileWork::Mkdir { path, parents, mode } => {
+        FileWork::List { path, depth, limit } => {
+            return list(&caller.path(path), *depth, *limit, answer);
+        }
+        FileWork::Mkdir {
+            path,
+            parents,
+            mode,
+        } => {
             let path = caller.path(path);
             if *parents {
                 if path.is_dir() {
@@ -206,10 +252,15 @@ fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) ->
         }
         FileWork::Rename { from, to, replace } => {
             let (from, to) = (caller.path(from), caller.path(to));
-            let flags = if *replace { rustix::fs::RenameFlags::empty() } else { rustix::fs::RenameFlags::NOREPLACE };
+            let flags = if *replace {
+                rustix::fs::RenameFlags::empty()
+            } else {
+                rustix::fs::RenameFlags::NOREPLACE
+            };
             // An error about `from` is told as such; what is left is about `to`.
             fs::symlink_metadata(&from).at(&from)?;
-            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags).at(&to)?;
+            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags)
+                .at(&to)?;
         }
         FileWork::Copy { from, to, replace } => {
             copy::copy(&caller, &caller.path(from), &caller.path(to), *replace)?;
@@ -223,7 +274,11 @@ fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) ->
             let unknown = |name: &str| Failed::new(Failure::User, Path::new(name));
             let uid = match owner.as_str() {
                 "" => None,
-                name => Some(users::find(name, &boot.user).ok_or_else(|| unknown(name))?.uid),
+                name => Some(
+                    users::find(name, &boot.user)
+                        .ok_or_else(|| unknown(name))?
+                        .uid,
+                ),
             };
             let gid = match group.as_str() {
                 "" => None,
@@ -236,25 +291,34 @@ fn work(boot: &Boot, call: &FileCall, answer: &Answer, data: Option<OwnedFd>) ->
 }
 
 fn say(answer: &Answer, entries: Vec<Entry>) -> Result<(), Failed> {
-    answer.send(&FromHelper::Entries(entries), &[]).at(Path::new(""))
+    answer
+        .send(&FromHelper::Entries(entries), &[])
+        .at(Path::new(""))
 }
 
 fn entry(path: &Path, name: &OsStr, found: &fs::Metadata) -> Entry {
-    let link = if found.is_symlink() { fs::read_link(path).unwrap_or_default() } else { PathBuf::new() };
+    let link = if found.is_symlink() {
+        fs::read_link(path).unwrap_or_default()
+    } else {
+        PathBuf::new()
+    };
     Entry {
         path: name.as_bytes().to_vec(),
         mode: found.mode(),
         uid: found.uid(),
         gid: found.gid(),
         size: found.size(),
-        modified: found.mtime().saturating_mul(1_000_000_000).saturating_add(found.mtime_nsec()),
+        modified: found
+            .mtime()
+            .saturating_mul(1_000_000_000)
+            .saturating_add(found.mtime_nsec()),
         link: link.into_os_string().into_vec(),
     }
 }
 
 /// Describes what is below a directory, parents before children, names in order.
 fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Failed> {
-    const TOGETHER: usize = 16 * 1024;
+    const TOGETHER: usize = 6 * 1024;
     if !fs::metadata(top).at(top)?.is_dir() {
         return Err(Failed::new(Failure::NotADirectory, top));
     }
@@ -275,7 +339,9 @@ fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Fai
         for name in names {
             let (path, name) = (directory.join(&name), relative.join(&name));
             // It may have gone in the meantime.
-            let Ok(found) = fs::symlink_metadata(&path) else { continue };
+            let Ok(found) = fs::symlink_metadata(&path) else {
+                continue;
+            };
             if sent == limit {
                 say(answer, batch)?;
                 return Ok(true);
@@ -300,6 +366,9 @@ fn list(top: &Path, depth: u32, limit: u32, answer: &Answer) -> Result<bool, Fai
 
 /// A path as the kernel wants it.
 fn c_path(path: &Path) -> Result<CString, Failed> {
-    CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Failed { why: Failure::Kernel, errno: libc::EINVAL, path: path.into() })
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| Failed {
+        why: Failure::Kernel,
+        errno: libc::EINVAL,
+        path: path.into(),
+    })
 }

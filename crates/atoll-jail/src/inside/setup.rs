@@ -22,10 +22,14 @@ const SYS_ADMIN: u64 = 1 << 21;
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         match error {
-            Error::Step { step, source } => {
-                Self { step, errno: source.raw_os_error().unwrap_or(libc::EIO) }
-            }
-            Error::Unsupported { feature, .. } => Self { step: feature.into(), errno: libc::ENOSYS },
+            Error::Step { step, source } => Self {
+                step,
+                errno: source.raw_os_error().unwrap_or(libc::EIO),
+            },
+            Error::Unsupported { feature, .. } => Self {
+                step: feature.into(),
+                errno: libc::ENOSYS,
+            },
         }
     }
 }
@@ -33,18 +37,33 @@ impl From<Error> for Fault {
 /// Follows the server's two messages; the sandbox is complete afterwards. The file is PID 1's own
 /// `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself included.
 pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault> {
-    let Some(Packet { message: ToInit::Boot(boot), .. }) = server.receive().step(|| "receive the plan".into())?
+    let Some(Packet {
+        message: ToInit::Boot(boot),
+        ..
+    }) = server.receive().step(|| "receive the plan".into())?
     else {
-        return Err(Fault { step: "receive the plan".into(), errno: libc::EPROTO });
+        return Err(Fault {
+            step: "receive the plan".into(),
+            errno: libc::EPROTO,
+        });
     };
     let oom_score = open_oom_score()?;
     let prepared = prepare(&boot)?;
-    let Some(Packet { message: ToInit::Go, descriptors }) = server.receive().step(|| "receive the root".into())?
+    let Some(Packet {
+        message: ToInit::Go,
+        descriptors,
+    }) = server.receive().step(|| "receive the root".into())?
     else {
-        return Err(Fault { step: "receive the root".into(), errno: libc::EPROTO });
+        return Err(Fault {
+            step: "receive the root".into(),
+            errno: libc::EPROTO,
+        });
     };
     let mut descriptors = descriptors.into_iter();
-    let root = descriptors.next().ok_or(Fault { step: "receive the root".into(), errno: libc::EPROTO })?;
+    let root = descriptors.next().ok_or(Fault {
+        step: "receive the root".into(),
+        errno: libc::EPROTO,
+    })?;
     enter(&root)?;
     for (mount, prepared) in boot.mounts.iter().zip(prepared) {
         let source = match (&mount.source, prepared) {
@@ -68,7 +87,9 @@ fn open_oom_score() -> Result<fs::File, Error> {
     sys::set_ids(0, 0, &[]).step(|| "become root of the sandbox".into())?;
     // Nobody else is in the sandbox yet.
     sys::prctl(libc::PR_SET_DUMPABLE, 1).step(|| "be dumpable for a moment".into())?;
-    let opened = fs::OpenOptions::new().write(true).open("/proc/self/oom_score_adj");
+    let opened = fs::OpenOptions::new()
+        .write(true)
+        .open("/proc/self/oom_score_adj");
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     opened.step(|| "open oom_score_adj".into())
 }
@@ -80,7 +101,9 @@ fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
 
 /// Does what needs no root; the detached mounts, where they can be made already.
 fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
-    sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64).step(|| "die with the keeper".into())?;
+    sys::default_signals();
+    sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64)
+        .step(|| "die with the keeper".into())?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     rustix::system::sethostname(boot.hostname.as_bytes()).step(|| "set the host name".into())?;
     if boot.loopback {
@@ -92,12 +115,18 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
     let (current, maximum) = boot.open_files;
     rustix::process::setrlimit(
         rustix::process::Resource::Nofile,
-        rustix::process::Rlimit { current: Some(current), maximum: Some(maximum) },
+        rustix::process::Rlimit {
+            current: Some(current),
+            maximum: Some(maximum),
+        },
     )
     .step(|| "limit open files".into())?;
     rustix::process::setrlimit(
         rustix::process::Resource::Core,
-        rustix::process::Rlimit { current: Some(0), maximum: None },
+        rustix::process::Rlimit {
+            current: Some(0),
+            maximum: None,
+        },
     )
     .step(|| "switch core dumps off".into())?;
     views(boot)?;
@@ -105,12 +134,16 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
         .iter()
         .map(|mount| {
             let stock = |path| {
-                let tree = clone_tree(CWD, path).step(|| format!("clone {}", path.to_string_lossy()));
+                let tree =
+                    clone_tree(CWD, path).step(|| format!("clone {}", path.to_string_lossy()));
                 tree.and_then(|tree| with_attributes(tree, mount)).map(Some)
             };
             match &mount.source {
                 Source::New { kind, options } => {
-                    let options: Vec<_> = options.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
+                    let options: Vec<_> = options
+                        .iter()
+                        .map(|(n, v)| (n.as_str(), v.as_str()))
+                        .collect();
                     let attributes = MountAttrFlags::from_bits_retain(mount.attributes);
                     new_mount_with(kind, &options, attributes).map(Some)
                 }
@@ -118,7 +151,8 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
                 Source::Stock(Stock::EmptyFile) => stock(c"/null"),
                 Source::Stock(Stock::EmptyDirectory) => stock(c"/empty"),
                 Source::View { path } => {
-                    let path = std::ffi::CString::new(format!("{NEW_ROOT}/{path}")).unwrap_or_default();
+                    let path =
+                        std::ffi::CString::new(format!("{NEW_ROOT}/{path}")).unwrap_or_default();
                     stock(&path)
                 }
                 Source::Handed { .. } | Source::Again => Ok(None),
@@ -130,8 +164,14 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
 /// Writes the views into a small file system of their own, mounted where the root will go.
 fn views(boot: &Boot) -> Result<(), Error> {
     let mount = new_mount("tmpfs", &[("mode", "0755"), ("size", "1m")])?;
-    move_mount(mount.as_fd(), c"", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .step(|| "attach the views".into())?;
+    move_mount(
+        mount.as_fd(),
+        c"",
+        CWD,
+        NEW_ROOT,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .step(|| "attach the views".into())?;
     for (path, contents) in &boot.views {
         let path = std::path::Path::new(NEW_ROOT).join(path);
         let written = path
@@ -151,8 +191,14 @@ fn with_attributes(tree: OwnedFd, mount: &Mount) -> Result<OwnedFd, Error> {
 
 /// Makes the mount our root and leaves everything else behind.
 fn enter(root: &OwnedFd) -> Result<(), Error> {
-    move_mount(root.as_fd(), c"", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .step(|| "attach the root".into())?;
+    move_mount(
+        root.as_fd(),
+        c"",
+        CWD,
+        NEW_ROOT,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .step(|| "attach the root".into())?;
     rustix::process::fchdir(root).step(|| "enter the root".into())?;
     rustix::process::pivot_root(c".", c".").step(|| "pivot to the root".into())?;
     rustix::mount::unmount(c".", UnmountFlags::DETACH).step(|| "leave the keeper's root".into())?;
@@ -168,7 +214,8 @@ fn attach(mount: &Mount, source: Option<OwnedFd>, root: &OwnedFd) -> Result<(), 
         let again = clone_tree(target.as_fd(), c"").step(|| format!("clone {target_name}"))?;
         with_attributes(again, mount)?
     };
-    let kind = rustix::fs::fstat(&source).step(|| format!("look at the source of {target_name}"))?;
+    let kind =
+        rustix::fs::fstat(&source).step(|| format!("look at the source of {target_name}"))?;
     let directory = rustix::fs::FileType::from_raw_mode(kind.st_mode).is_dir();
     let target = open_target(root, target_name, Some(directory))?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
@@ -181,7 +228,11 @@ fn attach(mount: &Mount, source: Option<OwnedFd>, root: &OwnedFd) -> Result<(), 
 fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<OwnedFd, Error> {
     let refused = |error: io::Error| {
         let link = matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR));
-        let hint = if link { " (the template has a symbolic link or a file in its place)" } else { "" };
+        let hint = if link {
+            " (the template has a symbolic link or a file in its place)"
+        } else {
+            ""
+        };
         Error::step(format!("open the mount point {path}{hint}"), error)
     };
     let mut at = root.try_clone().map_err(refused)?;
@@ -196,10 +247,12 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
         let mut opened = rustix::fs::openat(&at, name, flags, Mode::empty());
         if opened.as_ref().err() == Some(&rustix::io::Errno::NOENT) && create.is_some() {
             if directory {
-                rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).map_err(|e| refused(e.into()))?;
+                rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755))
+                    .map_err(|e| refused(e.into()))?;
             } else {
                 let make = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-                rustix::fs::openat(&at, name, make, Mode::from_raw_mode(0o644)).map_err(|e| refused(e.into()))?;
+                rustix::fs::openat(&at, name, make, Mode::from_raw_mode(0o644))
+                    .map_err(|e| refused(e.into()))?;
             }
             opened = rustix::fs::openat(&at, name, flags, Mode::empty());
         }
@@ -221,11 +274,14 @@ fn confine(boot: &Boot) -> Result<(), Error> {
                 Ok(_) => {}
                 // The first number the kernel does not know: there are no more.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => break,
-                Err(error) => return Err(Error::step(format!("drop capability {capability}"), error)),
+                Err(error) => {
+                    return Err(Error::step(format!("drop capability {capability}"), error));
+                }
             }
         }
     }
-    sys::set_capabilities(boot.capabilities | SYS_ADMIN, 0).step(|| "give up capabilities".into())?;
+    sys::set_capabilities(boot.capabilities | SYS_ADMIN, 0)
+        .step(|| "give up capabilities".into())?;
     if !boot.filter.is_empty() {
         seccomp::from_bytes(&boot.filter)
             .ok_or(io::Error::from_raw_os_error(libc::EINVAL))

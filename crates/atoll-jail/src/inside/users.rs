@@ -25,7 +25,11 @@ pub(super) fn find(name: &str, template: &User) -> Option<Identity> {
 }
 
 fn resolve(name: &str, template: &User, passwd: &str, group: &str) -> Option<Identity> {
-    let name = if name.is_empty() { template.name.as_str() } else { name };
+    let name = if name.is_empty() {
+        template.name.as_str()
+    } else {
+        name
+    };
     let (user, asked_gid) = match name.split_once(':') {
         Some((user, gid)) => (user, Some(group_id(gid, group)?)),
         None => (name, None),
@@ -33,15 +37,25 @@ fn resolve(name: &str, template: &User, passwd: &str, group: &str) -> Option<Ide
     let number = user.parse::<u32>().ok();
     let listed = passwd.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
-        let [login, _, uid, gid, _, home, shell] = fields[..] else { return None };
+        let [login, _, uid, gid, _, home, shell] = fields[..] else {
+            return None;
+        };
         let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
         (login == user || number == Some(uid)).then(|| Identity {
             name: login.into(),
             uid,
             gid,
             groups: Vec::new(),
-            home: if home.is_empty() { "/".into() } else { home.into() },
-            shell: if shell.is_empty() { "/bin/sh".into() } else { shell.into() },
+            home: if home.is_empty() {
+                "/".into()
+            } else {
+                home.into()
+            },
+            shell: if shell.is_empty() {
+                "/bin/sh".into()
+            } else {
+                shell.into()
+            },
         })
     });
     let unlisted = |name: &str, uid, gid, home: &str| Identity {
@@ -81,7 +95,9 @@ fn group_id(name: &str, group: &str) -> Option<u32> {
         let login = fields.next()?;
         (login == name).then(|| fields.nth(1)?.parse().ok())?
     });
-    listed.or_else(|| name.parse().ok()).filter(|gid| *gid <= 65535)
+    listed
+        .or_else(|| name.parse().ok())
+        .filter(|gid| *gid <= 65535)
 }
 
 fn groups(identity: &Identity, group: &str) -> Vec<u32> {
@@ -89,8 +105,13 @@ fn groups(identity: &Identity, group: &str) -> Vec<u32> {
         .lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split(':').collect();
-            let [_, _, gid, members] = fields[..] else { return None };
-            members.split(',').any(|member| member == identity.name).then(|| gid.parse().ok())?
+            let [_, _, gid, members] = fields[..] else {
+                return None;
+            };
+            members
+                .split(',')
+                .any(|member| member == identity.name)
+                .then(|| gid.parse().ok())?
         })
         .filter(|gid| *gid <= 65535)
         .take(64)
@@ -105,9 +126,13 @@ fn groups(identity: &Identity, group: &str) -> Vec<u32> {
 fn read(path: &str) -> String {
     const LONGEST: u64 = 1 << 20;
     let text = || {
-        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .ok()?;
         file.metadata().ok()?.is_file().then_some(())?;
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(16 * 1024);
         file.take(LONGEST).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     };
@@ -122,31 +147,64 @@ mod tests {
     const GROUP: &str = "root:x:0:\nwheel:x:10:ann,bob\nann:x:1001:\n";
 
     fn check(name: &str) -> Option<(u32, u32, Vec<u32>, String)> {
-        let template = User { name: "user".into(), uid: 1000, gid: 1000, home: "/home/user".into() };
+        let template = User {
+            name: "user".into(),
+            uid: 1000,
+            gid: 1000,
+            home: "/home/user".into(),
+        };
         let found = resolve(name, &template, PASSWD, GROUP)?;
         Some((found.uid, found.gid, found.groups, found.home))
     }
 
     #[test]
     fn names_and_numbers_are_found() {
-        assert_eq!(check("ann"), Some((1001, 1001, vec![10, 1001], "/home/ann".into())));
+        assert_eq!(
+            check("ann"),
+            Some((1001, 1001, vec![10, 1001], "/home/ann".into()))
+        );
         assert_eq!(check("1001"), check("ann"));
-        assert_eq!(check("ann:wheel"), Some((1001, 10, vec![10], "/home/ann".into())));
+        assert_eq!(
+            check("ann:wheel"),
+            Some((1001, 10, vec![10], "/home/ann".into()))
+        );
         assert_eq!(check("4242"), Some((4242, 4242, vec![4242], "/".into())));
         assert_eq!(check("4242:7"), Some((4242, 7, vec![7], "/".into())));
     }
 
     #[test]
     fn the_templates_user_and_root_need_no_passwd() {
-        assert_eq!(check(""), Some((1000, 1000, vec![1000], "/home/user".into())));
-        let template = User { name: "user".into(), uid: 1000, gid: 1000, home: "/w".into() };
-        assert_eq!(resolve("root", &template, "", "").map(|found| found.uid), Some(0));
-        assert_eq!(resolve("user", &template, "", "").map(|found| found.home), Some("/w".into()));
+        assert_eq!(
+            check(""),
+            Some((1000, 1000, vec![1000], "/home/user".into()))
+        );
+        let template = User {
+            name: "user".into(),
+            uid: 1000,
+            gid: 1000,
+            home: "/w".into(),
+        };
+        assert_eq!(
+            resolve("root", &template, "", "").map(|found| found.uid),
+            Some(0)
+        );
+        assert_eq!(
+            resolve("user", &template, "", "").map(|found| found.home),
+            Some("/w".into())
+        );
     }
 
     #[test]
     fn unknown_names_and_ids_out_of_range_are_not_found() {
-        for name in ["nobody-here", "ann:nogroup", "big", "70000", "-1", "0x10", "1001:70000"] {
+        for name in [
+            "nobody-here",
+            "ann:nogroup",
+            "big",
+            "70000",
+            "-1",
+            "0x10",
+            "1001:70000",
+        ] {
             assert_eq!(check(name), None, "{name}");
         }
     }

@@ -17,10 +17,16 @@ pub(super) fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
         file("sys/devices/system/cpu/online", online.clone()),
         file("sys/devices/system/cpu/possible", online.clone()),
         file("sys/devices/system/cpu/present", online),
-        file("sys/fs/cgroup/cpu.max", format!("{} 100000\n", u64::from(spec.millicpus) * 100)),
+        file(
+            "sys/fs/cgroup/cpu.max",
+            format!("{} 100000\n", u64::from(spec.millicpus) * 100),
+        ),
         file("sys/fs/cgroup/memory.max", format!("{}\n", spec.memory)),
         file("sys/fs/cgroup/pids.max", format!("{}\n", spec.pids)),
-        file("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n".into()),
+        file(
+            "sys/kernel/mm/transparent_hugepage/enabled",
+            "always [madvise] never\n".into(),
+        ),
     ]
 }
 

@@ -19,7 +19,11 @@ pub trait Decode: Sized {
     /// Reads a whole message; anything left over is malformed.
     fn from_bytes(mut input: &[u8]) -> Result<Self, Malformed> {
         let value = Self::decode(&mut input)?;
-        if input.is_empty() { Ok(value) } else { Err(Malformed) }
+        if input.is_empty() {
+            Ok(value)
+        } else {
+            Err(Malformed)
+        }
     }
 }
 
@@ -101,7 +105,11 @@ impl<T: Encode> Encode for Option<T> {
 }
 impl<T: Decode> Decode for Option<T> {
     fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
-        Ok(if bool::decode(input)? { Some(T::decode(input)?) } else { None })
+        Ok(if bool::decode(input)? {
+            Some(T::decode(input)?)
+        } else {
+            None
+        })
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::net::{
 use super::{Decode, Encode};
 
 /// A message of at most this many bytes travels in the packet; a longer one in a memfd beside it.
-const INLINE: usize = 48 * 1024;
+const INLINE: usize = 16 * 1024;
 /// No message is longer (the kernel takes 2 MiB of arguments and environment).
 const LONGEST: u64 = 4 << 20;
 /// The most descriptors beside one message; the kernel's own limit is 253.
@@ -41,8 +41,12 @@ pub struct Channel<S, R> {
 
 /// Two connected ends; the first is non-blocking for a server, the second blocks.
 pub fn pair<S, R>() -> io::Result<(Channel<S, R>, Channel<R, S>)> {
-    let (outside, inside) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (outside, inside) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
     rustix::io::ioctl_fionbio(&outside, true)?;
     Ok((Channel::new(outside), Channel::new(inside)))
 }
@@ -50,7 +54,10 @@ pub fn pair<S, R>() -> io::Result<(Channel<S, R>, Channel<R, S>)> {
 impl<S, R> Channel<S, R> {
     /// Speaks over a socket made elsewhere.
     pub fn new(socket: OwnedFd) -> Self {
-        Self { socket, kinds: PhantomData }
+        Self {
+            socket,
+            kinds: PhantomData,
+        }
     }
 
     /// The socket itself.
@@ -94,11 +101,17 @@ impl<S: Encode, R: Decode> Channel<S, R> {
     fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors))
+        {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
         loop {
-            match sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+            match sendmsg(
+                &self.socket,
+                &[IoSlice::new(bytes)],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            ) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -116,8 +129,9 @@ impl<S: Encode, R: Decode> Channel<S, R> {
             match recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received.bytes,
                 Err(rustix::io::Errno::INTR) => {}
-                // The other end was closed with our message unread: to us, the end.
-                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                // The other end was closed with our message unread. It is told once, before what
+                // the other end still said.
+                Err(rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
         };
@@ -136,13 +150,19 @@ impl<S: Encode, R: Decode> Channel<S, R> {
             Some(&IN_PACKET) => R::from_bytes(&bytes[1..received]),
             Some(&IN_MEMFD) if !descriptors.is_empty() => {
                 let mut long = Vec::new();
-                std::fs::File::from(descriptors.remove(0)).take(LONGEST).read_to_end(&mut long)?;
+                std::fs::File::from(descriptors.remove(0))
+                    .take(LONGEST)
+                    .read_to_end(&mut long)?;
                 R::from_bytes(&long)
             }
             _ => Err(super::Malformed),
         };
-        let message = message.map_err(|malformed| io::Error::new(io::ErrorKind::InvalidData, malformed))?;
-        Ok(Some(Packet { message, descriptors }))
+        let message =
+            message.map_err(|malformed| io::Error::new(io::ErrorKind::InvalidData, malformed))?;
+        Ok(Some(Packet {
+            message,
+            descriptors,
+        }))
     }
 
     /// Receives from a sandbox: no descriptors (the kernel drops them), no long messages.
@@ -152,8 +172,7 @@ impl<S: Encode, R: Decode> Channel<S, R> {
         let received = loop {
             match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()) {
                 Ok((received, _)) => break received,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
         };

@@ -9,14 +9,19 @@ use super::*;
 fn messages_and_descriptors_arrive_together() {
     let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
     let (mut reader, writer) = std::io::pipe().expect("pipe");
-    let exec = Exec { argv: vec![b"true".to_vec()], ..Exec::default() };
+    let exec = Exec {
+        argv: vec![b"true".to_vec()],
+        ..Exec::default()
+    };
     let message = ToInit::Exec { request: 7, exec };
     outside.send(&message, &[writer.as_fd()]).expect("send");
     drop(writer);
     let packet = inside.receive().expect("receive").expect("a message");
     assert_eq!(packet.message, message);
     let descriptor = packet.descriptors.into_iter().next().expect("a descriptor");
-    std::fs::File::from(descriptor).write_all(b"x").expect("write");
+    std::fs::File::from(descriptor)
+        .write_all(b"x")
+        .expect("write");
     let mut got = String::new();
     reader.read_to_string(&mut got).expect("read");
     assert_eq!(got, "x");
@@ -26,7 +31,10 @@ fn messages_and_descriptors_arrive_together() {
 fn a_long_message_arrives_whole_with_its_descriptors_in_order() {
     let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
     let (_reader, writer) = std::io::pipe().expect("pipe");
-    let exec = Exec { argv: vec![vec![b'x'; 1_000_000]], ..Exec::default() };
+    let exec = Exec {
+        argv: vec![vec![b'x'; 1_000_000]],
+        ..Exec::default()
+    };
     let message = ToInit::Exec { request: 7, exec };
     outside.send(&message, &[writer.as_fd()]).expect("send");
     let packet = inside.receive().expect("receive").expect("a message");
@@ -39,11 +47,19 @@ fn a_hostile_peer_hands_over_no_descriptors_and_no_long_messages() {
     let (outside, inside) = pair::<ToInit, FromInit>().expect("pair");
     let (_reader, writer) = std::io::pipe().expect("pipe");
     let open = || std::fs::read_dir("/proc/self/fd").expect("fds").count();
-    inside.send(&FromInit::Ready, &[writer.as_fd()]).expect("send");
+    inside
+        .send(&FromInit::Ready, &[writer.as_fd()])
+        .expect("send");
     let before = open();
-    assert_eq!(outside.receive_hostile().expect("receive"), Some(FromInit::Ready));
+    assert_eq!(
+        outside.receive_hostile().expect("receive"),
+        Some(FromInit::Ready)
+    );
     assert!(open() <= before, "a descriptor came out");
-    let long = FromInit::Fault(Fault { step: "x".repeat(100_000), errno: 1 });
+    let long = FromInit::Fault(Fault {
+        step: "x".repeat(100_000),
+        errno: 1,
+    });
     inside.send(&long, &[]).expect("send");
     assert!(outside.receive_hostile().is_err());
     drop(inside);

@@ -198,10 +198,12 @@ fn look(what: &str, path: &Path) {
 pub(super) fn masked(what: &str, proc: &Path) {
     for name in [
         "kcore",
+        "kallsyms",
         "keys",
         "timer_list",
         "sysrq-trigger",
         "acpi",
+        "irq",
         "scsi",
     ] {
         look(&format!("{what}:/proc/{name}"), &proc.join(name));

@@ -1,53 +1,328 @@
-//! `atoll run`.
+//! `atoll run`: a sandbox for one command.
 
-use crate::config::Config;
-use atoll_model::{ExecSpec, SandboxSpec};
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
-use clap::Args;
+mod transfer;
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-/// Run.
+use atoll_model::{
+    Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Program,
+    SandboxId, SandboxSpec, parse_duration,
+};
+use atoll_worker::{Config as RuntimeConfig, Control, LocalRuntime, Output, instance, template};
+use clap::Args;
+use tokio::io::AsyncWriteExt;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::progress::Bar;
+use super::template::{store, told, variables};
+use super::{block_on, complain, note};
+use crate::config::Config;
+use transfer::Transfer;
+
+/// Exit code for failures of Atoll's own, as with env(1) and docker(1).
+const OWN_FAILURE: u8 = 125;
+
+/// Make a sandbox, run a command in it, and remove it again.
+///
+/// Input, output and the exit code pass through. 124: the deadline was reached; 137: the sandbox ran
+/// out of memory; 125: Atoll itself failed; 126 and 127: the command cannot be run or was not found.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll run -- python3 -c 'print(6*7)'
+  echo hello | atoll run -- tr a-z A-Z
+  atoll run --memory 512M --cpus 1 --timeout 30s -- make test
+  atoll run --upload ./project:work --cwd work --download work/out.txt:. -- make
+  atoll run --mount /srv/data:/data --user root -- ls -l /data")]
 pub(crate) struct Run {
-    #[arg(trailing_var_arg = true)]
-    command: Vec<String>,
+    /// The template to start from.
+    #[arg(long, default_value = template::BASE, value_name = "NAME")]
+    template: String,
+    /// Processor time, in processors.
+    #[arg(long, default_value = "2", value_name = "N")]
+    cpus: Cpus,
+    /// Memory, page cache included.
+    #[arg(long, default_value = "2G", value_name = "SIZE")]
+    memory: Bytes,
+    /// Processes and threads.
+    #[arg(long, default_value_t = Limits::default().pids, value_name = "N")]
+    pids: u32,
+    /// Kill the command and all it started after this long.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+    /// Set a variable.
+    #[arg(long = "env", short = 'e', value_name = "K=V")]
+    env: Vec<String>,
+    /// Run in this directory of the sandbox [default: the user's home].
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+    /// Run as this user of the sandbox: a name, a number, or uid:gid [default: the template's].
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Copy a file or directory in before the command runs.
+    #[arg(long, value_name = "SRC:DST")]
+    upload: Vec<Transfer>,
+    /// Copy a file or directory out after the command has ended.
+    #[arg(long, value_name = "SRC:DST")]
+    download: Vec<Transfer>,
+    /// Show a file or directory of this machine in the sandbox, read-only.
+    #[arg(long, value_name = "SRC:DST")]
+    mount: Vec<Transfer>,
+    /// Keep the sandbox's files when the command has ended.
+    #[arg(long)]
+    keep: bool,
+    /// The command and its arguments.
+    #[arg(required = true, last = true, value_name = "CMD")]
+    command: Vec<std::ffi::OsString>,
 }
 
 impl Run {
-    #[allow(clippy::print_stderr)]
     pub(crate) fn run(self, config: &Config) -> ExitCode {
-        let rt = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        rt.block_on(async move {
-            let t0 = std::time::Instant::now();
-            let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
-            eprintln!("open {:?}", t0.elapsed());
-            let t0 = std::time::Instant::now();
-            let info = runtime.create(SandboxSpec::default()).await?;
-            eprintln!("create {:?} {:?}", t0.elapsed(), info.timings);
-            let t0 = std::time::Instant::now();
-            let exec = runtime
-                .exec(&info.id, ExecSpec::argv(&self.command))
-                .await?;
-            let done = exec.finish(b"", 1 << 20).await?;
-            eprintln!("exec {:?} {:?}", t0.elapsed(), done.status);
-            eprintln!(
-                "{}{}",
-                String::from_utf8_lossy(&done.stdout),
-                String::from_utf8_lossy(&done.stderr)
-            );
-            let t0 = std::time::Instant::now();
-            runtime.delete(&info.id).await?;
-            eprintln!("delete {:?}", t0.elapsed());
-            let t0 = std::time::Instant::now();
-            runtime.close().await?;
-            eprintln!("close {:?}", t0.elapsed());
-            Ok::<_, atoll_model::Error>(())
+        match block_on(self.whole(config)) {
+            Ok(code) => ExitCode::from(code),
+            Err(error) => {
+                complain(&error);
+                let code = error
+                    .details
+                    .get("exitCode")
+                    .and_then(|code| code.parse().ok());
+                ExitCode::from(code.unwrap_or(OWN_FAILURE))
+            }
+        }
+    }
+
+    async fn whole(self, config: &Config) -> Result<u8, Error> {
+        let spec = self.sandbox();
+        let exec = self.exec()?;
+        atoll_worker::check_host()?;
+        if self.template == template::BASE {
+            ensure_base(config)?;
+        }
+        let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
+        let done = self.in_sandbox(&runtime, spec, exec, config).await;
+        // Whatever happened, nothing of the sandbox stays.
+        let closed = runtime.close().await;
+        let code = done?;
+        closed?;
+        Ok(code)
+    }
+
+    async fn in_sandbox(
+        &self,
+        runtime: &LocalRuntime,
+        spec: SandboxSpec,
+        exec: ExecSpec,
+        config: &Config,
+    ) -> Result<u8, Error> {
+        // From here on signals are ours to pass on; the sandbox must not outlive us.
+        let mut signals = Signals::new()?;
+        let limits = spec.limits;
+        let id = runtime.create(spec).await?.id;
+        let caller = Caller {
+            user: self.user.clone(),
+            ..Caller::default()
+        };
+        for upload in &self.upload {
+            upload.upload(runtime, &id, &caller).await?;
+        }
+        let status = stream(runtime, &id, exec, &mut signals).await?;
+        if status.oom_killed {
+            note(&format!(
+                "atoll: killed: the sandbox ran out of memory ({}); give it more with --memory",
+                limits.memory
+            ));
+        } else if status.timed_out {
+            let after = self.timeout.unwrap_or_default();
+            note(&format!(
+                "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
+            ));
+        }
+        let code = status.exit_code() as u8;
+        for download in &self.download {
+            if let Err(error) = download.download(runtime, &id, &caller).await {
+                // A command that failed has said so already; its code is the one to tell.
+                if code == 0 {
+                    return Err(error);
+                }
+                complain(&error);
+            }
+        }
+        if self.keep {
+            keep(runtime, &id, config).await?;
+        }
+        Ok(code)
+    }
+
+    fn sandbox(&self) -> SandboxSpec {
+        let mount = |mount: &Transfer| HostMount {
+            source: PathBuf::from(&mount.source),
+            target: mount.target.clone(),
+        };
+        SandboxSpec {
+            template: self.template.clone(),
+            limits: Limits {
+                cpus: self.cpus,
+                memory: self.memory,
+                pids: self.pids,
+            },
+            environment: std::collections::BTreeMap::new(),
+            mounts: self.mount.iter().map(mount).collect(),
+        }
+    }
+
+    fn exec(&self) -> Result<ExecSpec, Error> {
+        use std::os::unix::ffi::OsStrExt;
+        let argv = self
+            .command
+            .iter()
+            .map(|word| word.as_bytes().to_vec())
+            .collect();
+        let bytes = |(name, value): (String, String)| (name.into_bytes(), value.into_bytes());
+        Ok(ExecSpec {
+            program: Program::Argv(argv),
+            environment: variables(&self.env)?.into_iter().map(bytes).collect(),
+            directory: self.cwd.clone().map(String::into_bytes),
+            user: self.user.clone(),
+            input: Input::Open,
+            deadline: self.timeout,
         })
-        .map_err(|e| super::complain(&e))
-        .ok();
-        ExitCode::SUCCESS
+    }
+}
+
+/// Makes `base` at its first use, with a bar.
+pub(crate) fn ensure_base(config: &Config) -> Result<(), Error> {
+    let store = store(config)?;
+    let mut bar = Bar::new("making template base from this machine's system (once)");
+    let made = store.ensure_base(&mut |progress| bar.show(&progress));
+    drop(bar);
+    made.map(|_| ()).map_err(|error| told(&error))
+}
+
+async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result<(), Error> {
+    let kept = instance::kept(&config.data);
+    let made = std::fs::create_dir_all(&kept);
+    made.map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", kept.display())))?;
+    let directory = kept.join(id.as_str());
+    runtime.keep(id, directory.clone()).await?;
+    note(&format!(
+        "atoll: kept {id}: what it wrote is in {}; remove it with atoll gc --kept",
+        directory.join("upper").display()
+    ));
+    Ok(())
+}
+
+/// The signals a shell sends to what runs in the foreground.
+struct Signals {
+    streams: Vec<(i32, tokio::signal::unix::Signal)>,
+}
+
+impl Signals {
+    fn new() -> Result<Self, Error> {
+        let kinds = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+            SignalKind::quit(),
+        ];
+        let streams = kinds
+            .into_iter()
+            .map(|kind| Ok((kind.as_raw_value(), signal(kind)?)))
+            .collect::<std::io::Result<_>>();
+        streams
+            .map(|streams| Self { streams })
+            .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
+    }
+
+    async fn next(&mut self) -> i32 {
+        std::future::poll_fn(|context| {
+            for (number, stream) in &mut self.streams {
+                if stream.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Runs the command with our own input and output, until it has ended and all was written.
+async fn stream(
+    runtime: &LocalRuntime,
+    id: &SandboxId,
+    exec: ExecSpec,
+    signals: &mut Signals,
+) -> Result<ExecStatus, Error> {
+    let exec = runtime.exec(id, exec).await?;
+    if let Some(stdin) = exec.stdin
+        && let Ok(pipe) = stdin.into_blocking_fd()
+    {
+        // A thread of its own: a read of a terminal cannot be taken back.
+        std::thread::spawn(move || pass_on(std::io::stdin().lock(), std::fs::File::from(pipe)));
+    }
+    let outputs = async {
+        tokio::join!(
+            copy(exec.stdout, tokio::io::stdout()),
+            copy(exec.stderr, tokio::io::stderr())
+        )
+    };
+    let control = exec.control.clone();
+    tokio::select! {
+        copied = outputs => {
+            copied.0?;
+            copied.1?;
+        }
+        error = forward(signals, &control) => return Err(error),
+    }
+    tokio::select! {
+        status = exec.control.wait() => Ok(status),
+        error = forward(signals, &control) => Err(error),
+    }
+}
+
+/// Passes the first signal on; a second one means business.
+async fn forward(signals: &mut Signals, control: &Control) -> Error {
+    let mut before = false;
+    loop {
+        let number = signals.next().await;
+        let passed = if before {
+            control.kill()
+        } else {
+            control.signal(number).await
+        };
+        before = true;
+        if let Err(error) = passed {
+            return error;
+        }
+    }
+}
+
+/// Copies output until its end. When our own reader has gone, the command is told so by a closed
+/// pipe, as it would be without a sandbox around it.
+async fn copy(mut output: Output, mut to: impl tokio::io::AsyncWrite + Unpin) -> Result<(), Error> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = output.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        let written = async {
+            to.write_all(&buffer[..read]).await?;
+            to.flush().await
+        };
+        if written.await.is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn pass_on(mut from: impl Read, mut to: std::fs::File) {
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(read @ 1..) = from.read(&mut buffer) {
+        if to.write_all(&buffer[..read]).is_err() {
+            return;
+        }
     }
 }

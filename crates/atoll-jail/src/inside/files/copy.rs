@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{At, Caller, Failed, c_path};
@@ -13,7 +13,11 @@ use crate::wire::Failure;
 pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Result<(), Failed> {
     let found = fs::symlink_metadata(from).at(from)?;
     if !replace && fs::symlink_metadata(to).is_ok() {
-        return Err(Failed { why: Failure::Kernel, errno: libc::EEXIST, path: to.into() });
+        return Err(Failed {
+            why: Failure::Kernel,
+            errno: libc::EEXIST,
+            path: to.into(),
+        });
     }
     if !found.is_dir() {
         if !found.is_file() && !found.is_symlink() {
@@ -22,9 +26,15 @@ pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Re
         return copy_one(caller, from, to, &found);
     }
     if inside(from, to) {
-        return Err(Failed { why: Failure::Kernel, errno: libc::EINVAL, path: to.into() });
+        return Err(Failed {
+            why: Failure::Kernel,
+            errno: libc::EINVAL,
+            path: to.into(),
+        });
     }
     let mut waiting: Vec<(PathBuf, PathBuf)> = vec![(from.into(), to.into())];
+    // Set when all is in place: they may forbid writing.
+    let mut modes = Vec::new();
     while let Some((from, to)) = waiting.pop() {
         let mode = fs::symlink_metadata(&from).at(&from)?.permissions();
         match fs::create_dir(&to) {
@@ -34,34 +44,69 @@ pub(super) fn copy(caller: &Caller, from: &Path, to: &Path, replace: bool) -> Re
         for entry in fs::read_dir(&from).at(&from)? {
             let entry = entry.at(&from)?;
             let (from, to) = (entry.path(), to.join(entry.file_name()));
-            let Ok(found) = fs::symlink_metadata(&from) else { continue };
+            let Ok(found) = fs::symlink_metadata(&from) else {
+                continue;
+            };
             if found.is_dir() {
                 waiting.push((from, to));
             } else if found.is_file() || found.is_symlink() {
                 copy_one(caller, &from, &to, &found)?;
             }
         }
-        fs::set_permissions(&to, mode).at(&to)?;
+        modes.push((to, mode));
     }
-    Ok(())
+    modes
+        .into_iter()
+        .rev()
+        .try_for_each(|(to, mode)| fs::set_permissions(&to, mode).at(&to))
 }
 
-/// A directory cannot be copied into itself.
+/// A directory cannot be copied into itself or onto itself.
 fn inside(from: &Path, to: &Path) -> bool {
-    let (Ok(from), Some(Ok(parent))) = (from.canonicalize(), to.parent().map(Path::canonicalize)) else {
+    if to
+        .canonicalize()
+        .is_ok_and(|to| from.canonicalize().is_ok_and(|from| from == to))
+    {
+        return true;
+    }
+    let (Ok(from), Some(Ok(parent))) = (from.canonicalize(), to.parent().map(Path::canonicalize))
+    else {
         return false;
     };
     parent.starts_with(from)
 }
 
+/// Whether the copy would destroy what is copied: both are one object, under whatever names.
+fn same(from: &Path, to: &Path, found: &fs::Metadata) -> bool {
+    let one = |a: &fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    if !found.is_symlink() {
+        return fs::metadata(to).is_ok_and(|to| one(found, to));
+    }
+    let Ok(to) = fs::symlink_metadata(to) else {
+        return false;
+    };
+    fs::metadata(from).is_ok_and(|from| one(&to, from)) || one(found, to)
+}
+
 fn copy_one(caller: &Caller, from: &Path, to: &Path, found: &fs::Metadata) -> Result<(), Failed> {
+    if same(from, to, found) {
+        return Err(Failed {
+            why: Failure::Kernel,
+            errno: libc::EINVAL,
+            path: to.into(),
+        });
+    }
     if found.is_symlink() {
         let target = fs::read_link(from).at(from)?;
         let _ = fs::remove_file(to);
         std::os::unix::fs::symlink(target, to).at(to)?;
         return caller.own(to);
     }
-    let read = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(from).at(from)?;
+    let read = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW)
+        .open(from)
+        .at(from)?;
     if !read.metadata().at(from)?.is_file() {
         return Err(Failed::new(Failure::NotAFile, from));
     }
@@ -81,5 +126,7 @@ fn copy_one(caller: &Caller, from: &Path, to: &Path, found: &fs::Metadata) -> Re
     io::copy(&mut &read, &mut written).at(to)?;
     caller.own(to)?;
     let mode = found.permissions().mode() & 0o7777;
-    written.set_permissions(fs::Permissions::from_mode(mode)).at(to)
+    written
+        .set_permissions(fs::Permissions::from_mode(mode))
+        .at(to)
 }

@@ -22,8 +22,14 @@ pub(super) fn read(
     answer: &Answer,
     data: Option<OwnedFd>,
 ) -> Result<(), Failed> {
-    let Some(pipe) = data else { return Err(Failed::new(Failure::Kernel, path)) };
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).at(path)?;
+    let Some(pipe) = data else {
+        return Err(Failed::new(Failure::Kernel, path));
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .at(path)?;
     let found = file.metadata().at(path)?;
     if !found.is_file() {
         return Err(Failed::new(Failure::NotAFile, path));
@@ -33,10 +39,19 @@ pub(super) fn read(
     let mut left = length.unwrap_or(u64::MAX);
     while left > 0 {
         let most = left.min(CHUNK as u64) as usize;
-        let moved = match rustix::pipe::splice(&file, Some(&mut position), &pipe, None, most, SpliceFlags::MOVE) {
+        let moved = match rustix::pipe::splice(
+            &file,
+            Some(&mut position),
+            &pipe,
+            None,
+            most,
+            SpliceFlags::MOVE,
+        ) {
             Ok(moved) => moved,
             // Files of /proc cannot be spliced.
-            Err(rustix::io::Errno::INVAL) => copy_once(&file, &mut position, &pipe, most).at(path)?,
+            Err(rustix::io::Errno::INVAL) => {
+                copy_once(&file, &mut position, &pipe, most).at(path)?
+            }
             // The reader has gone: nobody is left to be told.
             Err(rustix::io::Errno::PIPE) => return Ok(()),
             Err(error) => return Err(error).at(path),
@@ -49,7 +64,12 @@ pub(super) fn read(
     Ok(())
 }
 
-fn copy_once(file: &File, position: &mut u64, pipe: &OwnedFd, most: usize) -> rustix::io::Result<usize> {
+fn copy_once(
+    file: &File,
+    position: &mut u64,
+    pipe: &OwnedFd,
+    most: usize,
+) -> rustix::io::Result<usize> {
     let mut buffer = vec![0; most.min(64 * 1024)];
     let read = rustix::io::pread(file, &mut buffer, *position)?;
     let mut rest = &buffer[..read];
@@ -70,7 +90,9 @@ pub(super) fn write(
     answer: &Answer,
     data: Option<OwnedFd>,
 ) -> Result<(), Failed> {
-    let Some(pipe) = data else { return Err(Failed::new(Failure::Kernel, path)) };
+    let Some(pipe) = data else {
+        return Err(Failed::new(Failure::Kernel, path));
+    };
     // A write through a link goes to what it points to, as with any editor.
     let path = &through_links(path)?;
     let there = match fs::metadata(path) {
@@ -81,32 +103,53 @@ pub(super) fn write(
     };
     let target = if in_place { path.clone() } else { beside(path) };
     let mut options = OpenOptions::new();
-    options.write(true).mode(0o644).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    options
+        .write(true)
+        .mode(0o644)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
     let new = !in_place || there.is_none();
-    if in_place { options.create(true) } else { options.create_new(true) };
-    let file = options.open(&target).at(&target)?;
+    if in_place {
+        options.create(true)
+    } else {
+        options.create_new(true)
+    };
+    let file = options.open(&target).at(path)?;
     let finished = (|| {
-        if !file.metadata().at(&target)?.is_file() {
+        if !file.metadata().at(path)?.is_file() {
             return Err(Failed::new(Failure::NotAFile, path));
         }
         file.set_len(0).at(path)?;
         drain(&pipe, &file).at(path)?;
         // Without this word the sender gave up half-way.
-        let mut told = [rustix::event::PollFd::new(answer, rustix::event::PollFlags::IN)];
+        let mut told = [rustix::event::PollFd::new(
+            answer,
+            rustix::event::PollFlags::IN,
+        )];
         rustix::event::poll(&mut told, None).at(path)?;
         match answer.receive().at(path)? {
             Some(packet) if packet.message == ToHelper::Commit => {}
-            _ => return Err(Failed { why: Failure::Kernel, errno: libc::ECANCELED, path: path.clone() }),
+            _ => {
+                return Err(Failed {
+                    why: Failure::Kernel,
+                    errno: libc::ECANCELED,
+                    path: path.clone(),
+                });
+            }
         }
         // What replaces a file looks like it; what is new belongs to the user.
         match (&there, in_place) {
-            (Some(old), false) if caller.owner.is_some() => fchown(&file, Some(old.uid()), Some(old.gid())).at(path)?,
-            (None, _) if let Some((uid, gid)) = caller.owner => fchown(&file, Some(uid), Some(gid)).at(path)?,
+            (Some(old), false) if caller.owner.is_some() => {
+                fchown(&file, Some(old.uid()), Some(old.gid())).at(path)?;
+            }
+            (None, _) if let Some((uid, gid)) = caller.owner => {
+                fchown(&file, Some(uid), Some(gid)).at(path)?;
+            }
             _ => {}
         }
         let kept = there.as_ref().filter(|_| new).map(MetadataExt::mode);
         if let Some(mode) = mode.or(kept) {
-            file.set_permissions(fs::Permissions::from_mode(mode & 0o7777)).at(path)?;
+            file.set_permissions(fs::Permissions::from_mode(mode & 0o7777))
+                .at(path)?;
         }
         if !in_place {
             fs::rename(&target, path).at(path)?;
@@ -151,7 +194,11 @@ fn through_links(path: &Path) -> Result<PathBuf, Failed> {
             Err(_) => return Ok(path),
         }
     }
-    Err(Failed { why: Failure::Kernel, errno: libc::ELOOP, path })
+    Err(Failed {
+        why: Failure::Kernel,
+        errno: libc::ELOOP,
+        path,
+    })
 }
 
 /// A name nobody else uses, in the same directory, so that a rename can put it in place.

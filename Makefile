@@ -1,0 +1,45 @@
+# Everything a fresh Debian machine needs, by name. `make run` and `make test` install it themselves.
+export CARGO_TARGET_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/target
+SHELL := /bin/bash
+CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
+ATOLL := $(CARGO_TARGET_DIR)/release/atoll
+
+.PHONY: run test check bench build setup setup-test setup-bench clean-leftovers
+
+## Build, make the template `base`, run a first sandbox and show what happened.
+run: build
+	@echo
+	@$(ATOLL) doctor
+	@echo
+	@echo '$$ atoll run -- python3 -c "print(6*7)"'
+	@$(ATOLL) run -- python3 -c 'print(6*7)'
+	@echo '$$ atoll run -- sh -c "id; hostname; nproc; ls /"'
+	@$(ATOLL) run -- sh -c 'id; hostname; nproc; ls /'
+	@echo
+	@echo "The command is $(ATOLL); try: $(ATOLL) run --help"
+
+build: setup
+	@$(CARGO) build --release --locked -p atoll
+
+## All tests, as root, for real.
+test: setup-test
+	@$(CARGO) build --locked -p atoll
+	@$(CARGO) nextest run --locked --workspace
+	@$(CARGO) test --locked --workspace --doc -q
+
+## Format, lints and documents.
+check: setup-test
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy --locked --workspace --all-targets -q -- -D warnings
+	@RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --document-private-items -q
+
+## Every figure, beside the machine's floor and its peers.
+bench: build setup-bench
+	@$(ATOLL) bench --work --peers
+
+setup:
+	@deploy/setup build
+setup-test:
+	@deploy/setup test
+setup-bench:
+	@deploy/setup bench

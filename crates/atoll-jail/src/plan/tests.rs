@@ -1,0 +1,1 @@
+//! Every decision about isolation, readable as a snapshot.

@@ -1,0 +1,204 @@
+//! `atoll bench`: what sandboxes cost on this machine, beside the machine's own floor and, if
+//! asked, beside other programs that isolate. Everything is measured in one run, default
+//! configuration.
+
+mod latency;
+mod peers;
+mod work;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use atoll_model::{Code, Error};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use clap::Args;
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::run::ensure_base;
+use super::{block_on, note, say};
+use crate::config::Config;
+
+/// Measure what sandboxes cost on this machine.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll bench                 start, exec and memory; some 20 seconds
+  atoll bench --work          also a C build, a git clone and a file of 1 GB
+  atoll bench --work --peers  also bwrap, runc and podman, where they are installed")]
+pub(crate) struct Bench {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Compare work inside a sandbox with the same on the host.
+    #[arg(long)]
+    work: bool,
+    /// Measure bwrap, runc and podman too.
+    #[arg(long)]
+    peers: bool,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Row {
+    figure: String,
+    p50: String,
+    p99: String,
+    /// The bar this project sets itself, if it has one, and whether it was met.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bar: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
+}
+
+impl Row {
+    fn new(figure: impl Into<String>) -> Self {
+        Self {
+            figure: figure.into(),
+            p50: String::new(),
+            p99: String::new(),
+            bar: None,
+            met: None,
+        }
+    }
+
+    /// A row of times, with bars for its median and its 99th percentile.
+    fn times(
+        figure: impl Into<String>,
+        samples: &Samples,
+        bar: Option<(f64, Option<f64>)>,
+    ) -> Self {
+        let (p50, p99) = (
+            milliseconds(samples.percentile(50.0)),
+            milliseconds(samples.percentile(99.0)),
+        );
+        let row = Self {
+            p50: format!("{p50:.2} ms"),
+            p99: format!("{p99:.2} ms"),
+            ..Self::new(figure)
+        };
+        match bar {
+            Some((first, second)) => {
+                let text = second.map_or(format!("≤ {first}"), |second| {
+                    format!("≤ {first} / {second}")
+                });
+                row.bar(
+                    text,
+                    p50 <= first && second.is_none_or(|second| p99 <= second),
+                )
+            }
+            None => row,
+        }
+    }
+
+    /// A row with one value.
+    fn value(figure: impl Into<String>, value: impl Into<String>) -> Self {
+        Self {
+            p50: value.into(),
+            ..Self::new(figure)
+        }
+    }
+
+    fn bar(mut self, bar: impl Into<String>, met: bool) -> Self {
+        self.bar = Some(bar.into());
+        self.met = Some(met);
+        self
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+/// Measured times.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(Vec<Duration>);
+
+impl Samples {
+    fn add(&mut self, begin: Instant) {
+        self.0.push(begin.elapsed());
+    }
+
+    fn percentile(&self, percent: f64) -> Duration {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        let index = ((sorted.len() as f64) * percent / 100.0).ceil() as usize;
+        sorted
+            .get(index.saturating_sub(1))
+            .copied()
+            .unwrap_or_default()
+    }
+}
+
+impl Bench {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        atoll_worker::check_host()?;
+        ensure_base(config)?;
+        let rows = block_on(self.measure(config))?;
+        if self.json {
+            let text = serde_json::to_string_pretty(&rows);
+            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+        } else {
+            show(&rows);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn measure(&self, config: &Config) -> Result<Vec<Row>, Error> {
+        let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
+        let measured = async {
+            let mut rows = vec![latency::floor()?];
+            let cold = latency::create(&runtime).await?;
+            rows.extend(cold.rows.iter().cloned());
+            rows.push(latency::exec(&runtime).await?);
+            rows.push(latency::sustained(&runtime).await?);
+            rows.extend(latency::idle(&runtime).await?);
+            rows.push(latency::command(config)?);
+            if self.peers {
+                rows.extend(peers::measure(config, cold.median)?);
+            }
+            if self.work {
+                rows.push(work::build(&runtime, config).await?);
+                rows.push(work::clone(&runtime, config).await?);
+                rows.extend(work::transfer(&runtime, config).await?);
+            }
+            Ok(rows)
+        };
+        let rows = measured.await;
+        let closed = runtime.close().await;
+        let rows = rows?;
+        closed?;
+        Ok(rows)
+    }
+}
+
+fn show(rows: &[Row]) {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["figure", "p50", "p99", "bar", ""]);
+    for row in rows {
+        let met = match row.met {
+            Some(true) => "met",
+            Some(false) => "MISSED",
+            None => "",
+        };
+        let bar = row.bar.clone().unwrap_or_default();
+        table.add_row([
+            row.figure.clone(),
+            row.p50.clone(),
+            row.p99.clone(),
+            bar,
+            met.to_owned(),
+        ]);
+    }
+    say(&table.to_string());
+}
+
+/// Says what is being measured, for whoever waits.
+fn progress(what: &str) {
+    note(&format!("measuring {what} …"));
+}
+
+/// A failure of the benchmark's own.
+fn failed(what: &str, error: &std::io::Error) -> Error {
+    Error::new(Code::Internal, format!("{what}: {error}"))
+}

@@ -1,0 +1,198 @@
+//! Starting, running, ending: times and memory.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use atoll_model::{Error, ExecSpec, SandboxSpec};
+use atoll_worker::LocalRuntime;
+
+use super::{Row, Samples, failed, progress};
+use crate::config::Config;
+
+/// The floor: what a process costs without any isolation.
+pub(super) fn floor() -> Result<Row, Error> {
+    progress("the floor");
+    let mut samples = Samples::default();
+    for _ in 0..300 {
+        let begin = Instant::now();
+        let status = Command::new("/bin/true").stdin(Stdio::null()).status();
+        status.map_err(|error| failed("run /bin/true", &error))?;
+        samples.add(begin);
+    }
+    Ok(Row::times(
+        "floor: fork + exec of /bin/true on the host",
+        &samples,
+        None,
+    ))
+}
+
+/// Rows about starts, and the median of the first.
+pub(super) struct Cold {
+    pub(super) rows: Vec<Row>,
+    pub(super) median: Duration,
+}
+
+/// From nothing to the result of a first command.
+pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
+    progress("create → first exec result");
+    let mut together = Samples::default();
+    for _ in 0..200 {
+        together.0.push(once(runtime).await?);
+    }
+    let mut apart = Samples::default();
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        apart.0.push(once(runtime).await?);
+    }
+    let rows = vec![
+        Row::times(
+            "create → first exec result, nothing prepared",
+            &together,
+            Some((9.0, Some(30.0))),
+        ),
+        Row::times("the same after 100 ms of idleness each", &apart, None),
+    ];
+    Ok(Cold {
+        rows,
+        median: together.percentile(50.0),
+    })
+}
+
+async fn once(runtime: &LocalRuntime) -> Result<Duration, Error> {
+    let begin = Instant::now();
+    let id = runtime.create(SandboxSpec::default()).await?.id;
+    run_true(runtime, &id).await?;
+    let took = begin.elapsed();
+    runtime.delete(&id).await?;
+    Ok(took)
+}
+
+async fn run_true(runtime: &LocalRuntime, id: &atoll_model::SandboxId) -> Result<(), Error> {
+    let exec = runtime.exec(id, ExecSpec::argv(["/bin/true"])).await?;
+    let done = exec.finish(&[], 1024).await?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(Error::new(
+        atoll_model::Code::Internal,
+        format!("/bin/true ended with {:?}", done.status),
+    ))
+}
+
+/// A command in a running sandbox, its output read to the end.
+pub(super) async fn exec(runtime: &LocalRuntime) -> Result<Row, Error> {
+    progress("exec in a running sandbox");
+    let id = runtime.create(SandboxSpec::default()).await?.id;
+    let mut samples = Samples::default();
+    for _ in 0..1000 {
+        let begin = Instant::now();
+        run_true(runtime, &id).await?;
+        samples.add(begin);
+    }
+    runtime.delete(&id).await?;
+    Ok(Row::times(
+        "exec of /bin/true in a running sandbox",
+        &samples,
+        Some((1.3, Some(4.0))),
+    ))
+}
+
+/// How many sandboxes a second come and go, four callers at once.
+pub(super) async fn sustained(runtime: &LocalRuntime) -> Result<Row, Error> {
+    progress("create + delete, sustained");
+    const LENGTH: Duration = Duration::from_secs(5);
+    let begin = Instant::now();
+    let caller = || async {
+        let mut made = 0_u32;
+        while begin.elapsed() < LENGTH {
+            let id = runtime.create(SandboxSpec::default()).await?.id;
+            runtime.delete(&id).await?;
+            made += 1;
+        }
+        Ok::<_, Error>(made)
+    };
+    let (a, b, c, d) = tokio::try_join!(caller(), caller(), caller(), caller())?;
+    let rate = f64::from(a + b + c + d) / begin.elapsed().as_secs_f64();
+    Ok(
+        Row::value("create + delete, sustained", format!("{rate:.0} /s"))
+            .bar("≥ 120 /s", rate >= 120.0),
+    )
+}
+
+/// What a sandbox that does nothing costs.
+pub(super) async fn idle(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
+    progress("memory of idle sandboxes");
+    const COUNT: u64 = 100;
+    // The first one brings in what all share.
+    let first = runtime.create(SandboxSpec::default()).await?.id;
+    let before = available();
+    let mut ids = Vec::new();
+    for _ in 0..COUNT {
+        ids.push(runtime.create(SandboxSpec::default()).await?.id);
+    }
+    let used = before.saturating_sub(available()) / COUNT;
+    let mut pss = 0;
+    let mut parent = 0;
+    for id in &ids {
+        let pid = runtime.host_pid(id)?;
+        pss += proportional(pid);
+        parent = parent_of(pid);
+    }
+    let pss = (pss + proportional(parent)) / COUNT;
+    ids.push(first);
+    for id in ids {
+        runtime.delete(&id).await?;
+    }
+    Ok(vec![
+        Row::value("an idle sandbox: PSS of our processes", format!("{pss} kB"))
+            .bar("≤ 256 kB", pss <= 256),
+        Row::value("an idle sandbox: MemAvailable", format!("{used} kB"))
+            .bar("≤ 1024 kB", used <= 1024),
+    ])
+}
+
+fn available() -> u64 {
+    kilobytes("/proc/meminfo", "MemAvailable:")
+}
+
+fn proportional(pid: i32) -> u64 {
+    kilobytes(&format!("/proc/{pid}/smaps_rollup"), "Pss:")
+}
+
+fn parent_of(pid: i32) -> i32 {
+    kilobytes(&format!("/proc/{pid}/status"), "PPid:") as i32
+}
+
+fn kilobytes(path: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The whole command, from its start to its exit.
+pub(super) fn command(config: &Config) -> Result<Row, Error> {
+    progress("atoll run -- true");
+    let mut samples = Samples::default();
+    for _ in 0..60 {
+        let begin = Instant::now();
+        let status = Command::new("/proc/self/exe")
+            .args(["run", "--", "true"])
+            .env("ATOLL_DATA_DIR", &config.data)
+            .stdin(Stdio::null())
+            .status();
+        let status = status.map_err(|error| failed("run atoll", &error))?;
+        if !status.success() {
+            return Err(Error::new(
+                atoll_model::Code::Internal,
+                format!("atoll run -- true: {status}"),
+            ));
+        }
+        samples.add(begin);
+    }
+    Ok(Row::times(
+        "atoll run -- true, process start to exit",
+        &samples,
+        Some((25.0, None)),
+    ))
+}

@@ -1,0 +1,147 @@
+//! Other programs that isolate, each running /bin/true the way its users would.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use atoll_model::{Code, Error};
+
+use super::{Row, Samples, failed, progress};
+use crate::config::Config;
+
+/// Measures those that are installed; `own` is our median for the same.
+pub(super) fn measure(config: &Config, own: Duration) -> Result<Vec<Row>, Error> {
+    let layer = config.data.join("templates/base/layer");
+    let scratch = config.data.join(format!("bench-{}", std::process::id()));
+    std::fs::create_dir_all(&scratch)
+        .map_err(|error| failed("make a scratch directory", &error))?;
+    let rows = all(&layer, &scratch, own);
+    let _ = std::fs::remove_dir_all(&scratch);
+    rows
+}
+
+fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
+    let layer = layer.display();
+    let mut rows = Vec::new();
+    let mut bwrap = Command::new("bwrap");
+    bwrap
+        .args(["--unshare-all", "--ro-bind"])
+        .arg(layer.to_string())
+        .arg("/");
+    bwrap.args(["--proc", "/proc", "--dev", "/dev", "/bin/true"]);
+    rows.push(peer("bwrap --unshare-all", bwrap, 100, own, None)?);
+
+    let config = runc_config(&layer.to_string(), scratch)?;
+    let mut number = 0;
+    let runc = move || {
+        number += 1;
+        let mut command = Command::new("runc");
+        command.args(["run", "--bundle"]).arg(&config);
+        command.arg(format!("atoll-bench-{}-{number}", std::process::id()));
+        command
+    };
+    rows.push(peer_with("runc run", runc, 40, own, Some(3.0))?);
+
+    let mut podman = Command::new("podman");
+    podman
+        .arg("--root")
+        .arg(scratch.join("podman"))
+        .arg("--runroot")
+        .arg(scratch.join("podman-run"));
+    podman.args([
+        "--cgroup-manager",
+        "cgroupfs",
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--rootfs",
+    ]);
+    podman.arg(format!("{layer}:O")).arg("/bin/true");
+    rows.push(peer("podman run", podman, 10, own, Some(30.0))?);
+    Ok(rows)
+}
+
+fn peer(
+    name: &str,
+    mut command: Command,
+    runs: u32,
+    own: Duration,
+    bar: Option<f64>,
+) -> Result<Row, Error> {
+    let words: Vec<_> = command
+        .get_args()
+        .map(std::ffi::OsStr::to_os_string)
+        .collect();
+    let program = command.get_program().to_os_string();
+    let _ = &mut command;
+    let again = move || {
+        let mut command = Command::new(&program);
+        command.args(&words);
+        command
+    };
+    peer_with(name, again, runs, own, bar)
+}
+
+fn peer_with(
+    name: &str,
+    mut command: impl FnMut() -> Command,
+    runs: u32,
+    own: Duration,
+    bar: Option<f64>,
+) -> Result<Row, Error> {
+    progress(name);
+    let mut samples = Samples::default();
+    for _ in 0..runs {
+        let begin = Instant::now();
+        let done = command().stdin(Stdio::null()).output();
+        let done = match done {
+            Ok(done) => done,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Row::value(format!("peer: {name}"), "not installed"));
+            }
+            Err(error) => return Err(failed(name, &error)),
+        };
+        if !done.status.success() {
+            let why = String::from_utf8_lossy(&done.stderr)
+                .lines()
+                .last()
+                .unwrap_or_default()
+                .to_owned();
+            return Err(Error::new(Code::Internal, format!("{name} failed: {why}")));
+        }
+        samples.add(begin);
+    }
+    let ratio = samples.percentile(50.0).as_secs_f64() / own.as_secs_f64();
+    let row = Row::times(
+        format!("peer: {name}, {ratio:.1} × our create → exec"),
+        &samples,
+        None,
+    );
+    Ok(match bar {
+        Some(bar) => row.bar(format!("≥ {bar} × ours"), ratio >= bar),
+        None => row,
+    })
+}
+
+/// A bundle with runc's own defaults, reading our template.
+fn runc_config(layer: &str, scratch: &Path) -> Result<std::path::PathBuf, Error> {
+    let bundle = scratch.join("bundle");
+    std::fs::create_dir_all(&bundle).map_err(|error| failed("make a bundle", &error))?;
+    let made = Command::new("runc")
+        .arg("spec")
+        .current_dir(&bundle)
+        .output();
+    if made.is_err() {
+        return Ok(bundle);
+    }
+    let path = bundle.join("config.json");
+    let text = std::fs::read(&path).map_err(|error| failed("read runc's spec", &error))?;
+    let mut spec: serde_json::Value = serde_json::from_slice(&text)
+        .map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+    spec["root"] = serde_json::json!({ "path": layer, "readonly": true });
+    spec["process"]["args"] = serde_json::json!(["/bin/true"]);
+    spec["process"]["terminal"] = serde_json::json!(false);
+    std::fs::write(&path, spec.to_string()).map_err(|error| failed("write runc's spec", &error))?;
+    Ok(bundle)
+}

@@ -1,0 +1,204 @@
+//! Real work inside a sandbox against the same on the host, turn by turn on one file system.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use atoll_model::{Caller, Code, Error, ExecSpec, HostMount, SandboxId, SandboxSpec, WriteOptions};
+use atoll_worker::LocalRuntime;
+
+use super::{Row, Samples, failed, progress};
+use crate::config::Config;
+
+const ROUNDS: usize = 5;
+
+/// A directory of the host beside the sandboxes' files, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(config: &Config, name: &str) -> Result<Self, Error> {
+        let path = config
+            .data
+            .join(format!("bench-{name}-{}", std::process::id()));
+        let made = fs::create_dir_all(&path);
+        made.map_err(|error| failed("make a scratch directory", &error))
+            .map(|()| Self(path))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The sandbox's speed as a part of the host's.
+fn compare(figure: &str, inside: &Samples, host: &Samples, bar: f64) -> Row {
+    let median = |samples: &Samples| samples.percentile(50.0).as_secs_f64();
+    let ratio = median(host) / median(inside);
+    let text = format!(
+        "{figure}: {:.2} s inside, {:.2} s on the host",
+        median(inside),
+        median(host)
+    );
+    Row::value(text, format!("{ratio:.2} of host")).bar(format!("≥ {bar} of host"), ratio >= bar)
+}
+
+async fn inside(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> Result<(), Error> {
+    let exec = runtime.exec(id, ExecSpec::shell(line)).await?;
+    let done = exec.finish(&[], 4096).await?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&done.stderr).into_owned();
+    Err(Error::new(
+        Code::Internal,
+        format!("{line}: exit {}: {why}", done.status.exit_code()),
+    ))
+}
+
+fn on_host(directory: &Path, line: &str) -> Result<(), Error> {
+    let done = Command::new("/bin/sh")
+        .args(["-c", line])
+        .current_dir(directory)
+        .output();
+    let done = done.map_err(|error| failed(line, &error))?;
+    if done.status.success() {
+        return Ok(());
+    }
+    let why = String::from_utf8_lossy(&done.stderr).into_owned();
+    Err(Error::new(
+        Code::Internal,
+        format!("{line}: {}: {why}", done.status),
+    ))
+}
+
+async fn sandbox(runtime: &LocalRuntime, source: &Path) -> Result<SandboxId, Error> {
+    let mounts = vec![HostMount {
+        source: source.into(),
+        target: "/source".into(),
+    }];
+    Ok(runtime
+        .create(SandboxSpec {
+            mounts,
+            ..SandboxSpec::default()
+        })
+        .await?
+        .id)
+}
+
+/// A C project of forty files, compiled one by one and linked.
+pub(super) async fn build(runtime: &LocalRuntime, config: &Config) -> Result<Row, Error> {
+    progress("a C build");
+    let scratch = Scratch::new(config, "build")?;
+    let source = scratch.0.join("source");
+    fs::create_dir(&source).map_err(|error| failed("make sources", &error))?;
+    for number in 0..40 {
+        let mut text = String::from(
+            "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <math.h>\n",
+        );
+        for function in 0..60 {
+            let _ = writeln!(
+                text,
+                "double f{number}_{function}(double x, int n) {{ double s = {function}; for (int i = 0; i < n; i++) {{ \
+                 s += x * i + s / (i + 1.5); if (s > 1e9) s = s / {number}.5; }} char b[64]; snprintf(b, sizeof b, \"%f\", s); \
+                 return s + strlen(b); }}"
+            );
+        }
+        if number == 0 {
+            text.push_str("int main(void) { return f0_1(1.0, 10) > 1e12; }\n");
+        }
+        let path = source.join(format!("f{number}.c"));
+        fs::write(&path, text).map_err(|error| failed("write sources", &error))?;
+    }
+    let line = |from: &str, to: &str| {
+        format!(
+            "rm -rf {to} && mkdir {to} && for f in {from}/*.c; do gcc -O2 -c $f -o {to}/$(basename $f).o || exit 1; done && gcc {to}/*.o -o {to}/all -lm"
+        )
+    };
+    let id = sandbox(runtime, &source).await?;
+    let (mut there, mut here) = (Samples::default(), Samples::default());
+    for _ in 0..ROUNDS {
+        let begin = Instant::now();
+        inside(runtime, &id, &line("/source", "/home/user/out")).await?;
+        there.add(begin);
+        let begin = Instant::now();
+        on_host(&scratch.0, &line("source", "out"))?;
+        here.add(begin);
+    }
+    runtime.delete(&id).await?;
+    Ok(compare("C build, 40 files", &there, &here, 0.95))
+}
+
+/// A clone of a repository with 1,500 small files.
+pub(super) async fn clone(runtime: &LocalRuntime, config: &Config) -> Result<Row, Error> {
+    progress("a git clone");
+    let scratch = Scratch::new(config, "clone")?;
+    let make = "git init -q source && cd source && for d in $(seq 30); do mkdir d$d; for f in $(seq 50); do \
+                echo \"file $f of directory $d\" > d$d/f$f.txt; done; done && git add . && \
+                git -c user.name=bench -c user.email=bench@example.org commit -qm files";
+    on_host(&scratch.0, make)?;
+    let source = scratch.0.join("source");
+    let line = |from: &str, to: &str| {
+        format!("rm -rf {to} && git -c safe.directory='*' clone -q file://{from} {to}")
+    };
+    let safe = "git config --global --add safe.directory '*'";
+    let id = sandbox(runtime, &source).await?;
+    inside(runtime, &id, safe).await?;
+    let (mut there, mut here) = (Samples::default(), Samples::default());
+    for _ in 0..ROUNDS * 3 {
+        inside(runtime, &id, "rm -rf /home/user/work").await?;
+        let begin = Instant::now();
+        inside(runtime, &id, &line("/source", "/home/user/work")).await?;
+        there.add(begin);
+        on_host(&scratch.0, "rm -rf work")?;
+        let begin = Instant::now();
+        on_host(&scratch.0, &line(&source.display().to_string(), "work"))?;
+        here.add(begin);
+    }
+    runtime.delete(&id).await?;
+    Ok(compare("git clone, 1,500 files", &there, &here, 0.6))
+}
+
+/// A file of 1 GB in and out against `cp`.
+pub(super) async fn transfer(runtime: &LocalRuntime, config: &Config) -> Result<Vec<Row>, Error> {
+    progress("a file of 1 GB");
+    let scratch = Scratch::new(config, "transfer")?;
+    on_host(&scratch.0, "head -c 1000000000 /dev/urandom > big")?;
+    let big = scratch.0.join("big");
+    let (mut copy, mut there, mut back) =
+        (Samples::default(), Samples::default(), Samples::default());
+    let caller = Caller::default();
+    let open = |path: &Path| File::open(path).map_err(|error| failed("open the file", &error));
+    for _ in 0..3 {
+        // A sandbox each time: what was written before must not slow down what comes after.
+        let id = runtime.create(SandboxSpec::default()).await?.id;
+        on_host(&scratch.0, "rm -f copy && sync -f .")?;
+        let begin = Instant::now();
+        on_host(&scratch.0, "cp big copy")?;
+        copy.add(begin);
+        on_host(&scratch.0, "rm -f copy && sync -f .")?;
+        let begin = Instant::now();
+        let mut writer = runtime
+            .write_file(&id, &caller, b"big", WriteOptions::default())
+            .await?;
+        writer.send(open(&big)?).await?;
+        writer.commit().await?;
+        there.add(begin);
+        on_host(&scratch.0, "rm -f back && sync -f .")?;
+        let begin = Instant::now();
+        let reader = runtime.read_file(&id, &caller, b"big").await?;
+        let file =
+            File::create(scratch.0.join("back")).map_err(|error| failed("make a file", &error))?;
+        reader.save(file).await?;
+        back.add(begin);
+        on_host(&scratch.0, "cmp big back && rm -f back")?;
+        runtime.delete(&id).await?;
+    }
+    Ok(vec![
+        compare("1 GB in, against cp", &there, &copy, 0.5),
+        compare("1 GB out, against cp", &back, &copy, 0.5),
+    ])
+}

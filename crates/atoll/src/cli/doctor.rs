@@ -1,0 +1,310 @@
+//! `atoll doctor`: what this host can do, why not, and how to get it.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use atoll_jail::facts::Facts;
+use atoll_model::{Bytes, Code, Error, SandboxSpec};
+use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use clap::Args;
+use comfy_table::Table;
+use serde::Serialize;
+
+use super::template::told;
+use super::{block_on, paint, say};
+use crate::config::Config;
+
+/// Show what this machine can isolate, what is missing and how to get it.
+///
+/// Exit code 1 if sandboxes cannot be made here. The last check makes one.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll doctor
+  atoll doctor --json | jq .grade")]
+pub(crate) struct Doctor {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// How much depends on a feature.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Weight {
+    /// No sandbox without it.
+    Required,
+    /// Sandboxes work, and are better with it.
+    Recommended,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    feature: &'static str,
+    ok: bool,
+    weight: Weight,
+    /// What was found.
+    found: String,
+    /// How to get it, if it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    /// A: everything; B: sandboxes work, something recommended is missing; F: no sandboxes.
+    grade: &'static str,
+    kernel: String,
+    checks: Vec<Check>,
+}
+
+impl Doctor {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let facts = Facts::read();
+        let mut checks = features(&facts);
+        checks.extend(surroundings(config));
+        checks.push(trial(config));
+        let missing = |weight| {
+            checks
+                .iter()
+                .any(|check| !check.ok && check.weight == weight)
+        };
+        let grade = match (missing(Weight::Required), missing(Weight::Recommended)) {
+            (true, _) => "F",
+            (false, true) => "B",
+            (false, false) => "A",
+        };
+        let report = Report {
+            grade,
+            kernel: facts.release,
+            checks,
+        };
+        if self.json {
+            let text = serde_json::to_string_pretty(&report);
+            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+        } else {
+            show(&report);
+        }
+        Ok(if grade == "F" {
+            ExitCode::from(1)
+        } else {
+            ExitCode::SUCCESS
+        })
+    }
+}
+
+fn show(report: &Report) {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    for check in &report.checks {
+        let mark = match (check.ok, check.weight) {
+            (true, _) => paint("32", "yes"),
+            (false, Weight::Recommended) => paint("33", "no"),
+            (false, Weight::Required) => paint("31", "NO"),
+        };
+        table.add_row([mark, check.feature.to_owned(), check.found.clone()]);
+    }
+    say(&table.to_string());
+    for check in report.checks.iter().filter(|check| !check.ok) {
+        if let Some(remedy) = &check.remedy {
+            say(&format!("  {}: {remedy}", check.feature));
+        }
+    }
+    let meaning = match report.grade {
+        "A" => "everything is there",
+        "B" => "sandboxes work; something recommended is missing",
+        _ => "sandboxes cannot be made on this machine",
+    };
+    say(&format!(
+        "\nGrade {}: {meaning} (Linux {})",
+        report.grade, report.kernel
+    ));
+}
+
+fn features(facts: &Facts) -> Vec<Check> {
+    let check = |feature, ok: bool, found: String, remedy: &str| Check {
+        feature,
+        ok,
+        weight: Weight::Required,
+        found,
+        remedy: (!ok).then(|| remedy.to_owned()),
+    };
+    let known = |name: &str| facts.filesystems.iter().any(|kind| kind == name);
+    let yes = |ok: bool, good: &str, bad: &str| if ok { good } else { bad }.to_owned();
+    let (major, minor) = atoll_jail::plan::OLDEST_KERNEL;
+    let new_enough = facts.kernel >= (major, minor);
+    let mut checks = vec![
+        check(
+            "root",
+            facts.root,
+            yes(
+                facts.root,
+                "root of the initial user namespace",
+                "not root of the initial user namespace",
+            ),
+            "run atoll as root, outside of other containers (rootless mode is not there yet)",
+        ),
+        check(
+            "kernel",
+            new_enough,
+            format!("Linux {}, oldest possible {major}.{minor}", facts.release),
+            "boot a newer kernel",
+        ),
+        check(
+            "user namespaces",
+            facts.user_namespaces,
+            yes(
+                facts.user_namespaces,
+                "every sandbox has ids of its own",
+                "user.max_user_namespaces is 0",
+            ),
+            "sysctl -w user.max_user_namespaces=65536",
+        ),
+        check(
+            "system call filters",
+            facts.seccomp,
+            yes(facts.seccomp, "seccomp", "the kernel has no seccomp"),
+            "boot a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+        check(
+            "overlay",
+            known("overlay"),
+            yes(
+                known("overlay"),
+                "root file systems share a template",
+                "the kernel does not know overlayfs",
+            ),
+            "modprobe overlay",
+        ),
+    ];
+    let cgroups = &facts.cgroups;
+    let v2 = cgroups.v2.is_some();
+    checks.push(check(
+        "control groups",
+        v2,
+        cgroups
+            .v2
+            .as_ref()
+            .map_or("no cgroup2 hierarchy is mounted".into(), |path| {
+                format!("cgroup2 at {}", path.display())
+            }),
+        "mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified",
+    ));
+    for (controller, feature) in [
+        ("memory", "memory limits"),
+        ("cpu", "cpu limits"),
+        ("pids", "process limits"),
+    ] {
+        let v1 = cgroups.v1.contains_key(controller);
+        let v2 = cgroups
+            .v2_controllers
+            .iter()
+            .any(|known| known == controller);
+        let found = match (v1, v2) {
+            (true, _) => "by cgroup v1",
+            (_, true) => "by cgroup v2",
+            _ => "no hierarchy has the controller",
+        };
+        let remedy = format!("boot with cgroup_enable={controller}");
+        checks.push(check(feature, v1 || v2, found.into(), &remedy));
+    }
+    checks
+}
+
+/// What is not isolation and still matters.
+fn surroundings(config: &Config) -> Vec<Check> {
+    let recommended = |feature, ok: bool, found: String, remedy: String| Check {
+        feature,
+        ok,
+        weight: Weight::Recommended,
+        found,
+        remedy: (!ok).then_some(remedy),
+    };
+    let data = config.data.display();
+    let mut checks = Vec::new();
+    if let Ok(space) = rustix::fs::statvfs(nearest(&config.data)) {
+        let free = Bytes(space.f_bavail * space.f_frsize);
+        let enough = free >= Bytes(2 << 30);
+        let remedy = format!("free some space for {data}, or set ATOLL_DATA_DIR");
+        checks.push(recommended(
+            "disk space",
+            enough,
+            format!("{free} free for {data}"),
+            remedy,
+        ));
+    }
+    checks.push(recommended(
+        "disk limits",
+        false,
+        "sandboxes share the disk of the data directory".into(),
+        format!("give {data} a file system of its own, so that a sandbox can fill only that"),
+    ));
+    let sudo = Path::new("/usr/bin/sudo").exists();
+    checks.push(recommended(
+        "sudo in base",
+        sudo,
+        if sudo {
+            "the user of a sandbox can become its root"
+        } else {
+            "this machine has no sudo"
+        }
+        .into(),
+        "apt-get install sudo && atoll template rebuild base".into(),
+    ));
+    checks
+}
+
+/// The first directory on the way up that is there.
+fn nearest(path: &Path) -> &Path {
+    path.ancestors()
+        .find(|path| path.exists())
+        .unwrap_or(Path::new("/"))
+}
+
+/// Makes a sandbox from an empty template and takes it away again.
+fn trial(config: &Config) -> Check {
+    let begin = Instant::now();
+    let directory = config.data.join(format!("doctor-{}", std::process::id()));
+    let result = make_one(&directory);
+    let _ = std::fs::remove_dir_all(&directory);
+    let ok = result.is_ok();
+    let remedy = result.as_ref().err().and_then(|error| error.remedy.clone());
+    Check {
+        feature: "a sandbox",
+        ok,
+        weight: Weight::Required,
+        found: match &result {
+            Ok(total) => format!("made in {total:.1?}, all in all {:.0?}", begin.elapsed()),
+            Err(error) => error.message.clone(),
+        },
+        remedy: (!ok).then(|| remedy.unwrap_or("see what is missing above".into())),
+    }
+}
+
+fn make_one(directory: &Path) -> Result<std::time::Duration, Error> {
+    let empty = directory.join("empty");
+    std::fs::create_dir_all(&empty).map_err(|error| {
+        Error::new(Code::Internal, format!("make {}: {error}", empty.display()))
+    })?;
+    let store = Store::open(directory.join("templates")).map_err(|error| told(&error))?;
+    let added = store.add(
+        "empty",
+        &Source::Directory(empty),
+        &Options::default(),
+        &mut |_| {},
+    );
+    added.map_err(|error| told(&error))?;
+    block_on(async {
+        let runtime = LocalRuntime::open(RuntimeConfig::new(directory)).await?;
+        let spec = SandboxSpec {
+            template: "empty".into(),
+            ..SandboxSpec::default()
+        };
+        let made = runtime.create(spec).await;
+        let closed = runtime.close().await;
+        let made = made?;
+        closed?;
+        Ok(made.timings.total())
+    })
+}

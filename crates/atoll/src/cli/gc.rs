@@ -1,0 +1,82 @@
+//! `atoll gc`.
+
+use std::process::ExitCode;
+
+use atoll_jail::facts::Facts;
+use atoll_model::{Code, Error};
+use atoll_worker::instance::{self, Scope};
+use atoll_worker::template::Store;
+use clap::Args;
+
+use super::{complain, say};
+use crate::config::Config;
+
+/// Remove what dead runs left behind: processes, control groups, files.
+///
+/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll gc            what runs of this data directory left
+  atoll gc --all      what runs of any data directory left
+  atoll gc --kept     also the sandboxes kept by atoll run --keep")]
+pub(crate) struct Gc {
+    /// Look at every data directory of this host.
+    #[arg(long)]
+    all: bool,
+    /// Remove the sandboxes kept by `atoll run --keep` too.
+    #[arg(long)]
+    kept: bool,
+}
+
+impl Gc {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let scope = if self.all {
+            Scope::Host
+        } else {
+            Scope::Below(&config.data)
+        };
+        let facts = Facts::read();
+        let mut collected = instance::collect(scope, &facts)?;
+        if self.all {
+            // Directories whose registration a reboot took away.
+            let mine = instance::collect(Scope::Below(&config.data), &facts)?;
+            collected.instances.extend(mine.instances);
+            collected.problems.extend(mine.problems);
+        }
+        let swept = if config.data.join("templates").exists() {
+            let store = Store::open(config.data.join("templates"));
+            let swept = store.and_then(|store| store.sweep());
+            swept.map_err(|error| Error::new(Code::Internal, format!("old templates: {error}")))?
+        } else {
+            0
+        };
+        let mut kept = 0;
+        if self.kept {
+            kept = instance::remove_kept(&config.data)?;
+        }
+        say(&format!(
+            "removed {} dead run{}, {} old template{}{}",
+            collected.instances.len(),
+            if collected.instances.len() == 1 {
+                ""
+            } else {
+                "s"
+            },
+            swept,
+            if swept == 1 { "" } else { "s" },
+            if self.kept {
+                format!(", {kept} kept")
+            } else {
+                String::new()
+            },
+        ));
+        for problem in &collected.problems {
+            complain(&Error::new(Code::Internal, problem.clone()));
+        }
+        Ok(if collected.problems.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}

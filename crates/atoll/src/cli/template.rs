@@ -1,0 +1,213 @@
+//! `atoll template`.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use atoll_model::{Bytes, Code, Error};
+use atoll_worker::template::{self, Options, Source, Store};
+use clap::Subcommand;
+use comfy_table::Table;
+
+use super::progress::Bar;
+use super::say;
+use crate::config::Config;
+
+/// List, add, rebuild and remove templates: the file systems sandboxes start from.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  atoll template ls
+  atoll template add node ./rootfs
+  atoll template add alpine alpine-minirootfs.tar.gz
+  atoll template rebuild base")]
+pub(crate) enum Template {
+    /// List templates.
+    Ls {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add a template from a directory or a tar archive (plain, gzip or zstd).
+    #[command(after_help = "Examples:
+  atoll template add node ./rootfs
+  atoll template add alpine alpine-minirootfs.tar.gz --no-sudo")]
+    Add {
+        /// Its name: 1 to 63 of a-z 0-9 . _ -
+        name: String,
+        /// The directory or archive.
+        source: PathBuf,
+        /// Replace a template of that name.
+        #[arg(long)]
+        replace: bool,
+        /// A variable of every sandbox made from it.
+        #[arg(long = "env", short = 'e', value_name = "K=V")]
+        env: Vec<String>,
+        /// setuid programs gain nothing: nosuid and `no_new_privs`.
+        #[arg(long)]
+        no_sudo: bool,
+        /// Sandboxes may make user namespaces of their own (for bubblewrap or rootless containers
+        /// inside); this opens more of the kernel to them.
+        #[arg(long)]
+        nested_user_namespaces: bool,
+    },
+    /// Make a template anew from its source; `base` is made from this machine's own system.
+    Rebuild {
+        /// Its name.
+        name: String,
+    },
+    /// Remove a template.
+    Rm {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// A template's error as a caller is told of it.
+pub(crate) fn told(error: &template::Error) -> Error {
+    let code = match error {
+        template::Error::Unknown { .. } => Code::TemplateNotFound,
+        template::Error::Exists { .. } | template::Error::InUse { .. } => Code::Conflict,
+        template::Error::Io { .. } | template::Error::Damaged { .. } => Code::Internal,
+        _ => Code::InvalidRequest,
+    };
+    let mut message = error.to_string();
+    if let Some(source) = std::error::Error::source(error)
+        && !message.ends_with(&source.to_string())
+    {
+        message = format!("{message}: {source}");
+    }
+    Error::new(code, message)
+}
+
+/// The templates of a data directory.
+pub(crate) fn store(config: &Config) -> Result<Store, Error> {
+    let data = &config.data;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .create(data)
+        .map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", data.display())))?;
+    Store::open(data.join("templates")).map_err(|error| told(&error))
+}
+
+impl Template {
+    pub(crate) fn run(self, config: &Config) -> Result<ExitCode, Error> {
+        let store = store(config)?;
+        match self {
+            Self::Ls { json } => list(&store, json)?,
+            Self::Add {
+                name,
+                source,
+                replace,
+                env,
+                no_sudo,
+                nested_user_namespaces,
+            } => {
+                let found = std::fs::metadata(&source).map_err(|error| {
+                    let message =
+                        format!("the source {} cannot be read: {error}", source.display());
+                    Error::invalid("source", message, "name a directory or a tar archive")
+                })?;
+                let source = if found.is_dir() {
+                    Source::Directory(source)
+                } else {
+                    Source::Archive(source)
+                };
+                let options = Options {
+                    env: variables(&env)?.into_iter().collect::<BTreeMap<_, _>>(),
+                    sudo: !no_sudo,
+                    nested_user_namespaces,
+                    replace,
+                    ..Options::default()
+                };
+                let mut bar = Bar::new(&format!("adding template {name}"));
+                let added = store.add(&name, &source, &options, &mut |progress| {
+                    bar.show(&progress);
+                });
+                drop(bar);
+                report(&name, &added.map_err(|error| told(&error))?);
+            }
+            Self::Rebuild { name } => {
+                if name != template::BASE {
+                    store.get(&name).map_err(|error| told(&error))?;
+                    return Err(Error::invalid(
+                        "name",
+                        format!("template {name:?} was not made from this machine"),
+                        format!("add it again: atoll template add {name} SOURCE --replace"),
+                    ));
+                }
+                let mut bar = Bar::new("making template base from this machine's system");
+                let built = store.rebuild_base(&mut |progress| bar.show(&progress));
+                drop(bar);
+                report(&name, &built.map_err(|error| told(&error))?);
+            }
+            Self::Rm { name } => {
+                store.remove(&name).map_err(|error| told(&error))?;
+                say(&format!("removed template {name}"));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn report(name: &str, report: &template::Report) {
+    let skipped = match report.skipped {
+        0 => String::new(),
+        n => format!(", {n} entries left out"),
+    };
+    say(&format!(
+        "template {name}: {} files, {}{skipped}",
+        report.files,
+        Bytes(report.bytes)
+    ));
+}
+
+fn list(store: &Store, json: bool) -> Result<(), Error> {
+    let names = store.list().map_err(|error| told(&error))?;
+    let all: Vec<_> = names
+        .iter()
+        .filter_map(|name| store.get(name).ok())
+        .collect();
+    if json {
+        let rows: Vec<_> = all
+            .iter()
+            .map(|template| serde_json::json!({ "name": template.name, "meta": template.meta }))
+            .collect();
+        say(&serde_json::Value::from(rows).to_string());
+        return Ok(());
+    }
+    if all.is_empty() {
+        say("no templates yet: the first atoll run makes base");
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["NAME", "FILES", "SIZE", "USER", "SUDO", "SOURCE"]);
+    for template in &all {
+        let meta = &template.meta;
+        table.add_row([
+            template.name.clone(),
+            meta.files.to_string(),
+            Bytes(meta.size).to_string(),
+            meta.user.name.clone(),
+            if meta.sudo { "yes" } else { "no" }.to_owned(),
+            meta.source.clone(),
+        ]);
+    }
+    say(&table.to_string());
+    Ok(())
+}
+
+/// `K=V` words as pairs.
+pub(crate) fn variables(words: &[String]) -> Result<Vec<(String, String)>, Error> {
+    words
+        .iter()
+        .map(|word| match word.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+            _ => Err(Error::invalid(
+                "env",
+                format!("{word:?} is not a variable"),
+                "write --env NAME=VALUE",
+            )),
+        })
+        .collect()
+}

@@ -1,0 +1,181 @@
+//! Hostile inhabitants: each attack fails in a sandbox and works where one defence is missing.
+//!
+//! A [`Case`] is a probe and a judge: the judge names what the attacker gained. In a sandbox as users have it that is
+//! nothing, as its root and as its user. A [`Control`] runs the same probe in a box whose plan lacks one defence, where
+//! something must be gained: so a judge that sees nothing, or a probe that does nothing, fails.
+//!
+//! Controls never lift the user namespace: root of such a box would be root of this machine. Where the kernel asks for a
+//! capability behind a filter the control gives both, and only to root: a user has no capabilities, whatever the plan
+//! says. What cannot be shown at all is in [`IMPOSSIBLE`].
+
+mod bombs;
+mod descriptors;
+mod devices;
+mod init;
+mod kernel;
+mod links;
+mod memory;
+mod mounts;
+mod names;
+mod neighbours;
+mod powers;
+mod race;
+mod templates;
+
+use atoll_jail::plan::Plan;
+use atoll_model::SandboxId;
+use atoll_testkit::{Attempt, attempts};
+
+use crate::world::{Kind, World, probe_spec, said};
+
+/// Who attacks.
+const USERS: &[&str] = &["root", "user"];
+const ROOT: &[&str] = &["root"];
+
+/// An attack.
+struct Case {
+    /// The probe's arguments.
+    probe: &'static [&'static str],
+    /// Where it runs.
+    place: &'static str,
+    /// What this user gained, each as one line that begins with the attempt's name.
+    gains: fn(&str, &[Attempt]) -> Vec<String>,
+    controls: &'static [Control],
+}
+
+/// A box that lacks a defence.
+struct Control {
+    lift: fn(&mut Plan),
+    /// For whom the attack then works.
+    users: &'static [&'static str],
+    /// How some gains of each begin.
+    gains: &'static [&'static str],
+}
+
+/// Attempts that this kernel, or the way the box is made, refuses also without the defence under test, and what is shown
+/// instead.
+const IMPOSSIBLE: &[(&str, &str)] = &[
+    (
+        "A02, A17: memory, descriptors and namespaces of PID 1",
+        "PID 1 never execs: its memory belongs to the host's user namespace, which no plan can change. The same calls on \
+         another process of the box work",
+    ),
+    (
+        "A07, A09: sysctls and files of /proc that belong to the host",
+        "without the read-only mounts the kernel still asks for a capability of the initial user namespace; those that \
+         belong to the sandbox's own namespaces open",
+    ),
+    (
+        "A08: /proc/kcore, /proc/scsi, /sys/class/dmi",
+        "this kernel has none of them; the control shows kallsyms, acpi and a real /sys instead",
+    ),
+    (
+        "A10: pivot_root, and chroot out of the box",
+        "the box's root is the root of its mount namespace: there is nothing above it to climb to, and no other mount to \
+         pivot to. With chroot allowed the classic escape ends where it began",
+    ),
+    (
+        "A11: device nodes",
+        "a user namespace may make none but the whiteout 0:0, and what it mounts is nodev for ever: the control makes \
+         that one",
+    ),
+    (
+        "B04: bpf, module and kexec calls, acct, swap, reboot, clocks, ports, open_by_handle_at, vhangup, syslog",
+        "they ask for capabilities of the initial user namespace, so a permitted call answers EPERM too; the harmful \
+         ones are not lifted even so",
+    ),
+    (
+        "B08: abstract sockets in a shared network",
+        "a shared network namespace would be the host's; the control looks from a second program in the same box",
+    ),
+];
+
+#[test]
+#[allow(
+    clippy::print_stdout,
+    reason = "the list is for whoever reads the test run"
+)]
+fn what_cannot_be_shown_is_listed_with_its_reason() {
+    for (attack, reason) in IMPOSSIBLE {
+        println!("{attack}\n    {reason}");
+    }
+}
+
+/// Refused by us or by the kernel for want of a right, before it looked at anything else.
+fn refused(attempt: &Attempt) -> bool {
+    ["EPERM", "ENOSYS", "EACCES"].contains(&attempt.result.as_str())
+}
+
+/// A gain's line.
+fn line(attempt: &Attempt) -> String {
+    format!("{} {} {}", attempt.what, attempt.result, attempt.detail)
+}
+
+/// The attempts that a judge holds against us.
+fn lines(found: &[Attempt], mut gained: impl FnMut(&Attempt) -> bool) -> Vec<String> {
+    found
+        .iter()
+        .filter(|attempt| gained(attempt))
+        .map(line)
+        .collect()
+}
+
+async fn attack(
+    world: &World,
+    id: &SandboxId,
+    user: &str,
+    place: &str,
+    probe: &[&str],
+) -> Vec<Attempt> {
+    let spec = probe_spec(probe).user(user).directory(place);
+    let found = attempts(said(&world.exec(id, spec).await));
+    assert!(!found.is_empty(), "{probe:?} as {user} tried nothing");
+    found
+}
+
+/// The attack fails as users have it, the box works on, and without its defence it succeeds.
+async fn check(case: &Case) {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    for user in USERS {
+        let found = attack(&world, &id, user, case.place, case.probe).await;
+        let gained = (case.gains)(user, &found);
+        assert!(
+            gained.is_empty(),
+            "{:?} as {user} gained {gained:#?}",
+            case.probe
+        );
+    }
+    said(&world.probe(&id, "user", &["true"]).await);
+    world.close().await;
+    for control in case.controls {
+        let world = World::open_with(control.lift).await;
+        let id = world.sandbox(Kind::Static).await;
+        for user in control.users {
+            let found = attack(&world, &id, user, case.place, case.probe).await;
+            let gained = (case.gains)(user, &found);
+            for expected in control.gains {
+                assert!(
+                    gained.iter().any(|gain| gain.starts_with(expected)),
+                    "{:?} as {user} did not gain {expected}, but {gained:#?} from {:#?}",
+                    case.probe,
+                    found.iter().map(line).collect::<Vec<_>>()
+                );
+            }
+        }
+        world.close().await;
+    }
+}
+
+/// Lifts the filter from these calls.
+fn allow(plan: &mut Plan, calls: &[&str]) {
+    let policy = plan.policy.as_mut().expect("a plan has a filter");
+    for call in calls {
+        assert!(policy.allow(call), "no call {call}");
+    }
+}
+
+const SYS_CHROOT: u64 = 1 << 18;
+const SYS_ADMIN: u64 = 1 << 21;
+const NET_RAW: u64 = 1 << 13;
+const LEASE: u64 = 1 << 28;

@@ -1,0 +1,99 @@
+//! A01, A02: what the runtime has open, reached from inside.
+
+use std::os::fd::AsRawFd;
+
+use atoll_model::{Code, ExecSpec};
+
+use super::{Case, Control, USERS, check, lines};
+use crate::world::{Kind, World, probe_spec, said};
+
+const CONTROLS: &[Control] = &[Control {
+    lift: |plan| plan.inside.close_descriptors = false,
+    users: USERS,
+    gains: &["fchdir:"],
+}];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_descriptor_leads_to_a_directory_of_the_host() {
+    check(&Case {
+        probe: &["a01-cwd-fd"],
+        place: "/",
+        gains: |_, found| lines(found, |it| it.what.contains("chdir:") && it.worked()),
+        controls: CONTROLS,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_has_three_descriptors_and_none_of_pid_1() {
+    check(&Case {
+        probe: &["a02-fds"],
+        place: "/",
+        gains: |_, found| {
+            let expected = [
+                "self-fd",
+                "self-fd:0",
+                "self-fd:1",
+                "self-fd:2",
+                "read:/proc/1/cmdline",
+            ];
+            lines(found, |it| {
+                it.worked() && !expected.contains(&it.what.as_str())
+            })
+        },
+        controls: &[Control {
+            lift: |plan| plan.inside.close_descriptors = false,
+            users: USERS,
+            gains: &["self-fd:4"],
+        }],
+    })
+    .await;
+}
+
+/// The working directory of an exec is entered by PID 1's child, which still has a descriptor more than the program.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_exec_begins_in_a_descriptor() {
+    every_number_is_refused(World::open().await).await;
+}
+
+/// Descriptors that leak are not enough: a directory without a path from the box's root is not entered either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_exec_begins_outside_even_where_descriptors_leak() {
+    every_number_is_refused(World::open_with(|plan| plan.inside.close_descriptors = false).await)
+        .await;
+}
+
+async fn every_number_is_refused(world: World) {
+    let id = world.sandbox(Kind::Static).await;
+    said(&world.probe(&id, "root", &["mkdir", "/links"]).await);
+    for user in USERS {
+        for number in 3..1024 {
+            let direct = format!("/proc/self/fd/{number}");
+            let mut ways = vec![direct.clone()];
+            if number < 32 {
+                let link = format!("/links/{user}-{number}");
+                said(&world.probe(&id, "root", &["link", &direct, &link]).await);
+                ways.push(link);
+            }
+            for way in ways {
+                let spec = probe_spec(&["pwd"]).user(*user).directory(&way);
+                let refused = world.runtime.exec(&id, spec).await.expect_err(&way);
+                assert_eq!(refused.code, Code::CwdNotFound, "{way}: {refused}");
+            }
+        }
+    }
+    // That the way is one at all: a directory of the box is entered through a descriptor's path.
+    let spec = ExecSpec::argv(["/probe", "pwd"])
+        .user("user")
+        .directory("/proc/self/cwd");
+    assert_eq!(said(&world.exec(&id, spec).await), "/\n");
+    world.close().await;
+}
+
+/// The check of the working directory looks for what the kernel says of a directory that is not below one's root.
+#[test]
+fn a_directory_outside_of_the_root_has_no_path() {
+    let directory = std::fs::File::open("/").expect("there is a root");
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    assert_eq!(path.expect("it has a path here").to_str(), Some("/"));
+}

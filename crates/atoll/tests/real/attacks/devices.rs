@@ -1,0 +1,41 @@
+//! A11, A18: device nodes made by hand, and terminals that are typed into.
+
+use super::{Case, Control, USERS, allow, check, lines};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_device_can_be_made() {
+    check(&Case {
+        probe: &["a11-mknod"],
+        // An overlay refuses the whiteout that the control makes; a tmpfs does not.
+        place: "/dev/shm",
+        gains: |_, found| lines(found, |it| it.worked() && it.what != "place"),
+        controls: &[Control {
+            lift: |plan| allow(plan, &["mknodat"]),
+            users: USERS,
+            gains: &["mknod:char-0:0 ok"],
+        }],
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_types_into_a_terminal() {
+    check(&Case {
+        probe: &["a18-tty"],
+        place: "/",
+        gains: |_, found| {
+            lines(found, |it| {
+                let command = it.what.contains("TIOC") && it.what != "pty:TIOCSCTTY";
+                let typed = it.what.ends_with(":typed") && it.value("bytes") != Some("0");
+                typed || (command && !["EPERM", "ENOTTY"].contains(&it.result.as_str()))
+            })
+        },
+        controls: &[Control {
+            lift: |plan| allow(plan, &["ioctl"]),
+            users: USERS,
+            // Where `dev.tty.legacy_tiocsti` is 0 the kernel answers EIO instead of typing.
+            gains: &["pty:TIOCSTI", "pty:TIOCSTI+high", "pty:TIOCSETD"],
+        }],
+    })
+    .await;
+}

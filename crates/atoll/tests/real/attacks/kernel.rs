@@ -1,0 +1,330 @@
+//! B01 to B05: the kernel's surface.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use atoll_jail::seccomp::{Policy, syscall_name};
+use atoll_testkit::Attempt;
+
+use super::{
+    Case, Control, NET_RAW, ROOT, SYS_ADMIN, USERS, allow, attack, check, line, lines, refused,
+};
+use crate::world::{Kind, World, probe_spec};
+
+/// The calls that need more than a user has even with zero arguments: their own or their file's ids change.
+const FOR_ROOT: [&str; 8] = [
+    "fchown",
+    "setfsuid",
+    "setgid",
+    "setgroups",
+    "setregid",
+    "setresgid",
+    "setresuid",
+    "setuid",
+];
+
+async fn every_call(world: &World, user: &str) -> BTreeMap<String, Attempt> {
+    let id = world.sandbox(Kind::Static).await;
+    let found = attack(world, &id, user, "/", &["b01-syscalls"]).await;
+    found.into_iter().map(|it| (it.what.clone(), it)).collect()
+}
+
+/// Each known call under what it answered: `EPERM`, `ENOSYS`, or anything else, which is the kernel's.
+fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet<&'static str>> {
+    let allowed: BTreeSet<String> = Policy::standard().lines().into_iter().collect();
+    let mut classes: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for (number, name) in (0..=600).filter_map(|number| Some((number, syscall_name(number)?))) {
+        let class = match found[&format!("x64:{number}")].result.as_str() {
+            // This kernel was built without it; another has it.
+            "ENOSYS" if allowed.contains(&format!("{name} allow")) => "allowed",
+            "EPERM" => "EPERM",
+            "ENOSYS" => "ENOSYS",
+            _ => "allowed",
+        };
+        classes.entry(class).or_default().insert(name);
+    }
+    classes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(
+    clippy::print_stdout,
+    reason = "the effective policy is for whoever reads the test run"
+)]
+async fn system_calls_are_the_committed_ones() {
+    let world = World::open().await;
+    let root = every_call(&world, "root").await;
+    let user = every_call(&world, "user").await;
+    world.close().await;
+    for found in [&root, &user] {
+        for (what, it) in found {
+            let known = what
+                .strip_prefix("x64:")
+                .and_then(|number| syscall_name(number.parse().ok()?));
+            assert!(
+                known.is_some() || it.result == "ENOSYS",
+                "unknown number or foreign ABI: {}",
+                line(it)
+            );
+        }
+    }
+    let (root, user) = (classes(&root), classes(&user));
+    let more: BTreeSet<&str> = root["allowed"]
+        .difference(&user["allowed"])
+        .copied()
+        .collect();
+    assert!(
+        more.iter().all(|name| FOR_ROOT.contains(name)),
+        "only root may {more:?}"
+    );
+    assert!(
+        user["allowed"].is_subset(&root["allowed"]),
+        "only a user may"
+    );
+    let mut text = String::new();
+    for (class, names) in &root {
+        let _ = writeln!(
+            text,
+            "{class}: {}",
+            names.iter().copied().collect::<Vec<_>>().join(" ")
+        );
+    }
+    println!("{text}");
+    insta::assert_snapshot!(text);
+}
+
+/// The judge of the test above sees calls and ABIs that the filter does not hold back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_filter_forbidden_calls_reach_the_kernel() {
+    let world = World::open_with(|plan| plan.policy = None).await;
+    for user in USERS {
+        let found = every_call(&world, user).await;
+        let allowed = &classes(&found)["allowed"];
+        for name in [
+            "add_key",
+            "clone3",
+            "io_uring_setup",
+            "keyctl",
+            "kcmp",
+            "userfaultfd",
+            "unshare",
+        ] {
+            assert!(allowed.contains(name), "{name} as {user}");
+        }
+        let foreign = lines(&found.values().cloned().collect::<Vec<_>>(), |it| {
+            (it.what.starts_with("i386:") || it.what.starts_with("x32:")) && it.result != "ENOSYS"
+        });
+        assert!(
+            !foreign.is_empty(),
+            "this kernel has no foreign ABI to be kept from {user}"
+        );
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_is_no_io_uring() {
+    check(&Case {
+        probe: &["b02-uring"],
+        place: "/",
+        gains: |_, found| lines(found, |it| it.what.starts_with("io_uring") && !refused(it)),
+        controls: &[Control {
+            lift: |plan| {
+                allow(
+                    plan,
+                    &["io_uring_setup", "io_uring_enter", "io_uring_register"],
+                )
+            },
+            users: USERS,
+            gains: &[
+                "io_uring_setup ok",
+                "io_uring_enter ok",
+                "io_uring_register",
+            ],
+        }],
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_are_no_further_namespaces() {
+    check(&Case {
+        probe: &["b03-userns"],
+        place: "/",
+        gains: |_, found| {
+            lines(found, |it| {
+                if it.what == "nested" {
+                    it.value("depth") != Some("0")
+                } else {
+                    it.worked()
+                }
+            })
+        },
+        controls: &[
+            // What a template may ask for.
+            Control {
+                lift: |plan| {
+                    plan.policy
+                        .as_mut()
+                        .expect("a filter")
+                        .allow_user_namespaces()
+                },
+                users: USERS,
+                gains: &[
+                    "unshare:NEWUSER ok",
+                    "clone:NEWUSER ok",
+                    "clone-high:NEWUSER ok",
+                    "unshare:NEWNS+NEWUSER ok",
+                    "nested",
+                ],
+            },
+            // The second filter, which hides clone3, goes with the first.
+            Control {
+                lift: |plan| plan.policy = None,
+                users: USERS,
+                gains: &["clone3:NEWUSER ok", "clone3:NEWNET+NEWUSER ok"],
+            },
+            // Without a new user namespace the kernel asks for the capability.
+            Control {
+                lift: |plan| {
+                    allow(plan, &["unshare", "clone"]);
+                    plan.inside.capabilities |= SYS_ADMIN;
+                },
+                users: ROOT,
+                gains: &["unshare:NEWNS ok", "clone:NEWPID ok"],
+            },
+        ],
+    })
+    .await;
+}
+
+/// What a permitted call changes nothing with, and what the kernel gives to anybody.
+const HARMLESS: &[&str] = &[
+    "add_key",
+    "fanotify_init",
+    "kcmp",
+    "keyctl",
+    "memfd_secret",
+    "modify_ldt",
+    "name_to_handle_at",
+    "personality",
+    "quotactl",
+    "quotactl_fd",
+    "request_key",
+    "userfaultfd",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dangerous_parts_of_the_kernel_are_closed() {
+    check(&Case {
+        probe: &["b04-kernel", "1"],
+        place: "/",
+        gains: |_, found| {
+            lines(found, |it| {
+                let free = ["personality:get", "personality:PER_LINUX32", "kill:1"]
+                    .contains(&it.what.as_str());
+                !free && !refused(it)
+            })
+        },
+        controls: &[Control {
+            lift: |plan| allow(plan, HARMLESS),
+            users: USERS,
+            gains: &[
+                "add_key ok",
+                "kcmp ok",
+                "keyctl",
+                "modify_ldt ok",
+                "name_to_handle_at",
+                "personality:ADDR_NO_RANDOMIZE ok",
+                "quotactl",
+                "request_key",
+                "userfaultfd:user-mode ok",
+            ],
+        }],
+    })
+    .await;
+}
+
+/// The target is what matters: a process of the box can be traced and read, PID 1 and the host's cannot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_processes_of_the_box_can_be_traced() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    let host = std::process::id().to_string();
+    for user in USERS {
+        let sleeper = world
+            .runtime
+            .exec(&id, probe_spec(&["sleep", "60"]).user(*user))
+            .await
+            .expect("it starts");
+        let own = sleeper.pid.to_string();
+        for (target, expected) in [
+            (own.as_str(), "ok"),
+            ("1", "EPERM"),
+            (host.as_str(), "ESRCH"),
+        ] {
+            let found = attack(&world, &id, user, "/", &["b04-kernel", target]).await;
+            let result = |name: &str| {
+                let what = format!("{name}:{target}");
+                found
+                    .iter()
+                    .find(|it| it.what == what)
+                    .map(|it| it.result.clone())
+                    .expect("it was tried")
+            };
+            assert_eq!(result("ptrace"), expected, "{user} {target}");
+            // The address may be empty: that it was looked at is what counts.
+            let read = result("process_vm_readv");
+            let reached = ["ok", "EFAULT"].contains(&read.as_str());
+            assert!(
+                if expected == "ok" {
+                    reached
+                } else {
+                    read == expected
+                },
+                "{user} {target} {read}"
+            );
+        }
+        sleeper.kill().expect("it can be killed");
+    }
+    world.close().await;
+}
+
+/// Families and protocols that a sandbox has.
+fn usual(what: &str) -> bool {
+    let what = what.replace("+high", "");
+    let (family, rest) = what.split_once(':').unwrap_or((&what, ""));
+    match family {
+        "AF_UNIX" => true,
+        // Alone or with a protocol; 1 and 58 are ping.
+        "AF_INET" | "AF_INET6" => ["STREAM", "DGRAM", "DGRAM:1", "DGRAM:58"].contains(&rest),
+        "AF_NETLINK" => ["RAW", "DGRAM", "RAW:0"].contains(&rest),
+        _ => false,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sockets_are_of_the_usual_families() {
+    check(&Case {
+        probe: &["b05-sockets"],
+        place: "/",
+        gains: |_, found| lines(found, |it| it.worked() && !usual(&it.what)),
+        controls: &[
+            Control {
+                lift: |plan| allow(plan, &["socket"]),
+                users: USERS,
+                gains: &["AF_NETLINK:RAW:16 ok", "AF_VSOCK"],
+            },
+            // In a network namespace of its own, with nothing but a loopback interface.
+            Control {
+                lift: |plan| {
+                    allow(plan, &["socket"]);
+                    plan.inside.capabilities |= NET_RAW;
+                },
+                users: ROOT,
+                gains: &["AF_PACKET:RAW ok", "AF_INET:RAW:1 ok"],
+            },
+        ],
+    })
+    .await;
+}

@@ -1,0 +1,128 @@
+//! The command as its users have it: what goes in, what comes out, the exit code, and what is left.
+
+mod parallel;
+mod run;
+mod signals;
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use atoll_testkit::{Scratch, run_within};
+
+use crate::world;
+
+/// `atoll` on the data directory that all tests share.
+pub fn atoll(args: &[&str]) -> Command {
+    let mut command = Command::new(world::binary());
+    command.args(args).env("ATOLL_DATA_DIR", world::data());
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end.
+pub fn done(args: &[&str]) -> Output {
+    run_within(&mut atoll(args), Duration::from_mins(2), b"")
+}
+
+/// Standard output, standard error and exit code in one text.
+pub fn told(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!(
+        "{}{}exit {}",
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code().unwrap_or(-1)
+    )
+}
+
+#[test]
+fn doctor_finds_this_host_able_and_says_so_in_json_too() {
+    let output = done(&["doctor"]);
+    let text = told(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("yes  a sandbox"), "{text}");
+    let output = done(&["doctor", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(["A", "B"].contains(&report["grade"].as_str().unwrap()));
+    let checks = report["checks"].as_array().unwrap();
+    assert!(checks.iter().all(|check| check["ok"] == true || check["remedy"].is_string()));
+}
+
+#[test]
+fn without_root_doctor_fails_and_run_says_why() {
+    let scratch = Scratch::new();
+    // The binary must be within reach of somebody who is not root.
+    let copy = scratch.join("atoll");
+    std::fs::copy(world::binary(), &copy).unwrap();
+    open_to_all(scratch.path());
+    let nobody = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+        command.arg(&copy).args(args).env("ATOLL_DATA_DIR", scratch.join("data"));
+        run_within(command.stdin(Stdio::null()), Duration::from_mins(1), b"")
+    };
+    let output = nobody(&["doctor"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told(&output).contains("Grade F"), "{}", told(&output));
+    let output = nobody(&["run", "--", "true"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(told(&output).contains("run atoll as root"), "{}", told(&output));
+}
+
+fn open_to_all(path: &std::path::Path) {
+    use std::os::unix::fs::PermissionsExt;
+    for path in path.ancestors().take(2).chain([path.join("atoll").as_path()]) {
+        let mode = std::fs::metadata(path).unwrap().permissions().mode();
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode | 0o755)).unwrap();
+    }
+}
+
+#[test]
+fn every_command_shows_examples_and_shells_complete_them() {
+    for command in ["run", "doctor", "bench", "template", "gc", "completions"] {
+        let output = done(&[command, "--help"]);
+        let text = told(&output);
+        assert!(output.status.success() && text.contains("Example"), "{command}: {text}");
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        let text = told(&done(&["completions", shell]));
+        assert!(text.contains("doctor") && text.contains("template"), "{shell}");
+    }
+}
+
+#[test]
+fn templates_are_added_listed_used_and_removed() {
+    let scratch = Scratch::new();
+    let layer = scratch.join("layer");
+    atoll_testkit::static_layer(&layer);
+    let name = format!("cli-{}", std::process::id());
+    let added = done(&["template", "add", &name, layer.to_str().unwrap()]);
+    assert!(added.status.success(), "{}", told(&added));
+    assert!(told(&done(&["template", "ls"])).contains(&name));
+    let ran = done(&["run", "--template", &name, "--", "/probe", "echo", "hi"]);
+    assert_eq!(told(&ran), "hi\nexit 0");
+    let again = done(&["template", "add", &name, layer.to_str().unwrap()]);
+    assert_eq!(again.status.code(), Some(5), "{}", told(&again));
+    assert!(done(&["template", "rm", &name]).status.success());
+    let gone = done(&["template", "rm", &name]);
+    assert_eq!(gone.status.code(), Some(4), "{}", told(&gone));
+    let odd = done(&["template", "add", "No/Name", layer.to_str().unwrap()]);
+    assert_eq!(odd.status.code(), Some(2), "{}", told(&odd));
+}
+
+#[test]
+fn a_template_from_an_archive_works_like_one_from_a_directory() {
+    let scratch = Scratch::new();
+    let layer = scratch.join("layer");
+    atoll_testkit::static_layer(&layer);
+    let archive = scratch.join("layer.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.arg("-czf").arg(&archive).arg("-C").arg(&layer).arg(".");
+    assert!(run_within(&mut tar, Duration::from_mins(1), b"").status.success());
+    let name = format!("tar-{}", std::process::id());
+    let added = done(&["template", "add", &name, archive.to_str().unwrap()]);
+    assert!(added.status.success(), "{}", told(&added));
+    let ran = done(&["run", "--template", &name, "--", "/probe", "echo", "hi"]);
+    assert_eq!(told(&ran), "hi\nexit 0");
+    assert!(done(&["template", "rm", &name]).status.success());
+}

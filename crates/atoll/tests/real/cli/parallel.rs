@@ -1,0 +1,63 @@
+//! Many runs beside each other, some of them killed.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use atoll_testkit::{Scratch, run_within, wait_for};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{atoll, told};
+
+#[test]
+fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the_killed() {
+    let scratch = Scratch::new();
+    let layer = scratch.join("layer");
+    atoll_testkit::static_layer(&layer);
+    let data = scratch.join("data");
+    let own = |args: &[&str]| {
+        let mut command = atoll(args);
+        command.env("ATOLL_DATA_DIR", &data);
+        command
+    };
+    let add = &mut own(&["template", "add", "one", layer.to_str().unwrap()]);
+    assert!(run_within(add, Duration::from_mins(1), b"").status.success());
+
+    let mut runs = Vec::new();
+    for number in 0..200 {
+        let word = format!("run {number}");
+        // Every tenth would go on for ever and is killed.
+        let args = if number % 10 == 0 {
+            ["sleep".to_owned(), "1000".to_owned()]
+        } else {
+            ["echo".to_owned(), word]
+        };
+        let mut command = own(&["run", "--template", "one", "--", "/probe"]);
+        let child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        runs.push((number, child.unwrap()));
+    }
+    let mut tags = Vec::new();
+    for (number, child) in runs {
+        if number % 10 == 0 {
+            // Killed at whatever point it has come to.
+            kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+            child.wait_with_output().unwrap();
+            tags.push(number);
+        } else {
+            let output = child.wait_with_output().unwrap();
+            assert_eq!(told(&output), format!("run {number}\nexit 0"));
+        }
+    }
+    assert_eq!(tags.len(), 20);
+
+    // The keepers of the killed end their sandboxes by themselves.
+    let runs_left = || std::fs::read_dir(data.join("runs")).map_or(0, Iterator::count);
+    wait_for("everything of the killed runs to be collected", Duration::from_mins(1), || {
+        let collected = run_within(&mut own(&["gc"]), Duration::from_mins(1), b"");
+        assert!(collected.status.success(), "{}", told(&collected));
+        runs_left() == 0
+    });
+    let ours = |text: &str| text.contains(data.to_str().unwrap());
+    let instances = std::fs::read_dir("/run/atoll/instances").unwrap().flatten();
+    let mut left = instances.filter(|entry| std::fs::read_to_string(entry.path()).is_ok_and(|text| ours(&text)));
+    assert!(left.next().is_none(), "a registration is left");
+}

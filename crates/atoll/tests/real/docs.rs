@@ -1,0 +1,90 @@
+//! The documents say what is true: every `$ …` line of a `console` block is run, and what follows
+//! it is what comes out. A line of `...` stands for anything.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use atoll_testkit::{Scratch, run_within};
+
+use crate::world::{self, World};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// README.md and everything for users below docs/.
+fn documents() -> Vec<PathBuf> {
+    let docs = std::fs::read_dir(root().join("docs")).unwrap().flatten().map(|entry| entry.path());
+    let mut all: Vec<PathBuf> =
+        docs.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect();
+    all.push(root().join("README.md"));
+    all.sort();
+    all
+}
+
+/// Commands of console blocks, each with the output that is shown.
+fn commands(text: &str) -> Vec<(String, Vec<String>)> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut inside = false;
+    for line in text.lines() {
+        match line {
+            "```console" => inside = true,
+            "```" => inside = false,
+            _ if !inside => {}
+            _ => match (line.strip_prefix("$ "), found.last_mut()) {
+                (Some(command), _) => found.push((command.to_owned(), Vec::new())),
+                (None, Some((_, output))) => output.push(line.to_owned()),
+                (None, None) => panic!("output without a command: {line}"),
+            },
+        }
+    }
+    found
+}
+
+/// Whether the lines are as shown.
+fn alike(shown: &[String], got: &[&str]) -> bool {
+    match shown.split_first() {
+        None => got.is_empty(),
+        Some((first, rest)) if first == "..." => (0..=got.len()).any(|skip| alike(rest, &got[skip..])),
+        Some((first, rest)) => {
+            got.split_first().is_some_and(|(line, after)| line.trim_end() == first.trim_end() && alike(rest, after))
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_example_of_the_documents_does_what_it_shows() {
+    World::open().await.close().await;
+    let mut count = 0;
+    for document in documents() {
+        let scratch = Scratch::new();
+        let text = std::fs::read_to_string(&document).unwrap();
+        for (command, shown) in commands(&text) {
+            let binaries = world::binary();
+            let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", binaries.parent().unwrap().display());
+            let mut shell = Command::new("bash");
+            shell.args(["-c", &format!("{command} 2>&1")]).current_dir(scratch.path());
+            shell.env("PATH", path).env("ATOLL_DATA_DIR", world::data()).stdin(Stdio::null());
+            let output = run_within(&mut shell, Duration::from_mins(2), b"");
+            let got = String::from_utf8_lossy(&output.stdout).into_owned();
+            let lines: Vec<&str> = got.lines().collect();
+            assert!(
+                alike(&shown, &lines),
+                "{}: $ {command}\nshows:\n{}\nbut says:\n{got}",
+                document.display(),
+                shown.join("\n")
+            );
+            count += 1;
+        }
+    }
+    assert!(count > 5, "the documents have hardly any examples");
+}
+
+#[test]
+fn every_error_code_is_documented() {
+    let text = std::fs::read_to_string(root().join("docs/errors.md")).unwrap();
+    for code in atoll_model::Code::ALL {
+        assert!(text.contains(code.name()), "{} is missing in docs/errors.md", code.name());
+    }
+}

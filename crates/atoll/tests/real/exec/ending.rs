@@ -1,0 +1,223 @@
+//! How a command ends: by itself, by a signal, at its deadline, with or without its children.
+
+use std::time::{Duration, Instant};
+
+use atoll_model::{ExecSpec, ExecStatus, SandboxId};
+use atoll_testkit::wait_for;
+use atoll_worker::Exec;
+
+use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
+
+/// Waits until only the sandbox's own PID 1 is left.
+fn wait_until_alone(world: &World, id: &SandboxId) {
+    wait_for("the sandbox to be empty", DEADLINE, || {
+        world.runtime.usage(id).unwrap().pids == 1
+    });
+}
+
+/// Reads its output until it has said something.
+async fn wait_until_said(exec: &mut Exec, word: &str) {
+    let mut heard = String::new();
+    while !heard.contains(word) {
+        let mut buffer = [0; 4096];
+        let read = exec.stdout.read(&mut buffer).await.unwrap();
+        assert!(read > 0, "it ended after {heard:?}");
+        heard.push_str(std::str::from_utf8(&buffer[..read]).unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_exit_code_is_told() {
+    in_both(async |world, id| {
+        for code in 0..=255 {
+            let done = world.probe(id, "user", &["exit", &code.to_string()]).await;
+            let expected = ExecStatus {
+                code: Some(code),
+                ..ExecStatus::default()
+            };
+            assert_eq!(done.status, expected);
+            assert_eq!(done.status.exit_code(), code);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_is_told_as_what_it_is() {
+    in_both(async |world, id| {
+        for signal in [1, 2, 3, 4, 6, 8, 9, 10, 11, 13, 14, 15, 24, 31, 34, 64] {
+            let done = world
+                .probe(id, "user", &["signal", &signal.to_string()])
+                .await;
+            let expected = ExecStatus {
+                signal: Some(signal),
+                ..ExecStatus::default()
+            };
+            assert_eq!(done.status, expected);
+            assert_eq!(done.status.exit_code(), 128 + signal);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_ends_the_whole_family() {
+    in_both(async |world, id| {
+        for command in [
+            &["tree-of-processes", "9", "300"][..],
+            &["ignore-term", "300"],
+            &["spin", "300", "3"],
+        ] {
+            let begin = Instant::now();
+            let spec = probe_spec(command).deadline(Duration::from_millis(300));
+            let done = world.exec(id, spec).await;
+            assert!(done.status.timed_out, "{:?}", done.status);
+            assert_eq!(done.status.exit_code(), 124);
+            assert_eq!(done.status.signal, Some(9));
+            assert!(!done.status.oom_killed);
+            assert!(begin.elapsed() >= Duration::from_millis(300));
+            assert!(
+                begin.elapsed() < Duration::from_secs(30),
+                "{:?}",
+                begin.elapsed()
+            );
+            wait_until_alone(world, id);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_ends_daemons_too() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let line = "/probe daemon 300; setsid /probe ignore-term 300 & exec /probe sleep 300";
+    let spec = ExecSpec::shell(line).deadline(Duration::from_secs(1));
+    let done = world.exec(&id, spec).await;
+    assert!(done.status.timed_out);
+    assert!(done.stdout.starts_with(b"pid "), "{done:?}");
+    wait_until_alone(&world, &id);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_that_is_not_reached_says_nothing() {
+    in_both(async |world, id| {
+        let spec = probe_spec(&["exit", "3"]).deadline(DEADLINE);
+        let done = world.exec(id, spec).await;
+        assert_eq!(done.status.code, Some(3));
+        assert!(!done.status.timed_out);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_that_live_on_do_not_hold_the_command() {
+    let world = World::open().await;
+    for kind in crate::world::KINDS {
+        let id = world.sandbox(kind).await;
+        let begin = Instant::now();
+        let done = world.probe(&id, "user", &["daemon", "300", "hold"]).await;
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        let pid = said(&done).trim().strip_prefix("pid ").unwrap().to_owned();
+        let there = ["stat", &format!("/proc/{pid}")];
+        said(&world.probe(&id, "user", &there).await);
+        wait_for("the daemon alone", DEADLINE, || {
+            world.runtime.usage(&id).unwrap().pids == 2
+        });
+        said(&world.probe(&id, "user", &there).await);
+        // It is an orphan of the sandbox, which takes it along.
+        world.runtime.delete(&id).await.unwrap();
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_reaches_the_whole_process_group() {
+    in_both(async |world, id| {
+        let spec = probe_spec(&["tree-of-processes", "7", "300"]).deadline(DEADLINE);
+        let mut exec = world.runtime.exec(id, spec).await.unwrap();
+        wait_until_said(&mut exec, "ready 7").await;
+        exec.signal(15).await.unwrap();
+        assert_eq!(exec.wait().await.signal, Some(15));
+        wait_until_alone(world, id);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_reaches_everything_the_command_started() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let line = "/probe daemon 300; setsid /probe ignore-term 300 & exec /probe ignore-term 300";
+    let spec = ExecSpec::shell(line).deadline(DEADLINE);
+    let mut exec = world.runtime.exec(&id, spec).await.unwrap();
+    wait_until_said(&mut exec, "ignoring").await;
+    exec.kill().unwrap();
+    let status = exec.wait().await;
+    assert_eq!((status.signal, status.timed_out), (Some(9), false));
+    wait_until_alone(&world, &id);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signal_spares_other_commands() {
+    in_both(async |world, id| {
+        let sleep = || probe_spec(&["tree-of-processes", "3", "300"]).deadline(DEADLINE);
+        let mut first = world.runtime.exec(id, sleep()).await.unwrap();
+        let mut second = world.runtime.exec(id, sleep()).await.unwrap();
+        wait_until_said(&mut first, "ready").await;
+        wait_until_said(&mut second, "ready").await;
+        first.kill().unwrap();
+        assert_eq!(first.wait().await.signal, Some(9));
+        wait_for("the second alone", DEADLINE, || {
+            world.runtime.usage(id).unwrap().pids == 4
+        });
+        second.signal(2).await.unwrap();
+        assert_eq!(second.wait().await.signal, Some(2));
+        // To one that has ended, both are harmless.
+        second.signal(9).await.unwrap();
+        let _ = second.kill();
+        said(&world.probe(id, "user", &["true"]).await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_kills_nothing() {
+    in_both(async |world, id| {
+        let spec = probe_spec(&["tree-of-processes", "2", "300"]);
+        let mut exec = world.runtime.exec(id, spec).await.unwrap();
+        wait_until_said(&mut exec, "ready").await;
+        drop(exec);
+        said(&world.probe(id, "user", &["true"]).await);
+        wait_for("the two that stay", DEADLINE, || {
+            world.runtime.usage(id).unwrap().pids == 3
+        });
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ended_commands_leave_no_control_group_behind() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    for _ in 0..20 {
+        said(&world.probe(&id, "user", &["true"]).await);
+        let missing = world.runtime.exec(&id, ExecSpec::argv(["/missing"])).await;
+        assert!(missing.is_err());
+    }
+    said(&world.probe(&id, "user", &["true"]).await);
+    let facts = world.runtime.facts();
+    let group = facts.cgroups.v2.clone().unwrap();
+    let group = group
+        .join(format!("atoll-{}", world.runtime.tag()))
+        .join(id.as_str());
+    let leaves = || {
+        let entries = std::fs::read_dir(&group).unwrap().flatten();
+        entries.filter(|entry| entry.path().is_dir()).count()
+    };
+    // The next command takes away what was still busy.
+    wait_for("no directory of an exec", DEADLINE, || leaves() <= 1);
+    world.close().await;
+}

@@ -1,0 +1,158 @@
+//! Who a command is, and that it starts clean: session, signals, descriptors, limits.
+
+use atoll_model::Code;
+
+use super::refused;
+use crate::world::{Kind, World, in_both, probe_spec, said};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_are_found_by_name_by_number_and_by_both_numbers() {
+    in_both(async |world, id| {
+        for (user, uid, gid) in [
+            ("", 1000, 1000),
+            ("user", 1000, 1000),
+            ("1000", 1000, 1000),
+            ("root", 0, 0),
+            ("0", 0, 0),
+            ("4321", 4321, 4321),
+            ("4321:8765", 4321, 8765),
+            ("user:7", 1000, 7),
+            ("65534:0", 65534, 0),
+        ] {
+            let done = world.exec(id, probe_spec(&["id"]).user(user)).await;
+            let expected = format!("uid {uid} {uid} {uid}\ngid {gid} {gid} {gid}\ngroups {gid}\n");
+            assert_eq!(said(&done), expected, "{user:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_user_is_named() {
+    in_both(async |world, id| {
+        for user in [
+            "nobody-here",
+            "70000",
+            "-1",
+            "user:no-group",
+            "0:70000",
+            "user:",
+            ":",
+            ":0",
+        ] {
+            let error = refused(world, id, probe_spec(&["true"]).user(user)).await;
+            assert_eq!(error.code, Code::UnknownUser, "{user}");
+            assert_eq!(error.details["user"], user);
+            assert!(error.message.contains(user), "{error:?}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn groups_of_the_sandboxs_own_files_count() {
+    in_both(async |world, id| {
+        // Only one of the two kinds has one.
+        world.probe(id, "root", &["remove", "/etc"]).await;
+        for words in [
+            ["mkdir", "/etc", ""],
+            ["write", "/etc/passwd", "ann:x:1001:1002::/:\n"],
+            [
+                "write",
+                "/etc/group",
+                "wheel:x:10:ann,bob\nstaff:x:50:bob,ann\nann:x:1002:\n",
+            ],
+        ] {
+            let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
+            said(&world.probe(id, "0", &words).await);
+        }
+        let done = world.probe(id, "ann", &["id"]).await;
+        let expected = "uid 1001 1001 1001\ngid 1002 1002 1002\ngroups 10 50 1002\n";
+        assert_eq!(said(&done), expected);
+        assert!(said(&world.probe(id, "user", &["id"]).await).starts_with("uid 1000 "));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_leads_a_session_of_its_own_without_a_terminal() {
+    in_both(async |world, id| {
+        let exec = world.runtime.exec(id, probe_spec(&["sid"])).await.unwrap();
+        let pid = exec.pid;
+        let done = exec.finish(b"", 1 << 20).await.unwrap();
+        assert_eq!(said(&done), format!("pid {pid} pgid {pid} sid {pid}\n"));
+        let done = world.probe(id, "user", &["tty"]).await;
+        let expected = "fd 0 not-a-tty\nfd 1 not-a-tty\nfd 2 not-a-tty\ncontrolling errno ENXIO\n";
+        assert_eq!(said(&done), expected);
+        assert_eq!(said(&world.probe(id, "user", &["ppid"]).await), "1\n");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_has_three_descriptors() {
+    in_both(async |world, id| {
+        for user in ["user", "root"] {
+            let done = world.probe(id, user, &["fds"]).await;
+            let lines: Vec<&str> = said(&done).lines().collect();
+            assert_eq!(lines.len(), 3, "{lines:?}");
+            assert_eq!(lines[0], "0 /dev/null");
+            assert!(
+                lines[1].starts_with("1 pipe:") && lines[2].starts_with("2 pipe:"),
+                "{lines:?}"
+            );
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn masks_and_signals_are_those_of_a_login() {
+    in_both(async |world, id| {
+        assert_eq!(said(&world.probe(id, "user", &["umask"]).await), "0022\n");
+        assert_eq!(
+            said(&world.probe(id, "user", &["signals"]).await),
+            "blocked\nignored\n"
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn resource_limits_are_set_and_not_the_callers() {
+    in_both(async |world, id| {
+        let done = world.probe(id, "user", &["limits"]).await;
+        let lines: Vec<&str> = said(&done).lines().collect();
+        let limit = |name: &str| {
+            let line = lines.iter().find_map(|line| line.strip_prefix(name));
+            line.unwrap_or_else(|| panic!("{name} is not in {lines:?}"))
+                .trim()
+                .to_owned()
+        };
+        assert!(limit("nofile").starts_with("1024 "), "{lines:?}");
+        assert!(limit("core").starts_with("0 "), "{lines:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_host_name_is_the_sandboxs_id() {
+    in_both(async |world, id| {
+        assert_eq!(
+            said(&world.probe(id, "user", &["hostname"]).await),
+            format!("{id}\n")
+        );
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_in_a_deleted_sandbox_is_refused() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    world.runtime.delete(&id).await.unwrap();
+    let error = refused(&world, &id, probe_spec(&["true"])).await;
+    assert_eq!(error.code, Code::SandboxNotFound);
+    assert_eq!(error.details["sandboxID"], id.as_str());
+    world.close().await;
+}

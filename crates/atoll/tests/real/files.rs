@@ -1,0 +1,152 @@
+//! Files of a sandbox, worked on from outside. Every fact holds with and without a system inside.
+
+mod copies;
+mod listing;
+mod paths;
+mod reading;
+mod replacing;
+mod tree;
+mod writing;
+
+use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxId, WriteOptions};
+
+use crate::world::World;
+
+/// The template's user with its own rights.
+fn user() -> Caller {
+    Caller::default()
+}
+
+/// The template's user with root's rights.
+fn owner() -> Caller {
+    Caller {
+        authority: Authority::Root,
+        ..Caller::default()
+    }
+}
+
+const REPLACE: WriteOptions = WriteOptions {
+    mode: None,
+    in_place: false,
+    parents: false,
+};
+
+const IN_PLACE: WriteOptions = WriteOptions {
+    in_place: true,
+    ..REPLACE
+};
+
+/// File calls of one sandbox by text.
+struct Files<'a> {
+    world: &'a World,
+    id: &'a SandboxId,
+}
+
+impl<'a> Files<'a> {
+    fn of(world: &'a World, id: &'a SandboxId) -> Self {
+        Self { world, id }
+    }
+
+    async fn try_write(
+        &self,
+        caller: &Caller,
+        path: impl AsRef<[u8]>,
+        bytes: impl AsRef<[u8]>,
+        options: WriteOptions,
+    ) -> Result<Entry, Error> {
+        let runtime = &self.world.runtime;
+        let mut writer = runtime
+            .write_file(self.id, caller, path.as_ref(), options)
+            .await?;
+        for piece in bytes.as_ref().chunks(100_000) {
+            writer.write(piece).await?;
+        }
+        writer.commit().await
+    }
+
+    /// Writes as root.
+    async fn write(&self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Entry {
+        let path = path.as_ref();
+        let written = self.try_write(&Caller::root(), path, bytes, REPLACE).await;
+        written.unwrap()
+    }
+
+    async fn try_read(&self, caller: &Caller, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
+        let runtime = &self.world.runtime;
+        let reader = runtime.read_file(self.id, caller, path.as_ref()).await?;
+        reader.read_to_end(usize::MAX).await
+    }
+
+    /// Reads as root.
+    async fn read(&self, path: impl AsRef<[u8]>) -> Vec<u8> {
+        self.try_read(&Caller::root(), path).await.unwrap()
+    }
+
+    /// Reads text as root.
+    async fn text(&self, path: impl AsRef<[u8]>) -> String {
+        String::from_utf8(self.read(path).await).unwrap()
+    }
+
+    async fn try_stat(&self, path: impl AsRef<[u8]>) -> Result<Entry, Error> {
+        let root = Caller::root();
+        let stat = self
+            .world
+            .runtime
+            .stat(self.id, &root, path.as_ref(), false);
+        stat.await
+    }
+
+    /// Describes a path, not what it links to.
+    async fn stat(&self, path: impl AsRef<[u8]>) -> Entry {
+        self.try_stat(path).await.unwrap()
+    }
+
+    async fn exists(&self, path: impl AsRef<[u8]>) -> bool {
+        match self.try_stat(path).await {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.code, Code::FileNotFound, "{error:?}");
+                false
+            }
+        }
+    }
+
+    /// The names in a directory.
+    async fn names(&self, path: impl AsRef<[u8]>) -> Vec<String> {
+        let root = Caller::root();
+        let listed = self
+            .world
+            .runtime
+            .list_files(self.id, &root, path.as_ref(), 1, 10_000);
+        let (entries, truncated) = listed.await.unwrap();
+        assert!(!truncated);
+        let name = |entry: Entry| String::from_utf8_lossy(&entry.path).into_owned();
+        entries.into_iter().map(name).collect()
+    }
+
+    /// Makes a directory and those above it as root.
+    async fn mkdir(&self, path: impl AsRef<[u8]>) {
+        let root = Caller::root();
+        let made = self
+            .world
+            .runtime
+            .make_directory(self.id, &root, path.as_ref(), 0o755, true);
+        made.await.unwrap();
+    }
+
+    /// Makes a symbolic link as root.
+    async fn link(&self, target: &str, path: &str) {
+        crate::world::said(
+            &self
+                .world
+                .probe(self.id, "root", &["link", target, path])
+                .await,
+        );
+    }
+}
+
+/// The code of what must fail.
+#[track_caller]
+fn code<T: std::fmt::Debug>(result: Result<T, Error>) -> Code {
+    result.unwrap_err().code
+}

@@ -1,0 +1,16 @@
+//! The conformance suite: real sandboxes on this machine, made as root by the real runtime. Every
+//! fact about execs and files holds in a template made of one static binary as well as in `base`.
+
+#![allow(
+    clippy::unwrap_used,
+    missing_docs,
+    unreachable_pub,
+    reason = "a test fails where something is not as it should be"
+)]
+
+mod attacks;
+mod cli;
+mod docs;
+mod exec;
+mod files;
+mod world;
