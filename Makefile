@@ -4,7 +4,7 @@ SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 ATOLL := $(CARGO_TARGET_DIR)/release/atoll
 
-.PHONY: run test check bench build setup setup-test setup-bench clean-leftovers
+.PHONY: run test check bench build setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build

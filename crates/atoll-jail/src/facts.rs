@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Paths of `/proc` that are hidden from a sandbox where the host has them.
 pub const HIDDEN: [&str; 15] = [
@@ -163,10 +163,18 @@ impl Cgroups {
         }
         found.swap = match found.v1.get("memory") {
             Some(v1) => v1.join("memory.memsw.limit_in_bytes").exists(),
-            None => fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 0),
+            None => found.v2.as_ref().is_some_and(|v2| has_swap_limits(v2)),
         };
         found
     }
+}
+
+/// The root of cgroup2 has no limits of its own: its children show whether they can have one.
+fn has_swap_limits(v2: &Path) -> bool {
+    let children = fs::read_dir(v2).into_iter().flatten().flatten();
+    children
+        .map(|child| child.path())
+        .any(|child| child.join("memory.swap.max").exists())
 }
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {

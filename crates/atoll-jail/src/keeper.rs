@@ -111,6 +111,9 @@ fn run() -> Result<(), Error> {
         .try_clone_to_owned()
         .step(|| "take the socket".into())?;
     let _ = rustix::process::setsid();
+    sys::set_name(c"atoll-keeper");
+    // Whoever started us may run at real-time priority; sandboxes do not.
+    sys::ordinary_priority();
     build_root()?;
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts
@@ -213,6 +216,7 @@ impl Keeper {
                 && let Ok(control) = leave(control)
             {
                 sys::set_title(TITLE);
+                sys::set_name(c"atoll-init");
                 inside::init(Channel::new(control));
             }
             sys::exit(1);

@@ -280,7 +280,7 @@ fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
             return Err(Error::Unsupported {
                 feature: "control groups",
                 why: format!("no hierarchy has the {controller} controller"),
-                remedy: "enable it on the kernel command line, for example: cgroup_enable=memory",
+                remedy: "enable the controller on the kernel command line (cgroup_enable=NAME)",
             });
         }
     }

@@ -298,6 +298,21 @@ pub(crate) fn set_processors(processors: &[u32]) -> io::Result<()> {
     Ok(())
 }
 
+/// Sets this process's short name.
+pub(crate) fn set_name(name: &std::ffi::CStr) {
+    // SAFETY: the name is NUL-terminated; the kernel takes 15 bytes of it.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
+}
+
+/// Gives up a real-time priority.
+pub(crate) fn ordinary_priority() {
+    // SAFETY: an all-zero parameter is what the ordinary policy wants.
+    unsafe {
+        let parameter: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameter);
+    }
+}
+
 /// Overwrites this process's command line, as `ps` shows it.
 pub(crate) fn set_title(title: &str) {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else {

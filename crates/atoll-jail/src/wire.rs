@@ -6,7 +6,7 @@
 //! never accompanied by descriptors.
 //!
 //! Both ends are always built from one source, but a server may meet the keeper of an older
-//! version: [`VERSION`] is exchanged in the first message and a mismatch is refused by name.
+//! version: [`VERSION`] is exchanged in the first message, and a mismatch ends the conversation.
 
 mod codec;
 mod socket;

@@ -253,12 +253,14 @@ impl Exec {
     }
 }
 
-/// One stream of output. It ends when the command has ended and what it wrote is read: children
-/// that live on may hold the pipe open for ever.
+/// One stream of output. It ends when the command has ended and what was written until then is
+/// read: children that live on may hold the pipe open, and fill it, for ever.
 #[derive(Debug)]
 pub struct Output {
     pipe: pipe::Receiver,
     status: watch::Receiver<Option<ExecStatus>>,
+    /// Bytes still to be read, once the command has ended.
+    left: Option<usize>,
 }
 
 impl Output {
@@ -266,28 +268,31 @@ impl Output {
         Ok(Self {
             pipe: pipe::Receiver::from_owned_fd(nonblocking(fd)?).map_err(watching)?,
             status,
+            left: None,
         })
     }
 
     /// Reads some; 0 at the end.
     pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let failed = |error: std::io::Error| internal("read a command's output", &error);
         loop {
-            // Looked at before the pipe: what was written before the end is then in it.
-            let ended = self.status.borrow().is_some();
-            let read = if ended {
-                // `try_read` believes what it was last told of the pipe; this asks the pipe.
-                rustix::io::read(&self.pipe, &mut *buffer).map_err(std::io::Error::from)
-            } else {
-                self.pipe.try_read(buffer)
-            };
-            match read {
-                Ok(read) => return Ok(read),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(internal("read a command's output", &error)),
+            if self.left.is_none() && self.status.borrow().is_some() {
+                let left = rustix::io::ioctl_fionread(&self.pipe);
+                self.left = Some(left.map_err(|error| failed(error.into()))? as usize);
             }
-            if ended {
-                return Ok(0);
+            if let Some(left) = &mut self.left {
+                // Not `try_read`, which believes what it was last told of the pipe: it is there.
+                let most = buffer.len().min(*left);
+                let read =
+                    rustix::io::retry_on_intr(|| rustix::io::read(&self.pipe, &mut buffer[..most]));
+                let read = read.map_err(|error| failed(error.into()))?;
+                *left -= read;
+                return Ok(read);
+            }
+            match self.pipe.try_read(buffer) {
+                Ok(read) => return Ok(read),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(failed(error)),
             }
             tokio::select! {
                 ready = self.pipe.readable() => ready.map_err(watching)?,
@@ -352,24 +357,11 @@ fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
             "name a program to run",
         ));
     }
-    let nul =
-        |field: &str| Error::invalid(field, format!("{field} contains a NUL byte"), "remove it");
     if argv.iter().any(|word| word.contains(&0)) {
         return Err(nul("command"));
     }
     for (name, value) in &spec.environment {
-        if name.is_empty() || name.contains(&b'=') {
-            let name = String::from_utf8_lossy(name);
-            let message = format!("{name:?} is not a name for a variable");
-            return Err(Error::invalid(
-                "env",
-                message,
-                "names are not empty and contain no =",
-            ));
-        }
-        if name.contains(&0) || value.contains(&0) {
-            return Err(nul("env"));
-        }
+        check_variable(name, value)?;
     }
     if spec
         .directory
@@ -392,6 +384,27 @@ fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
         user: spec.user.clone().unwrap_or_default(),
         directory: spec.directory.clone().unwrap_or_default(),
     })
+}
+
+fn nul(field: &str) -> Error {
+    Error::invalid(field, format!("{field} contains a NUL byte"), "remove it")
+}
+
+/// Refuses what no environment can hold.
+pub(crate) fn check_variable(name: &[u8], value: &[u8]) -> Result<(), Error> {
+    if name.is_empty() || name.contains(&b'=') {
+        let name = String::from_utf8_lossy(name);
+        let message = format!("{name:?} is not a name for a variable");
+        return Err(Error::invalid(
+            "env",
+            message,
+            "names are not empty and contain no =",
+        ));
+    }
+    if name.contains(&0) || value.contains(&0) {
+        return Err(nul("env"));
+    }
+    Ok(())
 }
 
 fn too_long() -> Error {

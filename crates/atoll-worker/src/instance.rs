@@ -47,7 +47,7 @@ pub struct Collected {
 impl Instance {
     /// Makes a small instance of its own below a data directory, for one run.
     pub fn ephemeral(data: &Path, facts: &Facts) -> Result<Self, Error> {
-        private_directory(data)?;
+        data_directory(data)?;
         private_directory(Path::new(SHARED))?;
         let registry = Path::new(SHARED).join("instances");
         private_directory(&registry)?;
@@ -110,6 +110,26 @@ fn register(registry: &Path, runs: &Path) -> Result<(String, File), Error> {
 
 fn random_tag() -> String {
     atoll_model::SandboxId::random().as_str()[1..5].to_owned()
+}
+
+/// Makes a data directory for root alone. One that is there and open to others is refused: ids in
+/// it start at 0, so a setuid file of a sandbox's root would be one of the host's.
+pub fn data_directory(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+    private_directory(path)?;
+    let found = fs::metadata(path).map_err(|error| host_file("look at", path, &error))?;
+    if !found.is_dir() || found.mode() & 0o077 != 0 || found.uid() != 0 {
+        let message = format!(
+            "the data directory {} is open to others than root",
+            path.display()
+        );
+        let remedy = format!(
+            "chown root {0} && chmod 700 {0}, or choose another by ATOLL_DATA_DIR",
+            path.display()
+        );
+        return Err(Error::invalid("data directory", message, remedy));
+    }
+    Ok(())
 }
 
 pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {

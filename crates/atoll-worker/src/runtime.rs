@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub(crate) templates: template::Store,
     pub(crate) keeper: Keeper,
     pub(crate) amend: Option<Amend>,
+    /// Held shared by every create under way, whose caller may have gone.
+    busy: Arc<tokio::sync::RwLock<()>>,
     /// The keeper is being moved to its control group.
     settled: tokio::task::JoinHandle<()>,
     sandboxes: Mutex<HashMap<SandboxId, Place>>,
@@ -97,7 +99,7 @@ impl LocalRuntime {
         let binary = config.binary.clone();
         let shared = blocking(move || {
             let facts = Facts::read();
-            crate::instance::private_directory(&config.data)?;
+            crate::instance::data_directory(&config.data)?;
             let templates = template::Store::open(config.data.join("templates"))
                 .map_err(|error| internal("open the templates", &error))?;
             let instance = Instance::ephemeral(&config.data, &facts)?;
@@ -120,6 +122,7 @@ impl LocalRuntime {
             keeper,
             amend,
             settled,
+            busy: Arc::default(),
             sandboxes: Mutex::default(),
         };
         Ok(Self {
@@ -149,6 +152,9 @@ impl LocalRuntime {
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
         let work = tokio::spawn(async move {
+            let _busy = Arc::clone(&runtime.shared.busy).read_owned().await;
+            // Dropped before the guard: who waits for that may count on being the last.
+            let runtime = runtime;
             let sandbox = Sandbox::create(&runtime.shared, SandboxId::random(), spec).await?;
             let info = sandbox.info.clone();
             runtime
@@ -477,6 +483,7 @@ impl LocalRuntime {
 
     /// Deletes all sandboxes and takes everything of the instance away.
     pub async fn close(self) -> Result<(), Error> {
+        drop(self.shared.busy.write().await);
         let ids: Vec<SandboxId> = self.sandboxes().keys().cloned().collect();
         for id in ids {
             match self.delete(&id).await {

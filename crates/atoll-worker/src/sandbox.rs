@@ -159,6 +159,9 @@ struct Slot {
 impl Slot {
     fn take(shared: &Shared, id: SandboxId, spec: SandboxSpec) -> Result<Self, Error> {
         spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
+        for (name, value) in &spec.environment {
+            crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
+        }
         let template = shared
             .templates
             .get(&spec.template)
@@ -382,6 +385,9 @@ fn no_template(error: &template::Error) -> Error {
         )
         .remedy(format!("choose one of: {}", known.join(", ")))
         .detail("template", name),
+        template::Error::Name(name) => {
+            Error::new(Code::UnknownTemplate, error.to_string()).detail("template", name)
+        }
         error => internal("the template cannot be used", error),
     }
 }

@@ -53,7 +53,10 @@ enum Command {
 
 /// Does what the command line says.
 pub(crate) fn main() -> ExitCode {
-    let Arguments { command } = Arguments::parse();
+    let Arguments { command } = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return misused(&error),
+    };
     let config = Config::read();
     let done = match command {
         // `run` has exit codes of its own.
@@ -73,6 +76,17 @@ pub(crate) fn main() -> ExitCode {
         complain(&error);
         ExitCode::from(error.code.exit_code())
     })
+}
+
+/// What was typed makes no sense: `run` tells it apart from its command's own codes.
+fn misused(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if run => ExitCode::from(run::OWN_FAILURE),
+        code => ExitCode::from(code as u8),
+    }
 }
 
 /// Says what went wrong and what to do about it.

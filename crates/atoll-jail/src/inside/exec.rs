@@ -5,6 +5,8 @@ use std::ffi::CString;
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::{FileType, Mode, OFlags};
+
 use super::users::{self, Identity};
 use crate::seccomp;
 use crate::sys::{self, Cloned};
@@ -67,6 +69,7 @@ fn prepare(boot: &Boot, stdio: [BorrowedFd<'_>; 3], failure: &PipeWriter) -> io:
     for (number, copy) in copies.into_iter().enumerate() {
         sys::place(copy?.as_fd(), number as i32)?;
     }
+    use_own_null()?;
     sys::place(failure.as_fd(), FAILURE)?;
     std::mem::forget(failure);
     if boot.close_descriptors {
@@ -77,6 +80,19 @@ fn prepare(boot: &Boot, stdio: [BorrowedFd<'_>; 3], failure: &PipeWriter) -> io:
     if !boot.leaf_filter.is_empty() {
         let filter = seccomp::from_bytes(&boot.leaf_filter);
         seccomp::install(&filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?)?;
+    }
+    Ok(())
+}
+
+/// Takes the sandbox's own null device where the server's was handed in: that one is a file of the
+/// host, and what a program does to it (locks, times, watches) the host and all others would see.
+fn use_own_null() -> io::Result<()> {
+    let found = rustix::fs::fstat(rustix::stdio::stdin())?;
+    let device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+    if device && found.st_rdev == rustix::fs::makedev(1, 3) {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let own = rustix::fs::open(c"/dev/null", flags, Mode::empty())?;
+        sys::place(own.as_fd(), 0)?;
     }
     Ok(())
 }

@@ -1,1 +1,374 @@
-//! Every decision about isolation, readable as a snapshot.
+//! Every decision about isolation, readable as a snapshot: (what is asked for) × (what the host is).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::*;
+use crate::facts::Cgroups;
+
+/// A host like the one this was developed on: cgroup v1 for the controllers, cgroup2 beside it.
+fn facts() -> Facts {
+    let v1 = ["cpu", "memory", "pids"]
+        .map(|name| (name.into(), format!("/sys/fs/cgroup/{name}").into()));
+    Facts {
+        kernel: (6, 18),
+        release: "6.18.44".into(),
+        root: true,
+        capabilities: (1 << 41) - 1,
+        processors: (0..8).collect(),
+        memory: 24 << 30,
+        user_namespaces: true,
+        filesystems: ["proc", "tmpfs", "devpts", "mqueue", "overlay", "ext4"]
+            .map(String::from)
+            .to_vec(),
+        seccomp: true,
+        cgroups: Cgroups {
+            v1: BTreeMap::from(v1),
+            v2: Some("/sys/fs/cgroup/unified".into()),
+            v2_controllers: Vec::new(),
+            swap: false,
+        },
+        proc_paths: [
+            "bus/",
+            "kcore",
+            "keys",
+            "pressure/",
+            "sys/",
+            "sysrq-trigger",
+        ]
+        .map(String::from)
+        .to_vec(),
+        open_files: 20_000,
+    }
+}
+
+/// A host with cgroup2 alone.
+fn v2() -> Facts {
+    let mut facts = facts();
+    facts.cgroups.v1.clear();
+    facts.cgroups.v2 = Some("/sys/fs/cgroup".into());
+    facts.cgroups.v2_controllers = ["cpuset", "cpu", "io", "memory", "pids"]
+        .map(String::from)
+        .to_vec();
+    facts
+}
+
+fn spec() -> Spec {
+    Spec {
+        id: "iaaaaaaaaaaaaaaaaaaaa".into(),
+        ids: IdRange {
+            base: 1_310_720,
+            count: 65_536,
+        },
+        millicpus: 2000,
+        memory: 2 << 30,
+        pids: 1024,
+        user: User {
+            name: "user".into(),
+            uid: 1000,
+            gid: 1000,
+            home: "/home/user".into(),
+        },
+        environment: vec![("LANG".into(), "C.UTF-8".into())],
+        sudo: true,
+        nested_user_namespaces: false,
+        host_mounts: Vec::new(),
+    }
+}
+
+/// A plan in words; of the system call policy only how large it is, because it has a snapshot of
+/// its own.
+fn describe(plan: &Plan) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "{name}: {value}");
+    };
+    let Plan {
+        ids,
+        namespaces,
+        limits,
+        nosuid,
+        policy,
+        inside,
+    } = plan;
+    line("ids", format!("{} + {}", ids.base, ids.count));
+    line("namespaces", names(*namespaces, &NAMESPACES));
+    for (controller, files) in &limits.v1 {
+        for (file, value) in files {
+            line("limit v1", format!("{controller}/{file} = {value}"));
+        }
+    }
+    for (file, value) in &limits.v2 {
+        line("limit v2", format!("{file} = {value}"));
+    }
+    line("nosuid", nosuid.to_string());
+    let size = policy.as_ref().map(|policy| policy.lines().len());
+    line(
+        "policy",
+        size.map_or("none".into(), |lines| format!("{lines} lines")),
+    );
+    line("host name", inside.hostname.clone());
+    line("sandbox", inside.sandbox.clone());
+    line(
+        "capabilities",
+        names(
+            inside.capabilities,
+            &CAPABILITIES.map(|(name, bit)| (name, 1 << bit)),
+        ),
+    );
+    line("no new privileges", inside.no_new_privs.to_string());
+    line("processors", format!("{:?}", inside.processors));
+    line("open files", format!("{:?}", inside.open_files));
+    line("loopback", inside.loopback.to_string());
+    line("cgroup namespace", inside.cgroup_namespace.to_string());
+    line("close descriptors", inside.close_descriptors.to_string());
+    line("user", format!("{:?}", inside.user));
+    line("environment", format!("{:?}", inside.environment));
+    for mount in &inside.mounts {
+        let source = match &mount.source {
+            Source::New { kind, options } => {
+                let options: Vec<_> = options
+                    .iter()
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .collect();
+                format!("new {kind} {}", options.join(","))
+            }
+            Source::Stock(stock) => format!("stock {stock:?}"),
+            Source::View { path } => format!("view {path}"),
+            Source::Handed { path } => format!("host {path}"),
+            Source::Again => "itself".into(),
+        };
+        let attributes = names(u64::from(mount.attributes), &ATTRIBUTES);
+        line(
+            "mount",
+            format!("{} <- {} [{attributes}]", mount.target, source.trim_end()),
+        );
+    }
+    for (path, contents) in &inside.views {
+        let first = contents.lines().next().unwrap_or_default();
+        line("view", format!("{path}: {first}"));
+    }
+    text
+}
+
+const NAMESPACES: [(&str, u64); 7] = [
+    ("user", libc::CLONE_NEWUSER as u64),
+    ("pid", libc::CLONE_NEWPID as u64),
+    ("mount", libc::CLONE_NEWNS as u64),
+    ("net", libc::CLONE_NEWNET as u64),
+    ("ipc", libc::CLONE_NEWIPC as u64),
+    ("uts", libc::CLONE_NEWUTS as u64),
+    ("cgroup", libc::CLONE_NEWCGROUP as u64),
+];
+
+const ATTRIBUTES: [(&str, u64); 4] = [
+    ("ro", READ_ONLY as u64),
+    ("nosuid", NOSUID as u64),
+    ("nodev", NODEV as u64),
+    ("noexec", NOEXEC as u64),
+];
+
+/// The names of the bits that are set; what has none is shown as a number.
+fn names(bits: u64, known: &[(&str, u64)]) -> String {
+    let mut words: Vec<String> = known
+        .iter()
+        .filter(|(_, bit)| bits & bit != 0)
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    let rest = known.iter().fold(bits, |bits, (_, bit)| bits & !bit);
+    if rest != 0 {
+        words.push(format!("{rest:#x}"));
+    }
+    words.join(" ")
+}
+
+/// A plan in words, or the refusal.
+fn told(spec: &Spec, facts: &Facts) -> String {
+    match plan(spec, facts) {
+        Ok(plan) => describe(&plan),
+        Err(Error::Unsupported {
+            feature,
+            why,
+            remedy,
+        }) => {
+            format!("unsupported: {feature}\nwhy: {why}\nremedy: {remedy}\n")
+        }
+        Err(error) => format!("error: {error}\n"),
+    }
+}
+
+/// What changes against the ordinary plan on the same host: `-` is gone, `+` is new.
+fn changes(spec: &Spec, facts: &Facts, ordinary: &Spec, usual: &Facts) -> String {
+    let (before, after) = (told(ordinary, usual), told(spec, facts));
+    let lacks = |text: &str, line: &str| !text.lines().any(|known| known == line);
+    let gone = before
+        .lines()
+        .filter(|line| lacks(&after, line))
+        .map(|line| format!("- {line}\n"));
+    let new = after
+        .lines()
+        .filter(|line| lacks(&before, line))
+        .map(|line| format!("+ {line}\n"));
+    gone.chain(new).collect()
+}
+
+#[test]
+fn the_ordinary_sandbox_on_cgroup_v1() {
+    insta::assert_snapshot!(told(&spec(), &facts()));
+}
+
+#[test]
+fn limits_are_written_where_each_controller_is() {
+    let mut with_swap = facts();
+    with_swap.cgroups.swap = true;
+    let mut hybrid = facts();
+    hybrid.cgroups.v1.remove("pids");
+    hybrid.cgroups.v2_controllers = vec!["pids".into()];
+    let mut v2_with_swap = v2();
+    v2_with_swap.cgroups.swap = true;
+    let told: Vec<String> = [
+        ("v1 with swap", with_swap),
+        ("hybrid", hybrid),
+        ("v2", v2()),
+        ("v2 with swap", v2_with_swap),
+    ]
+    .iter()
+    .map(|(name, host)| format!("{name}\n{}", changes(&spec(), host, &spec(), &facts())))
+    .collect();
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn what_is_asked_for_changes_the_plan_and_nothing_else() {
+    type Change = fn(&mut Spec);
+    let cases: [(&str, Change); 7] = [
+        ("half a processor", |spec| spec.millicpus = 500),
+        ("three and a bit processors", |spec| spec.millicpus = 3200),
+        ("more processors than there are", |spec| {
+            spec.millicpus = 64_000;
+        }),
+        ("256 MiB and 64 pids", |spec| {
+            (spec.memory, spec.pids) = (256 << 20, 64);
+        }),
+        ("no sudo", |spec| spec.sudo = false),
+        ("mounts of the host", |spec| {
+            spec.host_mounts = vec![
+                ("/srv/data".into(), "/data".into()),
+                ("/etc/hosts".into(), "/etc/hosts".into()),
+            ];
+        }),
+        ("another range of ids", |spec| {
+            spec.ids.base += spec.ids.count;
+        }),
+    ];
+    let told: Vec<String> = cases
+        .iter()
+        .map(|(name, change)| {
+            let mut asked = spec();
+            change(&mut asked);
+            format!("{name}\n{}", changes(&asked, &facts(), &spec(), &facts()))
+        })
+        .collect();
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn nested_user_namespaces_need_few_more_system_calls() {
+    let mut nested = spec();
+    nested.nested_user_namespaces = true;
+    let lines = |spec: &Spec| {
+        plan(spec, &facts())
+            .ok()
+            .and_then(|plan| plan.policy)
+            .map(|policy| policy.lines())
+    };
+    let (before, after) = (
+        lines(&spec()).unwrap_or_default(),
+        lines(&nested).unwrap_or_default(),
+    );
+    let changed: Vec<String> = after
+        .into_iter()
+        .filter(|line| !before.contains(line))
+        .collect();
+    insta::assert_snapshot!(changed.join("\n"));
+}
+
+#[test]
+fn a_smaller_host_changes_the_plan() {
+    let one = Facts {
+        processors: vec![3],
+        ..facts()
+    };
+    let few_files = Facts {
+        open_files: 512,
+        ..facts()
+    };
+    let bare_proc = Facts {
+        proc_paths: vec!["sys/".into()],
+        ..facts()
+    };
+    let told: Vec<String> = [
+        ("one processor", one),
+        ("few open files", few_files),
+        ("a bare /proc", bare_proc),
+    ]
+    .iter()
+    .map(|(name, host)| format!("{name}\n{}", changes(&spec(), host, &spec(), &facts())))
+    .collect();
+    insta::assert_snapshot!(told.join("\n"));
+}
+
+#[test]
+fn a_host_that_cannot_isolate_is_refused_with_a_remedy() {
+    type Change = fn(&mut Facts);
+    let cases: [(&str, Change); 10] = [
+        ("not root", |facts| facts.root = false),
+        ("without CAP_SYS_ADMIN and CAP_MKNOD", |facts| {
+            facts.capabilities &= !(1 << 21 | 1 << 27);
+        }),
+        ("Linux 5.15", |facts| {
+            (facts.kernel, facts.release) = ((5, 15), "5.15.0-91-generic".into());
+        }),
+        ("no user namespaces", |facts| facts.user_namespaces = false),
+        ("no seccomp", |facts| facts.seccomp = false),
+        ("no overlay", |facts| {
+            facts.filesystems.retain(|kind| kind != "overlay");
+        }),
+        ("no cgroups at all", |facts| {
+            facts.cgroups = Cgroups::default();
+        }),
+        ("cgroup v1 alone", |facts| facts.cgroups.v2 = None),
+        ("no memory controller", |facts| {
+            drop(facts.cgroups.v1.remove("memory"));
+        }),
+        ("cgroup2 without pids", |facts| {
+            facts.cgroups.v1.clear();
+            facts.cgroups.v2_controllers = vec!["cpu".into(), "memory".into()];
+        }),
+    ];
+    let mut told_all = String::new();
+    for (name, change) in cases {
+        let mut host = facts();
+        change(&mut host);
+        let told = told(&spec(), &host);
+        assert!(told.starts_with("unsupported"), "{name}: {told}");
+        let _ = writeln!(told_all, "{name}\n{told}");
+    }
+    insta::assert_snapshot!(told_all);
+}
+
+#[test]
+fn the_oldest_kernel_that_will_do_will_do() {
+    let facts = Facts {
+        kernel: OLDEST_KERNEL,
+        ..facts()
+    };
+    assert!(plan(&spec(), &facts).is_ok());
+}
+
+#[test]
+fn a_plan_depends_on_nothing_but_its_arguments() {
+    assert_eq!(plan(&spec(), &facts()).ok(), plan(&spec(), &facts()).ok());
+    assert!(plan(&spec(), &facts()).is_ok_and(|plan| plan.inside.filter.is_empty()));
+    assert!(plan(&spec(), &facts()).is_ok_and(|plan| !plan.boot().filter.is_empty()));
+}

@@ -128,10 +128,9 @@ impl<S: Encode, R: Decode> Channel<S, R> {
             let into = &mut [IoSliceMut::new(&mut bytes)];
             match recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received.bytes,
-                Err(rustix::io::Errno::INTR) => {}
-                // The other end was closed with our message unread. It is told once, before what
-                // the other end still said.
-                Err(rustix::io::Errno::CONNRESET) => {}
+                // A reset: the other end was closed with our message unread. It is told once, before
+                // what the other end still said.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
             }
         };

@@ -69,6 +69,8 @@ const VAR: &[&str] = &[
 const NOT_OF_VAR: &[&str] = &[
     "var/lib/dpkg/lock*",
     "var/lib/dpkg/triggers/Lock",
+    // What a dpkg of the host has under way; inside it would look like one that was interrupted.
+    "var/lib/dpkg/updates/*",
     "var/cache/debconf/passwords.dat*",
 ];
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Bytes, Code, Error, SandboxSpec};
-use atoll_worker::template::{Options, Source, Store};
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use atoll_model::{Bytes, Code, Error, ExecSpec, SandboxSpec};
+use atoll_worker::template::{BASE, Options, Source, Store};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, instance};
 use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
@@ -262,12 +262,16 @@ fn nearest(path: &Path) -> &Path {
         .unwrap_or(Path::new("/"))
 }
 
-/// Makes a sandbox from an empty template and takes it away again.
+/// Makes a sandbox from `base`, or from an empty template where there is no `base` yet, and takes it
+/// away again.
 fn trial(config: &Config) -> Check {
     let begin = Instant::now();
-    let directory = config.data.join(format!("doctor-{}", std::process::id()));
-    let result = make_one(&directory);
-    let _ = std::fs::remove_dir_all(&directory);
+    let templates = Store::open(config.data.join("templates"));
+    let result = if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
+        make_one(&config.data, BASE)
+    } else {
+        make_empty(config)
+    };
     let ok = result.is_ok();
     let remedy = result.as_ref().err().and_then(|error| error.remedy.clone());
     Check {
@@ -282,29 +286,50 @@ fn trial(config: &Config) -> Check {
     }
 }
 
-fn make_one(directory: &Path) -> Result<std::time::Duration, Error> {
+/// In a data directory of its own, with a template that holds nothing.
+fn make_empty(config: &Config) -> Result<Duration, Error> {
+    instance::data_directory(&config.data)?;
+    let directory = config.data.join(format!("doctor-{}", std::process::id()));
+    instance::data_directory(&directory)?;
     let empty = directory.join("empty");
-    std::fs::create_dir_all(&empty).map_err(|error| {
-        Error::new(Code::Internal, format!("make {}: {error}", empty.display()))
-    })?;
-    let store = Store::open(directory.join("templates")).map_err(|error| told(&error))?;
-    let added = store.add(
-        "empty",
-        &Source::Directory(empty),
-        &Options::default(),
-        &mut |_| {},
-    );
-    added.map_err(|error| told(&error))?;
+    let made = std::fs::create_dir_all(&empty)
+        .map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", empty.display())))
+        .and_then(|()| Store::open(directory.join("templates")).map_err(|error| told(&error)))
+        .and_then(|store| {
+            let source = Source::Directory(empty);
+            let added = store.add("empty", &source, &Options::default(), &mut |_| {});
+            added.map_err(|error| told(&error))
+        })
+        .and_then(|_| make_one(&directory, "empty"));
+    let _ = std::fs::remove_dir_all(&directory);
+    made
+}
+
+fn make_one(data: &Path, template: &str) -> Result<Duration, Error> {
     block_on(async {
-        let runtime = LocalRuntime::open(RuntimeConfig::new(directory)).await?;
+        let runtime = LocalRuntime::open(RuntimeConfig::new(data)).await?;
         let spec = SandboxSpec {
-            template: "empty".into(),
+            template: template.into(),
             ..SandboxSpec::default()
         };
-        let made = runtime.create(spec).await;
+        let tried = async {
+            let made = runtime.create(spec).await?;
+            if template == BASE {
+                let exec = runtime
+                    .exec(&made.id, ExecSpec::argv(["/bin/true"]))
+                    .await?;
+                let status = exec.wait().await;
+                if !status.success() {
+                    let message = format!("/bin/true ended with {status:?}");
+                    return Err(Error::new(Code::Internal, message));
+                }
+            }
+            Ok(made.timings.total())
+        };
+        let tried = tried.await;
         let closed = runtime.close().await;
-        let made = made?;
+        let total = tried?;
         closed?;
-        Ok(made.timings.total())
+        Ok(total)
     })
 }

@@ -23,7 +23,7 @@ use crate::config::Config;
 use transfer::Transfer;
 
 /// Exit code for failures of Atoll's own, as with env(1) and docker(1).
-const OWN_FAILURE: u8 = 125;
+pub(crate) const OWN_FAILURE: u8 = 125;
 
 /// Make a sandbox, run a command in it, and remove it again.
 ///
@@ -97,6 +97,9 @@ impl Run {
         let spec = self.sandbox();
         let exec = self.exec()?;
         atoll_worker::check_host()?;
+        for upload in &self.upload {
+            upload.check_source()?;
+        }
         if self.template == template::BASE {
             ensure_base(config)?;
         }
@@ -215,6 +218,8 @@ async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result
 
 /// The signals a shell sends to what runs in the foreground.
 struct Signals {
+    /// One was passed on already.
+    before: bool,
     streams: Vec<(i32, tokio::signal::unix::Signal)>,
 }
 
@@ -231,7 +236,10 @@ impl Signals {
             .map(|kind| Ok((kind.as_raw_value(), signal(kind)?)))
             .collect::<std::io::Result<_>>();
         streams
-            .map(|streams| Self { streams })
+            .map(|streams| Self {
+                before: false,
+                streams,
+            })
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
     }
 
@@ -284,15 +292,14 @@ async fn stream(
 
 /// Passes the first signal on; a second one means business.
 async fn forward(signals: &mut Signals, control: &Control) -> Error {
-    let mut before = false;
     loop {
         let number = signals.next().await;
-        let passed = if before {
+        let passed = if signals.before {
             control.kill()
         } else {
             control.signal(number).await
         };
-        before = true;
+        signals.before = true;
         if let Err(error) = passed {
             return error;
         }

@@ -82,10 +82,7 @@ pub(crate) fn told(error: &template::Error) -> Error {
 /// The templates of a data directory.
 pub(crate) fn store(config: &Config) -> Result<Store, Error> {
     let data = &config.data;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .create(data)
-        .map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", data.display())))?;
+    atoll_worker::instance::data_directory(data)?;
     Store::open(data.join("templates")).map_err(|error| told(&error))
 }
 

@@ -45,7 +45,11 @@ fn doctor_finds_this_host_able_and_says_so_in_json_too() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(["A", "B"].contains(&report["grade"].as_str().unwrap()));
     let checks = report["checks"].as_array().unwrap();
-    assert!(checks.iter().all(|check| check["ok"] == true || check["remedy"].is_string()));
+    assert!(
+        checks
+            .iter()
+            .all(|check| check["ok"] == true || check["remedy"].is_string())
+    );
 }
 
 #[test]
@@ -58,7 +62,10 @@ fn without_root_doctor_fails_and_run_says_why() {
     let nobody = |args: &[&str]| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
-        command.arg(&copy).args(args).env("ATOLL_DATA_DIR", scratch.join("data"));
+        command
+            .arg(&copy)
+            .args(args)
+            .env("ATOLL_DATA_DIR", scratch.join("data"));
         run_within(command.stdin(Stdio::null()), Duration::from_mins(1), b"")
     };
     let output = nobody(&["doctor"]);
@@ -66,12 +73,20 @@ fn without_root_doctor_fails_and_run_says_why() {
     assert!(told(&output).contains("Grade F"), "{}", told(&output));
     let output = nobody(&["run", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
-    assert!(told(&output).contains("run atoll as root"), "{}", told(&output));
+    assert!(
+        told(&output).contains("run atoll as root"),
+        "{}",
+        told(&output)
+    );
 }
 
 fn open_to_all(path: &std::path::Path) {
     use std::os::unix::fs::PermissionsExt;
-    for path in path.ancestors().take(2).chain([path.join("atoll").as_path()]) {
+    for path in path
+        .ancestors()
+        .take(2)
+        .chain([path.join("atoll").as_path()])
+    {
         let mode = std::fs::metadata(path).unwrap().permissions().mode();
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode | 0o755)).unwrap();
     }
@@ -82,11 +97,17 @@ fn every_command_shows_examples_and_shells_complete_them() {
     for command in ["run", "doctor", "bench", "template", "gc", "completions"] {
         let output = done(&[command, "--help"]);
         let text = told(&output);
-        assert!(output.status.success() && text.contains("Example"), "{command}: {text}");
+        assert!(
+            output.status.success() && text.contains("Example"),
+            "{command}: {text}"
+        );
     }
     for shell in ["bash", "zsh", "fish"] {
         let text = told(&done(&["completions", shell]));
-        assert!(text.contains("doctor") && text.contains("template"), "{shell}");
+        assert!(
+            text.contains("doctor") && text.contains("template"),
+            "{shell}"
+        );
     }
 }
 
@@ -118,7 +139,11 @@ fn a_template_from_an_archive_works_like_one_from_a_directory() {
     let archive = scratch.join("layer.tar.gz");
     let mut tar = Command::new("tar");
     tar.arg("-czf").arg(&archive).arg("-C").arg(&layer).arg(".");
-    assert!(run_within(&mut tar, Duration::from_mins(1), b"").status.success());
+    assert!(
+        run_within(&mut tar, Duration::from_mins(1), b"")
+            .status
+            .success()
+    );
     let name = format!("tar-{}", std::process::id());
     let added = done(&["template", "add", &name, archive.to_str().unwrap()]);
     assert!(added.status.success(), "{}", told(&added));

@@ -15,9 +15,13 @@ fn root() -> PathBuf {
 
 /// README.md and everything for users below docs/.
 fn documents() -> Vec<PathBuf> {
-    let docs = std::fs::read_dir(root().join("docs")).unwrap().flatten().map(|entry| entry.path());
-    let mut all: Vec<PathBuf> =
-        docs.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect();
+    let docs = std::fs::read_dir(root().join("docs"))
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let mut all: Vec<PathBuf> = docs
+        .filter(|path| path.extension().is_some_and(|ending| ending == "md"))
+        .collect();
     all.push(root().join("README.md"));
     all.sort();
     all
@@ -46,10 +50,12 @@ fn commands(text: &str) -> Vec<(String, Vec<String>)> {
 fn alike(shown: &[String], got: &[&str]) -> bool {
     match shown.split_first() {
         None => got.is_empty(),
-        Some((first, rest)) if first == "..." => (0..=got.len()).any(|skip| alike(rest, &got[skip..])),
-        Some((first, rest)) => {
-            got.split_first().is_some_and(|(line, after)| line.trim_end() == first.trim_end() && alike(rest, after))
+        Some((first, rest)) if first == "..." => {
+            (0..=got.len()).any(|skip| alike(rest, &got[skip..]))
         }
+        Some((first, rest)) => got
+            .split_first()
+            .is_some_and(|(line, after)| line.trim_end() == first.trim_end() && alike(rest, after)),
     }
 }
 
@@ -62,10 +68,18 @@ async fn every_example_of_the_documents_does_what_it_shows() {
         let text = std::fs::read_to_string(&document).unwrap();
         for (command, shown) in commands(&text) {
             let binaries = world::binary();
-            let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", binaries.parent().unwrap().display());
+            let path = format!(
+                "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+                binaries.parent().unwrap().display()
+            );
             let mut shell = Command::new("bash");
-            shell.args(["-c", &format!("{command} 2>&1")]).current_dir(scratch.path());
-            shell.env("PATH", path).env("ATOLL_DATA_DIR", world::data()).stdin(Stdio::null());
+            shell
+                .args(["-c", &format!("{{ {command}\n}} 2>&1")])
+                .current_dir(scratch.path());
+            shell
+                .env("PATH", path)
+                .env("ATOLL_DATA_DIR", world::data())
+                .stdin(Stdio::null());
             let output = run_within(&mut shell, Duration::from_mins(2), b"");
             let got = String::from_utf8_lossy(&output.stdout).into_owned();
             let lines: Vec<&str> = got.lines().collect();
@@ -85,6 +99,10 @@ async fn every_example_of_the_documents_does_what_it_shows() {
 fn every_error_code_is_documented() {
     let text = std::fs::read_to_string(root().join("docs/errors.md")).unwrap();
     for code in atoll_model::Code::ALL {
-        assert!(text.contains(code.name()), "{} is missing in docs/errors.md", code.name());
+        assert!(
+            text.contains(code.name()),
+            "{} is missing in docs/errors.md",
+            code.name()
+        );
     }
 }

@@ -11,7 +11,7 @@ use atoll_model::{Code, Error, ExecSpec, SandboxId, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer};
 use atoll_worker::template::{Options, Source, Store};
 
-use crate::world::{Kind, World, in_both, probe_spec, said};
+use crate::world::{Kind, World, in_both, private, probe_spec, said};
 
 /// The error of a command that must not start.
 async fn refused(world: &World, id: &SandboxId, spec: ExecSpec) -> Error {
@@ -203,7 +203,7 @@ async fn the_environment_has_nothing_of_the_hosts() {
 async fn the_call_wins_over_the_sandbox_and_the_sandbox_over_the_template() {
     let scratch = Scratch::new();
     static_layer(&scratch.join("tree"));
-    std::fs::create_dir(scratch.join("data")).unwrap();
+    private(&scratch.join("data"));
     let store = Store::open(scratch.join("data/templates")).unwrap();
     let pairs = |text: &str| -> BTreeMap<String, String> {
         let pair = |pair: &str| {

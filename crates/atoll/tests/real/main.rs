@@ -13,4 +13,7 @@ mod cli;
 mod docs;
 mod exec;
 mod files;
+mod lifecycle;
+mod limits;
+mod packages;
 mod world;

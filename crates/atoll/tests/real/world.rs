@@ -190,14 +190,16 @@ pub fn template(kind: Kind) -> String {
     }
 }
 
+/// Makes a directory that only root may enter.
+pub fn private(path: &Path) {
+    let mut directory = fs::DirBuilder::new();
+    directory.recursive(true).mode(0o700).create(path).unwrap();
+}
+
 /// Makes the templates where they are missing or older than the code that makes them.
 fn templates() {
     let data = data();
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&data)
-        .unwrap();
+    private(&data);
     let lock = fs::File::create(data.join("making-templates")).unwrap();
     lock.lock().unwrap();
     let store = Store::open(data.join("templates")).unwrap();

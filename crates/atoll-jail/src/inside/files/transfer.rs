@@ -25,11 +25,18 @@ pub(super) fn read(
     let Some(pipe) = data else {
         return Err(Failed::new(Failure::Kernel, path));
     };
-    let file = OpenOptions::new()
+    let opened = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
-        .open(path)
-        .at(path)?;
+        .open(path);
+    // A socket, or a device with nothing behind it, cannot be opened at all.
+    if opened
+        .as_ref()
+        .is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO))
+    {
+        return Err(Failed::new(Failure::NotAFile, path));
+    }
+    let file = opened.at(path)?;
     let found = file.metadata().at(path)?;
     if !found.is_file() {
         return Err(Failed::new(Failure::NotAFile, path));

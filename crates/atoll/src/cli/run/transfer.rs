@@ -37,6 +37,15 @@ impl FromStr for Transfer {
 const MOST: u32 = 200_000;
 
 impl Transfer {
+    /// Whether there is something to upload.
+    pub(crate) fn check_source(&self) -> Result<(), Error> {
+        let source = Path::new(&self.source);
+        let found = fs::metadata(source);
+        found
+            .map(|_| ())
+            .map_err(|error| unreadable("upload", source, &error))
+    }
+
     /// Copies in. A target that is a directory, or ends in `/`, gets the source's name in it.
     pub(crate) async fn upload(
         &self,

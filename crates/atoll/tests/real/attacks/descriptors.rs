@@ -1,10 +1,11 @@
 //! A01, A02: what the runtime has open, reached from inside.
 
-use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 use atoll_model::{Code, ExecSpec};
+use atoll_testkit::Attempt;
 
-use super::{Case, Control, USERS, check, lines};
+use super::{Case, Control, USERS, attack, check, lines};
 use crate::world::{Kind, World, probe_spec, said};
 
 const CONTROLS: &[Control] = &[Control {
@@ -90,10 +91,34 @@ async fn every_number_is_refused(world: World) {
     world.close().await;
 }
 
-/// The check of the working directory looks for what the kernel says of a directory that is not below one's root.
-#[test]
-fn a_directory_outside_of_the_root_has_no_path() {
-    let directory = std::fs::File::open("/").expect("there is a root");
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", directory.as_raw_fd()));
-    assert_eq!(path.expect("it has a path here").to_str(), Some("/"));
+/// A file of the host that everybody has open would carry locks, times and watches from one sandbox to the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn standard_input_is_no_file_of_the_host() {
+    let host = std::fs::metadata("/dev/null").expect("the host has one");
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    for user in USERS {
+        let spec = ExecSpec::shell("stat -L -c %d:%i /dev/stdin /dev/null").user(*user);
+        let finished = world.exec(&id, spec).await;
+        let found: Vec<&str> = said(&finished).lines().collect();
+        assert_eq!(found[0], found[1], "{user}");
+        assert_ne!(found[0], format!("{}:{}", host.dev(), host.ino()), "{user}");
+    }
+    world.close().await;
+}
+
+/// The control of the controls: what leaks is a directory of the host, which has no path from the box's root.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leaked_descriptor_leads_out_of_the_box() {
+    let world = World::open_with(|plan| plan.inside.close_descriptors = false).await;
+    let id = world.sandbox(Kind::Static).await;
+    for user in USERS {
+        let found = attack(&world, &id, user, "/", &["a01-cwd-fd"]).await;
+        let out = |it: &Attempt| {
+            it.value("cwd")
+                .is_some_and(|cwd| cwd.starts_with("(unreachable)"))
+        };
+        assert!(found.iter().any(out), "{user} {found:#?}");
+    }
+    world.close().await;
 }

@@ -22,11 +22,13 @@ async fn nothing_happens_to_pid_1_from_inside() {
             for it in found {
                 let (what, _) = it.what.split_once(':').unwrap_or((&it.what, ""));
                 let lost = match what {
-                    "before" | "after-signals" | "after-all" => {
-                        !it.value("state").is_some_and(|state| ["R", "S"].contains(&state))
-                    }
+                    "before" | "after-signals" | "after-all" => !it
+                        .value("state")
+                        .is_some_and(|state| ["R", "S"].contains(&state)),
                     // Signals are accepted and dropped. Root may set its limits, which break nobody's box but its own.
-                    "kill" | "pidfd_open" | "pidfd_send_signal" | "prlimit-get" | "prlimit-set" => false,
+                    "kill" | "pidfd_open" | "pidfd_send_signal" | "prlimit-get" | "prlimit-set" => {
+                        false
+                    }
                     _ => it.worked(),
                 };
                 if lost {
@@ -44,7 +46,12 @@ async fn nothing_happens_to_pid_1_from_inside() {
 fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
     let cgroups = &world.runtime.facts().cgroups;
     let roots = cgroups.v1.values().chain(&cgroups.v2);
-    roots.map(|root| root.join(format!("atoll-{}", world.runtime.tag())).join(id.as_str())).collect()
+    roots
+        .map(|root| {
+            root.join(format!("atoll-{}", world.runtime.tag()))
+                .join(id.as_str())
+        })
+        .collect()
 }
 
 /// The processes of a sandbox as the host counts them.
@@ -59,7 +66,10 @@ pub(super) fn processes(world: &World, id: &SandboxId) -> Vec<u32> {
         }
     }
     let mut found = Vec::new();
-    below(groups(world, id).last().expect("there is a cgroup2"), &mut found);
+    below(
+        groups(world, id).last().expect("there is a cgroup2"),
+        &mut found,
+    );
     found
 }
 
@@ -69,7 +79,10 @@ fn signal(world: &World, id: &SandboxId, signal: Signal) {
 }
 
 fn left(world: &World, id: &SandboxId) -> Vec<PathBuf> {
-    groups(world, id).into_iter().filter(|path| path.exists()).collect()
+    groups(world, id)
+        .into_iter()
+        .filter(|path| path.exists())
+        .collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -78,21 +91,45 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
     let neighbour = world.sandbox(Kind::Static).await;
     let id = world.sandbox(Kind::Static).await;
     said(&world.probe(&id, "user", &["daemon", "600"]).await);
-    let sleeper = world.runtime.exec(&id, probe_spec(&["sleep", "600"])).await.expect("it starts");
-    assert!(processes(&world, &id).len() >= 3, "PID 1, a daemon and an exec");
-    assert_eq!(left(&world, &id).len(), groups(&world, &id).len(), "the groups are where they are looked for");
+    let sleeper = world
+        .runtime
+        .exec(&id, probe_spec(&["sleep", "600"]))
+        .await
+        .expect("it starts");
+    assert!(
+        processes(&world, &id).len() >= 3,
+        "PID 1, a daemon and an exec"
+    );
+    assert_eq!(
+        left(&world, &id).len(),
+        groups(&world, &id).len(),
+        "the groups are where they are looked for"
+    );
     signal(&world, &id, Signal::KILL);
-    let status = tokio::time::timeout(Duration::from_secs(10), sleeper.wait()).await.expect("it is told");
+    let status = tokio::time::timeout(Duration::from_secs(10), sleeper.wait())
+        .await
+        .expect("it is told");
     assert_eq!(status.signal, Some(9));
-    wait_for("the sandbox to be told as ended", Duration::from_secs(10), || {
-        world.runtime.host_pid(&id).is_err_and(|error| error.code == Code::SandboxStopped)
-    });
-    let refused = world.runtime.exec(&id, probe_spec(&["true"])).await.expect_err("it has ended");
+    wait_for(
+        "the sandbox to be told as ended",
+        Duration::from_secs(10),
+        || {
+            world
+                .runtime
+                .host_pid(&id)
+                .is_err_and(|error| error.code == Code::SandboxStopped)
+        },
+    );
+    let refused = world
+        .runtime
+        .exec(&id, probe_spec(&["true"]))
+        .await
+        .expect_err("it has ended");
     assert_eq!(refused.code, Code::SandboxStopped, "{refused}");
     assert_eq!(processes(&world, &id), [0_u32; 0]);
     drop(sleeper);
     world.runtime.delete(&id).await.expect("it can be deleted");
-    assert_eq!(left(&world, &id), [PathBuf::new(); 0]);
+    assert_eq!(left(&world, &id), Vec::<PathBuf>::new());
     said(&world.probe(&neighbour, "user", &["true"]).await);
     world.close().await;
 }
@@ -104,7 +141,10 @@ async fn a_sandbox_whose_pid_1_is_stopped_can_be_deleted() {
     said(&world.probe(&id, "user", &["daemon", "600"]).await);
     signal(&world, &id, Signal::STOP);
     let delete = tokio::time::timeout(Duration::from_secs(10), world.runtime.delete(&id));
-    delete.await.expect("it does not hang").expect("it can be deleted");
-    assert_eq!(left(&world, &id), [PathBuf::new(); 0]);
+    delete
+        .await
+        .expect("it does not hang")
+        .expect("it can be deleted");
+    assert_eq!(left(&world, &id), Vec::<PathBuf>::new());
     world.close().await;
 }

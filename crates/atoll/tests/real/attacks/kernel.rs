@@ -14,12 +14,12 @@ use crate::world::{Kind, World, probe_spec};
 /// The calls that need more than a user has even with zero arguments: their own or their file's ids change.
 const FOR_ROOT: [&str; 8] = [
     "fchown",
-    "setfsuid",
     "setgid",
     "setgroups",
     "setregid",
     "setresgid",
     "setresuid",
+    "setreuid",
     "setuid",
 ];
 
@@ -35,8 +35,8 @@ fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet
     let mut classes: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (number, name) in (0..=600).filter_map(|number| Some((number, syscall_name(number)?))) {
         let class = match found[&format!("x64:{number}")].result.as_str() {
-            // This kernel was built without it; another has it.
-            "ENOSYS" if allowed.contains(&format!("{name} allow")) => "allowed",
+            // This kernel was built without it; another has it. clone3 is hidden by the second filter.
+            "ENOSYS" if name != "clone3" && allowed.contains(&format!("{name} allow")) => "allowed",
             "EPERM" => "EPERM",
             "ENOSYS" => "ENOSYS",
             _ => "allowed",
@@ -100,15 +100,7 @@ async fn without_a_filter_forbidden_calls_reach_the_kernel() {
     for user in USERS {
         let found = every_call(&world, user).await;
         let allowed = &classes(&found)["allowed"];
-        for name in [
-            "add_key",
-            "clone3",
-            "io_uring_setup",
-            "keyctl",
-            "kcmp",
-            "userfaultfd",
-            "unshare",
-        ] {
+        for name in ["add_key", "clone3", "io_uring_setup", "kcmp", "keyctl"] {
             assert!(allowed.contains(name), "{name} as {user}");
         }
         let foreign = lines(&found.values().cloned().collect::<Vec<_>>(), |it| {
@@ -133,7 +125,7 @@ async fn there_is_no_io_uring() {
                 allow(
                     plan,
                     &["io_uring_setup", "io_uring_enter", "io_uring_register"],
-                )
+                );
             },
             users: USERS,
             gains: &[
@@ -167,7 +159,7 @@ async fn there_are_no_further_namespaces() {
                     plan.policy
                         .as_mut()
                         .expect("a filter")
-                        .allow_user_namespaces()
+                        .allow_user_namespaces();
                 },
                 users: USERS,
                 gains: &[

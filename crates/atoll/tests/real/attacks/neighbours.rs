@@ -21,18 +21,28 @@ async fn until(exec: &mut Exec, last: &str) -> String {
 }
 
 fn worked(found: &[Attempt]) -> Vec<String> {
-    found.iter().filter(|it| it.worked()).map(|it| it.what.clone()).collect()
+    found
+        .iter()
+        .filter(|it| it.worked())
+        .map(|it| it.what.clone())
+        .collect()
 }
 
 /// What the writer could leave, and what of it a looker finds in the same box and in another.
 async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String>; 3] {
     let token = format!("atoll-token-{}-{user}", std::process::id());
     let writer = probe_spec(&["b08-shared", "write", &token, "2"]).user(user);
-    let mut writer = world.runtime.exec(boxes[0], writer).await.expect("it starts");
+    let mut writer = world
+        .runtime
+        .exec(boxes[0], writer)
+        .await
+        .expect("it starts");
     let left = worked(&attempts(&until(&mut writer, "ready").await));
     let mut found = Vec::new();
     for id in boxes {
-        found.push(worked(&attack(world, id, user, "/", &["b08-shared", "look", &token]).await));
+        found.push(worked(
+            &attack(world, id, user, "/", &["b08-shared", "look", &token]).await,
+        ));
     }
     // To its end: only then has it taken everything away again.
     let status = writer.wait().await;
@@ -44,14 +54,30 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_sandbox_writes_another_does_not_see() {
     let world = World::open().await;
-    let (first, second) = (world.sandbox(Kind::Base).await, world.sandbox(Kind::Base).await);
+    let (first, second) = (
+        world.sandbox(Kind::Base).await,
+        world.sandbox(Kind::Base).await,
+    );
     for user in USERS {
         let [left, same, elsewhere] = leave(&world, [&first, &second], user).await;
-        for place in ["file:/dev/shm", "file:/tmp", "file:/var/tmp", "abstract-socket", "sysv-shm", "posix-queue"] {
-            assert!(left.iter().any(|it| it == place), "{user} could not write {place}, but {left:?}");
+        for place in [
+            "file:/dev/shm",
+            "file:/tmp",
+            "file:/var/tmp",
+            "abstract-socket",
+            "sysv-shm",
+            "posix-queue",
+        ] {
+            assert!(
+                left.iter().any(|it| it == place),
+                "{user} could not write {place}, but {left:?}"
+            );
         }
         // The control: the same look finds all of it where it is.
-        assert!(left.iter().all(|it| same.contains(it)), "{user} left {left:?} and found {same:?}");
+        assert!(
+            left.iter().all(|it| same.contains(it)),
+            "{user} left {left:?} and found {same:?}"
+        );
         assert_eq!(elsewhere, [""; 0], "{user}");
     }
     world.close().await;
@@ -62,14 +88,23 @@ async fn what_one_sandbox_writes_another_does_not_see() {
 async fn without_ipc_namespaces_sandboxes_share_memory() {
     let world = World::open_with(|plan| {
         plan.namespaces &= !CLONE_NEWIPC;
-        plan.inside.mounts.retain(|mount| mount.target != "/dev/mqueue");
+        plan.inside
+            .mounts
+            .retain(|mount| mount.target != "/dev/mqueue");
     });
     let world = world.await;
-    let (first, second) = (world.sandbox(Kind::Static).await, world.sandbox(Kind::Static).await);
+    let (first, second) = (
+        world.sandbox(Kind::Static).await,
+        world.sandbox(Kind::Static).await,
+    );
     for user in USERS {
         let [left, _, elsewhere] = leave(&world, [&first, &second], user).await;
         assert!(left.contains(&"sysv-shm".to_owned()), "{left:?}");
-        assert_eq!(elsewhere, ["sysv-shm", "sysv-queue", "posix-queue"], "{user}");
+        assert_eq!(
+            elsewhere,
+            ["sysv-shm", "sysv-queue", "posix-queue"],
+            "{user}"
+        );
     }
     world.close().await;
 }
@@ -77,12 +112,22 @@ async fn without_ipc_namespaces_sandboxes_share_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn processes_of_another_sandbox_are_not_there() {
     let world = World::open().await;
-    let (first, second) = (world.sandbox(Kind::Static).await, world.sandbox(Kind::Static).await);
-    let sleeper = world.runtime.exec(&first, probe_spec(&["sleep", "60"]).user("root")).await.expect("it starts");
+    let (first, second) = (
+        world.sandbox(Kind::Static).await,
+        world.sandbox(Kind::Static).await,
+    );
+    let sleeper = world
+        .runtime
+        .exec(&first, probe_spec(&["sleep", "60"]).user("root"))
+        .await
+        .expect("it starts");
     for (id, expected) in [(&first, true), (&second, false)] {
         let listed = world.probe(id, "root", &["ls", "/proc"]).await;
         // PID 1, the probe itself and perhaps the sleeper: the first box has seen one program more.
-        let pids = said(&listed).split_whitespace().filter(|name| name.parse::<u32>().is_ok()).count();
+        let pids = said(&listed)
+            .split_whitespace()
+            .filter(|name| name.parse::<u32>().is_ok())
+            .count();
         assert_eq!(pids > 2, expected, "{}", said(&listed));
     }
     sleeper.kill().expect("it can be killed");

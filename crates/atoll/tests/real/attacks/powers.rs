@@ -3,8 +3,9 @@
 use atoll_jail::plan::CAPABILITIES;
 use atoll_testkit::{Attempt, attempts};
 
+use super::init::processes;
 use super::{Case, Control, LEASE, ROOT, USERS, attack, check, line};
-use crate::world::{Kind, World, said};
+use crate::world::{Kind, World, probe_spec, said};
 
 fn granted() -> u64 {
     CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum()
@@ -121,23 +122,20 @@ async fn setuid_makes_root_of_the_box_and_no_more() {
     let id = world.sandbox(Kind::Static).await;
     let sleep = world
         .runtime
-        .exec(&id, crate::world::probe_spec(&["sleep", "60"]).user("root"));
+        .exec(&id, probe_spec(&["sleep", "60"]).user("root"));
     let sleep = sleep.await.expect("it starts");
-    let uids = format!(
-        "/proc/{}/task",
-        world.runtime.host_pid(&id).expect("it runs")
-    );
-    let status =
-        std::fs::read_to_string(uids.replace("/task", "/status")).expect("it has a status");
-    let uid = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Uid:"))
-        .expect("a line of ids");
-    assert!(
-        uid.split_whitespace()
-            .all(|id| id.parse::<u32>().is_ok_and(|id| id >= 65_536)),
-        "{uid}"
-    );
+    let processes = processes(&world, &id);
+    assert_eq!(processes.len(), 2, "PID 1 and the program");
+    for pid in processes {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
+        for ids in status
+            .lines()
+            .filter(|line| line.starts_with("Uid:") || line.starts_with("Gid:"))
+        {
+            let outside = |id: &str| id.parse::<u32>().is_ok_and(|id| id >= 65_536);
+            assert!(ids.split_whitespace().skip(1).all(outside), "{ids}");
+        }
+    }
     sleep.kill().expect("it can be killed");
     world.close().await;
 }

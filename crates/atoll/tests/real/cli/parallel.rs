@@ -20,7 +20,11 @@ fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the
         command
     };
     let add = &mut own(&["template", "add", "one", layer.to_str().unwrap()]);
-    assert!(run_within(add, Duration::from_mins(1), b"").status.success());
+    assert!(
+        run_within(add, Duration::from_mins(1), b"")
+            .status
+            .success()
+    );
 
     let mut runs = Vec::new();
     for number in 0..200 {
@@ -32,7 +36,11 @@ fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the
             ["echo".to_owned(), word]
         };
         let mut command = own(&["run", "--template", "one", "--", "/probe"]);
-        let child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let child = command
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
         runs.push((number, child.unwrap()));
     }
     let mut tags = Vec::new();
@@ -51,13 +59,18 @@ fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the
 
     // The keepers of the killed end their sandboxes by themselves.
     let runs_left = || std::fs::read_dir(data.join("runs")).map_or(0, Iterator::count);
-    wait_for("everything of the killed runs to be collected", Duration::from_mins(1), || {
-        let collected = run_within(&mut own(&["gc"]), Duration::from_mins(1), b"");
-        assert!(collected.status.success(), "{}", told(&collected));
-        runs_left() == 0
-    });
+    wait_for(
+        "everything of the killed runs to be collected",
+        Duration::from_mins(1),
+        || {
+            let collected = run_within(&mut own(&["gc"]), Duration::from_mins(1), b"");
+            assert!(collected.status.success(), "{}", told(&collected));
+            runs_left() == 0
+        },
+    );
     let ours = |text: &str| text.contains(data.to_str().unwrap());
     let instances = std::fs::read_dir("/run/atoll/instances").unwrap().flatten();
-    let mut left = instances.filter(|entry| std::fs::read_to_string(entry.path()).is_ok_and(|text| ours(&text)));
+    let mut left = instances
+        .filter(|entry| std::fs::read_to_string(entry.path()).is_ok_and(|text| ours(&text)));
     assert!(left.next().is_none(), "a registration is left");
 }

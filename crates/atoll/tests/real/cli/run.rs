@@ -14,8 +14,14 @@ fn a_run_ends_as_a_shell_user_expects() {
         (&["--", "python3", "-c", "print(6*7)"], "42\nexit 0"),
         (&["--", "sh", "-c", "exit 7"], "exit 7"),
         (&["--", "sh", "-c", "kill -TERM $$"], "exit 143"),
-        (&["--", "sh", "-c", "echo out; echo err >&2"], "out\nerr\nexit 0"),
-        (&["--env", "A=b c", "--", "sh", "-c", "echo \"$A\""], "b c\nexit 0"),
+        (
+            &["--", "sh", "-c", "echo out; echo err >&2"],
+            "out\nerr\nexit 0",
+        ),
+        (
+            &["--env", "A=b c", "--", "sh", "-c", "echo \"$A\""],
+            "b c\nexit 0",
+        ),
         (&["--cwd", "/usr/bin", "--", "pwd"], "/usr/bin\nexit 0"),
         (&["--user", "root", "--", "id", "-u"], "0\nexit 0"),
         (&["--cpus", "1", "--", "nproc"], "1\nexit 0"),
@@ -24,7 +30,14 @@ fn a_run_ends_as_a_shell_user_expects() {
             "atoll: killed: the deadline of 100ms was reached; set another with --timeout\nexit 124",
         ),
         (
-            &["--memory", "64M", "--", "python3", "-c", "bytearray(1 << 28)"],
+            &[
+                "--memory",
+                "64M",
+                "--",
+                "python3",
+                "-c",
+                "bytearray(1 << 28)",
+            ],
             "atoll: killed: the sandbox ran out of memory (64 MiB); give it more with --memory\nexit 137",
         ),
         (
@@ -74,8 +87,14 @@ fn a_run_ends_as_a_shell_user_expects() {
 #[test]
 fn an_unknown_template_is_refused_with_the_known_ones() {
     let text = told(&done(&["run", "--template", "zz", "--", "true"]));
-    assert!(text.starts_with("atoll: there is no template \"zz\"\n  hint: choose one of: "), "{text}");
-    assert!(text.contains("base") && text.ends_with("exit 125"), "{text}");
+    assert!(
+        text.starts_with("atoll: there is no template \"zz\"\n  hint: choose one of: "),
+        "{text}"
+    );
+    assert!(
+        text.contains("base") && text.ends_with("exit 125"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -91,7 +110,9 @@ fn a_closed_pipe_ends_the_command_as_it_would_in_a_shell() {
     let line = format!("{} run -- yes | head -1", crate::world::binary().display());
     let mut shell = Command::new("bash");
     shell.args(["-c", &format!("set -o pipefail; {line}")]);
-    shell.env("ATOLL_DATA_DIR", crate::world::data()).stdin(Stdio::null());
+    shell
+        .env("ATOLL_DATA_DIR", crate::world::data())
+        .stdin(Stdio::null());
     let output = run_within(&mut shell, Duration::from_mins(1), b"");
     assert_eq!(told(&output), "y\nexit 141");
 }
@@ -106,13 +127,36 @@ fn files_go_in_before_and_come_out_after() {
     let upload = format!("{}:work", project.display());
     let download = format!("work/deep:{}", out.display());
     let line = "cat deep/er/in.txt && echo two > deep/new.txt && ln -s /etc/passwd deep/link";
-    let args =
-        ["run", "--upload", &upload, "--download", &download, "--cwd", "work", "--", "sh", "-c", line];
+    let args = [
+        "run",
+        "--upload",
+        &upload,
+        "--download",
+        &download,
+        "--cwd",
+        "work",
+        "--",
+        "sh",
+        "-c",
+        line,
+    ];
     let text = told(&done(&args));
-    assert!(text.starts_with("one") && text.ends_with("exit 0"), "{text}");
-    assert!(text.contains("left out 1 links and special files"), "{text}");
-    assert_eq!(std::fs::read_to_string(out.join("new.txt")).unwrap(), "two\n");
-    assert_eq!(std::fs::read_to_string(out.join("er/in.txt")).unwrap(), "one");
+    assert!(
+        text.starts_with("one") && text.ends_with("exit 0"),
+        "{text}"
+    );
+    assert!(
+        text.contains("left out 1 links and special files"),
+        "{text}"
+    );
+    assert_eq!(
+        std::fs::read_to_string(out.join("new.txt")).unwrap(),
+        "two\n"
+    );
+    assert_eq!(
+        std::fs::read_to_string(out.join("er/in.txt")).unwrap(),
+        "one"
+    );
     assert!(!out.join("link").exists());
 }
 
@@ -122,10 +166,19 @@ fn a_mount_shows_the_hosts_files_and_takes_no_writes() {
     std::fs::write(scratch.join("file"), "host").unwrap();
     open(scratch.path());
     let mount = format!("{}:/shown", scratch.path().display());
-    let line = "cat /shown/file; echo x > /shown/file || echo refused; touch /shown/new || echo refused";
-    let text = told(&done(&["run", "--user", "root", "--mount", &mount, "--", "sh", "-c", line]));
-    assert!(text.starts_with("host") && text.matches("refused").count() == 2, "{text}");
-    assert_eq!(std::fs::read_to_string(scratch.join("file")).unwrap(), "host");
+    let line =
+        "cat /shown/file; echo x > /shown/file || echo refused; touch /shown/new || echo refused";
+    let text = told(&done(&[
+        "run", "--user", "root", "--mount", &mount, "--", "sh", "-c", line,
+    ]));
+    assert!(
+        text.starts_with("host") && text.matches("refused").count() == 2,
+        "{text}"
+    );
+    assert_eq!(
+        std::fs::read_to_string(scratch.join("file")).unwrap(),
+        "host"
+    );
     assert!(!scratch.join("new").exists());
 }
 
@@ -146,16 +199,42 @@ fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
         command.env("ATOLL_DATA_DIR", &data);
         run_within(&mut command, Duration::from_mins(1), b"")
     };
-    assert!(own(&["template", "add", "one", layer.to_str().unwrap()]).status.success());
-    let ran = own(&["run", "--template", "one", "--keep", "--", "/probe", "write", "/home/user/kept", "hello"]);
+    assert!(
+        own(&["template", "add", "one", layer.to_str().unwrap()])
+            .status
+            .success()
+    );
+    let ran = own(&[
+        "run",
+        "--template",
+        "one",
+        "--keep",
+        "--",
+        "/probe",
+        "write",
+        "/home/user/kept",
+        "hello",
+    ]);
     let text = told(&ran);
-    assert!(text.contains("atoll: kept i") && text.ends_with("exit 0"), "{text}");
-    let kept: Vec<_> = std::fs::read_dir(data.join("sandboxes")).unwrap().flatten().collect();
+    assert!(
+        text.contains("atoll: kept i") && text.ends_with("exit 0"),
+        "{text}"
+    );
+    let kept: Vec<_> = std::fs::read_dir(data.join("sandboxes"))
+        .unwrap()
+        .flatten()
+        .collect();
     assert_eq!(kept.len(), 1);
     let file = kept[0].path().join("upper/home/user/kept");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "hello");
     assert!(own(&["gc"]).status.success());
-    assert_eq!(std::fs::read_dir(data.join("sandboxes")).unwrap().count(), 1);
+    assert_eq!(
+        std::fs::read_dir(data.join("sandboxes")).unwrap().count(),
+        1
+    );
     assert!(told(&own(&["gc", "--kept"])).contains("1 kept"));
-    assert_eq!(std::fs::read_dir(data.join("sandboxes")).unwrap().count(), 0);
+    assert_eq!(
+        std::fs::read_dir(data.join("sandboxes")).unwrap().count(),
+        0
+    );
 }

@@ -45,7 +45,8 @@ fn an_interrupt_reaches_the_command_and_its_code_comes_back() {
 
 #[test]
 fn a_command_that_handles_a_signal_decides_itself() {
-    let (mut child, mut output) = started("trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done");
+    let (mut child, mut output) =
+        started("trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done");
     send(&child, Signal::TERM);
     let mut rest = String::new();
     output.read_line(&mut rest).unwrap();

@@ -133,6 +133,26 @@ async fn children_that_live_on_do_not_hold_the_command() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_that_never_stop_writing_do_not_hold_the_command() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let line = "echo first; yes & yes >&2 & sleep 0.1; exit 5";
+    let exec = world
+        .runtime
+        .exec(&id, ExecSpec::shell(line))
+        .await
+        .unwrap();
+    let finish = exec.finish(b"", 1 << 20);
+    let done = tokio::time::timeout(DEADLINE, finish)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(done.status.code, Some(5));
+    assert!(done.stdout.starts_with(b"first\n") && done.stderr.starts_with(b"y\n"));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_signal_reaches_the_whole_process_group() {
     in_both(async |world, id| {
         let spec = probe_spec(&["tree-of-processes", "7", "300"]).deadline(DEADLINE);

@@ -54,20 +54,20 @@ fn hash(mut file: &File) -> Fnv64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_hundred_megabytes_go_in_and_out() {
     const SIZE: u64 = 300_000_007;
+    let scratch = Scratch::new();
+    let path = scratch.join("source");
+    std::io::copy(&mut pattern(SIZE), &mut File::create(&path).unwrap()).unwrap();
+    let sent = hash(&File::open(&path).unwrap());
     in_both(async |world, id| {
-        let scratch = Scratch::new();
-        let path = scratch.join("source");
-        std::io::copy(&mut pattern(SIZE), &mut File::create(&path).unwrap()).unwrap();
         let writer = world.runtime.write_file(id, &user(), b"big", REPLACE).await;
         let mut writer = writer.unwrap();
         assert_eq!(writer.send(File::open(&path).unwrap()).await.unwrap(), SIZE);
         assert_eq!(writer.commit().await.unwrap().size, SIZE);
         let reader = world.runtime.read_file(id, &user(), b"big").await.unwrap();
         assert_eq!(reader.entry.size, SIZE);
-        let back = File::create_new(scratch.join("back")).unwrap();
-        assert_eq!(reader.save(back.try_clone().unwrap()).await.unwrap(), SIZE);
-        let back = File::open(scratch.join("back")).unwrap();
-        assert_eq!(hash(&back), hash(&File::open(&path).unwrap()));
+        let back = File::create(scratch.join("back")).unwrap();
+        assert_eq!(reader.save(back).await.unwrap(), SIZE);
+        assert_eq!(hash(&File::open(scratch.join("back")).unwrap()), sent);
     })
     .await;
 }
@@ -253,7 +253,7 @@ async fn the_users_rights_count() {
         let files = Files::of(world, id);
         files.write("/roots", "old").await;
         for options in [REPLACE, IN_PLACE] {
-            for path in ["/roots", "/new", "/proc/sys/kernel/hostname"] {
+            for path in ["/roots", "/new"] {
                 let written = files.try_write(&user(), path, "x", options).await;
                 let error = written.unwrap_err();
                 assert_eq!(error.code, Code::PermissionDenied, "{path}");

@@ -8,34 +8,52 @@ use std::time::{Duration, Instant};
 use atoll_model::{ExecSpec, SandboxId};
 use atoll_testkit::wait_for;
 
-use super::init::processes;
-use super::{USERS, attack};
+use crate::attacks::init::processes;
+use crate::attacks::{USERS, attack};
 use crate::world::{Kind, World, probe_spec, said};
 
 const PIDS: u32 = 64;
 
 async fn small(world: &World, kind: Kind) -> SandboxId {
-    world.sandbox_spec(kind, |spec| spec.limits.pids = PIDS).await
+    world
+        .sandbox_spec(kind, |spec| spec.limits.pids = PIDS)
+        .await
 }
 
 /// No more than this in all sandboxes of the instance together.
 fn cage(world: &World) {
     let cgroups = &world.runtime.facts().cgroups;
-    let root = cgroups.v1.get("pids").or(cgroups.v2.as_ref()).expect("a pids controller");
-    let file = root.join(format!("atoll-{}", world.runtime.tag())).join("pids.max");
+    let root = cgroups
+        .v1
+        .get("pids")
+        .or(cgroups.v2.as_ref())
+        .expect("a pids controller");
+    let file = root
+        .join(format!("atoll-{}", world.runtime.tag()))
+        .join("pids.max");
     std::fs::write(&file, "2000").unwrap_or_else(|error| panic!("{}: {error}", file.display()));
 }
 
 fn wait_until_empty(world: &World, id: &SandboxId) {
-    wait_for("only PID 1 to be left", Duration::from_secs(10), || processes(world, id).len() == 1);
+    wait_for("only PID 1 to be left", Duration::from_secs(10), || {
+        processes(world, id).len() == 1
+    });
 }
 
 /// How far forks and threads came: what ended them, and how many there were.
 async fn bomb(world: &World, id: &SandboxId, user: &str, most: &str) -> Vec<(String, u32)> {
     let found = attack(world, id, user, "/", &["c01-forkbomb", most]).await;
     let count = |what| {
-        let it = found.iter().find(|it| it.what == what).expect("it was tried");
-        (it.result.clone(), it.value("count").and_then(|count| count.parse().ok()).expect("a count"))
+        let it = found
+            .iter()
+            .find(|it| it.what == what)
+            .expect("it was tried");
+        (
+            it.result.clone(),
+            it.value("count")
+                .and_then(|count| count.parse().ok())
+                .expect("a count"),
+        )
     };
     vec![count("fork"), count("thread")]
 }
@@ -60,7 +78,9 @@ async fn a_fork_bomb_ends_at_the_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_limit_a_fork_bomb_goes_on() {
     let world = World::open_with(|plan| {
-        plan.limits.v1.retain(|(controller, _)| controller != "pids");
+        plan.limits
+            .v1
+            .retain(|(controller, _)| controller != "pids");
         plan.limits.v2.retain(|(file, _)| file != "pids.max");
     });
     let world = world.await;
@@ -78,18 +98,29 @@ async fn without_the_limit_a_fork_bomb_goes_on() {
 async fn a_deadline_ends_a_wild_bomb_and_neighbours_do_not_notice() {
     let world = World::open().await;
     cage(&world);
-    let (id, neighbour) = (small(&world, Kind::Static).await, world.sandbox(Kind::Static).await);
+    let (id, neighbour) = (
+        small(&world, Kind::Static).await,
+        world.sandbox(Kind::Static).await,
+    );
     for user in USERS {
-        let spec = probe_spec(&["c01-wild", "20"]).user(*user).deadline(Duration::from_millis(1500));
+        let spec = probe_spec(&["c01-wild", "20"])
+            .user(*user)
+            .deadline(Duration::from_millis(1500));
         let exec = world.runtime.exec(&id, spec).await.expect("it starts");
         let begin = Instant::now();
-        wait_for("the bomb to fill the sandbox", Duration::from_secs(5), || {
-            processes(&world, &id).len() >= PIDS as usize - 8
-        });
+        wait_for(
+            "the bomb to fill the sandbox",
+            Duration::from_secs(5),
+            || processes(&world, &id).len() >= PIDS as usize - 8,
+        );
         said(&world.probe(&neighbour, "user", &["true"]).await);
         let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
         assert!(finished.status.timed_out, "{user} {:?}", finished.status);
-        assert!(begin.elapsed() < Duration::from_secs(10), "{user} {:?}", begin.elapsed());
+        assert!(
+            begin.elapsed() < Duration::from_secs(10),
+            "{user} {:?}",
+            begin.elapsed()
+        );
         wait_until_empty(&world, &id);
         said(&world.probe(&id, user, &["true"]).await);
     }
@@ -103,9 +134,13 @@ async fn a_deadline_finds_daemons() {
     let id = small(&world, Kind::Base).await;
     for user in USERS {
         let line = "/probe c01-daemons 20 && exec /probe sleep 60";
-        let spec = ExecSpec::shell(line).user(*user).deadline(Duration::from_secs(2));
+        let spec = ExecSpec::shell(line)
+            .user(*user)
+            .deadline(Duration::from_secs(2));
         let exec = world.runtime.exec(&id, spec).await.expect("it starts");
-        wait_for("the daemons", Duration::from_secs(2), || processes(&world, &id).len() >= 22);
+        wait_for("the daemons", Duration::from_secs(2), || {
+            processes(&world, &id).len() >= 22
+        });
         let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
         assert!(finished.status.timed_out, "{user} {:?}", finished.status);
         wait_until_empty(&world, &id);
@@ -122,7 +157,9 @@ async fn without_a_deadline_daemons_stay_until_the_sandbox_is_deleted() {
     let all = processes(&world, &id);
     assert_eq!(all.len(), 21, "PID 1 and the daemons");
     world.runtime.delete(&id).await.expect("it can be deleted");
-    let alive = all.iter().filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
+    let alive = all
+        .iter()
+        .filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
     assert_eq!(alive.count(), 0);
     world.close().await;
 }

@@ -1,0 +1,404 @@
+//! Sandboxes come and go, one by one and many at once; whatever happens meanwhile, nothing stays.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use atoll_jail::facts::Facts;
+use atoll_model::{Caller, Code, SandboxSpec, SandboxState, WriteOptions};
+use atoll_testkit::{Scratch, wait_for};
+use atoll_worker::instance::{Scope, collect};
+use atoll_worker::template::{Options, Source, Store};
+use tokio::task::JoinSet;
+
+use crate::world::{
+    DEADLINE, Kind, World, binary, data, in_both, private, probe_spec, said, template,
+};
+
+/// Everything of an instance that can be seen on the host.
+fn traces(tag: &str, data: &Path) -> Vec<PathBuf> {
+    let facts = Facts::read();
+    let groups = facts.cgroups.v1.values().chain(&facts.cgroups.v2);
+    let mut places: Vec<PathBuf> = groups
+        .map(|mount| mount.join(format!("atoll-{tag}")))
+        .collect();
+    places.push(data.join("runs").join(tag));
+    places.push(Path::new("/run/atoll/instances").join(tag));
+    places.retain(|place| place.symlink_metadata().is_ok());
+    places
+}
+
+/// The host's pids of an instance's keeper.
+fn keeper(tag: &str) -> Option<i32> {
+    let group = Facts::read()
+        .cgroups
+        .v2?
+        .join(format!("atoll-{tag}/keeper/cgroup.procs"));
+    std::fs::read_to_string(group)
+        .ok()?
+        .lines()
+        .next()?
+        .parse()
+        .ok()
+}
+
+fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+fn static_spec() -> SandboxSpec {
+    SandboxSpec {
+        template: template(Kind::Static),
+        ..SandboxSpec::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_are_made_listed_and_deleted() {
+    let world = World::open().await;
+    assert!(world.runtime.list().is_empty());
+    let first = world.runtime.create(static_spec()).await.unwrap();
+    let second = world.runtime.create(SandboxSpec::default()).await.unwrap();
+    assert_eq!(
+        (first.state, second.state),
+        (SandboxState::Running, SandboxState::Running)
+    );
+    assert_eq!(second.template, "base");
+    assert!(first.timings.total() > Duration::ZERO);
+    assert_eq!(world.runtime.list(), [second.clone(), first.clone()]);
+    world.runtime.delete(&first.id).await.unwrap();
+    assert_eq!(world.runtime.list(), std::slice::from_ref(&second));
+    let again = world.runtime.delete(&first.id).await.unwrap_err();
+    assert_eq!(again.code, Code::SandboxNotFound);
+    assert_eq!(
+        world.runtime.usage(&first.id).unwrap_err().code,
+        Code::SandboxNotFound
+    );
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_deletes_at_once_one_wins() {
+    let world = World::open().await;
+    for _ in 0..10 {
+        let id = world.sandbox(Kind::Static).await;
+        let (one, two) = tokio::join!(world.runtime.delete(&id), world.runtime.delete(&id));
+        let lost = [one, two]
+            .into_iter()
+            .filter_map(Result::err)
+            .collect::<Vec<_>>();
+        assert_eq!(lost.len(), 1);
+        assert_eq!(lost[0].code, Code::SandboxNotFound);
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_ends_commands_and_file_calls() {
+    in_both(async |world, _| {
+        let id = world.sandbox(Kind::Static).await;
+        let mut execs = Vec::new();
+        for command in [
+            &["tree-of-processes", "20", "300"][..],
+            &["ignore-term", "300"],
+            &["spin", "300"],
+        ] {
+            execs.push(
+                world
+                    .runtime
+                    .exec(&id, probe_spec(command).user("root"))
+                    .await
+                    .unwrap(),
+            );
+        }
+        let root = Caller::root();
+        let options = WriteOptions::default();
+        let mut writer = world
+            .runtime
+            .write_file(&id, &root, b"/file", options)
+            .await
+            .unwrap();
+        writer.write(&vec![0; 100_000]).await.unwrap();
+        let mut reader = world
+            .runtime
+            .read_file(&id, &root, b"/probe")
+            .await
+            .unwrap();
+        world.runtime.delete(&id).await.unwrap();
+        for exec in execs {
+            let status = tokio::time::timeout(DEADLINE, exec.wait()).await.unwrap();
+            assert_eq!(status.signal, Some(9));
+            assert!(!status.oom_killed);
+        }
+        assert!(writer.commit().await.is_err());
+        let mut buffer = vec![0; 1 << 16];
+        while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_are_made_and_deleted_at_once() {
+    let world = World::open().await;
+    let mut work = JoinSet::new();
+    for number in 0..20_u32 {
+        let runtime = world.runtime.clone();
+        work.spawn(async move {
+            let spec = if number % 4 == 0 {
+                SandboxSpec::default()
+            } else {
+                static_spec()
+            };
+            let info = runtime.create(spec).await.unwrap();
+            if info.template != "base" {
+                let exec = runtime
+                    .exec(&info.id, probe_spec(&["hostname"]))
+                    .await
+                    .unwrap();
+                let done = exec.finish(b"", 1 << 20).await.unwrap();
+                assert_eq!(said(&done), format!("{}\n", info.id));
+            }
+            if number % 2 == 0 {
+                runtime.delete(&info.id).await.unwrap();
+            }
+            info.id
+        });
+    }
+    let mut ids = work.join_all().await;
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 20);
+    assert_eq!(world.runtime.list().len(), 10);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_close_leaves_nothing() {
+    let world = World::open().await;
+    let tag = world.runtime.tag().to_owned();
+    let mut pids = Vec::new();
+    for kind in crate::world::KINDS {
+        let id = world.sandbox(kind).await;
+        said(&world.probe(&id, "user", &["daemon", "300"]).await);
+        pids.push(world.runtime.host_pid(&id).unwrap());
+    }
+    wait_for("the keeper to settle", DEADLINE, || keeper(&tag).is_some());
+    pids.extend(keeper(&tag));
+    assert!(traces(&tag, &data()).len() >= 3);
+    world.close().await;
+    assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
+    for pid in pids {
+        assert!(!Path::new("/proc").join(pid.to_string()).exists(), "{pid}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_leaves_no_half_sandbox() {
+    let world = World::open().await;
+    let tag = world.runtime.tag().to_owned();
+    let mut begun = 0;
+    for wait in 0..12 {
+        let create = world.runtime.create(static_spec());
+        // Given up at one stage or another of its making.
+        let _ = tokio::time::timeout(Duration::from_micros(wait * 900), create).await;
+        begun += 1;
+    }
+    wait_for("those begun to be finished", DEADLINE, || {
+        world.runtime.list().len() == begun
+    });
+    for info in world.runtime.list() {
+        said(&world.probe(&info.id, "user", &["true"]).await);
+    }
+    world.close().await;
+    assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_goes_away_does_not_stop_a_delete() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    let pid = world.runtime.host_pid(&id).unwrap();
+    let delete = world.runtime.delete(&id);
+    assert!(tokio::time::timeout(Duration::ZERO, delete).await.is_err());
+    wait_for("the delete to be finished", DEADLINE, || {
+        !Path::new("/proc").join(pid.to_string()).exists()
+            && !data()
+                .join("runs")
+                .join(world.runtime.tag())
+                .join("sandboxes")
+                .join(id.as_str())
+                .exists()
+    });
+    assert_eq!(
+        world.runtime.delete(&id).await.unwrap_err().code,
+        Code::SandboxNotFound
+    );
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_keeper_is_told_as_the_end_of_its_sandboxes() {
+    let world = World::open().await;
+    let tag = world.runtime.tag().to_owned();
+    let id = world.sandbox(Kind::Static).await;
+    let spec = probe_spec(&["tree-of-processes", "5", "300"]);
+    let exec = world.runtime.exec(&id, spec).await.unwrap();
+    let pid = world.runtime.host_pid(&id).unwrap();
+    wait_for("the keeper to settle", DEADLINE, || keeper(&tag).is_some());
+    kill(keeper(&tag).unwrap());
+    let status = tokio::time::timeout(DEADLINE, exec.wait()).await.unwrap();
+    assert_eq!(status.signal, Some(9));
+    wait_for("the sandbox's end to be told", DEADLINE, || {
+        world
+            .runtime
+            .usage(&id)
+            .is_err_and(|error| error.code == Code::SandboxStopped)
+    });
+    let error = world
+        .runtime
+        .exec(&id, probe_spec(&["true"]))
+        .await
+        .unwrap_err();
+    assert_eq!(error.details["state"], "stopped");
+    let read = world
+        .runtime
+        .read_file(&id, &Caller::root(), b"/probe")
+        .await;
+    assert_eq!(read.unwrap_err().code, Code::SandboxStopped);
+    wait_for("its processes to be gone", DEADLINE, || {
+        !Path::new("/proc").join(pid.to_string()).exists()
+    });
+    // A new one cannot be made, and the old one can be deleted.
+    let create = world.runtime.create(static_spec());
+    assert!(
+        tokio::time::timeout(DEADLINE, create)
+            .await
+            .unwrap()
+            .is_err()
+    );
+    world.runtime.delete(&id).await.unwrap();
+    world.close().await;
+    assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_pid_1_is_told_as_the_end_of_its_sandbox_alone() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    let other = world.sandbox(Kind::Static).await;
+    let exec = world
+        .runtime
+        .exec(&id, probe_spec(&["sleep", "300"]))
+        .await
+        .unwrap();
+    kill(world.runtime.host_pid(&id).unwrap());
+    let status = tokio::time::timeout(DEADLINE, exec.wait()).await.unwrap();
+    assert_eq!(status.signal, Some(9));
+    wait_for("the sandbox's end to be told", DEADLINE, || {
+        world
+            .runtime
+            .usage(&id)
+            .is_err_and(|error| error.code == Code::SandboxStopped)
+    });
+    said(&world.probe(&other, "user", &["true"]).await);
+    world.runtime.delete(&id).await.unwrap();
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_files_of_a_kept_sandbox_stay() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    said(&world.probe(&id, "root", &["write", "/kept", "text"]).await);
+    let place = data().join(format!("kept-{id}"));
+    world.runtime.keep(&id, place.clone()).await.unwrap();
+    assert!(world.runtime.list().is_empty());
+    assert_eq!(
+        std::fs::read_to_string(place.join("upper/kept")).unwrap(),
+        "text"
+    );
+    let record = std::fs::read_to_string(place.join("record.json")).unwrap();
+    assert!(
+        record.contains("\"stopped\"") && record.contains(id.as_str()),
+        "{record}"
+    );
+    world.close().await;
+    std::fs::remove_dir_all(place).unwrap();
+}
+
+/// A data directory with one small template.
+fn small(scratch: &Scratch) -> PathBuf {
+    let data = scratch.join("data");
+    private(&data);
+    let store = Store::open(data.join("templates")).unwrap();
+    let source = Source::Directory(scratch.join("tree"));
+    atoll_testkit::static_layer(&scratch.join("tree"));
+    store
+        .add("small", &source, &Options::default(), &mut |_| {})
+        .unwrap();
+    data
+}
+
+/// The tags of all instances of a data directory.
+fn tags(data: &Path) -> Vec<String> {
+    let runs = std::fs::read_dir(data.join("runs"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    runs.map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[test]
+fn what_a_killed_run_left_is_collected() {
+    let scratch = Scratch::new();
+    let data = small(&scratch);
+    let mut run = Command::new(binary())
+        .args([
+            "run",
+            "--template",
+            "small",
+            "--",
+            "/probe",
+            "tree-of-processes",
+            "5",
+            "1000",
+        ])
+        .env("ATOLL_DATA_DIR", &data)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut heard = String::new();
+    let mut lines = std::io::BufReader::new(run.stdout.take().unwrap());
+    while !heard.contains("ready") {
+        let read = std::io::BufRead::read_line(&mut lines, &mut heard).unwrap();
+        assert!(read > 0, "it ended: {heard}");
+    }
+    let tag = tags(&data).pop().unwrap();
+    let keeper = keeper(&tag).unwrap();
+    // While it lives it is left alone.
+    let facts = Facts::read();
+    let collected = collect(Scope::Below(&data), &facts).unwrap();
+    assert!(
+        collected.instances.is_empty() && collected.problems.is_empty(),
+        "{collected:?}"
+    );
+    run.kill().unwrap();
+    run.wait().unwrap();
+    // The keeper ends with its server, and only then is the instance dead.
+    wait_for("the keeper to end", DEADLINE, || {
+        !Path::new("/proc").join(keeper.to_string()).exists()
+    });
+    assert!(!traces(&tag, &data).is_empty());
+    let collected = collect(Scope::Below(&data), &facts).unwrap();
+    assert_eq!(collected.problems, Vec::<String>::new());
+    assert_eq!(collected.instances, std::slice::from_ref(&tag));
+    assert_eq!(traces(&tag, &data), Vec::<PathBuf>::new());
+    assert!(tags(&data).is_empty());
+    assert_eq!(
+        collect(Scope::Below(&data), &facts).unwrap().instances,
+        Vec::<String>::new()
+    );
+}
