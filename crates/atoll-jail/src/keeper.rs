@@ -1,9 +1,8 @@
 //! The small process that is parent of every sandbox of an instance.
 //!
 //! It is started by exec from a sealed copy of the binary, so it has one thread and a file behind
-//! it that no sandbox can reach. It lives in a mount namespace of its own with a root of its own:
-//! a tmpfs with device nodes, an empty file, an empty directory and `/proc` — so that a clone
-//! copies two mounts, whatever the host has. It holds no secrets and resolves no path of a sandbox.
+//! it that no sandbox can reach. It lives in a mount namespace of its own with a root of its own,
+//! which holds `/proc` and little else, so that a clone copies two mounts, whatever the host has. It holds no secrets and resolves no path of a sandbox.
 //!
 //! ```text
 //! server ── Spawn(control socket, cgroup) ──▶ keeper ── clone3 ──▶ PID 1
@@ -14,7 +13,6 @@
 //! When its server goes away it ends its sandboxes, waits for the last of them, and ends.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,7 +21,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{CWD, FileType, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{CWD, FileType, MemfdFlags, Mode, SealFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsconfig_set_string, fsmount, fsopen, move_mount,
@@ -277,25 +275,6 @@ fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
     move |error| fault(step, error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Device nodes every sandbox has: name, major, minor.
-const DEVICES: [(&str, u32, u32); 6] = [
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-];
-/// Links every sandbox has in `/dev`.
-const LINKS: [(&str, &str); 6] = [
-    ("ptmx", "pts/ptmx"),
-    ("fd", "/proc/self/fd"),
-    ("stdin", "/proc/self/fd/0"),
-    ("stdout", "/proc/self/fd/1"),
-    ("stderr", "/proc/self/fd/2"),
-    ("core", "/proc/self/fd/core"),
-];
-
 /// Leaves the host's mounts behind for a root with just what sandboxes share.
 fn build_root() -> Result<(), Error> {
     // SAFETY: this process has one thread and shares no file system state with another.
@@ -322,7 +301,7 @@ fn build_root() -> Result<(), Error> {
     rustix::process::pivot_root(c".", c".").step(any("pivot to the keeper's root"))?;
     rustix::mount::unmount(c".", UnmountFlags::DETACH).step(any("leave the host's root"))?;
     rustix::process::chdir(c"/").step(any("enter the keeper's root"))?;
-    for directory in ["proc", "empty", "dev", "dev/pts", "dev/shm", "dev/mqueue"] {
+    for directory in ["proc", "dev"] {
         fs::create_dir(Path::new("/").join(directory)).step(|| format!("mkdir {directory}"))?;
     }
     fs::create_dir(NEW_ROOT).step(any("mkdir the new root"))?;
@@ -334,30 +313,10 @@ fn build_root() -> Result<(), Error> {
         MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
     )
     .step(any("attach proc"))?;
-    rustix::fs::open(
-        c"/null",
-        OFlags::CREATE | OFlags::CLOEXEC,
-        Mode::from_raw_mode(0o444),
-    )
-    .step(any("make the empty file"))?;
-    rustix::process::umask(Mode::empty());
-    for (name, major, minor) in DEVICES {
-        let path = CString::new(format!("/dev/{name}")).unwrap_or_default();
-        let device = rustix::fs::makedev(major, minor);
-        rustix::fs::mknodat(
-            CWD,
-            path,
-            FileType::CharacterDevice,
-            Mode::from_raw_mode(0o666),
-            device,
-        )
-        .step(|| format!("make /dev/{name}"))?;
-    }
-    for (name, target) in LINKS {
-        std::os::unix::fs::symlink(target, format!("/dev/{name}"))
-            .step(|| format!("link /dev/{name}"))?;
-    }
-    Ok(())
+    let null = rustix::fs::makedev(1, 3);
+    let mode = Mode::from_raw_mode(0o666);
+    rustix::fs::mknodat(CWD, c"/dev/null", FileType::CharacterDevice, mode, null)
+        .step(any("make /dev/null"))
 }
 
 /// A fresh file system, mounted nowhere.

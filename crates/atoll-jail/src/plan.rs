@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use crate::Error;
 use crate::facts::Facts;
 use crate::seccomp::{self, Policy};
-use crate::wire::{Boot, Mount, Source, Stock, User};
+use crate::wire::{Boot, Mount, Source, User};
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -306,6 +306,7 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
         target: target.into(),
         attributes,
     };
+    let view = |path: &str| Source::View { path: path.into() };
     let new = |kind: &str, options: &[(&str, &str)]| Source::New {
         kind: kind.into(),
         options: options
@@ -317,11 +318,7 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
     let quarter = (spec.memory / 4).to_string();
     let mut mounts = vec![
         mount(new("proc", &[]), "/proc", NOSUID | NODEV | NOEXEC),
-        mount(
-            Source::Stock(Stock::Devices),
-            "/dev",
-            NOSUID | NOEXEC | READ_ONLY,
-        ),
+        mount(Source::Devices, "/dev", NOSUID | NOEXEC | READ_ONLY),
         mount(
             new(
                 "devpts",
@@ -363,8 +360,8 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
         let target = format!("/proc/{name}");
         let source = match (crate::facts::HIDDEN.contains(&name), path.ends_with('/')) {
             (false, _) => Source::Again,
-            (true, true) => Source::Stock(Stock::EmptyDirectory),
-            (true, false) => Source::Stock(Stock::EmptyFile),
+            (true, true) => view(view::EMPTY_DIRECTORY),
+            (true, false) => view(view::EMPTY_FILE),
         };
         mounts.push(mount(source, &target, NOSUID | NODEV | NOEXEC | READ_ONLY));
     }

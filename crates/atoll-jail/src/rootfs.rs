@@ -5,12 +5,13 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
     fsconfig_set_string, fsmount, fsopen, open_tree,
 };
 
+use crate::keeper::new_mount;
 use crate::plan::IdRange;
 use crate::{Error, Step, sys};
 
@@ -107,6 +108,66 @@ fn create_as(overlay: &OwnedFd, root: &Root<'_>) -> Result<(), Error> {
     sys::set_file_ids(0, 0);
     sys::prctl(libc::PR_SET_SECUREBITS, bits).step(|| "restore securebits".into())?;
     created.step(|| "create overlay".into())
+}
+
+/// Device nodes every sandbox has: name, major, minor.
+const DEVICES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+/// Links every sandbox has in `/dev`.
+const LINKS: [(&str, &str); 6] = [
+    ("ptmx", "pts/ptmx"),
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("core", "/proc/self/fd/core"),
+];
+
+/// The sandbox's own `/dev`: a detached tmpfs with device nodes, since nodes cannot be made inside.
+/// One each: whoever shares an inode shares its locks and watches.
+pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
+    let options = [("mode", "0755"), ("size", "64k"), ("nr_inodes", "64")];
+    let dev = new_mount("tmpfs", &options)?;
+    let owner = (Uid::from_raw(ids.base), Gid::from_raw(ids.base));
+    let own = |name: &str| {
+        rustix::fs::chownat(
+            &dev,
+            name,
+            Some(owner.0),
+            Some(owner.1),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+        .step(|| format!("chown /dev/{name}"))
+    };
+    for (name, major, minor) in DEVICES {
+        let device = rustix::fs::makedev(major, minor);
+        let mode = Mode::from_raw_mode(0o666);
+        rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
+            .step(|| format!("make /dev/{name}"))?;
+        // The umask is not ours to change.
+        rustix::fs::chmodat(&dev, name, mode, AtFlags::empty())
+            .step(|| format!("chmod /dev/{name}"))?;
+        own(name)?;
+    }
+    for (name, target) in LINKS {
+        rustix::fs::symlinkat(target, &dev, name).step(|| format!("link /dev/{name}"))?;
+        own(name)?;
+    }
+    for name in ["pts", "shm", "mqueue"] {
+        rustix::fs::mkdirat(&dev, name, Mode::from_raw_mode(0o755))
+            .step(|| format!("make /dev/{name}"))?;
+        own(name)?;
+    }
+    own(".")?;
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+    sys::mount_setattr(dev.as_fd(), attributes, None).step(|| "make /dev read-only".into())?;
+    Ok(dev)
 }
 
 /// A detached, read-only mount of a file or directory of the host.

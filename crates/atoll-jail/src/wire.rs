@@ -96,7 +96,8 @@ wire!(enum FromKeeper {
 pub enum ToInit {
     /// What kind of sandbox to become; everything that can be prepared without the root is.
     Boot(Boot),
-    /// Become it. Descriptors: the root, then one for each mount whose source is `Handed`, in order.
+    /// Become it. Descriptors: the root, then one for each mount whose source is `Devices` or `Handed`,
+    /// in order.
     Go,
     /// Run a program. Descriptors: stdin, stdout, stderr, then the cgroup2 leaf if there is one.
     Exec {
@@ -194,7 +195,8 @@ pub struct Boot {
     pub hostname: String,
     /// The sandbox's id, for `ATOLL_SANDBOX_ID`.
     pub sandbox: String,
-    /// Small files that tell the sandbox's own limits: path and contents.
+    /// Small files of the sandbox's own that stand for files of the kernel: path and contents. A
+    /// path that ends in `/` is an empty directory.
     pub views: Vec<(String, String)>,
     /// What is mounted, in order; targets are below the root.
     pub mounts: Vec<Mount>,
@@ -262,8 +264,8 @@ pub enum Source {
         /// Its options.
         options: Vec<(String, String)>,
     },
-    /// Something the keeper has in stock for every sandbox.
-    Stock(Stock),
+    /// The sandbox's own device nodes, made outside; their descriptor comes with `Go`.
+    Devices,
     /// A file or directory of the sandbox's own views (see [`Boot::views`]).
     View {
         /// Its path among the views.
@@ -278,20 +280,8 @@ pub enum Source {
     Again,
 }
 wire!(enum Source {
-    0 => New { kind, options }, 1 => Stock(stock), 2 => View { path }, 3 => Handed { path }, 4 => Again
+    0 => New { kind, options }, 1 => Devices, 2 => View { path }, 3 => Handed { path }, 4 => Again
 });
-
-/// What the keeper's own root holds for all its sandboxes; always mounted read-only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stock {
-    /// Our own device nodes.
-    Devices,
-    /// An empty file, over a file that is nobody's business.
-    EmptyFile,
-    /// An empty directory, over a directory that is nobody's business.
-    EmptyDirectory,
-}
-wire!(enum Stock { 0 => Devices, 1 => EmptyFile, 2 => EmptyDirectory });
 
 /// A program to run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use atoll_jail::wire::{Channel, FromInit, Part, ToInit};
 use atoll_model::{Code, Error};
@@ -76,9 +77,12 @@ impl Init {
         told.clone().unwrap_or_else(|| Err(gone()))
     }
 
-    /// Why PID 1 gave up, if it said so.
-    pub(crate) fn fault(&self) -> Option<Error> {
-        self.ready.borrow().clone()?.err()
+    /// Why PID 1 gave up, if it did; what it said may still be on the way.
+    pub(crate) async fn last_words(&self) -> Option<Error> {
+        let said = tokio::time::timeout(Duration::from_millis(200), self.ready()).await;
+        said.ok()?
+            .err()
+            .filter(|error| error.code != Code::SandboxStopped)
     }
 
     /// A number for a file call.

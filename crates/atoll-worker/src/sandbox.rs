@@ -10,7 +10,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,9 @@ use atoll_jail::cgroup::{Group, Leaf};
 use atoll_jail::plan::{IdRange, Plan, Spec, plan};
 use atoll_jail::rootfs;
 use atoll_jail::wire::{self, ToInit};
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings};
+use atoll_model::{
+    Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
+};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -79,7 +81,7 @@ impl Sandbox {
     }
 
     /// Where its files are.
-    pub(crate) fn directory(&self) -> &std::path::Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -129,7 +131,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-fn record(directory: &std::path::Path, info: &SandboxInfo) -> Result<(), Error> {
+fn record(directory: &Path, info: &SandboxInfo) -> Result<(), Error> {
     let record = Record {
         version: 1,
         info: info.clone(),
@@ -166,13 +168,13 @@ impl Slot {
             .templates
             .get(&spec.template)
             .map_err(|error| no_template(&error))?;
-        let mounts = host_mounts(&spec)?;
+        check_mounts(&spec)?;
         let ids = shared
             .instance
             .ranges
             .claim()
             .map_err(|error| jail(&error))?;
-        let made = Self::build(shared, id, spec, template, mounts, ids);
+        let made = Self::build(shared, id, spec, template, ids);
         if made.is_err() {
             shared.instance.ranges.release(ids);
         }
@@ -184,7 +186,6 @@ impl Slot {
         id: SandboxId,
         spec: SandboxSpec,
         template: Template,
-        mounts: Vec<OwnedFd>,
         ids: IdRange,
     ) -> Result<Self, Error> {
         let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
@@ -192,6 +193,7 @@ impl Slot {
         if let Some(amend) = &shared.amend {
             amend(&mut plan);
         }
+        let mounts = handed(&plan)?;
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -311,14 +313,16 @@ impl Slot {
         let root = match attached.and(root) {
             Ok(root) => root,
             // If PID 1 gave up meanwhile, its own words say more.
-            Err(error) => return Err(init.fault().unwrap_or(error)),
+            Err(error) => return Err(init.last_words().await.unwrap_or(error)),
         };
         timings.root = begin.elapsed();
 
         let begin = Instant::now();
         let mut handed = vec![root.as_fd()];
         handed.extend(self.mounts.iter().map(AsFd::as_fd));
-        init.send(&ToInit::Go, &handed).await?;
+        if let Err(error) = init.send(&ToInit::Go, &handed).await {
+            return Err(init.last_words().await.unwrap_or(error));
+        }
         let mut dying = died.clone();
         tokio::select! {
             ready = init.ready() => ready?,
@@ -419,7 +423,7 @@ fn jail_spec(id: &SandboxId, spec: &SandboxSpec, template: &Template, ids: IdRan
     }
 }
 
-fn open_directory(path: &std::path::Path) -> Result<OwnedFd, Error> {
+fn open_directory(path: &Path) -> Result<OwnedFd, Error> {
     use rustix::fs::{Mode, OFlags};
     rustix::fs::open(
         path,
@@ -429,38 +433,48 @@ fn open_directory(path: &std::path::Path) -> Result<OwnedFd, Error> {
     .map_err(|error| host_file("open", path, &error.into()))
 }
 
-/// Opens what the caller wants to see of the host, and checks where.
-fn host_mounts(spec: &SandboxSpec) -> Result<Vec<OwnedFd>, Error> {
-    spec.mounts
+/// Prepares the mounts that PID 1 cannot make itself, in the plan's order.
+fn handed(plan: &Plan) -> Result<Vec<OwnedFd>, Error> {
+    let mounts = plan
+        .inside
+        .mounts
         .iter()
-        .map(|mount| {
-            let target = std::path::Path::new(&mount.target);
-            let plain = target.is_absolute()
-                && !target
-                    .components()
-                    .any(|part| part == std::path::Component::ParentDir)
-                && target != std::path::Path::new("/");
-            if !plain {
-                return Err(Error::invalid(
-                    "mount",
-                    format!(
-                        "the mount target {:?} is not an absolute path below /",
-                        mount.target
-                    ),
-                    "write --mount /on/the/host:/in/the/sandbox",
-                ));
-            }
-            if let Err(error) = fs::metadata(&mount.source) {
-                return Err(Error::invalid(
-                    "mount",
-                    format!(
-                        "the mount source {} cannot be opened: {error}",
-                        mount.source.display()
-                    ),
-                    "name a file or directory of this host",
-                ));
-            }
-            rootfs::host_mount(&mount.source).map_err(|error| jail(&error))
-        })
+        .filter_map(|mount| match &mount.source {
+            wire::Source::Devices => Some(rootfs::devices(plan.ids)),
+            wire::Source::Handed { path } => Some(rootfs::host_mount(Path::new(path))),
+            _ => None,
+        });
+    mounts
+        .map(|mount| mount.map_err(|error| jail(&error)))
         .collect()
+}
+
+/// Refuses what cannot be shown of the host.
+fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
+    for HostMount { source, target } in &spec.mounts {
+        let path = Path::new(target);
+        let plain = path.is_absolute()
+            && !path.components().any(|part| part == Component::ParentDir)
+            && path != Path::new("/");
+        if !plain {
+            return Err(Error::invalid(
+                "mount",
+                format!("the mount target {target:?} is not an absolute path below /"),
+                "write --mount /on/the/host:/in/the/sandbox",
+            ));
+        }
+        if source.to_str().is_none() {
+            let message = format!("the mount source {} is not UTF-8", source.display());
+            return Err(Error::invalid("mount", message, "rename it"));
+        }
+        if let Err(error) = fs::metadata(source) {
+            let source = source.display();
+            return Err(Error::invalid(
+                "mount",
+                format!("the mount source {source} cannot be opened: {error}"),
+                "name a file or directory of this host",
+            ));
+        }
+    }
+    Ok(())
 }

@@ -2,6 +2,7 @@
 //! the rest. Mounts are attached by descriptor, component by component and never through a symbolic
 //! link, so that a template that ships `/dev` or `/proc` as one gets nowhere.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +14,7 @@ use rustix::thread::UnshareFlags;
 use super::Server;
 use crate::keeper::{NEW_ROOT, new_mount, new_mount_with};
 use crate::rootfs::clone_tree;
-use crate::wire::{Boot, Fault, Mount, Packet, Source, Stock, ToInit};
+use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
 /// `CAP_SYS_ADMIN`: PID 1 keeps it in its own user namespace to install each exec's second filter.
@@ -67,10 +68,12 @@ pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault>
     enter(&root)?;
     for (mount, prepared) in boot.mounts.iter().zip(prepared) {
         let source = match (&mount.source, prepared) {
-            (Source::Handed { path }, _) => Some(descriptors.next().ok_or_else(|| Fault {
-                step: format!("receive the mount of {path}"),
-                errno: libc::EPROTO,
-            })?),
+            (Source::Devices | Source::Handed { .. }, _) => {
+                Some(descriptors.next().ok_or_else(|| Fault {
+                    step: format!("receive the mount of {}", mount.target),
+                    errno: libc::EPROTO,
+                })?)
+            }
             (_, prepared) => prepared,
         };
         attach(mount, source, &root)?;
@@ -132,31 +135,23 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
     views(boot)?;
     boot.mounts
         .iter()
-        .map(|mount| {
-            let stock = |path| {
-                let tree =
-                    clone_tree(CWD, path).step(|| format!("clone {}", path.to_string_lossy()));
-                tree.and_then(|tree| with_attributes(tree, mount)).map(Some)
-            };
-            match &mount.source {
-                Source::New { kind, options } => {
-                    let options: Vec<_> = options
-                        .iter()
-                        .map(|(n, v)| (n.as_str(), v.as_str()))
-                        .collect();
-                    let attributes = MountAttrFlags::from_bits_retain(mount.attributes);
-                    new_mount_with(kind, &options, attributes).map(Some)
-                }
-                Source::Stock(Stock::Devices) => stock(c"/dev"),
-                Source::Stock(Stock::EmptyFile) => stock(c"/null"),
-                Source::Stock(Stock::EmptyDirectory) => stock(c"/empty"),
-                Source::View { path } => {
-                    let path =
-                        std::ffi::CString::new(format!("{NEW_ROOT}/{path}")).unwrap_or_default();
-                    stock(&path)
-                }
-                Source::Handed { .. } | Source::Again => Ok(None),
+        .map(|mount| match &mount.source {
+            Source::New { kind, options } => {
+                let options: Vec<_> = options
+                    .iter()
+                    .map(|(n, v)| (n.as_str(), v.as_str()))
+                    .collect();
+                let attributes = MountAttrFlags::from_bits_retain(mount.attributes);
+                new_mount_with(kind, &options, attributes).map(Some)
             }
+            Source::View { path } => {
+                let tree = CString::new(format!("{NEW_ROOT}/{path}"))
+                    .map_err(io::Error::from)
+                    .and_then(|path| Ok(clone_tree(CWD, &path)?))
+                    .step(|| format!("clone the view {path}"))?;
+                with_attributes(tree, mount).map(Some)
+            }
+            Source::Devices | Source::Handed { .. } | Source::Again => Ok(None),
         })
         .collect()
 }
@@ -173,11 +168,14 @@ fn views(boot: &Boot) -> Result<(), Error> {
     )
     .step(|| "attach the views".into())?;
     for (path, contents) in &boot.views {
+        let directory = path.ends_with('/');
         let path = std::path::Path::new(NEW_ROOT).join(path);
-        let written = path
-            .parent()
-            .map_or(Ok(()), fs::create_dir_all)
-            .and_then(|()| fs::write(&path, contents));
+        let written = if directory {
+            fs::create_dir_all(&path)
+        } else {
+            let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
+            parent.and_then(|()| fs::write(&path, contents))
+        };
         written.step(|| format!("write the view {}", path.display()))?;
     }
     Ok(())

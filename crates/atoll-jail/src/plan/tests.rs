@@ -133,7 +133,7 @@ fn describe(plan: &Plan) -> String {
                     .collect();
                 format!("new {kind} {}", options.join(","))
             }
-            Source::Stock(stock) => format!("stock {stock:?}"),
+            Source::Devices => "devices".to_owned(),
             Source::View { path } => format!("view {path}"),
             Source::Handed { path } => format!("host {path}"),
             Source::Again => "itself".into(),

@@ -4,6 +4,11 @@ use std::fmt::Write as _;
 
 use super::Spec;
 
+/// An empty file, over a file that is nobody's business.
+pub(super) const EMPTY_FILE: &str = "empty/file";
+/// An empty directory, over a directory that is nobody's business.
+pub(super) const EMPTY_DIRECTORY: &str = "empty/directory/";
+
 /// Path and contents of each view: `meminfo` for `/proc`, and a stand-in for `/sys` with the few
 /// files that programs read. `processors` is how many the sandbox may use.
 pub(super) fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
@@ -13,6 +18,8 @@ pub(super) fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
     };
     let file = |path: &str, contents: String| (path.to_owned(), contents);
     vec![
+        file(EMPTY_FILE, String::new()),
+        file(EMPTY_DIRECTORY, String::new()),
         file("meminfo", meminfo(spec.memory)),
         file("sys/devices/system/cpu/online", online.clone()),
         file("sys/devices/system/cpu/possible", online.clone()),

@@ -1,7 +1,7 @@
 //! A07, A08, A09, A10, A15: what is mounted, what it hides, and every way to change it.
 
 use atoll_jail::plan::Plan;
-use atoll_jail::wire::{Source, Stock};
+use atoll_jail::wire::Source;
 use atoll_model::{HostMount, SandboxSpec};
 use atoll_testkit::Attempt;
 
@@ -99,10 +99,7 @@ async fn secrets_of_the_host_are_hidden() {
         controls: &[Control {
             lift: |plan| {
                 plan.inside.mounts.retain(|mount| {
-                    !matches!(
-                        mount.source,
-                        Source::Stock(Stock::EmptyFile | Stock::EmptyDirectory)
-                    )
+                    !matches!(&mount.source, Source::View { path } if path.starts_with("empty/"))
                 });
             },
             users: USERS,

@@ -1,6 +1,6 @@
 //! B08: places where one sandbox could leave something for another.
 
-use atoll_model::SandboxId;
+use atoll_model::{ExecSpec, SandboxId};
 use atoll_testkit::{Attempt, attempts};
 use atoll_worker::Exec;
 
@@ -131,5 +131,33 @@ async fn processes_of_another_sandbox_are_not_there() {
         assert_eq!(pids > 2, expected, "{}", said(&listed));
     }
     sleeper.kill().expect("it can be killed");
+    world.close().await;
+}
+
+/// A shared inode would be shared locks: one sandbox could hold up another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_on_a_device_or_a_mask_holds_up_nobody_else() {
+    let world = World::open().await;
+    let (first, second) = (
+        world.sandbox(Kind::Base).await,
+        world.sandbox(Kind::Base).await,
+    );
+    for file in ["/dev/null", "/dev/zero", "/proc/keys", "/proc/meminfo"] {
+        let line = format!("exec 9<{file} && flock 9 && echo ready && exec sleep 1000");
+        let mut holder = world
+            .runtime
+            .exec(&first, ExecSpec::shell(line))
+            .await
+            .expect("it starts");
+        until(&mut holder, "ready").await;
+        let attempt = ExecSpec::shell(format!("exec 9<{file} && flock -n 9"));
+        // The control: in the same box it is taken.
+        let here = world.exec(&first, attempt.clone()).await;
+        assert_eq!(here.status.exit_code(), 1, "{file} in the same box");
+        let there = world.exec(&second, attempt).await;
+        assert_eq!(there.status.exit_code(), 0, "{file} in another box");
+        holder.kill().expect("it can be killed");
+        holder.wait().await;
+    }
     world.close().await;
 }
