@@ -215,7 +215,6 @@ impl Slot {
                 let path = directory.join(part);
                 fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
             }
-            record(&directory, &info)?;
             let opened = open_directory(&directory)?;
             let group = shared
                 .instance

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Error, ExecSpec, SandboxSpec};
 use atoll_worker::LocalRuntime;
 
-use super::{Row, Samples, failed, progress};
+use super::{Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
 
 /// The floor: what a process costs without any isolation.
@@ -35,36 +35,70 @@ pub(super) struct Cold {
 /// From nothing to the result of a first command.
 pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
     progress("create → first exec result");
-    let mut together = Samples::default();
+    let mut together = Stages::default();
     for _ in 0..200 {
-        together.0.push(once(runtime).await?);
+        together.once(runtime).await?;
     }
-    let mut apart = Samples::default();
+    let mut apart = Stages::default();
     for _ in 0..30 {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        apart.0.push(once(runtime).await?);
+        apart.once(runtime).await?;
     }
     let rows = vec![
         Row::times(
             "create → first exec result, nothing prepared",
-            &together,
+            &together.all,
             Some((9.0, Some(30.0))),
         ),
-        Row::times("the same after 100 ms of idleness each", &apart, None),
+        together.row(),
+        Row::times("the same after 100 ms of idleness each", &apart.all, None),
+        apart.row(),
     ];
     Ok(Cold {
         rows,
-        median: together.percentile(50.0),
+        median: together.all.percentile(50.0),
     })
 }
 
-async fn once(runtime: &LocalRuntime) -> Result<Duration, Error> {
-    let begin = Instant::now();
-    let id = runtime.create(SandboxSpec::default()).await?.id;
-    run_true(runtime, &id).await?;
-    let took = begin.elapsed();
-    runtime.delete(&id).await?;
-    Ok(took)
+/// Times of the stages of a create, and all until the result of a first command.
+#[derive(Default)]
+struct Stages {
+    all: Samples,
+    slot: Samples,
+    clone: Samples,
+    root: Samples,
+    start: Samples,
+}
+
+impl Stages {
+    async fn once(&mut self, runtime: &LocalRuntime) -> Result<(), Error> {
+        let begin = Instant::now();
+        let made = runtime.create(SandboxSpec::default()).await?;
+        run_true(runtime, &made.id).await?;
+        self.all.add(begin);
+        self.slot.0.push(made.timings.slot);
+        self.clone.0.push(made.timings.clone);
+        self.root.0.push(made.timings.root);
+        self.start.0.push(made.timings.start);
+        runtime.delete(&made.id).await
+    }
+
+    /// The medians of the stages in one line.
+    fn row(&self) -> Row {
+        let text = |percent| {
+            let stages = [&self.slot, &self.clone, &self.root, &self.start];
+            let times =
+                stages.map(|stage| format!("{:.1}", milliseconds(stage.percentile(percent))));
+            times.join(" + ")
+        };
+        Row {
+            p99: text(99.0),
+            ..Row::value(
+                "    its stages: slot + clone + root + start, ms",
+                text(50.0),
+            )
+        }
+    }
 }
 
 async fn run_true(runtime: &LocalRuntime, id: &atoll_model::SandboxId) -> Result<(), Error> {
