@@ -9,7 +9,9 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -34,13 +36,16 @@ pub struct Group {
     memory: PathBuf,
     pids: PathBuf,
     owner: u32,
+    oom_counter: Arc<OnceLock<fs::File>>,
 }
 
 /// A directory of cgroup2 that holds one exec.
 #[derive(Debug)]
 pub struct Leaf {
     path: PathBuf,
-    directory: OwnedFd,
+    directory: Arc<OwnedFd>,
+    /// The exec is over and the directory another's.
+    given_up: Mutex<bool>,
 }
 
 /// What a sandbox uses now.
@@ -145,6 +150,7 @@ impl Tree {
             memory: at("memory"),
             pids: at("pids"),
             owner: ids.base,
+            oom_counter: Arc::default(),
         }
     }
 
@@ -230,7 +236,7 @@ impl Group {
         make(&path)?;
         self.hand_over(&path)?;
         let directory = open(&path)?;
-        Ok(Leaf { path, directory })
+        Ok(Leaf::new(path, Arc::new(directory)))
     }
 
     /// Kills every process of the sandbox.
@@ -245,7 +251,17 @@ impl Group {
         } else {
             "memory.oom_control"
         };
-        counter(&self.memory.join(file), "oom_kill")
+        // Asked before and after every exec: opened once.
+        let file = match self.oom_counter.get() {
+            Some(file) => file,
+            None => match fs::File::open(self.memory.join(file)) {
+                Ok(file) => self.oom_counter.get_or_init(|| file),
+                Err(_) => return 0,
+            },
+        };
+        let mut text = [0; 512];
+        let read = file.read_at(&mut text, 0).unwrap_or(0);
+        number_after(&String::from_utf8_lossy(&text[..read]), "oom_kill")
     }
 
     /// What the sandbox uses now.
@@ -282,22 +298,42 @@ impl Group {
 }
 
 impl Leaf {
+    fn new(path: PathBuf, directory: Arc<OwnedFd>) -> Self {
+        Self {
+            path,
+            directory,
+            given_up: Mutex::new(false),
+        }
+    }
+
     /// The directory, for cloning into it.
     pub fn directory(&self) -> impl AsFd + '_ {
         self.directory.as_fd()
     }
 
+    fn given_up(&self) -> MutexGuard<'_, bool> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Kills everything the exec started.
     pub fn kill(&self) -> io::Result<()> {
+        // Held across the write: in between the directory could become another exec's.
+        let given_up = self.given_up();
+        if *given_up {
+            return Ok(());
+        }
         fs::write(self.path.join("cgroup.kill"), "1")
     }
 
-    /// Removes the directory if nothing of the exec lives on; says whether it did.
-    pub fn remove(&self) -> bool {
-        match fs::remove_dir(&self.path) {
-            Ok(()) => true,
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
+    /// Gives the directory up for another exec, if nothing of this one lives on. Making and
+    /// removing one takes longer than all else around a short command.
+    pub fn recycle(&self) -> Option<Self> {
+        let mut given_up = self.given_up();
+        if *given_up || counter(&self.path.join("cgroup.events"), "populated") != 0 {
+            return None;
         }
+        *given_up = true;
+        Some(Self::new(self.path.clone(), Arc::clone(&self.directory)))
     }
 }
 
@@ -339,9 +375,11 @@ fn write(path: &Path, value: &str) -> Result<(), Error> {
 
 /// The number after `name` in a file of `name number` lines.
 fn counter(path: &Path, name: &str) -> u64 {
-    fs::read_to_string(path)
-        .unwrap_or_default()
-        .lines()
+    number_after(&fs::read_to_string(path).unwrap_or_default(), name)
+}
+
+fn number_after(text: &str, name: &str) -> u64 {
+    text.lines()
         .find_map(|line| {
             line.strip_prefix(name)?
                 .strip_prefix(' ')?

@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
 
-use crate::error::{internal, jail};
+use crate::error::internal;
 use crate::init::gone;
 use crate::sandbox::Sandbox;
 
@@ -61,10 +61,7 @@ pub struct Finished {
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec)?;
     let (request, started, ended) = sandbox.init.expect()?;
-    let leaf = sandbox
-        .group
-        .leaf(&format!("x{request}"))
-        .map_err(|error| jail(&error))?;
+    let leaf = sandbox.leaf(request)?;
     let (stdin_inside, stdin) = match spec.input {
         Input::Null => (null()?, None),
         Input::Open => {
@@ -303,7 +300,7 @@ impl Output {
 
     /// Reads to the end, keeping at most `limit` bytes; says whether more was left out.
     pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
-        let mut buffer = vec![0; 64 * 1024];
+        let mut buffer = vec![0; 16 * 1024];
         let mut truncated = false;
         loop {
             let read = self.read(&mut buffer).await?;

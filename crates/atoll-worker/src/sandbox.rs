@@ -11,7 +11,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use atoll_jail::cgroup::{Group, Leaf};
@@ -43,7 +43,7 @@ pub(crate) struct Sandbox {
     /// PID 1 as the host sees it.
     pub(crate) pid: i32,
     /// Directories of ended execs whose children live on.
-    lingering: Mutex<Vec<Arc<Leaf>>>,
+    leaves: Mutex<Leaves>,
     directory: PathBuf,
     ids: IdRange,
     /// Keeps the template's layer from being removed.
@@ -109,16 +109,42 @@ impl Sandbox {
         )
     }
 
-    /// Removes the directories of this ended exec and of earlier ones. Children that live on keep
-    /// theirs until a later exec ends.
-    pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
-        let mut lingering = self
-            .lingering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        lingering.push(leaf);
-        lingering.retain(|leaf| !leaf.remove());
+    /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.
+    pub(crate) fn leaf(&self, request: u32) -> Result<Leaf, Error> {
+        if let Some(leaf) = lock(&self.leaves).spare.pop() {
+            return Ok(leaf);
+        }
+        let made = self.group.leaf(&format!("x{request}"));
+        made.map_err(|error| jail(&error))
     }
+
+    /// Takes the directory of an ended exec back. Children that live on keep theirs until they are
+    /// found gone when a later exec ends.
+    pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
+        let mut leaves = lock(&self.leaves);
+        leaves.lingering.push(leaf);
+        let Leaves { lingering, spare } = &mut *leaves;
+        lingering.retain(|leaf| match leaf.recycle() {
+            Some(leaf) => {
+                spare.push(leaf);
+                false
+            }
+            None => true,
+        });
+    }
+}
+
+/// Directories of execs, all removed with the sandbox.
+#[derive(Debug, Default)]
+pub(crate) struct Leaves {
+    /// Of ended execs whose children live on.
+    lingering: Vec<Arc<Leaf>>,
+    /// Empty ones.
+    spare: Vec<Leaf>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs what may block where it may.
@@ -271,7 +297,7 @@ impl Slot {
                     group: self.group,
                     died,
                     pid,
-                    lingering: Mutex::default(),
+                    leaves: Mutex::default(),
                     directory: self.directory,
                     ids,
                     _template: self.template,

@@ -1,5 +1,6 @@
 //! A `SOCK_SEQPACKET` socket that carries one kind of message each way.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -22,6 +23,12 @@ const DESCRIPTORS: usize = 64;
 
 const IN_PACKET: u8 = 0;
 const IN_MEMFD: u8 = 1;
+
+thread_local! {
+    /// Where packets arrive. Kept, so that a short message touches one page and not all of them:
+    /// after a clone every page that PID 1 touches is copied.
+    static ARRIVALS: RefCell<Box<[u8]>> = RefCell::new(vec![0; INLINE].into());
+}
 
 /// A received message with the descriptors that came beside it.
 #[derive(Debug)]
@@ -121,11 +128,14 @@ impl<S: Encode, R: Decode> Channel<S, R> {
 
     /// Receives from a trusted peer: descriptors and long messages are taken. `None` at the end.
     pub fn receive(&self) -> io::Result<Option<Packet<R>>> {
-        let mut bytes = vec![0; INLINE];
+        ARRIVALS.with_borrow_mut(|bytes| self.receive_into(bytes))
+    }
+
+    fn receive_into(&self, bytes: &mut [u8]) -> io::Result<Option<Packet<R>>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
-            let into = &mut [IoSliceMut::new(&mut bytes)];
+            let into = &mut [IoSliceMut::new(bytes)];
             match recvmsg(&self.socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
                 Ok(received) => break received.bytes,
                 // A reset: the other end was closed with our message unread. It is told once, before
@@ -167,9 +177,12 @@ impl<S: Encode, R: Decode> Channel<S, R> {
     /// Receives from a sandbox: no descriptors (the kernel drops them), no long messages.
     /// `None` at the end.
     pub fn receive_hostile(&self) -> io::Result<Option<R>> {
-        let mut bytes = vec![0; INLINE];
+        ARRIVALS.with_borrow_mut(|bytes| self.receive_hostile_into(bytes))
+    }
+
+    fn receive_hostile_into(&self, bytes: &mut [u8]) -> io::Result<Option<R>> {
         let received = loop {
-            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::empty()) {
+            match rustix::net::recv(&self.socket, &mut *bytes, RecvFlags::empty()) {
                 Ok((received, _)) => break received,
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(error) => return Err(error.into()),
