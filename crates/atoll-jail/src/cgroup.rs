@@ -44,8 +44,19 @@ pub struct Group {
 pub struct Leaf {
     path: PathBuf,
     directory: Arc<OwnedFd>,
+    state: Mutex<Use>,
+}
+
+/// What became of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// It holds its exec.
+    Own,
+    /// Everything in it was killed. The kernel remembers that, and would kill whatever is cloned
+    /// into it later from a group that was not: it is never used again.
+    Killed,
     /// The exec is over and the directory another's.
-    given_up: Mutex<bool>,
+    GivenUp,
 }
 
 /// What a sandbox uses now.
@@ -299,10 +310,11 @@ impl Group {
 
 impl Leaf {
     fn new(path: PathBuf, directory: Arc<OwnedFd>) -> Self {
+        let state = Mutex::new(Use::Own);
         Self {
             path,
             directory,
-            given_up: Mutex::new(false),
+            state,
         }
     }
 
@@ -311,30 +323,53 @@ impl Leaf {
         self.directory.as_fd()
     }
 
-    fn given_up(&self) -> MutexGuard<'_, bool> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, Use> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Kills everything the exec started.
     pub fn kill(&self) -> io::Result<()> {
         // Held across the write: in between the directory could become another exec's.
-        let given_up = self.given_up();
-        if *given_up {
+        let mut state = self.state();
+        if *state == Use::GivenUp {
             return Ok(());
         }
-        fs::write(self.path.join("cgroup.kill"), "1")
+        *state = Use::Killed;
+        match fs::write(self.path.join("cgroup.kill"), "1") {
+            // Removed, so there is nobody left to kill.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        }
     }
 
-    /// Gives the directory up for another exec, if nothing of this one lives on. Making and
-    /// removing one takes longer than all else around a short command.
-    pub fn recycle(&self) -> Option<Self> {
-        let mut given_up = self.given_up();
-        if *given_up || counter(&self.path.join("cgroup.events"), "populated") != 0 {
-            return None;
+    /// What to do with the directory of an ended exec. Making and removing one takes longer than
+    /// all else around a short command, so an empty one is used again.
+    pub fn end(&self) -> End {
+        let mut state = self.state();
+        match *state {
+            Use::GivenUp => End::Gone,
+            Use::Killed => match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => End::Lingers,
+                _ => End::Gone,
+            },
+            Use::Own if counter(&self.path.join("cgroup.events"), "populated") != 0 => End::Lingers,
+            Use::Own => {
+                *state = Use::GivenUp;
+                End::Spare(Self::new(self.path.clone(), Arc::clone(&self.directory)))
+            }
         }
-        *given_up = true;
-        Some(Self::new(self.path.clone(), Arc::clone(&self.directory)))
     }
+}
+
+/// The directory of an ended exec.
+#[derive(Debug)]
+pub enum End {
+    /// Children of the exec live on in it.
+    Lingers,
+    /// It was removed, or is another's.
+    Gone,
+    /// It is empty and can hold another exec.
+    Spare(Leaf),
 }
 
 /// Lets the children of a cgroup2 directory use the controllers that v1 does not hold.

@@ -14,7 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use atoll_jail::cgroup::{Group, Leaf};
+use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::{IdRange, Plan, Spec, plan};
 use atoll_jail::rootfs;
 use atoll_jail::wire::{self, ToInit};
@@ -124,12 +124,13 @@ impl Sandbox {
         let mut leaves = lock(&self.leaves);
         leaves.lingering.push(leaf);
         let Leaves { lingering, spare } = &mut *leaves;
-        lingering.retain(|leaf| match leaf.recycle() {
-            Some(leaf) => {
+        lingering.retain(|leaf| match leaf.end() {
+            End::Lingers => true,
+            End::Gone => false,
+            End::Spare(leaf) => {
                 spare.push(leaf);
                 false
             }
-            None => true,
         });
     }
 }
