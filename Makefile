@@ -3,7 +3,7 @@ export CARGO_TARGET_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cac
 SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 # The target is named in .cargo/config.toml, and with it a directory.
-TARGET := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
 .PHONY: run test check bench build setup setup-test setup-bench
