@@ -16,6 +16,11 @@ pub(super) fn measure(config: &Config, own: Duration) -> Result<Vec<Row>, Error>
     std::fs::create_dir_all(&scratch)
         .map_err(|error| failed("make a scratch directory", &error))?;
     let rows = all(&layer, &scratch, own);
+    // Podman leaves its store mounted on itself.
+    let _ = Command::new("umount")
+        .arg(scratch.join("podman/overlay"))
+        .stderr(Stdio::null())
+        .status();
     let _ = std::fs::remove_dir_all(&scratch);
     rows
 }
@@ -53,9 +58,11 @@ fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
         "cgroupfs",
         "run",
         "--rm",
-        // Our own limits: podman wants to raise them, which needs a capability that not every root has.
+        // Podman wants to raise these, which needs a capability that not every root has.
         "--ulimit",
-        "host",
+        "nofile=1024:1024",
+        "--ulimit",
+        "nproc=1024:1024",
         "--network",
         "none",
         "--rootfs",
