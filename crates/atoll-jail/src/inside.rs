@@ -40,6 +40,7 @@ pub(crate) fn init(server: Server) {
             boot,
             signals,
             oom_score,
+            known: None,
             children: BTreeMap::new(),
         }
         .run();
@@ -52,6 +53,8 @@ struct Init {
     signals: OwnedFd,
     /// PID 1's own.
     oom_score: File,
+    /// The user of the last command, so that the next one need not be looked up.
+    known: Option<users::Known>,
     /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
 }
@@ -60,7 +63,9 @@ enum Child {
     /// Told apart from a running one by its pipe: closed without a word means that it runs.
     Starting {
         request: u32,
-        failure: PipeReader,
+        pipe: PipeReader,
+        /// What it said so far.
+        heard: Vec<u8>,
     },
     Running {
         request: u32,
@@ -84,8 +89,8 @@ impl Init {
                 PollFd::new(&self.signals, PollFlags::IN),
             ];
             for pid in &starting {
-                if let Some(Child::Starting { failure, .. }) = self.children.get(pid) {
-                    ready.push(PollFd::new(failure, PollFlags::IN));
+                if let Some(Child::Starting { pipe, .. }) = self.children.get(pid) {
+                    ready.push(PollFd::new(pipe, PollFlags::IN));
                 }
             }
             if let Err(error) = rustix::event::poll(&mut ready, None)
@@ -125,9 +130,14 @@ impl Init {
     fn obey(&mut self, message: ToInit, descriptors: Vec<OwnedFd>) {
         match message {
             ToInit::Exec { request, exec } => match self.start(&exec, &descriptors) {
-                Ok((pid, failure)) => {
-                    self.children
-                        .insert(pid, Child::Starting { request, failure });
+                Ok((pid, pipe)) => {
+                    let heard = Vec::new();
+                    let child = Child::Starting {
+                        request,
+                        pipe,
+                        heard,
+                    };
+                    self.children.insert(pid, child);
                 }
                 Err(error) => {
                     let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -169,32 +179,44 @@ impl Init {
         // A child inherits the score, and after a clone it could not open its own.
         let score = |value: &[u8]| self.oom_score.write_at(value, 0);
         score(b"300")?;
-        let started = exec::start(&self.boot, exec, descriptors);
+        let started = exec::start(&self.boot, self.known.as_ref(), exec, descriptors);
         score(b"0")?;
         started
     }
 
-    /// A starting child has said what is wrong, or has become its program.
+    /// Hears what a starting child says. Once its pipe is closed it has become its program, or has
+    /// said why not.
     fn started(&mut self, pid: i32) {
         let Some(child) = self.children.get_mut(&pid) else {
             return;
         };
-        let Child::Starting { request, failure } = child else {
+        let Child::Starting {
+            request,
+            pipe,
+            heard,
+        } = child
+        else {
             return;
         };
-        let (request, mut word) = (*request, [0; 5]);
-        let message = if failure.read_exact(&mut word).is_ok() {
+        match pipe.read_to_end(heard) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            _ => {}
+        }
+        let (request, said) = (*request, exec::understand(heard));
+        let message = if let Some((part, errno)) = said.failure {
             self.children.remove(&pid);
-            let [part, errno @ ..] = word;
             FromInit::Refused {
                 request,
-                part: exec::part(part),
-                errno: i32::from_le_bytes(errno),
+                part,
+                errno,
             }
         } else {
             *child = Child::Running { request };
             FromInit::Started { request, pid }
         };
+        if said.learnt.is_some() {
+            self.known = said.learnt;
+        }
         self.say(&message);
     }
 

@@ -153,6 +153,8 @@ impl Supervisor {
         let killed = status.signal == Some(9) || status.code == Some(137);
         status.oom_killed = killed && !timed_out && self.sandbox.group.oom_kills() > self.before;
         told.send_replace(Some(status));
+        // Whoever waits goes first.
+        tokio::task::yield_now().await;
         self.sandbox.leave(Arc::clone(&self.leaf));
     }
 }

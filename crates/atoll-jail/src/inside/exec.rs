@@ -7,19 +7,22 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::users::{self, Identity};
+use super::users::{self, Identity, Known};
 use crate::seccomp;
 use crate::sys::{self, Cloned};
 use crate::wire::{Boot, Exec, Part};
 
 /// Where a child keeps the pipe to PID 1; everything above is closed.
 const FAILURE: i32 = 3;
+/// Marks what a child looked up; the other marks are parts.
+const LEARNT: u8 = 0xff;
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Starts a program; its pid, and the pipe that is closed without a word once it runs.
 /// Descriptors: stdin, stdout, stderr, and the cgroup2 leaf if there is one.
 pub(super) fn start(
     boot: &Boot,
+    known: Option<&Known>,
     exec: &Exec,
     descriptors: &[OwnedFd],
 ) -> io::Result<(i32, PipeReader)> {
@@ -27,12 +30,14 @@ pub(super) fn start(
         return Err(io::Error::from_raw_os_error(libc::EPROTO));
     };
     let (reader, writer) = io::pipe()?;
+    // PID 1 waits for nobody.
+    rustix::io::ioctl_fionbio(&reader, true)?;
     // SAFETY: PID 1 has one thread.
     match unsafe { sys::clone(0, cgroup.first().map(AsFd::as_fd)) }? {
         Cloned::Parent(pid) => Ok((pid, reader)),
         Cloned::Child => {
             let error = match prepare(boot, [stdin, stdout, stderr].map(AsFd::as_fd), &writer) {
-                Ok(()) => become_program(boot, exec),
+                Ok(()) => become_program(boot, known, exec),
                 Err(error) => (Part::Setup, error),
             };
             report(error)
@@ -42,16 +47,54 @@ pub(super) fn start(
 
 /// Tells PID 1 what could not be done, and ends.
 fn report((part, error): (Part, io::Error)) -> ! {
-    let mut word = vec![part as u8];
-    word.extend_from_slice(&error.raw_os_error().unwrap_or(libc::EIO).to_le_bytes());
-    // SAFETY: `prepare` put the pipe at this number, or it failed and nobody can be told.
-    let failure = unsafe { BorrowedFd::borrow_raw(FAILURE) };
-    let _ = rustix::io::write(failure, &word);
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    tell(part as u8, &errno.to_le_bytes());
     sys::exit(127)
 }
 
+/// A word to PID 1: what it is about, a length, the rest. Short enough to be written whole.
+fn tell(what: u8, rest: &[u8]) {
+    let mut word = vec![what];
+    word.extend_from_slice(&(rest.len() as u32).to_le_bytes());
+    word.extend_from_slice(rest);
+    if word.len() > libc::PIPE_BUF {
+        return;
+    }
+    // SAFETY: `prepare` put the pipe at this number, or it failed and nobody can be told.
+    let pipe = unsafe { BorrowedFd::borrow_raw(FAILURE) };
+    let _ = rustix::io::write(pipe, &word);
+}
+
+/// What a child said before it became its program, or did not.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// A user it looked up, for those who come after it.
+    pub(super) learnt: Option<Known>,
+    /// Why there is no program.
+    pub(super) failure: Option<(Part, i32)>,
+}
+
+/// Understands what a child wrote into its pipe.
+pub(super) fn understand(mut bytes: &[u8]) -> Said {
+    let mut said = Said::default();
+    while let Some(([what, length @ ..], rest)) = bytes.split_first_chunk::<5>() {
+        let length = u32::from_le_bytes(*length) as usize;
+        let Some((word, after)) = rest.split_at_checked(length) else {
+            break;
+        };
+        bytes = after;
+        if *what == LEARNT {
+            said.learnt = Known::from_bytes(word);
+        } else {
+            let errno = word.try_into().map_or(libc::EIO, i32::from_le_bytes);
+            said.failure = Some((part(*what), errno));
+        }
+    }
+    said
+}
+
 /// The inverse of `part as u8`.
-pub(super) fn part(number: u8) -> Part {
+fn part(number: u8) -> Part {
     [Part::User, Part::Directory, Part::Program]
         .get(usize::from(number))
         .copied()
@@ -98,11 +141,14 @@ fn use_own_null() -> io::Result<()> {
 }
 
 /// Becomes the user and then the program; returns only with the reason why not.
-fn become_program(boot: &Boot, exec: &Exec) -> (Part, io::Error) {
+fn become_program(boot: &Boot, known: Option<&Known>, exec: &Exec) -> (Part, io::Error) {
     let errno = io::Error::from_raw_os_error;
-    let Some(identity) = users::find(&exec.user, &boot.user) else {
+    let Some((identity, learnt)) = users::find_again(&exec.user, &boot.user, known) else {
         return (Part::User, errno(libc::ENOENT));
     };
+    if let Some(learnt) = learnt {
+        tell(LEARNT, &learnt.to_bytes());
+    }
     if let Err(error) = sys::set_ids(identity.uid, identity.gid, &identity.groups) {
         return (Part::User, error);
     }

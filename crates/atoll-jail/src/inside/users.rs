@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::wire::User;
+use crate::wire::{Decode, Encode, User};
 
 /// A user of the sandbox, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,105 @@ pub(super) struct Identity {
     pub(super) groups: Vec<u32>,
     pub(super) home: String,
     pub(super) shell: String,
+}
+
+/// A user that was looked up before, and the state of the files that were asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Known {
+    name: String,
+    stamp: Vec<u64>,
+    identity: Identity,
+}
+
+impl Known {
+    /// For the way from a child to PID 1.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let Identity {
+            name,
+            uid,
+            gid,
+            groups,
+            home,
+            shell,
+        } = self.identity.clone();
+        let identity = ((name, (uid, gid)), (groups, (home, shell)));
+        let mut bytes = Vec::new();
+        ((self.name.clone(), self.stamp.clone()), identity).encode(&mut bytes);
+        bytes
+    }
+
+    /// The inverse.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        type Parts = ((String, (u32, u32)), (Vec<u32>, (String, String)));
+        let ((known, stamp), identity) = <((String, Vec<u64>), Parts)>::from_bytes(bytes).ok()?;
+        let ((name, (uid, gid)), (groups, (home, shell))) = identity;
+        Some(Self {
+            name: known,
+            stamp,
+            identity: Identity {
+                name,
+                uid,
+                gid,
+                groups,
+                home,
+                shell,
+            },
+        })
+    }
+}
+
+/// The state of the files that are asked: who changes them changes it. Nothing if they changed just
+/// now, when a further change might not show.
+fn stamp() -> Option<Vec<u64>> {
+    const SETTLED: u64 = 2;
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .ok()?
+        .as_secs();
+    let mut stamp = Vec::with_capacity(12);
+    for path in [c"/etc/passwd", c"/etc/group"] {
+        match rustix::fs::stat(path) {
+            Ok(found) => {
+                let changed = found.st_ctime.cast_unsigned();
+                if changed.saturating_add(SETTLED) > now {
+                    return None;
+                }
+                stamp.extend([
+                    found.st_dev,
+                    found.st_ino,
+                    found.st_size.cast_unsigned(),
+                    found.st_mtime.cast_unsigned(),
+                    changed,
+                    found.st_ctime_nsec,
+                ]);
+            }
+            Err(_) => stamp.push(0),
+        }
+    }
+    Some(stamp)
+}
+
+/// Like [`find`], but asks the files only if they changed since. What was asked anew comes back
+/// beside the answer, if it may be used again.
+pub(super) fn find_again(
+    name: &str,
+    template: &User,
+    known: Option<&Known>,
+) -> Option<(Identity, Option<Known>)> {
+    let stamp = stamp();
+    if let (Some(known), Some(stamp)) = (known, &stamp)
+        && known.name == name
+        && known.stamp == *stamp
+    {
+        return Some((known.identity.clone(), None));
+    }
+    let identity = find(name, template)?;
+    let known = stamp.map(|stamp| Known {
+        name: name.to_owned(),
+        stamp,
+        identity: identity.clone(),
+    });
+    Some((identity, known))
 }
 
 /// Finds a user by name, by number or by `uid:gid`; an empty name is the template's user. Root and
@@ -170,6 +269,23 @@ mod tests {
         );
         assert_eq!(check("4242"), Some((4242, 4242, vec![4242], "/".into())));
         assert_eq!(check("4242:7"), Some((4242, 7, vec![7], "/".into())));
+    }
+
+    #[test]
+    fn what_is_known_survives_the_way_to_pid_1() {
+        let template = User {
+            name: "user".into(),
+            uid: 1000,
+            gid: 1000,
+            home: "/w".into(),
+        };
+        let known = Known {
+            name: "ann".into(),
+            stamp: vec![1, 2, u64::MAX],
+            identity: resolve("ann", &template, PASSWD, GROUP).expect("ann is listed"),
+        };
+        assert_eq!(Known::from_bytes(&known.to_bytes()), Some(known));
+        assert_eq!(Known::from_bytes(b"junk"), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Who a command is, and that it starts clean: session, signals, descriptors, limits.
 
-use atoll_model::Code;
+use atoll_model::{Code, ExecSpec};
 
 use super::refused;
 use crate::world::{Kind, World, in_both, probe_spec, said};
@@ -154,5 +154,32 @@ async fn a_command_in_a_deleted_sandbox_is_refused() {
     let error = refused(&world, &id, probe_spec(&["true"])).await;
     assert_eq!(error.code, Code::SandboxNotFound);
     assert_eq!(error.details["sandboxID"], id.as_str());
+    world.close().await;
+}
+
+/// Who a user is was looked up for the last command; a change must show in the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_users_and_groups_shows_in_the_next_command() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let groups = async || {
+        let ran = world.exec(&id, ExecSpec::argv(["id", "-nG"])).await;
+        said(&ran).trim().to_owned()
+    };
+    assert_eq!(groups().await, "user");
+    assert_eq!(groups().await, "user");
+    for (command, expected) in [
+        ("echo crew:x:4242:user >> /etc/group", "user crew"),
+        ("echo other:x:4343:user >> /etc/group", "user crew other"),
+        ("sed -i /^crew/d /etc/group", "user other"),
+        (
+            "sed -i 's/^user:x:1000:1000/user:x:1000:4343/' /etc/passwd",
+            "other",
+        ),
+    ] {
+        let change = ExecSpec::shell(command).user("root");
+        said(&world.exec(&id, change).await);
+        assert_eq!(groups().await, expected, "{command}");
+    }
     world.close().await;
 }
