@@ -81,8 +81,9 @@ async fn usage_grows_with_use_and_falls_after() {
             .exec(&id, held.deadline(DEADLINE))
             .await
             .unwrap();
-        wait_for("64 MiB to be counted", DEADLINE, || {
-            world.runtime.usage(&id).unwrap().memory.0 > before.memory.0 + (64 << 20)
+        // Not all of 64 MiB: what was cached before may have gone meanwhile.
+        wait_for("some 64 MiB to be counted", DEADLINE, || {
+            world.runtime.usage(&id).unwrap().memory.0 > before.memory.0 + (56 << 20)
         });
         assert_eq!(world.runtime.usage(&id).unwrap().pids, 2);
         exec.kill().unwrap();
