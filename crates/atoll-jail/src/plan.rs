@@ -240,10 +240,13 @@ fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
         });
     }
     let mut limits = Limits::default();
+    // A ceiling above the roof is none, and keeping accounts of it costs time.
+    let unbounded = spec.millicpus as usize >= facts.processors.len() * 1000;
     let file = |name: &str, value: String| (name.to_owned(), value);
     for controller in crate::facts::CONTROLLERS {
         if cgroups.v1.contains_key(controller) {
             let mut files = match controller {
+                "cpu" if unbounded => Vec::new(),
                 "cpu" => vec![
                     file("cpu.cfs_period_us", "100000".into()),
                     file(
@@ -264,6 +267,7 @@ fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
             .any(|known| known == controller)
         {
             match controller {
+                "cpu" if unbounded => {}
                 "cpu" => limits.v2.push(file(
                     "cpu.max",
                     format!("{} 100000", u64::from(spec.millicpus) * 100),
