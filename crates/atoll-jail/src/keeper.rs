@@ -2,7 +2,8 @@
 //!
 //! It is started by exec from a sealed copy of the binary, so it has one thread and a file behind
 //! it that no sandbox can reach. It lives in a mount namespace of its own with a root of its own,
-//! which holds `/proc` and little else, so that a clone copies two mounts, whatever the host has. It holds no secrets and resolves no path of a sandbox.
+//! which holds `/proc` and little else, so that a clone copies two mounts, whatever the host has. It
+//! holds no secrets and resolves no path of a sandbox.
 //!
 //! ```text
 //! server ── Spawn(control socket, cgroup) ──▶ keeper ── clone3 ──▶ PID 1
@@ -22,12 +23,10 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode, SealFlags};
-use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
-    fsconfig_set_string, fsmount, fsopen, move_mount,
-};
+use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use crate::inside;
+use crate::rootfs::new_mount;
 use crate::sys::{self, Cloned};
 use crate::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper, VERSION};
 use crate::{Error, Step};
@@ -317,26 +316,4 @@ fn build_root() -> Result<(), Error> {
     let mode = Mode::from_raw_mode(0o666);
     rustix::fs::mknodat(CWD, c"/dev/null", FileType::CharacterDevice, mode, null)
         .step(any("make /dev/null"))
-}
-
-/// A fresh file system, mounted nowhere.
-pub(crate) fn new_mount(kind: &str, options: &[(&str, &str)]) -> Result<OwnedFd, Error> {
-    new_mount_with(kind, options, MountAttrFlags::empty())
-}
-
-/// The same with mount attributes.
-pub(crate) fn new_mount_with(
-    kind: &str,
-    options: &[(&str, &str)],
-    attributes: MountAttrFlags,
-) -> Result<OwnedFd, Error> {
-    let context =
-        fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step(|| format!("open file system {kind}"))?;
-    for (name, value) in options {
-        fsconfig_set_string(context.as_fd(), *name, *value)
-            .step(|| format!("set {kind} {name}={value}"))?;
-    }
-    fsconfig_create(context.as_fd()).step(|| format!("create {kind}"))?;
-    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-        .step(|| format!("mount {kind}"))
 }

@@ -1,6 +1,6 @@
 //! A sandbox's root: an overlay of template layers below and one directory of its own above, both
 //! stored with ids from 0 and mounted with the sandbox's ids. Mounts stay detached: they are in
-//! nobody's mount table until PID 1 puts them into its own.
+//! nobody's mount table until PID 1 puts them into its own. Also the other mounts that are made outside.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -11,7 +11,6 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, open_tree,
 };
 
-use crate::keeper::new_mount;
 use crate::plan::IdRange;
 use crate::{Error, Step, sys};
 
@@ -193,4 +192,26 @@ pub(crate) fn clone_tree(
         flags |= OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
     }
     open_tree(directory, path, flags)
+}
+
+/// A fresh file system, mounted nowhere.
+pub(crate) fn new_mount(kind: &str, options: &[(&str, &str)]) -> Result<OwnedFd, Error> {
+    new_mount_with(kind, options, MountAttrFlags::empty())
+}
+
+/// The same with mount attributes.
+pub(crate) fn new_mount_with(
+    kind: &str,
+    options: &[(&str, &str)],
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd, Error> {
+    let context =
+        fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).step(|| format!("open file system {kind}"))?;
+    for (name, value) in options {
+        fsconfig_set_string(context.as_fd(), *name, *value)
+            .step(|| format!("set {kind} {name}={value}"))?;
+    }
+    fsconfig_create(context.as_fd()).step(|| format!("create {kind}"))?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .step(|| format!("mount {kind}"))
 }

@@ -17,7 +17,7 @@ mod tests;
 pub use codec::{Decode, Encode, Malformed};
 pub use socket::{Channel, Packet, pair};
 
-use codec::wire;
+pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
 pub const VERSION: u32 = 1;

@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::users::{self, Identity, Known};
 use crate::seccomp;
 use crate::sys::{self, Cloned};
-use crate::wire::{Boot, Exec, Part};
+use crate::wire::{Boot, Decode, Encode, Exec, Part};
 
 /// Where a child keeps the pipe to PID 1; everything above is closed.
 const FAILURE: i32 = 3;
@@ -84,7 +84,7 @@ pub(super) fn understand(mut bytes: &[u8]) -> Said {
         };
         bytes = after;
         if *what == LEARNT {
-            said.learnt = Known::from_bytes(word);
+            said.learnt = Known::from_bytes(word).ok();
         } else {
             let errno = word.try_into().map_or(libc::EIO, i32::from_le_bytes);
             said.failure = Some((part(*what), errno));
@@ -147,7 +147,9 @@ fn become_program(boot: &Boot, known: Option<&Known>, exec: &Exec) -> (Part, io:
         return (Part::User, errno(libc::ENOENT));
     };
     if let Some(learnt) = learnt {
-        tell(LEARNT, &learnt.to_bytes());
+        let mut bytes = Vec::new();
+        learnt.encode(&mut bytes);
+        tell(LEARNT, &bytes);
     }
     if let Err(error) = sys::set_ids(identity.uid, identity.gid, &identity.groups) {
         return (Part::User, error);

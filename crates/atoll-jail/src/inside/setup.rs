@@ -12,8 +12,8 @@ use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount};
 use rustix::thread::UnshareFlags;
 
 use super::Server;
-use crate::keeper::{NEW_ROOT, new_mount, new_mount_with};
-use crate::rootfs::clone_tree;
+use crate::keeper::NEW_ROOT;
+use crate::rootfs::{clone_tree, new_mount, new_mount_with};
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 

@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::wire::{Decode, Encode, User};
+use crate::wire::{User, wire};
 
 /// A user of the sandbox, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,42 +26,9 @@ pub(super) struct Known {
     identity: Identity,
 }
 
-impl Known {
-    /// For the way from a child to PID 1.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let Identity {
-            name,
-            uid,
-            gid,
-            groups,
-            home,
-            shell,
-        } = self.identity.clone();
-        let identity = ((name, (uid, gid)), (groups, (home, shell)));
-        let mut bytes = Vec::new();
-        ((self.name.clone(), self.stamp.clone()), identity).encode(&mut bytes);
-        bytes
-    }
-
-    /// The inverse.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        type Parts = ((String, (u32, u32)), (Vec<u32>, (String, String)));
-        let ((known, stamp), identity) = <((String, Vec<u64>), Parts)>::from_bytes(bytes).ok()?;
-        let ((name, (uid, gid)), (groups, (home, shell))) = identity;
-        Some(Self {
-            name: known,
-            stamp,
-            identity: Identity {
-                name,
-                uid,
-                gid,
-                groups,
-                home,
-                shell,
-            },
-        })
-    }
-}
+// Known goes from a child to PID 1.
+wire!(struct Identity { name, uid, gid, groups, home, shell });
+wire!(struct Known { name, stamp, identity });
 
 /// The state of the files that are asked: who changes them changes it. Nothing if they changed just
 /// now, when a further change might not show.
@@ -241,6 +208,7 @@ fn read(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::{Decode, Encode};
 
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nann:x:1001:1001::/home/ann:\nbroken\nbig:x:70000:70000::/:/bin/sh\n";
     const GROUP: &str = "root:x:0:\nwheel:x:10:ann,bob\nann:x:1001:\n";
@@ -284,8 +252,10 @@ mod tests {
             stamp: vec![1, 2, u64::MAX],
             identity: resolve("ann", &template, PASSWD, GROUP).expect("ann is listed"),
         };
-        assert_eq!(Known::from_bytes(&known.to_bytes()), Some(known));
-        assert_eq!(Known::from_bytes(b"junk"), None);
+        let mut bytes = Vec::new();
+        known.encode(&mut bytes);
+        assert_eq!(Known::from_bytes(&bytes), Ok(known));
+        assert!(Known::from_bytes(b"junk").is_err());
     }
 
     #[test]

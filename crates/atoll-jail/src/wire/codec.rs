@@ -165,4 +165,4 @@ macro_rules! wire {
         }
     };
 }
-pub(super) use wire;
+pub(crate) use wire;

@@ -4,6 +4,7 @@ mod parallel;
 mod run;
 mod signals;
 
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -22,6 +23,20 @@ pub fn atoll(args: &[&str]) -> Command {
 /// Runs it to its end.
 pub fn done(args: &[&str]) -> Output {
     run_within(&mut atoll(args), Duration::from_mins(2), b"")
+}
+
+/// A data directory of the test's own, with the template `one` of a static binary.
+pub fn own_data(scratch: &Scratch) -> PathBuf {
+    let (layer, data) = (scratch.join("layer"), scratch.join("data"));
+    atoll_testkit::static_layer(&layer);
+    let mut add = atoll(&["template", "add", "one", layer.to_str().unwrap()]);
+    let added = run_within(
+        add.env("ATOLL_DATA_DIR", &data),
+        Duration::from_mins(1),
+        b"",
+    );
+    assert!(added.status.success(), "{}", told(&added));
+    data
 }
 
 /// Standard output, standard error and exit code in one text.

@@ -38,7 +38,7 @@ async fn every_call(world: &World, id: &SandboxId, caller: &Caller, path: &str) 
     }
     let below = format!("{path}/f");
     seen.extend(read(world, id, caller, &below).await.unwrap_or_default());
-    let copy = "/work/copy";
+    let copy = "/place/copy";
     for from in [path, &below] {
         if runtime
             .copy(id, caller, from.as_bytes(), copy.as_bytes(), true)
@@ -68,33 +68,33 @@ async fn every_call(world: &World, id: &SandboxId, caller: &Caller, path: &str) 
             .chown(id, caller, to.as_bytes(), "1000", "1000")
             .await;
         let _ = runtime
-            .copy(id, caller, b"/work/own", to.as_bytes(), true)
+            .copy(id, caller, b"/place/own", to.as_bytes(), true)
             .await;
         let _ = runtime
             .make_directory(id, caller, format!("{to}/new").as_bytes(), 0o755, true)
             .await;
     }
     let _ = runtime
-        .rename(id, caller, below.as_bytes(), b"/work/moved", true)
+        .rename(id, caller, below.as_bytes(), b"/place/moved", true)
         .await;
     let _ = runtime
-        .rename(id, caller, b"/work/own", below.as_bytes(), true)
+        .rename(id, caller, b"/place/own", below.as_bytes(), true)
         .await;
     let _ = runtime.remove(id, caller, below.as_bytes(), true).await;
     let _ = runtime.remove(id, caller, bytes, true).await;
     seen
 }
 
-/// A sandbox with `/work` for everybody, and what it needs in there.
+/// A sandbox with `/place` for everybody, and what it needs in there.
 async fn prepared(world: &World) -> SandboxId {
     let id = world.sandbox(Kind::Static).await;
-    said(&world.probe(&id, "root", &["mkdir", "/work"]).await);
-    said(&world.probe(&id, "root", &["chmod", "/work", "777"]).await);
+    said(&world.probe(&id, "root", &["mkdir", "/place"]).await);
+    said(&world.probe(&id, "root", &["chmod", "/place", "777"]).await);
     id
 }
 
 async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
-    for path in ["/work/own", "/work/copy", "/work/moved"] {
+    for path in ["/place/own", "/place/copy", "/place/moved"] {
         let _ = world
             .runtime
             .remove(id, &Caller::root(), path.as_bytes(), true)
@@ -102,7 +102,7 @@ async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
     }
     said(
         &world
-            .probe(id, "root", &["write", "/work/own", "own"])
+            .probe(id, "root", &["write", "/place/own", "own"])
             .await,
     );
     for (link, target) in links {
@@ -125,11 +125,11 @@ async fn links_resolve_in_the_box() {
     let id = prepared(&world).await;
     let climb = "../".repeat(20);
     let links = [
-        ("/work/file", canary.file()),
-        ("/work/directory", canary.directory()),
-        ("/work/climbing", format!("{climb}{}", canary.file())),
+        ("/place/file", canary.file()),
+        ("/place/directory", canary.directory()),
+        ("/place/climbing", format!("{climb}{}", canary.file())),
         (
-            "/work/climbing-directory",
+            "/place/climbing-directory",
             format!("{climb}{}", canary.directory()),
         ),
     ];
@@ -139,10 +139,10 @@ async fn links_resolve_in_the_box() {
     let pid = world.runtime.host_pid(&id).expect("it runs");
     for root in [upper, format!("/proc/{pid}/root").into()] {
         for path in [
-            "work/file",
-            "work/directory/f",
-            "work/climbing",
-            "work/climbing-directory/f",
+            "place/file",
+            "place/directory/f",
+            "place/climbing",
+            "place/climbing-directory/f",
         ] {
             let climbs_in_proc = root.starts_with("/proc") && path.contains("climbing");
             if !climbs_in_proc {
@@ -183,8 +183,8 @@ async fn links_lead_to_the_boxes_own_files() {
             .await,
     );
     let links = [
-        ("/work/x", "/etc/shadow".to_owned()),
-        ("/work/y", "../../../../etc/shadow".to_owned()),
+        ("/place/x", "/etc/shadow".to_owned()),
+        ("/place/y", "../../../../etc/shadow".to_owned()),
     ];
     set_up(&world, &id, &links).await;
     let [root, user, for_user] = callers();
@@ -292,7 +292,7 @@ async fn proc_and_descriptors_are_no_way_out() {
         assert_eq!(refused.code, Code::PermissionDenied, "{refused}");
     }
     // The box's own files are there by the same way, and the box works.
-    let own = read(&world, &id, &Caller::root(), "/proc/self/root/work/own").await;
+    let own = read(&world, &id, &Caller::root(), "/proc/self/root/place/own").await;
     assert!(own.is_ok() || own.is_err_and(|error| error.code == Code::FileNotFound));
     said(&world.probe(&id, "user", &["true"]).await);
     world.close().await;

@@ -6,25 +6,17 @@ use std::time::Duration;
 use atoll_testkit::{Scratch, run_within, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{atoll, told};
+use super::{atoll, own_data, told};
 
 #[test]
 fn heavy_two_hundred_runs_do_not_disturb_each_other_and_gc_leaves_nothing_of_the_killed() {
     let scratch = Scratch::new();
-    let layer = scratch.join("layer");
-    atoll_testkit::static_layer(&layer);
-    let data = scratch.join("data");
+    let data = own_data(&scratch);
     let own = |args: &[&str]| {
         let mut command = atoll(args);
         command.env("ATOLL_DATA_DIR", &data);
         command
     };
-    let add = &mut own(&["template", "add", "one", layer.to_str().unwrap()]);
-    assert!(
-        run_within(add, Duration::from_mins(1), b"")
-            .status
-            .success()
-    );
 
     let mut runs = Vec::new();
     for number in 0..200 {

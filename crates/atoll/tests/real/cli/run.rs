@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use atoll_testkit::{Scratch, run_within};
 
-use super::{atoll, done, told};
+use super::{atoll, done, own_data, told};
 
 /// What is typed, and what a user gets. The hints are part of it.
 #[test]
@@ -191,19 +191,12 @@ fn open(path: &std::path::Path) {
 fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
     // A data directory of its own: collecting kept ones takes them all.
     let scratch = Scratch::new();
-    let layer = scratch.join("layer");
-    atoll_testkit::static_layer(&layer);
-    let data = scratch.join("data");
+    let data = own_data(&scratch);
     let own = |args: &[&str]| {
         let mut command = atoll(args);
         command.env("ATOLL_DATA_DIR", &data);
         run_within(&mut command, Duration::from_mins(1), b"")
     };
-    assert!(
-        own(&["template", "add", "one", layer.to_str().unwrap()])
-            .status
-            .success()
-    );
     let ran = own(&[
         "run",
         "--template",
