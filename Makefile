@@ -1,12 +1,15 @@
 # Everything a fresh Debian machine needs, by name. `make run` and `make test` install it themselves.
-export CARGO_TARGET_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/target
+# Build results survive a fresh clone, and each checkout has its own: cargo takes a file of another
+# checkout for its own if that is newer.
+CHECKOUT := $(shell printf %s '$(CURDIR)' | cksum | cut -d' ' -f1)
+export CARGO_TARGET_DIR ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/atoll/target/$(CHECKOUT)
 SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 # The target is named in .cargo/config.toml, and with it a directory.
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
-.PHONY: run test check bench build setup setup-test setup-bench
+.PHONY: run test check bench build target-directory setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -38,6 +41,10 @@ check: setup-test
 ## Every figure, beside the machine's floor and its peers.
 bench: build setup-bench
 	@$(ATOLL) bench --work --peers
+
+## Where build results are.
+target-directory:
+	@echo $(CARGO_TARGET_DIR)
 
 setup:
 	@deploy/setup build
