@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -319,7 +319,7 @@ impl Leaf {
     }
 
     /// The directory, for cloning into it.
-    pub fn directory(&self) -> impl AsFd + '_ {
+    pub fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 

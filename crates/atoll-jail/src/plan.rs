@@ -31,8 +31,6 @@ pub struct Spec {
     pub pids: u32,
     /// The template's user.
     pub user: User,
-    /// Environment of every exec.
-    pub environment: Vec<(String, String)>,
     /// setuid programs work (they gain root of the sandbox at most).
     pub sudo: bool,
     /// The sandbox may make user namespaces of its own.
@@ -151,7 +149,6 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
             cgroup_namespace: true,
             close_descriptors: true,
             user: spec.user.clone(),
-            environment: spec.environment.clone(),
         },
     })
 }

@@ -351,6 +351,15 @@ pub(crate) fn keep_only(descriptor: OwnedFd, number: i32) -> io::Result<OwnedFd>
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// Takes a descriptor by its number.
+///
+/// # Safety
+/// The number is open and belongs to nobody else.
+pub(crate) unsafe fn owned(number: i32) -> OwnedFd {
+    // SAFETY: as the caller says.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
 /// Lets descriptors in a range survive an exec. Only for showing that they normally do not.
 pub(crate) fn leak(numbers: std::ops::Range<i32>) {
     for number in numbers {

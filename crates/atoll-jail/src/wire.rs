@@ -99,12 +99,11 @@ pub enum ToInit {
     /// Become it. Descriptors: the root, then one for each mount whose source is `Devices` or `Handed`,
     /// in order.
     Go,
-    /// Run a program. Descriptors: stdin, stdout, stderr, then the cgroup2 leaf if there is one.
-    Exec {
+    /// Make a child that waits to be told its program. Descriptors: its socket (it hears [`ToChild`]
+    /// there), stdout, stderr, then the cgroup2 leaf if there is one.
+    Prepare {
         /// Names this exec in all later messages.
         request: u32,
-        /// What to run.
-        exec: Exec,
     },
     /// Do file work in a helper. Descriptors: the answer socket, then the data pipe if there is one.
     File {
@@ -129,7 +128,7 @@ pub enum ToInit {
 wire!(enum ToInit {
     0 => Boot(boot),
     1 => Go,
-    2 => Exec { request, exec },
+    2 => Prepare { request },
     3 => File { request, call },
     4 => Signal { request, signal },
     5 => Cancel { request },
@@ -142,19 +141,17 @@ pub enum FromInit {
     Ready,
     /// The sandbox could not be set up; PID 1 ends.
     Fault(Fault),
-    /// The exec's program runs.
-    Started {
+    /// The child waits for its program.
+    Prepared {
         /// The exec.
         request: u32,
         /// Its pid inside the sandbox.
         pid: i32,
     },
-    /// The exec's program did not start.
+    /// There is no child.
     Refused {
         /// The exec.
         request: u32,
-        /// Which part of the request could not be met.
-        part: Part,
         /// The kernel's answer.
         errno: i32,
     },
@@ -169,8 +166,8 @@ pub enum FromInit {
 wire!(enum FromInit {
     0 => Ready,
     1 => Fault(fault),
-    2 => Started { request, pid },
-    3 => Refused { request, part, errno },
+    2 => Prepared { request, pid },
+    3 => Refused { request, errno },
     4 => Ended { request, status },
 });
 
@@ -220,12 +217,10 @@ pub struct Boot {
     pub close_descriptors: bool,
     /// The template's own user, where its `/etc/passwd` does not say.
     pub user: User,
-    /// Environment of every exec, after the built-in variables.
-    pub environment: Vec<(String, String)>,
 }
 wire!(struct Boot {
     hostname, sandbox, views, mounts, capabilities, no_new_privs, filter, leaf_filter, processors,
-    open_files, loopback, cgroup_namespace, close_descriptors, user, environment
+    open_files, loopback, cgroup_namespace, close_descriptors, user
 });
 
 /// A user as the template declares it.
@@ -283,12 +278,35 @@ wire!(enum Source {
     0 => New { kind, options }, 1 => Devices, 2 => View { path }, 3 => Handed { path }, 4 => Again
 });
 
+/// What the server says to a prepared child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ToChild {
+    /// Become this program. Descriptor: its standard input; without one it is `/dev/null`.
+    Exec(Exec),
+}
+wire!(enum ToChild { 0 => Exec(exec) });
+
+/// What a prepared child says; hostile by assumption. Its socket closes when it becomes its program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FromChild {
+    /// It knows its program. One that ends without this word was killed before it could.
+    Heard,
+    /// The program did not start.
+    Refused {
+        /// Which part of the request could not be met.
+        part: Part,
+        /// The kernel's answer.
+        errno: i32,
+    },
+}
+wire!(enum FromChild { 0 => Heard, 1 => Refused { part, errno } });
+
 /// A program to run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Exec {
     /// The program and its arguments; a program without `/` is looked up in `PATH`.
     pub argv: Vec<Vec<u8>>,
-    /// Variables that win over all others.
+    /// Variables that win over the built-in ones, a later one over an earlier.
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
     /// Name or number; empty for the template's user.
     pub user: String,

@@ -1,6 +1,8 @@
 //! Running a command in a sandbox. The worker makes the pipes and passes the child's ends in; the
 //! command's own cgroup is how everything it started can be ended.
 
+pub(crate) mod spare;
+
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +16,8 @@ use tokio::net::unix::pipe;
 use tokio::sync::{oneshot, watch};
 
 use crate::error::internal;
-use crate::init::gone;
 use crate::sandbox::Sandbox;
+use spare::{NotStarted, Parts, Spare};
 
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
 /// is not even sent.
@@ -59,43 +61,24 @@ pub struct Finished {
 }
 
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
-    let exec = to_wire(&spec)?;
-    let (request, started, ended) = sandbox.init.expect()?;
-    let leaf = sandbox.leaf(request)?;
+    let exec = to_wire(&spec, &sandbox.environment)?;
     let (stdin_inside, stdin) = match spec.input {
-        Input::Null => (null()?, None),
+        Input::Null => (None, None),
         Input::Open => {
-            let (inside, outside) = new_pipe()?;
-            (
-                inside,
-                Some(pipe::Sender::from_owned_fd(nonblocking(outside)?).map_err(watching)?),
-            )
+            let (inside, outside) = spare::stream(sandbox.ids)?;
+            let sender = pipe::Sender::from_owned_fd(nonblocking(outside)?).map_err(watching)?;
+            (Some(inside), Some(sender))
         }
     };
-    let (stdout, stdout_inside) = new_pipe()?;
-    let (stderr, stderr_inside) = new_pipe()?;
     let before = sandbox.group.oom_kills();
-    sandbox
-        .init
-        .send(
-            &ToInit::Exec { request, exec },
-            &[
-                stdin_inside.as_fd(),
-                stdout_inside.as_fd(),
-                stderr_inside.as_fd(),
-                leaf.directory().as_fd(),
-            ],
-        )
-        .await?;
-    drop((stdin_inside, stdout_inside, stderr_inside));
-    let pid = match started.await {
-        Ok(Ok(pid)) => pid,
-        Ok(Err((part, errno))) => {
-            sandbox.leave(leaf.into());
-            return Err(refused(part, errno, &spec));
-        }
-        Err(_) => return Err(gone()),
-    };
+    let (pid, parts) = begin(&sandbox, &spec, exec, stdin_inside).await?;
+    let Parts {
+        request,
+        leaf,
+        stdout,
+        stderr,
+        ended,
+    } = parts;
     let (told, status) = watch::channel(None);
     let leaf = Arc::new(leaf);
     let watched = Supervisor {
@@ -104,12 +87,18 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         before,
     };
     tokio::spawn(watched.run(ended, spec.deadline, told));
-    let reader = |fd| Output::new(fd, status.clone());
+    // The next command finds a child waiting; this one has what it needs.
+    tokio::spawn(Sandbox::refill(Arc::clone(&sandbox)));
+    let output = |pipe| Output {
+        pipe,
+        status: status.clone(),
+        left: None,
+    };
     Ok(Exec {
         pid,
         stdin,
-        stdout: reader(stdout)?,
-        stderr: reader(stderr)?,
+        stdout: output(stdout),
+        stderr: output(stderr),
         control: Control {
             request,
             sandbox,
@@ -117,6 +106,39 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
             status,
         },
     })
+}
+
+/// Starts the program in a child that waits for one, or in one made now.
+async fn begin(
+    sandbox: &Sandbox,
+    spec: &ExecSpec,
+    exec: wire::Exec,
+    stdin: Option<OwnedFd>,
+) -> Result<(i32, Parts), Error> {
+    let mut waiting = sandbox.take_spare();
+    loop {
+        let fresh = waiting.is_none();
+        let spare = match waiting.take() {
+            Some(spare) => spare,
+            None => Spare::prepare(sandbox).await?,
+        };
+        let stdin = stdin.as_ref().map(AsFd::as_fd);
+        match spare.start(sandbox, exec.clone(), stdin).await {
+            Ok(begun) => return Ok(begun),
+            Err(Ok(NotStarted::Gone(leaf))) => {
+                sandbox.leave(leaf.into());
+                if fresh {
+                    let message = "the command was killed inside the sandbox before it began";
+                    return Err(Error::new(Code::Conflict, message).remedy("try again"));
+                }
+            }
+            Err(Ok(NotStarted::Refused(leaf, part, errno))) => {
+                sandbox.leave(leaf.into());
+                return Err(refused(part, errno, spec));
+            }
+            Err(Err(error)) => return Err(error),
+        }
+    }
 }
 
 /// Sees an exec to its end, whether or not its caller still listens.
@@ -263,14 +285,6 @@ pub struct Output {
 }
 
 impl Output {
-    fn new(fd: OwnedFd, status: watch::Receiver<Option<ExecStatus>>) -> Result<Self, Error> {
-        Ok(Self {
-            pipe: pipe::Receiver::from_owned_fd(nonblocking(fd)?).map_err(watching)?,
-            status,
-            left: None,
-        })
-    }
-
     /// Reads some; 0 at the end.
     pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let failed = |error: std::io::Error| internal("read a command's output", &error);
@@ -333,14 +347,7 @@ pub(crate) fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
     Ok(fd)
 }
 
-fn null() -> Result<OwnedFd, Error> {
-    let opened = std::fs::File::open("/dev/null");
-    Ok(opened
-        .map_err(|error| internal("open /dev/null", &error))?
-        .into())
-}
-
-fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
+fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::Exec, Error> {
     let argv = match &spec.program {
         Program::Argv(argv) => argv.clone(),
         Program::Shell(line) => vec![
@@ -370,16 +377,16 @@ fn to_wire(spec: &ExecSpec) -> Result<wire::Exec, Error> {
         return Err(nul("cwd"));
     }
     let words = argv.iter().map(Vec::len).sum::<usize>();
-    let variables = spec
-        .environment
+    let variables = environment
         .iter()
+        .chain(&spec.environment)
         .map(|(name, value)| name.len() + value.len());
     if words + variables.sum::<usize>() > LONGEST {
         return Err(too_long());
     }
     Ok(wire::Exec {
         argv,
-        environment: spec.environment.clone(),
+        environment: [environment, &spec.environment].concat(),
         user: spec.user.clone().unwrap_or_default(),
         directory: spec.directory.clone().unwrap_or_default(),
     })

@@ -6,20 +6,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromInit, Part, ToInit};
+use atoll_jail::wire::{Channel, FromInit, ToInit};
 use atoll_model::{Code, Error};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use crate::keeper::{fault, send, watch_channel};
 
-/// How a start was answered: the pid inside, or what was wrong.
-pub(crate) type Started = Result<i32, (Part, i32)>;
+/// How the wish for a child was answered: its pid inside, or errno.
+pub(crate) type Prepared = Result<i32, i32>;
 
 #[derive(Debug, Default)]
 struct Waiting {
     next: u32,
-    starts: HashMap<u32, oneshot::Sender<Started>>,
+    starts: HashMap<u32, oneshot::Sender<Prepared>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
     closed: bool,
 }
@@ -92,10 +92,10 @@ impl Init {
         waiting.next
     }
 
-    /// A number for an exec, and where its start and end will be told.
+    /// A number for an exec, and where its child's start and end will be told.
     pub(crate) fn expect(
         &self,
-    ) -> Result<(u32, oneshot::Receiver<Started>, oneshot::Receiver<i32>), Error> {
+    ) -> Result<(u32, oneshot::Receiver<Prepared>, oneshot::Receiver<i32>), Error> {
         let (start, started) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let mut waiting = self.waiting();
@@ -134,20 +134,16 @@ async fn listen(
             FromInit::Fault(told) => {
                 ready.send_replace(Some(Err(fault(&told.step, told.errno))));
             }
-            FromInit::Started { request, pid } => {
+            FromInit::Prepared { request, pid } => {
                 if let Some(start) = lock().starts.remove(&request) {
                     let _ = start.send(Ok(pid));
                 }
             }
-            FromInit::Refused {
-                request,
-                part,
-                errno,
-            } => {
+            FromInit::Refused { request, errno } => {
                 let mut waiting = lock();
                 waiting.ends.remove(&request);
                 if let Some(start) = waiting.starts.remove(&request) {
-                    let _ = start.send(Err((part, errno)));
+                    let _ = start.send(Err(errno));
                 }
             }
             FromInit::Ended { request, status } => {

@@ -159,7 +159,7 @@ impl LocalRuntime {
             let info = sandbox.info.clone();
             runtime
                 .sandboxes()
-                .insert(info.id.clone(), Place::Running(Arc::new(sandbox)));
+                .insert(info.id.clone(), Place::Running(sandbox));
             Ok(info)
         });
         work.await
@@ -267,13 +267,14 @@ impl LocalRuntime {
         Ok(())
     }
 
-    /// What a sandbox uses now.
+    /// What a sandbox uses now. Its PID 1 counts as a process, what only waits for a command does not.
     pub fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
-        let usage = self.find(id)?.group.usage();
+        let sandbox = self.find(id)?;
+        let usage = sandbox.group.usage();
         Ok(Usage {
             cpu: usage.cpu,
             memory: Bytes(usage.memory),
-            pids: usage.pids,
+            pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
         })
     }
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::error::{host_file, internal, jail};
+use crate::exec::spare::Spare;
 use crate::init::{Init, gone};
 use crate::runtime::Shared;
 use crate::template::{self, Template};
@@ -44,8 +45,12 @@ pub(crate) struct Sandbox {
     pub(crate) pid: i32,
     /// Directories of ended execs whose children live on.
     leaves: Mutex<Leaves>,
+    /// A child that waits for the next command's program.
+    spare: Mutex<Option<Spare>>,
+    /// Variables of every command: the template's, then the sandbox's own.
+    pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
     directory: PathBuf,
-    ids: IdRange,
+    pub(crate) ids: IdRange,
     /// Keeps the template's layer from being removed.
     _template: Template,
 }
@@ -64,7 +69,7 @@ impl Sandbox {
         shared: &Arc<Shared>,
         id: SandboxId,
         spec: SandboxSpec,
-    ) -> Result<Self, Error> {
+    ) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
         let slot = {
             let shared = Arc::clone(shared);
@@ -72,7 +77,11 @@ impl Sandbox {
         };
         let taken = begin.elapsed();
         match slot.start(shared, taken).await {
-            Ok(sandbox) => Ok(sandbox),
+            Ok(sandbox) => {
+                let sandbox = Arc::new(sandbox);
+                Arc::clone(&sandbox).refill().await;
+                Ok(sandbox)
+            }
             Err((slot, error)) => {
                 slot.give_back(shared).await;
                 Err(error)
@@ -107,6 +116,35 @@ impl Sandbox {
                 ..self.info.clone()
             },
         )
+    }
+
+    /// The child that waits, if it still does.
+    pub(crate) fn take_spare(&self) -> Option<Spare> {
+        let mut spare = lock(&self.spare).take()?;
+        if !spare.has_ended() {
+            return Some(spare);
+        }
+        self.leave(spare.into_leaf().into());
+        None
+    }
+
+    /// How many children wait for a command.
+    pub(crate) fn waiting(&self) -> u64 {
+        u64::from(lock(&self.spare).is_some())
+    }
+
+    /// Sees to it that a child waits for the next command.
+    pub(crate) async fn refill(self: Arc<Self>) {
+        if lock(&self.spare).is_some() {
+            return;
+        }
+        // Where there is no room for one now, the next command makes its own.
+        if let Ok(made) = Spare::prepare(&self).await {
+            let another = lock(&self.spare).replace(made);
+            if let Some(another) = another {
+                self.leave(another.into_leaf().into());
+            }
+        }
     }
 
     /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.
@@ -178,6 +216,7 @@ struct Slot {
     plan: Plan,
     template: Template,
     mounts: Vec<OwnedFd>,
+    environment: Vec<(Vec<u8>, Vec<u8>)>,
     group: Group,
     cgroup: OwnedFd,
     directory: PathBuf,
@@ -221,6 +260,10 @@ impl Slot {
             amend(&mut plan);
         }
         let mounts = handed(&plan)?;
+        let environment = template.meta.env.iter().chain(&spec.environment);
+        let environment = environment
+            .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()))
+            .collect();
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -262,6 +305,7 @@ impl Slot {
                 plan,
                 template,
                 mounts,
+                environment,
                 group,
                 cgroup,
                 directory,
@@ -299,6 +343,8 @@ impl Slot {
                     died,
                     pid,
                     leaves: Mutex::default(),
+                    spare: Mutex::default(),
+                    environment: self.environment,
                     directory: self.directory,
                     ids,
                     _template: self.template,
@@ -424,8 +470,6 @@ fn no_template(error: &template::Error) -> Error {
 
 fn jail_spec(id: &SandboxId, spec: &SandboxSpec, template: &Template, ids: IdRange) -> Spec {
     let meta = &template.meta;
-    let mut environment = meta.env.clone();
-    environment.extend(spec.environment.clone());
     Spec {
         id: id.to_string(),
         ids,
@@ -438,7 +482,6 @@ fn jail_spec(id: &SandboxId, spec: &SandboxSpec, template: &Template, ids: IdRan
             gid: meta.user.gid,
             home: meta.user.home.to_string_lossy().into_owned(),
         },
-        environment: environment.into_iter().collect(),
         sudo: meta.sudo,
         nested_user_namespaces: meta.nested_user_namespaces,
         host_mounts: spec

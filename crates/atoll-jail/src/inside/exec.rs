@@ -1,8 +1,9 @@
-//! Starting a program: a clone of PID 1 into the exec's cgroup that drops everything and becomes
-//! the program, or says over a pipe which part of the request it could not meet.
+//! Starting a program. A child of PID 1 is cloned into the exec's cgroup beforehand, leaves everything
+//! behind that it can and waits; told its program, it becomes it, or says which part of the request it
+//! could not meet. So a command does not wait for a clone.
 
 use std::ffi::CString;
-use std::io::{self, PipeReader, PipeWriter};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, Mode, OFlags};
@@ -10,116 +11,86 @@ use rustix::fs::{FileType, Mode, OFlags};
 use super::users::{self, Identity, Known};
 use crate::seccomp;
 use crate::sys::{self, Cloned};
-use crate::wire::{Boot, Decode, Encode, Exec, Part};
+use crate::wire::{Boot, Channel, Exec, FromChild, Packet, Part, ToChild};
 
-/// Where a child keeps the pipe to PID 1; everything above is closed.
-const FAILURE: i32 = 3;
-/// Marks what a child looked up; the other marks are parts.
-const LEARNT: u8 = 0xff;
+/// Where a child keeps its socket; everything above is closed.
+const SOCKET: i32 = 3;
+/// What `ps` calls a child that waits.
+const TITLE: &str = "atoll-spare";
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Starts a program; its pid, and the pipe that is closed without a word once it runs.
-/// Descriptors: stdin, stdout, stderr, and the cgroup2 leaf if there is one.
-pub(super) fn start(
-    boot: &Boot,
-    known: Option<&Known>,
-    exec: &Exec,
-    descriptors: &[OwnedFd],
-) -> io::Result<(i32, PipeReader)> {
-    let [stdin, stdout, stderr, cgroup @ ..] = descriptors else {
+type Server = Channel<FromChild, ToChild>;
+
+/// Makes a child that waits for its program; its pid.
+/// Descriptors: its socket, stdout, stderr, and the cgroup2 leaf if there is one.
+pub(super) fn prepare(boot: &Boot, descriptors: &[OwnedFd]) -> io::Result<i32> {
+    let [socket, stdout, stderr, cgroup @ ..] = descriptors else {
         return Err(io::Error::from_raw_os_error(libc::EPROTO));
     };
-    let (reader, writer) = io::pipe()?;
-    // PID 1 waits for nobody.
-    rustix::io::ioctl_fionbio(&reader, true)?;
     // SAFETY: PID 1 has one thread.
     match unsafe { sys::clone(0, cgroup.first().map(AsFd::as_fd)) }? {
-        Cloned::Parent(pid) => Ok((pid, reader)),
+        Cloned::Parent(pid) => Ok(pid),
         Cloned::Child => {
-            let error = match prepare(boot, [stdin, stdout, stderr].map(AsFd::as_fd), &writer) {
-                Ok(()) => become_program(boot, known, exec),
+            let (server, left) = match leave(boot, [socket, stdout, stderr].map(AsFd::as_fd)) {
+                Ok(server) => (server, Ok(())),
+                Err((server, error)) => (server, Err(error)),
+            };
+            let (part, error) = match left {
+                Ok(()) => become_told(boot, &server),
                 Err(error) => (Part::Setup, error),
             };
-            report(error)
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            let _ = server.send(&FromChild::Refused { part, errno }, &[]);
+            sys::exit(127)
         }
     }
 }
 
-/// Tells PID 1 what could not be done, and ends.
-fn report((part, error): (Part, io::Error)) -> ! {
-    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-    tell(part as u8, &errno.to_le_bytes());
-    sys::exit(127)
-}
-
-/// A word to PID 1: what it is about, a length, the rest. Short enough to be written whole.
-fn tell(what: u8, rest: &[u8]) {
-    let mut word = vec![what];
-    word.extend_from_slice(&(rest.len() as u32).to_le_bytes());
-    word.extend_from_slice(rest);
-    if word.len() > libc::PIPE_BUF {
-        return;
-    }
-    // SAFETY: `prepare` put the pipe at this number, or it failed and nobody can be told.
-    let pipe = unsafe { BorrowedFd::borrow_raw(FAILURE) };
-    let _ = rustix::io::write(pipe, &word);
-}
-
-/// What a child said before it became its program, or did not.
-#[derive(Debug, Default)]
-pub(super) struct Said {
-    /// A user it looked up, for those who come after it.
-    pub(super) learnt: Option<Known>,
-    /// Why there is no program.
-    pub(super) failure: Option<(Part, i32)>,
-}
-
-/// Understands what a child wrote into its pipe.
-pub(super) fn understand(mut bytes: &[u8]) -> Said {
-    let mut said = Said::default();
-    while let Some(([what, length @ ..], rest)) = bytes.split_first_chunk::<5>() {
-        let length = u32::from_le_bytes(*length) as usize;
-        let Some((word, after)) = rest.split_at_checked(length) else {
-            break;
-        };
-        bytes = after;
-        if *what == LEARNT {
-            said.learnt = Known::from_bytes(word).ok();
-        } else {
-            let errno = word.try_into().map_or(libc::EIO, i32::from_le_bytes);
-            said.failure = Some((part(*what), errno));
-        }
-    }
-    said
-}
-
-/// The inverse of `part as u8`.
-fn part(number: u8) -> Part {
-    [Part::User, Part::Directory, Part::Program]
-        .get(usize::from(number))
-        .copied()
-        .unwrap_or(Part::Setup)
-}
-
-/// Leaves everything of PID 1 behind: session, signals, descriptors.
-fn prepare(boot: &Boot, stdio: [BorrowedFd<'_>; 3], failure: &PipeWriter) -> io::Result<()> {
-    rustix::process::setsid()?;
-    sys::unblock_signals();
-    // All numbers up to the pipe's may be taken by something we still need: go through copies
+/// Leaves everything of PID 1 behind: session, signals, descriptors, name.
+fn leave(
+    boot: &Boot,
+    [socket, stdout, stderr]: [BorrowedFd<'_>; 3],
+) -> Result<Server, (Server, io::Error)> {
+    // All numbers up to the socket's may be taken by something we still need: go through copies
     // above them.
-    let copies = stdio.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 10));
-    let failure = rustix::io::fcntl_dupfd_cloexec(failure, 10)?;
-    for (number, copy) in copies.into_iter().enumerate() {
-        sys::place(copy?.as_fd(), number as i32)?;
+    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 10);
+    let Ok(server) = high(socket) else {
+        sys::exit(127)
+    };
+    let placed = (|| {
+        rustix::process::setsid()?;
+        sys::unblock_signals();
+        let (stdout, stderr) = (high(stdout)?, high(stderr)?);
+        let null = rustix::fs::open(
+            c"/dev/null",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        sys::place(high(null?.as_fd())?.as_fd(), 0)?;
+        sys::place(stdout.as_fd(), 1)?;
+        sys::place(stderr.as_fd(), 2)?;
+        sys::place(server.as_fd(), SOCKET)
+    })();
+    if let Err(error) = placed {
+        return Err((Server::new(server), error));
     }
-    use_own_null()?;
-    sys::place(failure.as_fd(), FAILURE)?;
-    std::mem::forget(failure);
+    std::mem::forget(server);
+    // SAFETY: the number was just placed and belongs to nobody else.
+    let server = Server::new(unsafe { sys::owned(SOCKET) });
+    match confine(boot) {
+        Ok(()) => Ok(server),
+        Err(error) => Err((server, error)),
+    }
+}
+
+fn confine(boot: &Boot) -> io::Result<()> {
     if boot.close_descriptors {
-        sys::close_from(FAILURE as u32 + 1)?;
+        sys::close_from(SOCKET as u32 + 1)?;
     } else {
-        sys::leak(FAILURE + 1..64);
+        sys::leak(SOCKET + 1..64);
     }
+    sys::set_title(TITLE);
+    sys::set_name(c"atoll-spare");
     if !boot.leaf_filter.is_empty() {
         let filter = seccomp::from_bytes(&boot.leaf_filter);
         seccomp::install(&filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?)?;
@@ -127,30 +98,58 @@ fn prepare(boot: &Boot, stdio: [BorrowedFd<'_>; 3], failure: &PipeWriter) -> io:
     Ok(())
 }
 
-/// Takes the sandbox's own null device where the server's was handed in: that one is a file of the
-/// host, and what a program does to it (locks, times, watches) the host and all others would see.
-fn use_own_null() -> io::Result<()> {
-    let found = rustix::fs::fstat(rustix::stdio::stdin())?;
-    let device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
-    if device && found.st_rdev == rustix::fs::makedev(1, 3) {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let own = rustix::fs::open(c"/dev/null", flags, Mode::empty())?;
-        sys::place(own.as_fd(), 0)?;
+/// Waits for the program and becomes it; returns only with the reason why not.
+fn become_told(boot: &Boot, server: &Server) -> (Part, io::Error) {
+    // Most commands run as the template's user.
+    let known = users::look_up("", &boot.user);
+    let (exec, stdin) = match server.receive() {
+        Ok(Some(Packet {
+            message: ToChild::Exec(exec),
+            descriptors,
+        })) => (exec, descriptors.into_iter().next()),
+        // It was not needed after all.
+        Ok(None) => sys::exit(0),
+        Err(error) => return (Part::Setup, error),
+    };
+    // The server waits for our end, so this costs nobody anything. That the message was taken says less: a
+    // process that was killed still takes it.
+    if let Err(error) = server.send(&FromChild::Heard, &[]) {
+        return (Part::Setup, error);
     }
-    Ok(())
+    if let Some(stdin) = stdin
+        && let Err(error) = sys::place(stdin.as_fd(), 0)
+    {
+        return (Part::Setup, error);
+    }
+    become_program(boot, known.as_ref(), &exec)
+}
+
+/// Gives the standard streams to the user where they are pipes made for this exec: a program that
+/// opens `/dev/stdout` is asked for its rights like anybody else.
+fn own_streams(identity: &Identity) {
+    for stream in [
+        rustix::stdio::stdin(),
+        rustix::stdio::stdout(),
+        rustix::stdio::stderr(),
+    ] {
+        let pipe = rustix::fs::fstat(stream)
+            .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Fifo);
+        if pipe {
+            let uid = rustix::fs::Uid::from_raw(identity.uid);
+            let gid = rustix::fs::Gid::from_raw(identity.gid);
+            // A pipe that came from elsewhere stays its owner's.
+            let _ = rustix::fs::fchown(stream, Some(uid), Some(gid));
+        }
+    }
 }
 
 /// Becomes the user and then the program; returns only with the reason why not.
 fn become_program(boot: &Boot, known: Option<&Known>, exec: &Exec) -> (Part, io::Error) {
     let errno = io::Error::from_raw_os_error;
-    let Some((identity, learnt)) = users::find_again(&exec.user, &boot.user, known) else {
+    let Some(identity) = users::find_again(&exec.user, &boot.user, known) else {
         return (Part::User, errno(libc::ENOENT));
     };
-    if let Some(learnt) = learnt {
-        let mut bytes = Vec::new();
-        learnt.encode(&mut bytes);
-        tell(LEARNT, &bytes);
-    }
+    own_streams(&identity);
     if let Err(error) = sys::set_ids(identity.uid, identity.gid, &identity.groups) {
         return (Part::User, error);
     }
@@ -199,7 +198,7 @@ fn enter(identity: &Identity, directory: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Built-in variables, then the template's and sandbox's, then the call's; a later one wins.
+/// Built-in variables, then those the server sent; a later one wins.
 fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
     let mut set = |name: &[u8], value: &[u8]| match all.iter_mut().find(|(known, _)| known == name)
@@ -214,9 +213,6 @@ fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, V
     set(b"SHELL", identity.shell.as_bytes());
     set(b"LANG", b"C.UTF-8");
     set(b"ATOLL_SANDBOX_ID", boot.sandbox.as_bytes());
-    for (name, value) in &boot.environment {
-        set(name.as_bytes(), value.as_bytes());
-    }
     for (name, value) in &exec.environment {
         set(name, value);
     }

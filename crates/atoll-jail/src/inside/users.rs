@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::wire::{User, wire};
+use crate::wire::User;
 
 /// A user of the sandbox, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,10 +25,6 @@ pub(super) struct Known {
     stamp: Vec<u64>,
     identity: Identity,
 }
-
-// Known goes from a child to PID 1.
-wire!(struct Identity { name, uid, gid, groups, home, shell });
-wire!(struct Known { name, stamp, identity });
 
 /// The state of the files that are asked: who changes them changes it. Nothing if they changed just
 /// now, when a further change might not show.
@@ -61,27 +57,24 @@ fn stamp() -> Option<Vec<u64>> {
     Some(stamp)
 }
 
-/// Like [`find`], but asks the files only if they changed since. What was asked anew comes back
-/// beside the answer, if it may be used again.
-pub(super) fn find_again(
-    name: &str,
-    template: &User,
-    known: Option<&Known>,
-) -> Option<(Identity, Option<Known>)> {
-    let stamp = stamp();
-    if let (Some(known), Some(stamp)) = (known, &stamp)
-        && known.name == name
-        && known.stamp == *stamp
-    {
-        return Some((known.identity.clone(), None));
-    }
-    let identity = find(name, template)?;
-    let known = stamp.map(|stamp| Known {
+/// Looks a user up for later, if the files that say who it is have settled.
+pub(super) fn look_up(name: &str, template: &User) -> Option<Known> {
+    Some(Known {
         name: name.to_owned(),
-        stamp,
-        identity: identity.clone(),
-    });
-    Some((identity, known))
+        stamp: stamp()?,
+        identity: find(name, template)?,
+    })
+}
+
+/// Like [`find`], but asks the files only if they changed since.
+pub(super) fn find_again(name: &str, template: &User, known: Option<&Known>) -> Option<Identity> {
+    if let Some(known) = known
+        && known.name == name
+        && stamp().is_some_and(|stamp| stamp == known.stamp)
+    {
+        return Some(known.identity.clone());
+    }
+    find(name, template)
 }
 
 /// Finds a user by name, by number or by `uid:gid`; an empty name is the template's user. Root and
@@ -208,7 +201,6 @@ fn read(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Decode, Encode};
 
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nann:x:1001:1001::/home/ann:\nbroken\nbig:x:70000:70000::/:/bin/sh\n";
     const GROUP: &str = "root:x:0:\nwheel:x:10:ann,bob\nann:x:1001:\n";
@@ -237,25 +229,6 @@ mod tests {
         );
         assert_eq!(check("4242"), Some((4242, 4242, vec![4242], "/".into())));
         assert_eq!(check("4242:7"), Some((4242, 7, vec![7], "/".into())));
-    }
-
-    #[test]
-    fn what_is_known_survives_the_way_to_pid_1() {
-        let template = User {
-            name: "user".into(),
-            uid: 1000,
-            gid: 1000,
-            home: "/w".into(),
-        };
-        let known = Known {
-            name: "ann".into(),
-            stamp: vec![1, 2, u64::MAX],
-            identity: resolve("ann", &template, PASSWD, GROUP).expect("ann is listed"),
-        };
-        let mut bytes = Vec::new();
-        known.encode(&mut bytes);
-        assert_eq!(Known::from_bytes(&bytes), Ok(known));
-        assert!(Known::from_bytes(b"junk").is_err());
     }
 
     #[test]

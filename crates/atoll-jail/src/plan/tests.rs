@@ -69,7 +69,6 @@ fn spec() -> Spec {
             gid: 1000,
             home: "/home/user".into(),
         },
-        environment: vec![("LANG".into(), "C.UTF-8".into())],
         sudo: true,
         nested_user_namespaces: false,
         host_mounts: Vec::new(),
@@ -123,7 +122,6 @@ fn describe(plan: &Plan) -> String {
     line("cgroup namespace", inside.cgroup_namespace.to_string());
     line("close descriptors", inside.close_descriptors.to_string());
     line("user", format!("{:?}", inside.user));
-    line("environment", format!("{:?}", inside.environment));
     for mount in &inside.mounts {
         let source = match &mount.source {
             Source::New { kind, options } => {

@@ -85,7 +85,9 @@ async fn usage_grows_with_use_and_falls_after() {
         wait_for("some 64 MiB to be counted", DEADLINE, || {
             world.runtime.usage(&id).unwrap().memory.0 > before.memory.0 + (56 << 20)
         });
-        assert_eq!(world.runtime.usage(&id).unwrap().pids, 2);
+        wait_for("PID 1 and the program", DEADLINE, || {
+            world.runtime.usage(&id).unwrap().pids == 2
+        });
         exec.kill().unwrap();
         exec.wait().await;
         wait_for("the memory to come back", DEADLINE, || {
@@ -153,19 +155,25 @@ async fn more_processes_than_allowed_are_refused_by_name() {
     let id = world
         .sandbox_spec(Kind::Static, |spec| spec.limits.pids = 12)
         .await;
-    let crowd = probe_spec(&["tree-of-processes", "11", "300"]).deadline(DEADLINE);
+    let crowd = probe_spec(&["tree-of-processes", "10", "300"]).deadline(DEADLINE);
     let exec = world.runtime.exec(&id, crowd).await.unwrap();
-    wait_for("a full sandbox", DEADLINE, || {
-        world.runtime.usage(&id).unwrap().pids == 12
-    });
+    wait_for(
+        "PID 1, the crowd and what waits for a command",
+        DEADLINE,
+        || world.runtime.usage(&id).unwrap().pids == 11,
+    );
+    let last = probe_spec(&["sleep", "300"]).deadline(DEADLINE);
+    let last = world.runtime.exec(&id, last).await.unwrap();
     let error = world
         .runtime
         .exec(&id, probe_spec(&["true"]))
         .await
         .unwrap_err();
     assert_eq!(error.code, Code::QuotaExceeded, "{error:?}");
-    exec.kill().unwrap();
-    exec.wait().await;
+    for exec in [exec, last] {
+        exec.kill().unwrap();
+        exec.wait().await;
+    }
     said(&world.probe(&id, "user", &["true"]).await);
     world.close().await;
 }

@@ -170,6 +170,7 @@ pub(super) async fn idle(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     for id in &ids {
         let pid = runtime.host_pid(id)?;
         pss += proportional(pid);
+        pss += children_of(pid).map(proportional).sum::<u64>();
         parent = parent_of(pid);
     }
     let pss = (pss + proportional(parent)) / COUNT;
@@ -195,6 +196,16 @@ fn proportional(pid: i32) -> u64 {
 
 fn parent_of(pid: i32) -> i32 {
     kilobytes(&format!("/proc/{pid}/status"), "PPid:") as i32
+}
+
+fn children_of(pid: i32) -> impl Iterator<Item = i32> {
+    let path = format!("/proc/{pid}/task/{pid}/children");
+    let list = std::fs::read_to_string(path).unwrap_or_default();
+    let pids: Vec<i32> = list
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect();
+    pids.into_iter()
 }
 
 fn kilobytes(path: &str, name: &str) -> u64 {

@@ -150,7 +150,7 @@ async fn odd_names_are_stored_as_they_are() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     for user in USERS {
-        let place = format!("/work-{user}");
+        let place = format!("/place-{user}");
         world
             .runtime
             .make_directory(&id, &Caller::root(), place.as_bytes(), 0o777, true)

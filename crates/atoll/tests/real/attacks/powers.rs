@@ -1,11 +1,11 @@
 //! A12, A13: setuid programs and capabilities.
 
 use atoll_jail::plan::CAPABILITIES;
-use atoll_testkit::{Attempt, attempts};
+use atoll_testkit::{Attempt, attempts, wait_for};
 
 use super::init::processes;
 use super::{Case, Control, LEASE, ROOT, USERS, attack, check, line};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
 fn granted() -> u64 {
     CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum()
@@ -124,9 +124,9 @@ async fn setuid_makes_root_of_the_box_and_no_more() {
         .runtime
         .exec(&id, probe_spec(&["sleep", "60"]).user("root"));
     let sleep = sleep.await.expect("it starts");
-    let processes = processes(&world, &id);
-    assert_eq!(processes.len(), 2, "PID 1 and the program");
-    for pid in processes {
+    let both = || processes(&world, &id);
+    wait_for("PID 1 and the program", DEADLINE, || both().len() == 2);
+    for pid in both() {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it lives");
         for ids in status
             .lines()

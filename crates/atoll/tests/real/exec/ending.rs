@@ -247,3 +247,23 @@ async fn ended_commands_do_not_pile_up_control_groups() {
     wait_for("few directories of execs", DEADLINE, || leaves() <= 4);
     world.close().await;
 }
+
+/// What waits for the next command is a process of the sandbox, and root inside may do with it what
+/// it likes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_starts_although_everything_inside_was_killed_or_stopped() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    for signal in ["KILL", "STOP", "TERM", "KILL"] {
+        for _ in 0..5 {
+            // It fails if there was nobody to kill yet.
+            let line = format!("kill -{signal} -1");
+            world.exec(&id, ExecSpec::shell(line).user("root")).await;
+            assert_eq!(
+                said(&world.probe(&id, "user", &["echo", "on"]).await),
+                "on\n"
+            );
+        }
+    }
+    world.close().await;
+}

@@ -106,6 +106,21 @@ async fn a_command_has_three_descriptors() {
     .await;
 }
 
+/// As scripts do: by opening them a second time, which asks for rights.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_may_open_its_own_streams() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let line = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr";
+    for user in ["user", "root", "4321"] {
+        let spec = ExecSpec::shell(line).user(user).open_input();
+        let done = world.exec_with(&id, spec, b"in\n").await;
+        assert_eq!(done.stdout, b"in\nout\n", "{user}: {done:?}");
+        assert_eq!(done.stderr, b"err\n", "{user}");
+    }
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn masks_and_signals_are_those_of_a_login() {
     in_both(async |world, id| {

@@ -1,0 +1,162 @@
+//! A child of PID 1 that waits for its program.
+//!
+//! ```text
+//! prepare   a leaf, pipes, a socket; PID 1 clones the child into the leaf
+//! start     the program goes over the socket, which closes: the program runs
+//! ```
+//! Each sandbox keeps one ready, made while nobody waits for it. Inside it is a process like any
+//! other: it can be killed or stopped there, so a start that finds it dead takes a fresh one, and one
+//! that finds it silent wakes it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use atoll_jail::cgroup::Leaf;
+use atoll_jail::plan::IdRange;
+use atoll_jail::wire::{self, Channel, FromChild, Part, ToChild, ToInit};
+use atoll_model::Error;
+use rustix::fs::{Gid, Uid};
+use rustix::pipe::PipeFlags;
+use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+
+use crate::error::internal;
+use crate::init::{Prepared, gone};
+use crate::keeper::{send, watch_channel};
+use crate::sandbox::Sandbox;
+
+/// A child that says nothing for so long was stopped by somebody inside.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A waiting child and everything made for its exec.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    socket: AsyncFd<Channel<ToChild, FromChild>>,
+    prepared: oneshot::Receiver<Prepared>,
+    pub(super) exec: Parts,
+}
+
+/// What an exec is made of, apart from its program.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) request: u32,
+    pub(super) leaf: Leaf,
+    pub(super) stdout: pipe::Receiver,
+    pub(super) stderr: pipe::Receiver,
+    /// Told the raw status of the child.
+    pub(super) ended: oneshot::Receiver<i32>,
+}
+
+/// Why a program did not start.
+pub(super) enum NotStarted {
+    /// The child was gone before it heard of the program.
+    Gone(Leaf),
+    /// A part of the request could not be met.
+    Refused(Leaf, Part, i32),
+}
+
+impl Spare {
+    /// Has a child made.
+    pub(crate) async fn prepare(sandbox: &Sandbox) -> Result<Self, Error> {
+        let (request, prepared, ended) = sandbox.init.expect()?;
+        let leaf = sandbox.leaf(request)?;
+        let (socket, inside) =
+            wire::pair().map_err(|error| internal("make a child's socket", &error))?;
+        let inside: OwnedFd = Channel::<FromChild, ToChild>::into_fd(inside);
+        let (stdout, stdout_inside) = stream(sandbox.ids)?;
+        let (stderr, stderr_inside) = stream(sandbox.ids)?;
+        let handed = [
+            inside.as_fd(),
+            stdout_inside.as_fd(),
+            stderr_inside.as_fd(),
+            leaf.directory(),
+        ];
+        let message = ToInit::Prepare { request };
+        sandbox.init.send(&message, &handed).await?;
+        Ok(Self {
+            socket: watch_channel(socket)?,
+            prepared,
+            exec: Parts {
+                request,
+                stdout: receiver(stdout)?,
+                stderr: receiver(stderr)?,
+                leaf,
+                ended,
+            },
+        })
+    }
+
+    /// The child is known to have ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        !matches!(
+            self.exec.ended.try_recv(),
+            Err(oneshot::error::TryRecvError::Empty)
+        )
+    }
+
+    /// Gives its leaf up.
+    pub(crate) fn into_leaf(self) -> Leaf {
+        self.exec.leaf
+    }
+
+    /// Tells the child its program and waits until it has become it; its pid inside.
+    pub(super) async fn start(
+        self,
+        sandbox: &Sandbox,
+        exec: wire::Exec,
+        stdin: Option<BorrowedFd<'_>>,
+    ) -> Result<(i32, Parts), Result<NotStarted, Error>> {
+        let Self {
+            socket,
+            prepared,
+            exec: parts,
+        } = self;
+        let handed: Vec<_> = stdin.into_iter().collect();
+        let told = send(&socket, &ToChild::Exec(exec), &handed).await;
+        let mut heard = false;
+        while told.is_ok() {
+            match tokio::time::timeout(SILENCE, next(&socket)).await {
+                Ok(Some(FromChild::Heard)) => heard = true,
+                Ok(Some(FromChild::Refused { part, errno })) => {
+                    return Err(Ok(NotStarted::Refused(parts.leaf, part, errno)));
+                }
+                Ok(None) => break,
+                Err(_) => sandbox.init.try_send(&ToInit::Signal {
+                    request: parts.request,
+                    signal: rustix::process::Signal::CONT.as_raw(),
+                }),
+            }
+        }
+        match prepared.await {
+            Ok(Ok(pid)) if heard => Ok((pid, parts)),
+            Ok(Ok(_)) => Err(Ok(NotStarted::Gone(parts.leaf))),
+            Ok(Err(errno)) => Err(Ok(NotStarted::Refused(parts.leaf, Part::Setup, errno))),
+            Err(_) => Err(Err(gone())),
+        }
+    }
+}
+
+/// The child's next word; nothing when it has become its program or has ended.
+async fn next(socket: &AsyncFd<Channel<ToChild, FromChild>>) -> Option<FromChild> {
+    loop {
+        let mut ready = socket.readable().await.ok()?;
+        if let Ok(received) = ready.try_io(|socket| socket.get_ref().receive_hostile()) {
+            return received.ok().flatten();
+        }
+    }
+}
+
+/// A pipe for a standard stream, reading end first. It belongs to root of the sandbox, who gives it
+/// to the program's user: opening `/dev/stdout` asks for rights.
+pub(super) fn stream(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
+    let failed = |error: rustix::io::Errno| internal("make a pipe", &std::io::Error::from(error));
+    let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(failed)?;
+    let (uid, gid) = (Uid::from_raw(ids.base), Gid::from_raw(ids.base));
+    rustix::fs::fchown(&pipe.0, Some(uid), Some(gid)).map_err(failed)?;
+    Ok(pipe)
+}
+
+fn receiver(fd: OwnedFd) -> Result<pipe::Receiver, Error> {
+    pipe::Receiver::from_owned_fd(super::nonblocking(fd)?).map_err(super::watching)
+}
