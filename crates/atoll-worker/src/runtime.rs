@@ -29,8 +29,10 @@ pub type Amend = Arc<dyn Fn(&mut Plan) + Send + Sync>;
 /// How a runtime is set up.
 #[derive(Clone)]
 pub struct Config {
-    /// The data directory; templates are in `templates/` below it.
+    /// The data directory.
     pub data: PathBuf,
+    /// Where templates are: by default `templates/` below the data directory.
+    pub templates: PathBuf,
     /// The binary keepers are started from; its `main` calls `atoll_jail::keeper::run_if_asked`.
     pub binary: PathBuf,
     /// See [`Amend`].
@@ -40,8 +42,10 @@ pub struct Config {
 impl Config {
     /// The usual: this very program, below a data directory.
     pub fn new(data: impl Into<PathBuf>) -> Self {
+        let data = data.into();
         Self {
-            data: data.into(),
+            templates: data.join("templates"),
+            data,
             binary: "/proc/self/exe".into(),
             amend: None,
         }
@@ -100,7 +104,7 @@ impl LocalRuntime {
         let shared = blocking(move || {
             let facts = Facts::read();
             crate::instance::data_directory(&config.data)?;
-            let templates = template::Store::open(config.data.join("templates"))
+            let templates = template::Store::open(config.templates)
                 .map_err(|error| internal("open the templates", &error))?;
             let instance = Instance::ephemeral(&config.data, &facts)?;
             Ok((facts, templates, instance, config.amend))

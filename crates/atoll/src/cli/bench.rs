@@ -157,9 +157,9 @@ impl Bench {
                 rows.extend(peers::measure(config, cold.median)?);
             }
             if self.work {
-                rows.push(work::build(&runtime, config).await?);
-                rows.push(work::clone(&runtime, config).await?);
-                rows.extend(work::transfer(&runtime, config).await?);
+                rows.push(work::build(config).await?);
+                rows.push(work::clone(config).await?);
+                rows.extend(work::transfer(config).await?);
             }
             Ok(rows)
         };

@@ -57,9 +57,9 @@ impl World {
 
     async fn start(data: PathBuf, amend: Option<Amend>) -> Self {
         let config = Config {
-            data,
             binary: binary(),
             amend,
+            ..Config::new(data)
         };
         let runtime = LocalRuntime::open(config).await.unwrap();
         Self { runtime }

@@ -1,4 +1,4 @@
-//! Real work inside a sandbox against the same on the host, turn by turn on one file system.
+//! Real work inside a sandbox against the same on the host, turn by turn on one fresh file system.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -7,30 +7,70 @@ use std::process::Command;
 use std::time::Instant;
 
 use atoll_model::{Caller, Code, Error, ExecSpec, HostMount, SandboxId, SandboxSpec, WriteOptions};
-use atoll_worker::LocalRuntime;
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
 use super::{Row, Samples, failed, progress};
 use crate::config::Config;
 
 const ROUNDS: usize = 5;
 
-/// A directory of the host beside the sandboxes' files, removed at the end.
-struct Scratch(PathBuf);
+/// A fresh file system with a runtime on it, all removed at the end. Host and sandboxes work side by
+/// side on it: an old file system is slow wherever much was deleted lately, on whichever side that
+/// happens to be.
+struct Place {
+    image: PathBuf,
+    directory: PathBuf,
+    runtime: Option<LocalRuntime>,
+}
 
-impl Scratch {
-    fn new(config: &Config, name: &str) -> Result<Self, Error> {
-        let path = config
-            .data
-            .join(format!("bench-{name}-{}", std::process::id()));
-        let made = fs::create_dir_all(&path);
-        made.map_err(|error| failed("make a scratch directory", &error))
-            .map(|()| Self(path))
+impl Place {
+    async fn new(config: &Config, name: &str) -> Result<Self, Error> {
+        let stem = format!("bench-{name}-{}", std::process::id());
+        let mut place = Self {
+            image: config.data.join(format!("{stem}.ext4")),
+            directory: config.data.join(stem),
+            runtime: None,
+        };
+        let made = fs::create_dir_all(&place.directory)
+            .and_then(|()| File::create(&place.image)?.set_len(8 << 30));
+        made.map_err(|error| failed("make an image", &error))?;
+        let (image, at) = (place.image.display(), place.directory.display());
+        on_host(
+            &config.data,
+            &format!("mkfs.ext4 -q -F {image} && mount -o loop {image} {at}"),
+        )?;
+        let data = place.directory.join("data");
+        let runtime = LocalRuntime::open(RuntimeConfig {
+            templates: config.data.join("templates"),
+            ..RuntimeConfig::new(data)
+        });
+        place.runtime = Some(runtime.await?);
+        Ok(place)
+    }
+
+    fn runtime(&self) -> Result<&LocalRuntime, Error> {
+        let runtime = self.runtime.as_ref();
+        runtime.ok_or_else(|| Error::new(Code::Internal, "the runtime was closed"))
+    }
+
+    async fn close(mut self) -> Result<(), Error> {
+        match self.runtime.take() {
+            Some(runtime) => runtime.close().await,
+            None => Ok(()),
+        }
     }
 }
 
-impl Drop for Scratch {
+impl Drop for Place {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        // Detached, should something of a failed run still be on it.
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(&self.directory)
+            .stderr(std::process::Stdio::null())
+            .status();
+        let _ = fs::remove_dir(&self.directory);
+        let _ = fs::remove_file(&self.image);
     }
 }
 
@@ -90,10 +130,11 @@ async fn sandbox(runtime: &LocalRuntime, source: &Path) -> Result<SandboxId, Err
 }
 
 /// A C project of forty files, compiled one by one and linked.
-pub(super) async fn build(runtime: &LocalRuntime, config: &Config) -> Result<Row, Error> {
+pub(super) async fn build(config: &Config) -> Result<Row, Error> {
     progress("a C build");
-    let scratch = Scratch::new(config, "build")?;
-    let source = scratch.0.join("source");
+    let place = Place::new(config, "build").await?;
+    let runtime = place.runtime()?;
+    let source = place.directory.join("source");
     fs::create_dir(&source).map_err(|error| failed("make sources", &error))?;
     for number in 0..40 {
         let mut text = String::from(
@@ -125,22 +166,23 @@ pub(super) async fn build(runtime: &LocalRuntime, config: &Config) -> Result<Row
         inside(runtime, &id, &line("/source", "/home/user/out")).await?;
         there.add(begin);
         let begin = Instant::now();
-        on_host(&scratch.0, &line("source", "out"))?;
+        on_host(&place.directory, &line("source", "out"))?;
         here.add(begin);
     }
-    runtime.delete(&id).await?;
+    place.close().await?;
     Ok(compare("C build, 40 files", &there, &here, 0.95))
 }
 
 /// A clone of a repository with 1,500 small files.
-pub(super) async fn clone(runtime: &LocalRuntime, config: &Config) -> Result<Row, Error> {
+pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
     progress("a git clone");
-    let scratch = Scratch::new(config, "clone")?;
+    let place = Place::new(config, "clone").await?;
+    let runtime = place.runtime()?;
     let make = "git init -q source && cd source && for d in $(seq 30); do mkdir d$d; for f in $(seq 50); do \
                 echo \"file $f of directory $d\" > d$d/f$f.txt; done; done && git add . && \
                 git -c user.name=bench -c user.email=bench@example.org commit -qm files";
-    on_host(&scratch.0, make)?;
-    let source = scratch.0.join("source");
+    on_host(&place.directory, make)?;
+    let source = place.directory.join("source");
     let line = |from: &str, to: &str| {
         format!("rm -rf {to} && git -c safe.directory='*' clone -q file://{from} {to}")
     };
@@ -153,21 +195,25 @@ pub(super) async fn clone(runtime: &LocalRuntime, config: &Config) -> Result<Row
         let begin = Instant::now();
         inside(runtime, &id, &line("/source", "/home/user/work")).await?;
         there.add(begin);
-        on_host(&scratch.0, "rm -rf work")?;
+        on_host(&place.directory, "rm -rf work")?;
         let begin = Instant::now();
-        on_host(&scratch.0, &line(&source.display().to_string(), "work"))?;
+        on_host(
+            &place.directory,
+            &line(&source.display().to_string(), "work"),
+        )?;
         here.add(begin);
     }
-    runtime.delete(&id).await?;
+    place.close().await?;
     Ok(compare("git clone, 1,500 files", &there, &here, 0.6))
 }
 
 /// A file of 1 GB in and out against `cp`.
-pub(super) async fn transfer(runtime: &LocalRuntime, config: &Config) -> Result<Vec<Row>, Error> {
+pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     progress("a file of 1 GB");
-    let scratch = Scratch::new(config, "transfer")?;
-    on_host(&scratch.0, "head -c 1000000000 /dev/urandom > big")?;
-    let big = scratch.0.join("big");
+    let place = Place::new(config, "transfer").await?;
+    let runtime = place.runtime()?;
+    on_host(&place.directory, "head -c 1000000000 /dev/urandom > big")?;
+    let big = place.directory.join("big");
     let (mut copy, mut there, mut back) =
         (Samples::default(), Samples::default(), Samples::default());
     let caller = Caller::default();
@@ -175,11 +221,11 @@ pub(super) async fn transfer(runtime: &LocalRuntime, config: &Config) -> Result<
     for _ in 0..3 {
         // A sandbox each time: what was written before must not slow down what comes after.
         let id = runtime.create(SandboxSpec::default()).await?.id;
-        on_host(&scratch.0, "rm -f copy && sync -f .")?;
+        on_host(&place.directory, "rm -f copy && sync -f .")?;
         let begin = Instant::now();
-        on_host(&scratch.0, "cp big copy")?;
+        on_host(&place.directory, "cp big copy")?;
         copy.add(begin);
-        on_host(&scratch.0, "rm -f copy && sync -f .")?;
+        on_host(&place.directory, "rm -f copy && sync -f .")?;
         let begin = Instant::now();
         let mut writer = runtime
             .write_file(&id, &caller, b"big", WriteOptions::default())
@@ -187,16 +233,17 @@ pub(super) async fn transfer(runtime: &LocalRuntime, config: &Config) -> Result<
         writer.send(open(&big)?).await?;
         writer.commit().await?;
         there.add(begin);
-        on_host(&scratch.0, "rm -f back && sync -f .")?;
+        on_host(&place.directory, "rm -f back && sync -f .")?;
         let begin = Instant::now();
         let reader = runtime.read_file(&id, &caller, b"big").await?;
-        let file =
-            File::create(scratch.0.join("back")).map_err(|error| failed("make a file", &error))?;
+        let file = File::create(place.directory.join("back"))
+            .map_err(|error| failed("make a file", &error))?;
         reader.save(file).await?;
         back.add(begin);
-        on_host(&scratch.0, "cmp big back && rm -f back")?;
+        on_host(&place.directory, "cmp big back && rm -f back")?;
         runtime.delete(&id).await?;
     }
+    place.close().await?;
     Ok(vec![
         compare("1 GB in, against cp", &there, &copy, 0.5),
         compare("1 GB out, against cp", &back, &copy, 0.5),

@@ -116,9 +116,8 @@ async fn links_of_a_template_lead_nowhere() {
     let scratch = Scratch::new();
     let canary = Canary::new();
     let config = Config {
-        data: scratch.join("data"),
         binary: binary(),
-        amend: None,
+        ..Config::new(scratch.join("data"))
     };
     let runtime = LocalRuntime::open(config).await.expect("it opens");
     let store = Store::open(scratch.join("data/templates")).expect("it opens");
