@@ -43,7 +43,8 @@ pub struct Group {
 #[derive(Debug)]
 pub struct Leaf {
     path: PathBuf,
-    directory: Arc<OwnedFd>,
+    /// For cloning into it; one that was taken over is not used again.
+    directory: Option<Arc<OwnedFd>>,
     state: Mutex<Use>,
 }
 
@@ -165,6 +166,21 @@ impl Tree {
         }
     }
 
+    /// The names of all sandboxes that have groups here.
+    pub fn names(&self) -> Vec<String> {
+        let paths = self.v1.iter().map(|(_, path)| path).chain([&self.v2]);
+        let mut names: Vec<String> = paths
+            .filter_map(|path| fs::read_dir(path).ok())
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
     /// Kills whatever still lives in any sandbox of the tree and removes all of it.
     pub fn destroy(&self) -> Result<(), Error> {
         if self.v2.exists() {
@@ -205,6 +221,13 @@ impl Group {
         for path in self.v1.iter().chain([&self.v2]) {
             make(path)?;
         }
+        self.limit(limits, tree)?;
+        // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
+        self.hand_over(&self.v2)
+    }
+
+    /// Sets its limits.
+    pub fn limit(&self, limits: &Limits, tree: &Tree) -> Result<(), Error> {
         for (controller, files) in &limits.v1 {
             let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) else {
                 continue;
@@ -219,8 +242,7 @@ impl Group {
         for (file, value) in &limits.v2 {
             write(&self.v2.join(file), value)?;
         }
-        // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
-        self.hand_over(&self.v2)
+        Ok(())
     }
 
     fn hand_over(&self, directory: &Path) -> Result<(), Error> {
@@ -241,6 +263,16 @@ impl Group {
         open(&self.v2)
     }
 
+    /// The directory of an exec that somebody else began; of one that has ended it is another's by now.
+    pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
+        let state = if ended { Use::GivenUp } else { Use::Own };
+        Leaf {
+            path: self.v2.join(name),
+            directory: None,
+            state: Mutex::new(state),
+        }
+    }
+
     /// Makes a directory for one exec.
     pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
         let path = self.v2.join(name);
@@ -253,6 +285,21 @@ impl Group {
     /// Kills every process of the sandbox.
     pub fn kill(&self) -> Result<(), Error> {
         write(&self.v2.join("cgroup.kill"), "1")
+    }
+
+    /// Lets every process of the sandbox stand still, or go on; returns when they do.
+    pub fn freeze(&self, freeze: bool) -> Result<(), Error> {
+        write(
+            &self.v2.join("cgroup.freeze"),
+            if freeze { "1" } else { "0" },
+        )?;
+        wait_for_event(&self.v2, "frozen", u64::from(freeze))
+    }
+
+    /// The sandbox stands still, or will in a moment.
+    pub fn is_frozen(&self) -> bool {
+        let set = fs::read_to_string(self.v2.join("cgroup.freeze"));
+        set.is_ok_and(|set| set.trim() == "1")
     }
 
     /// How many processes of the sandbox the kernel killed for want of memory.
@@ -313,14 +360,20 @@ impl Leaf {
         let state = Mutex::new(Use::Own);
         Self {
             path,
-            directory,
+            directory: Some(directory),
             state,
         }
     }
 
     /// The directory, for cloning into it.
-    pub fn directory(&self) -> BorrowedFd<'_> {
-        self.directory.as_fd()
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_ref().map(|directory| directory.as_fd())
+    }
+
+    /// Its name among the sandbox's.
+    pub fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 
     fn state(&self) -> MutexGuard<'_, Use> {
@@ -346,17 +399,19 @@ impl Leaf {
     /// all else around a short command, so an empty one is used again.
     pub fn end(&self) -> End {
         let mut state = self.state();
-        match *state {
-            Use::GivenUp => End::Gone,
-            Use::Killed => match fs::remove_dir(&self.path) {
+        match (*state, &self.directory) {
+            (Use::GivenUp, _) => End::Gone,
+            (Use::Own, Some(directory)) => {
+                if counter(&self.path.join("cgroup.events"), "populated") != 0 {
+                    return End::Lingers;
+                }
+                *state = Use::GivenUp;
+                End::Spare(Self::new(self.path.clone(), Arc::clone(directory)))
+            }
+            (Use::Killed, _) | (Use::Own, None) => match fs::remove_dir(&self.path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => End::Lingers,
                 _ => End::Gone,
             },
-            Use::Own if counter(&self.path.join("cgroup.events"), "populated") != 0 => End::Lingers,
-            Use::Own => {
-                *state = Use::GivenUp;
-                End::Spare(Self::new(self.path.clone(), Arc::clone(&self.directory)))
-            }
         }
     }
 }
@@ -427,15 +482,20 @@ fn number_after(text: &str, name: &str) -> u64 {
 
 /// Waits until no process is left below a cgroup2 directory.
 fn wait_empty(path: &Path) -> Result<(), Error> {
+    wait_for_event(path, "populated", 0)
+}
+
+/// Waits until the kernel says so of a cgroup2 directory.
+fn wait_for_event(path: &Path, event: &str, value: u64) -> Result<(), Error> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let events = path.join("cgroup.events");
     let begin = Instant::now();
     // A poll on this file wakes at most once in 10 ms: read it closely first, then less so.
-    while counter(&events, "populated") != 0 {
+    while counter(&events, event) != value {
         if begin.elapsed() > PATIENCE {
             let busy = io::Error::from_raw_os_error(libc::EBUSY);
             return Err(Error::step(
-                format!("wait for the last process of {}", path.display()),
+                format!("wait for {event} {value} of {}", path.display()),
                 busy,
             ));
         }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -70,6 +70,29 @@ impl Ranges {
             why: format!("all {RANGES} ranges of this host are in use"),
             remedy: "delete sandboxes, or run atoll gc",
         })
+    }
+
+    /// Goes on with the claims of a server that is gone, over the open file its keeper held.
+    pub fn take_over(file: OwnedFd) -> Self {
+        Self {
+            file: File::from(file),
+            ours: Mutex::default(),
+        }
+    }
+
+    /// A range that was claimed over this same open file before.
+    pub fn inherit(&self, range: IdRange) {
+        let number = range.base.saturating_sub(FIRST) / COUNT;
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        ours.insert(number);
+    }
+
+    /// Gives up what was claimed over this open file and nobody inherited.
+    pub fn release_others(&self) {
+        let ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in (0..RANGES).filter(|number| !ours.contains(number)) {
+            let _ = self.lock(number, libc::F_UNLCK);
+        }
     }
 
     /// Gives a range back.

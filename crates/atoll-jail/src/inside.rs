@@ -41,6 +41,7 @@ pub(crate) fn init(server: Server) {
             signals,
             oom_score,
             children: BTreeMap::new(),
+            ended: BTreeMap::new(),
         }
         .run();
     }
@@ -54,6 +55,8 @@ struct Init {
     oom_score: File,
     /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
+    /// How execs ended, until the server has it in writing: it may be killed before.
+    ended: BTreeMap<u32, i32>,
 }
 
 enum Child {
@@ -97,8 +100,11 @@ impl Init {
 
     fn obey(&mut self, message: ToInit, descriptors: Vec<OwnedFd>) {
         match message {
-            ToInit::Prepare { request } => match self.prepare(&descriptors) {
+            ToInit::Prepare { request, forget } => match self.prepare(&descriptors) {
                 Ok(pid) => {
+                    for request in forget {
+                        self.ended.remove(&request);
+                    }
                     self.children.insert(pid, Child::Exec { request });
                     self.say(&FromInit::Prepared { request, pid });
                 }
@@ -127,6 +133,17 @@ impl Init {
                     }
                 }
             }
+            ToInit::Report { number } => {
+                for (&pid, child) in &self.children {
+                    if let Child::Exec { request } = *child {
+                        self.say(&FromInit::Prepared { request, pid });
+                    }
+                }
+                for (&request, &status) in &self.ended {
+                    self.say(&FromInit::Ended { request, status });
+                }
+                self.say(&FromInit::Reported { number });
+            }
             // Once is enough.
             ToInit::Boot(_) | ToInit::Go => {}
         }
@@ -147,6 +164,7 @@ impl Init {
         while rustix::io::read(&self.signals, &mut discard).is_ok_and(|read| read > 0) {}
         while let Some((pid, status)) = sys::reap() {
             if let Some(Child::Exec { request }) = self.children.remove(&pid) {
+                self.ended.insert(request, status);
                 self.say(&FromInit::Ended { request, status });
             }
         }

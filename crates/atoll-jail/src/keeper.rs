@@ -11,7 +11,9 @@
 //!        ◀── Died ───────────────────────────        ◀── SIGCHLD
 //! ```
 //!
-//! When its server goes away it ends its sandboxes, waits for the last of them, and ends.
+//! A keeper that was given a listening socket outlives its server: it holds the server's end of every
+//! control socket and the streams of every exec, and hands them to the next server that connects. It
+//! ends when it has neither sandboxes nor a server. Without one it ends its sandboxes with its server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,11 +41,12 @@ const TITLE: &str = "atoll-init";
 pub(crate) const NEW_ROOT: &str = "/root";
 
 /// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_asked`] first; the caller's
-/// end of the conversation and the process. It holds the given descriptors (locks of the instance)
-/// for as long as it lives.
+/// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
+/// holds the given descriptors (locks of the instance) for as long as it lives.
 pub fn start(
     binary: &Path,
     label: &str,
+    listener: Option<OwnedFd>,
     held: &[BorrowedFd<'_>],
 ) -> Result<(Channel<ToKeeper, FromKeeper>, Child), Error> {
     let binary = sealed_copy(binary).step(|| format!("copy {}", binary.display()))?;
@@ -54,7 +57,7 @@ pub fn start(
         .arg(format!("{label:<24}"))
         .env_clear()
         .stdin(Stdio::from(its.into_fd()))
-        .stdout(Stdio::null())
+        .stdout(listener.map_or_else(Stdio::null, Stdio::from))
         .stderr(Stdio::null())
         .current_dir("/")
         .spawn()
@@ -62,6 +65,47 @@ pub fn start(
     ours.send(&ToKeeper::Hello { version: VERSION }, held)
         .step(|| "greet the keeper".into())?;
     Ok((ours, child))
+}
+
+/// Makes the socket at which a lasting keeper is found, by an open directory and a name in it.
+pub fn listen(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Error> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let step = || format!("listen at {name}");
+    let _ = rustix::fs::unlinkat(directory, name, rustix::fs::AtFlags::empty());
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .step(step)?;
+    rustix::net::bind(&socket, &address(directory, name)?).step(step)?;
+    rustix::net::listen(&socket, 8).step(step)?;
+    Ok(socket)
+}
+
+/// Speaks to the keeper that is found there; nothing if there is none (any more).
+pub fn connect(
+    directory: BorrowedFd<'_>,
+    name: &str,
+) -> Result<Option<Channel<ToKeeper, FromKeeper>>, Error> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let step = || format!("connect to {name}");
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .step(step)?;
+    match rustix::net::connect(&socket, &address(directory, name)?) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => return Ok(None),
+        Err(error) => return Err(Error::step(step(), error)),
+    }
+    let channel = Channel::new(socket);
+    channel
+        .send(&ToKeeper::Hello { version: VERSION }, &[])
+        .step(|| "greet the keeper".into())?;
+    Ok(Some(channel))
+}
+
+/// A path to a socket that is short however long the directory's is.
+fn address(directory: BorrowedFd<'_>, name: &str) -> Result<rustix::net::SocketAddrUnix, Error> {
+    let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+    rustix::net::SocketAddrUnix::new(path).step(|| format!("name the socket {name}"))
 }
 
 /// A copy that nobody can write: a sandbox that reached it could change nothing.
@@ -95,18 +139,50 @@ pub fn run_if_asked() {
 }
 
 struct Keeper {
-    server: Channel<FromKeeper, ToKeeper>,
-    /// Token of each living PID 1.
-    sandboxes: BTreeMap<i32, u32>,
+    /// Who speaks to us; nobody while there is no server.
+    server: Option<Channel<FromKeeper, ToKeeper>>,
+    /// Where the next server knocks; without it there is no next one.
+    listener: Option<OwnedFd>,
+    /// The living sandboxes, by the pid of their PID 1.
+    sandboxes: BTreeMap<i32, Kept>,
+    /// Those that ended while there was no server, with what their execs still had to say.
+    dead: Vec<(Kept, i32)>,
     /// The instance's locks: it is alive as long as we are.
     held: Vec<OwnedFd>,
 }
 
+/// What is kept of a sandbox for the next server.
+struct Kept {
+    token: u32,
+    name: String,
+    /// The server's end of its control socket.
+    control: OwnedFd,
+    /// Descriptors of its execs.
+    execs: BTreeMap<u32, Vec<OwnedFd>>,
+}
+
+impl Kept {
+    fn tell(&self, server: &Channel<FromKeeper, ToKeeper>, pid: i32) -> io::Result<()> {
+        let (token, name) = (self.token, self.name.clone());
+        let sandbox = FromKeeper::Sandbox { token, name, pid };
+        server.send(&sandbox, &[self.control.as_fd()])?;
+        for (&request, descriptors) in &self.execs {
+            let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+            server.send(&FromKeeper::Held { token, request }, &descriptors)?;
+        }
+        Ok(())
+    }
+}
+
 fn run() -> Result<(), Error> {
-    // Our server's socket is our standard input.
-    let server = rustix::stdio::stdin()
-        .try_clone_to_owned()
-        .step(|| "take the socket".into())?;
+    // Our server's socket is our standard input, the listening one our standard output.
+    let take = |stream: BorrowedFd<'_>| {
+        let taken = stream.try_clone_to_owned();
+        taken.step(|| "take a socket".into())
+    };
+    let server = take(rustix::stdio::stdin())?;
+    let listener = take(rustix::stdio::stdout())?;
+    let listening = rustix::net::sockopt::socket_acceptconn(&listener).unwrap_or(false);
     let _ = rustix::process::setsid();
     sys::set_name(c"atoll-keeper");
     // Whoever started us may run at real-time priority; sandboxes do not.
@@ -118,27 +194,14 @@ fn run() -> Result<(), Error> {
     sys::prctl(libc::PR_SET_SECUREBITS, 1 << 2).step(|| "keep capabilities".into())?;
     let signals = sys::child_signals().step(|| "watch children".into())?;
     let mut keeper = Keeper {
-        server: Channel::new(server),
+        server: Some(Channel::new(server)),
+        listener: listening.then_some(listener),
         sandboxes: BTreeMap::new(),
+        dead: Vec::new(),
         held: Vec::new(),
     };
-    loop {
-        let mut ready = [
-            PollFd::new(&keeper.server, PollFlags::IN),
-            PollFd::new(&signals, PollFlags::IN),
-        ];
-        match rustix::event::poll(&mut ready, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::step("poll", error)),
-        }
-        let spoken = !ready[0].revents().is_empty();
-        let died = !ready[1].revents().is_empty();
-        if died {
-            keeper.bury(&signals);
-        }
-        if spoken && !keeper.listen()? {
-            break;
-        }
+    while keeper.is_needed() {
+        keeper.turn(&signals)?;
     }
     for pid in keeper.sandboxes.keys() {
         let _ = sys::kill(*pid, libc::SIGKILL);
@@ -148,42 +211,144 @@ fn run() -> Result<(), Error> {
 }
 
 impl Keeper {
+    fn is_needed(&self) -> bool {
+        let kept = !self.sandboxes.is_empty() || !self.dead.is_empty();
+        self.server.is_some() || (self.listener.is_some() && kept)
+    }
+
+    /// Waits for something to happen and sees to it.
+    fn turn(&mut self, signals: &OwnedFd) -> Result<(), Error> {
+        let mut ready = vec![PollFd::new(signals, PollFlags::IN)];
+        let server = self.server.as_ref().map(|server| {
+            ready.push(PollFd::new(server, PollFlags::IN));
+            ready.len() - 1
+        });
+        let listener = self.listener.as_ref().map(|listener| {
+            ready.push(PollFd::new(listener, PollFlags::IN));
+            ready.len() - 1
+        });
+        match rustix::event::poll(&mut ready, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::step("poll", error)),
+        }
+        let happened = |index: Option<usize>| {
+            index.is_some_and(|index| ready.get(index).is_some_and(|fd| !fd.revents().is_empty()))
+        };
+        let (died, spoken, knocked) = (happened(Some(0)), happened(server), happened(listener));
+        if died {
+            self.bury(signals);
+        }
+        if spoken && !self.listen() {
+            self.server = None;
+        }
+        if knocked {
+            self.welcome();
+        }
+        Ok(())
+    }
+
+    /// Takes the next server in place of the last. Only root can reach the socket, and only one server
+    /// at a time has the lock of the data directory.
+    fn welcome(&mut self) {
+        let Some(listener) = &self.listener else {
+            return;
+        };
+        if let Ok(server) = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) {
+            self.server = Some(Channel::new(server));
+        }
+    }
+
     /// Does what the server says next; false when it has gone.
-    fn listen(&mut self) -> Result<bool, Error> {
-        let Some(Packet {
+    fn listen(&mut self) -> bool {
+        let Some(server) = &self.server else {
+            return false;
+        };
+        let Ok(Some(Packet {
             message,
             descriptors,
-        }) = self.server.receive().step(|| "receive".into())?
+        })) = server.receive()
         else {
-            return Ok(false);
+            return false;
         };
-        let answer = match message {
+        match message {
             ToKeeper::Hello { .. } => {
                 self.held.extend(descriptors);
-                (FromKeeper::Hello { version: VERSION }, None)
+                let told = self.tell_all().is_ok();
+                if told {
+                    self.dead.clear();
+                }
+                return told;
             }
             ToKeeper::Spawn {
                 token,
+                name,
                 id_base,
                 id_count,
                 namespaces,
-            } => match self.spawn(token, (id_base, id_count), namespaces, descriptors) {
-                Ok((pid, user_namespace)) => (FromKeeper::Spawned { token, pid }, user_namespace),
-                Err(fault) => (FromKeeper::Refused { token, fault }, None),
-            },
+            } => {
+                let ids = (id_base, id_count);
+                match self.spawn(token, name, ids, namespaces, descriptors) {
+                    Ok((pid, user_namespace)) => {
+                        let beside: Vec<_> = user_namespace.iter().map(AsFd::as_fd).collect();
+                        self.say(&FromKeeper::Spawned { token, pid }, &beside);
+                    }
+                    Err(fault) => self.say(&FromKeeper::Refused { token, fault }, &[]),
+                }
+            }
+            ToKeeper::Hold {
+                token,
+                request,
+                released,
+            } => {
+                let kept = self.sandboxes.values_mut().find(|kept| kept.token == token);
+                if let Some(kept) = kept {
+                    for request in released {
+                        kept.execs.remove(&request);
+                    }
+                    if !descriptors.is_empty() {
+                        kept.execs.insert(request, descriptors);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Tells a server that has just come of everything there is.
+    fn tell_all(&self) -> io::Result<()> {
+        let Some(server) = &self.server else {
+            return Ok(());
         };
-        let beside: Vec<_> = answer.1.iter().map(AsFd::as_fd).collect();
-        // A server that went away is noticed by the next receive.
-        let _ = self.server.send(&answer.0, &beside);
-        Ok(true)
+        let held: Vec<_> = self.held.iter().map(AsFd::as_fd).collect();
+        server.send(&FromKeeper::Hello { version: VERSION }, &held)?;
+        for (&pid, kept) in &self.sandboxes {
+            kept.tell(server, pid)?;
+        }
+        for (kept, status) in &self.dead {
+            kept.tell(server, 0)?;
+            let (token, status) = (kept.token, *status);
+            server.send(&FromKeeper::Died { token, status }, &[])?;
+        }
+        server.send(&FromKeeper::Complete, &[])
+    }
+
+    fn say(&self, message: &FromKeeper, descriptors: &[BorrowedFd<'_>]) {
+        if let Some(server) = &self.server {
+            // A server that went away is noticed by the next receive.
+            let _ = server.send(message, descriptors);
+        }
     }
 
     fn bury(&mut self, signals: &OwnedFd) {
         let mut discard = [0; 1024];
         while rustix::io::read(signals, &mut discard).is_ok_and(|read| read > 0) {}
         while let Some((pid, status)) = sys::reap() {
-            if let Some(token) = self.sandboxes.remove(&pid) {
-                let _ = self.server.send(&FromKeeper::Died { token, status }, &[]);
+            if let Some(kept) = self.sandboxes.remove(&pid) {
+                let token = kept.token;
+                self.say(&FromKeeper::Died { token, status }, &[]);
+                if self.server.is_none() {
+                    self.dead.push((kept, status));
+                }
             }
         }
     }
@@ -191,14 +356,15 @@ impl Keeper {
     fn spawn(
         &mut self,
         token: u32,
+        name: String,
         ids: (u32, u32),
         namespaces: u64,
         descriptors: Vec<OwnedFd>,
     ) -> Result<(i32, Option<OwnedFd>), Fault> {
         let mut descriptors = descriptors.into_iter();
-        let control = descriptors
-            .next()
-            .ok_or_else(|| fault("no control socket", libc::EPROTO))?;
+        let (Some(control), Some(outside)) = (descriptors.next(), descriptors.next()) else {
+            return Err(fault("no control socket", libc::EPROTO));
+        };
         let cgroup = descriptors.next();
         let (mut mapped, mapper) = io::pipe().map_err(named("make a pipe"))?;
         let users = namespaces & libc::CLONE_NEWUSER as u64 != 0;
@@ -224,7 +390,13 @@ impl Keeper {
         let Cloned::Parent(pid) = cloned.map_err(named("clone PID 1"))? else {
             return Err(fault("clone PID 1", libc::EPROTO));
         };
-        self.sandboxes.insert(pid, token);
+        let kept = Kept {
+            token,
+            name,
+            control: outside,
+            execs: BTreeMap::new(),
+        };
+        self.sandboxes.insert(pid, kept);
         let prepared = prepare(pid, ids, users, mapper);
         if prepared.is_err() {
             let _ = sys::kill(pid, libc::SIGKILL);

@@ -24,6 +24,8 @@ pub mod seccomp;
 mod sys;
 pub mod wire;
 
+pub use sys::go_first;
+
 use std::io;
 
 /// What can go wrong while a sandbox is made or kept.

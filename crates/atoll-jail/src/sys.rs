@@ -313,6 +313,16 @@ pub(crate) fn ordinary_priority() {
     }
 }
 
+/// Lets this thread run before all ordinary ones; says whether it may.
+pub fn go_first() -> bool {
+    // SAFETY: the parameter is a plain number that lives across the call; it concerns this thread.
+    unsafe {
+        let mut parameter: libc::sched_param = std::mem::zeroed();
+        parameter.sched_priority = 1;
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) == 0
+    }
+}
+
 /// Overwrites this process's command line, as `ps` shows it.
 pub(crate) fn set_title(title: &str) {
     let Ok(stat) = std::fs::read_to_string("/proc/self/stat") else {

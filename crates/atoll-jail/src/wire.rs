@@ -5,8 +5,9 @@
 //! which is ours. What PID 1 says is treated as hostile: bounded, decoded without panics, and
 //! never accompanied by descriptors.
 //!
-//! Both ends are always built from one source, but a server may meet the keeper of an older
-//! version: [`VERSION`] is exchanged in the first message, and a mismatch ends the conversation.
+//! Both ends are mostly built from one source, but a server may meet the keeper, and the sandboxes, of
+//! an older version: [`VERSION`] is exchanged in the first message, and a server speaks every version
+//! from [`OLDEST`] on.
 
 mod codec;
 mod socket;
@@ -21,6 +22,8 @@ pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
 pub const VERSION: u32 = 1;
+/// The oldest version that servers of this one still speak.
+pub const OLDEST: u32 = 1;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,15 +38,19 @@ wire!(struct Fault { step, errno });
 /// What a server says to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToKeeper {
-    /// The first message. Descriptors: whatever the keeper is to hold as long as it lives.
+    /// The first message. Descriptors: what the keeper is to hold as long as it lives (locks), if it has
+    /// just been started.
     Hello {
         /// The server's [`VERSION`].
         version: u32,
     },
-    /// Clone a PID 1. Descriptors: its control socket, then its cgroup2 leaf if there is one.
+    /// Clone a PID 1. Descriptors: its control socket; the server's end of it, to be held; its cgroup2
+    /// leaf if there is one.
     Spawn {
-        /// The server's name for the sandbox in this conversation.
+        /// The server's name for the sandbox in all later messages.
         token: u32,
+        /// The sandbox's own name, for a server that comes later.
+        name: String,
         /// The first outside id of the sandbox's range.
         id_base: u32,
         /// How many ids it has.
@@ -51,13 +58,26 @@ pub enum ToKeeper {
         /// `CLONE_NEW*` flags.
         namespaces: u64,
     },
+    /// Hold these descriptors (an exec's streams) for a server that comes later.
+    Hold {
+        /// The sandbox.
+        token: u32,
+        /// The exec.
+        request: u32,
+        /// Execs whose descriptors are not needed any more.
+        released: Vec<u32>,
+    },
 }
-wire!(enum ToKeeper { 0 => Hello { version }, 1 => Spawn { token, id_base, id_count, namespaces } });
+wire!(enum ToKeeper {
+    0 => Hello { version },
+    1 => Spawn { token, name, id_base, id_count, namespaces },
+    2 => Hold { token, request, released },
+});
 
 /// What a keeper says to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
-    /// The answer to `Hello`.
+    /// The answer to `Hello`. Descriptors: what the keeper holds as long as it lives.
     Hello {
         /// The keeper's [`VERSION`].
         version: u32,
@@ -83,12 +103,34 @@ pub enum FromKeeper {
         /// The raw wait status.
         status: i32,
     },
+    /// After `Hello`, each sandbox. Descriptor: the server's end of PID 1's control socket. Those that
+    /// ended while there was no server have pid 0, and `Died` follows.
+    Sandbox {
+        /// Its token.
+        token: u32,
+        /// Its name.
+        name: String,
+        /// PID 1's pid as the host sees it.
+        pid: i32,
+    },
+    /// After its sandbox, what is held of an exec. Descriptors: those of `Hold`.
+    Held {
+        /// The sandbox.
+        token: u32,
+        /// The exec.
+        request: u32,
+    },
+    /// All sandboxes have been told.
+    Complete,
 }
 wire!(enum FromKeeper {
     0 => Hello { version },
     1 => Spawned { token, pid },
     2 => Refused { token, fault },
     3 => Died { token, status },
+    4 => Sandbox { token, name, pid },
+    5 => Held { token, request },
+    6 => Complete,
 });
 
 /// What a server says to a sandbox's PID 1.
@@ -104,6 +146,8 @@ pub enum ToInit {
     Prepare {
         /// Names this exec in all later messages.
         request: u32,
+        /// Execs whose end has been written down.
+        forget: Vec<u32>,
     },
     /// Do file work in a helper. Descriptors: the answer socket, then the data pipe if there is one.
     File {
@@ -124,14 +168,21 @@ pub enum ToInit {
         /// The file call.
         request: u32,
     },
+    /// A new server asks what there is: `Prepared` for each living exec, `Ended` for each that nobody
+    /// asked to forget, then `Reported`.
+    Report {
+        /// Tells this question from one of an earlier server, whose answer may still be on the way.
+        number: u64,
+    },
 }
 wire!(enum ToInit {
     0 => Boot(boot),
     1 => Go,
-    2 => Prepare { request },
+    2 => Prepare { request, forget },
     3 => File { request, call },
     4 => Signal { request, signal },
     5 => Cancel { request },
+    6 => Report { number },
 });
 
 /// What PID 1 says. Hostile by assumption.
@@ -162,6 +213,11 @@ pub enum FromInit {
         /// The raw wait status.
         status: i32,
     },
+    /// The end of the answer to `Report`.
+    Reported {
+        /// The question's.
+        number: u64,
+    },
 }
 wire!(enum FromInit {
     0 => Ready,
@@ -169,6 +225,7 @@ wire!(enum FromInit {
     2 => Prepared { request, pid },
     3 => Refused { request, errno },
     4 => Ended { request, status },
+    5 => Reported { number },
 });
 
 /// The part of an exec request that could not be met.

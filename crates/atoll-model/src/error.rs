@@ -74,6 +74,8 @@ codes! {
     SandboxNotFound = "SANDBOX_NOT_FOUND", 404, NotFound;
     /// No such file.
     FileNotFound = "FILE_NOT_FOUND", 404, NotFound;
+    /// No such command.
+    ExecNotFound = "EXEC_NOT_FOUND", 404, NotFound;
     /// No such template.
     TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, NotFound;
     /// It is already there, or in use.
@@ -82,6 +84,10 @@ codes! {
     FileExists = "FILE_EXISTS", 409, Conflict;
     /// The sandbox does not run.
     SandboxStopped = "SANDBOX_STOPPED", 409, Conflict;
+    /// The sandbox is paused.
+    SandboxPaused = "SANDBOX_PAUSED", 409, Conflict;
+    /// The command's standard input is closed, or was never open.
+    StdinClosed = "STDIN_CLOSED", 409, Conflict;
     /// The sandbox could not be made or was lost.
     SandboxFailed = "SANDBOX_FAILED", 410, NotFound;
     /// A limit of the sandbox or the org is reached.

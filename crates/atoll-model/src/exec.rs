@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use crate::ExecId;
+
 /// What to run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
     /// A program and its arguments.
     Argv(Vec<Vec<u8>>),
@@ -12,7 +16,7 @@ pub enum Program {
 }
 
 /// Where its standard input comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Input {
     /// `/dev/null`.
     #[default]
@@ -22,7 +26,7 @@ pub enum Input {
 }
 
 /// A command as it is asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
     /// What to run.
     pub program: Program,
@@ -34,8 +38,11 @@ pub struct ExecSpec {
     pub user: Option<String>,
     /// Standard input.
     pub input: Input,
-    /// When everything it started is killed, counted from its start.
+    /// When everything it started is killed, counted from its start; while the sandbox is paused, time
+    /// stands still.
     pub deadline: Option<Duration>,
+    /// A name of the caller's choice to find it by.
+    pub tag: Option<String>,
 }
 
 impl ExecSpec {
@@ -61,6 +68,7 @@ impl ExecSpec {
             user: None,
             input: Input::Null,
             deadline: None,
+            tag: None,
         }
     }
 
@@ -93,6 +101,13 @@ impl ExecSpec {
         self
     }
 
+    /// Names it, to be found again.
+    #[must_use]
+    pub fn tag(mut self, tag: impl Into<String>) -> Self {
+        self.tag = Some(tag.into());
+        self
+    }
+
     /// Lets the caller write its standard input.
     #[must_use]
     pub fn open_input(mut self) -> Self {
@@ -101,8 +116,59 @@ impl ExecSpec {
     }
 }
 
+/// A command as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExecInfo {
+    /// Its id.
+    #[serde(rename = "execID")]
+    pub id: ExecId,
+    /// Its pid inside the sandbox.
+    pub pid: i32,
+    /// What was asked for.
+    pub spec: ExecSpec,
+    /// When it began: microseconds since 1970.
+    pub started_at: i64,
+    /// How it ended, once it has.
+    pub status: Option<ExecStatus>,
+}
+
+/// One of the two streams a command writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// What a reader of a command's output gets next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Chunk {
+    /// Bytes of one stream. Positions count the bytes of both streams together.
+    Data {
+        /// Which.
+        stream: Stream,
+        /// The position of the first byte.
+        position: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// Bytes from one position to another are not kept any more.
+    Gap {
+        /// The first that is lost.
+        from: u64,
+        /// The first that is there again.
+        to: u64,
+    },
+    /// The command has ended, and everything it wrote until then has been told. What its children go on
+    /// to write may follow.
+    Exit(ExecStatus),
+}
+
 /// How a command ended: the truth, not its encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExecStatus {
     /// What it returned, if it returned.
     pub code: Option<i32>,

@@ -1,5 +1,6 @@
 //! Identifiers. A sandbox's is `i` and 20 characters of `[a-z0-9]`: a DNS label, and a useful
-//! prefix after five characters. Order comes from times, never from ids.
+//! prefix after five characters. Others have a prefix that says what they name. Order comes from times,
+//! never from ids.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,21 +12,68 @@ use crate::Error;
 const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 const RANDOM: usize = 20;
 
-/// A sandbox's name for good.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct SandboxId(String);
+macro_rules! ids {
+    ($( $(#[$doc:meta])* $name:ident = $prefix:literal, $what:literal; )*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
 
-impl SandboxId {
-    /// A new one, from the system's random source.
-    pub fn random() -> Self {
-        Self(format!("i{}", random(RANDOM)))
-    }
+        impl $name {
+            /// A new one, from the system's random source.
+            pub fn random() -> Self {
+                Self(format!(concat!($prefix, "{}"), random(RANDOM)))
+            }
 
-    /// The id as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
+            /// The id as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self, Error> {
+                let rest = text.strip_prefix($prefix).unwrap_or_default();
+                if rest.len() == RANDOM && rest.bytes().all(|byte| LETTERS.contains(&byte)) {
+                    Ok(Self(text.to_owned()))
+                } else {
+                    Err(Error::invalid(
+                        "id",
+                        format!(concat!("{:?} is not ", $what, " id"), text),
+                        concat!("an id is ", $prefix, " and 20 of a-z and 0-9"),
+                    ))
+                }
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = Error;
+            fn try_from(text: String) -> Result<Self, Error> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A sandbox's name for good.
+    SandboxId = "i", "a sandbox";
+    /// A command's name for good.
+    ExecId = "exec_", "an exec";
 }
 
 /// Characters of `[a-z0-9]` from the system's random source.
@@ -41,40 +89,4 @@ fn random(length: usize) -> String {
     }
     text.truncate(length);
     text
-}
-
-impl FromStr for SandboxId {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let rest = text.strip_prefix('i').unwrap_or_default();
-        if rest.len() == RANDOM && rest.bytes().all(|byte| LETTERS.contains(&byte)) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(Error::invalid(
-                "id",
-                format!("{text:?} is not a sandbox id"),
-                "an id is i and 20 of a-z and 0-9",
-            ))
-        }
-    }
-}
-
-impl TryFrom<String> for SandboxId {
-    type Error = Error;
-    fn try_from(text: String) -> Result<Self, Error> {
-        text.parse()
-    }
-}
-
-impl From<SandboxId> for String {
-    fn from(id: SandboxId) -> Self {
-        id.0
-    }
-}
-
-impl fmt::Display for SandboxId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }

@@ -7,13 +7,15 @@ mod file;
 mod id;
 mod sandbox;
 mod size;
+mod state;
 
 #[cfg(test)]
 mod tests;
 
 pub use error::{Category, Code, Error};
-pub use exec::{ExecSpec, ExecStatus, Input, Program};
+pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
-pub use id::SandboxId;
-pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, SandboxState, Timings, Usage};
+pub use id::{ExecId, SandboxId};
+pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
+pub use state::{Reason, SandboxState, Transition};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cpus, Error, SandboxId};
+use crate::{Bytes, Cpus, Error, Reason, SandboxId, SandboxState};
 
 /// Ceilings of a sandbox; not reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,7 +83,7 @@ impl Limits {
 }
 
 /// What a caller asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     /// The template's name.
     pub template: String,
@@ -107,24 +107,12 @@ impl Default for SandboxSpec {
 }
 
 /// A file or directory of the host shown in a sandbox, read-only.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMount {
     /// Where it is on the host.
     pub source: PathBuf,
     /// Where it appears: an absolute path in the sandbox.
     pub target: String,
-}
-
-/// Where a sandbox is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SandboxState {
-    /// It is being made.
-    Creating,
-    /// Execs work.
-    Running,
-    /// Its processes are gone, its files are there.
-    Stopped,
 }
 
 /// A sandbox as it is.
@@ -138,6 +126,9 @@ pub struct SandboxInfo {
     pub template: String,
     /// Where it is in its life.
     pub state: SandboxState,
+    /// Why it does not run, if nobody asked for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<Reason>,
     /// Its ceilings.
     pub limits: Limits,
     /// When it was made: microseconds since 1970.
@@ -167,7 +158,7 @@ impl Timings {
 }
 
 /// What a sandbox uses now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time so far.
     pub cpu: Duration,

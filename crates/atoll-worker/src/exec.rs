@@ -1,50 +1,123 @@
-//! Running a command in a sandbox. The worker makes the pipes and passes the child's ends in; the
-//! command's own cgroup is how everything it started can be ended.
+//! Commands in a sandbox: the server's side.
+//!
+//! A command is a few files and not a connection: what was asked for and how it ended (`ID.json`), what
+//! it wrote (`ID.log`), what it was given to read (`ID.in`). A task sees it to its end, whoever listens;
+//! after a kill the next server starts the task again with what the keeper held.
 
+mod input;
+pub(crate) mod log;
+pub(crate) mod output;
+pub(crate) mod record;
 pub(crate) mod spare;
+pub(crate) mod table;
+mod task;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use atoll_jail::cgroup::Leaf;
 use atoll_jail::wire::{self, Part, ToInit};
-use atoll_model::{Code, Error, ExecSpec, ExecStatus, Input, Program};
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Program, Stream};
 use rustix::pipe::PipeFlags;
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::pipe;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use crate::error::internal;
 use crate::sandbox::Sandbox;
+use input::Input;
+use log::Log;
+use output::{Output, Progress, Reader};
+use record::Record;
 use spare::{NotStarted, Parts, Spare};
 
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
 /// is not even sent.
 const LONGEST: usize = 3 << 20;
 
-/// A running command.
+/// A command, as all who have to do with it see it.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: ExecId,
+    pub(crate) pid: i32,
+    pub(crate) spec: ExecSpec,
+    pub(crate) started_at: i64,
+    pub(crate) request: u32,
+    /// Nothing if it ended before we were there.
+    pub(crate) leaf: Option<Arc<Leaf>>,
+    pub(crate) log: Arc<Log>,
+    input: Option<Input>,
+    progress: watch::Sender<Progress>,
+    record: Mutex<Record>,
+}
+
+impl Shared {
+    pub(crate) fn info(&self) -> ExecInfo {
+        ExecInfo {
+            id: self.id.clone(),
+            pid: self.pid,
+            spec: self.spec.clone(),
+            started_at: self.started_at,
+            status: self.progress.borrow().status,
+        }
+    }
+
+    /// A command that has ended, as its record tells.
+    fn with(record: Record, log: Log) -> Self {
+        let killed = ExecStatus {
+            signal: Some(9),
+            ..ExecStatus::default()
+        };
+        Self {
+            id: record.id.clone(),
+            pid: record.pid,
+            spec: record.spec.clone(),
+            started_at: record.started_at,
+            request: record.request,
+            leaf: None,
+            log: Arc::new(log),
+            input: None,
+            progress: watch::Sender::new(Progress {
+                status: Some(record.status.unwrap_or(killed)),
+                closed: true,
+            }),
+            record: Mutex::new(record),
+        }
+    }
+
+    /// Nothing can happen to it any more.
+    pub(crate) fn closed(&self) -> bool {
+        self.progress.borrow().closed
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        self.progress.borrow().status.is_some()
+    }
+
+    fn record<T>(&self, with: impl FnOnce(&mut Record) -> T) -> T {
+        with(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A running command, as its caller has it. Dropping it changes nothing for the command.
 #[derive(Debug)]
 pub struct Exec {
     /// Its pid inside the sandbox.
     pub pid: i32,
-    /// Its standard input, if the caller writes it. Dropping it is the end of input.
-    pub stdin: Option<pipe::Sender>,
     /// What it writes to standard output.
     pub stdout: Output,
     /// What it writes to standard error.
     pub stderr: Output,
-    /// How to wait for it and to end it.
+    /// How to wait for it, to write to it and to end it.
     pub control: Control,
 }
 
-/// How to wait for a command and to end it, apart from its streams.
+/// How to wait for a command, to write to it and to end it, apart from its streams.
 #[derive(Debug, Clone)]
 pub struct Control {
-    request: u32,
-    sandbox: Arc<Sandbox>,
-    leaf: Arc<Leaf>,
-    status: watch::Receiver<Option<ExecStatus>>,
+    shared: Arc<Shared>,
+    /// Nothing if it does not run.
+    sandbox: Option<Arc<Sandbox>>,
 }
 
 /// Everything a command left behind.
@@ -62,50 +135,67 @@ pub struct Finished {
 
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment)?;
-    let (stdin_inside, stdin) = match spec.input {
-        Input::Null => (None, None),
-        Input::Open => {
-            let (inside, outside) = spare::stream(sandbox.ids)?;
-            let sender = pipe::Sender::from_owned_fd(nonblocking(outside)?).map_err(watching)?;
-            (Some(inside), Some(sender))
-        }
+    let id = ExecId::random();
+    sandbox.execs.check_room()?;
+    let stem = sandbox.execs.directory().join(id.as_str());
+    let input = match spec.input {
+        atoll_model::Input::Null => None,
+        atoll_model::Input::Open => Some(open_input(&sandbox, stem.clone())?),
+    };
+    let (inside, input) = match input {
+        Some((input, inside, outside)) => (Some(inside), Some((input, outside))),
+        None => (None, None),
     };
     let before = sandbox.group.oom_kills();
-    let (pid, parts) = begin(&sandbox, &spec, exec, stdin_inside).await?;
-    let Parts {
-        request,
-        leaf,
-        stdout,
-        stderr,
-        ended,
-    } = parts;
-    let (told, status) = watch::channel(None);
-    let leaf = Arc::new(leaf);
-    let watched = Supervisor {
-        sandbox: Arc::clone(&sandbox),
-        leaf: Arc::clone(&leaf),
-        before,
+    let begun = begin(&sandbox, &spec, exec, inside, input.as_ref()).await;
+    let (pid, parts) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            if input.is_some() {
+                record::remove(&stem);
+            }
+            return Err(error);
+        }
     };
-    tokio::spawn(watched.run(ended, spec.deadline, told));
-    // The next command finds a child waiting; this one has what it needs.
-    tokio::spawn(Sandbox::refill(Arc::clone(&sandbox)));
-    let output = |pipe| Output {
-        pipe,
-        status: status.clone(),
-        left: None,
-    };
-    Ok(Exec {
+    let started_at = now();
+    let record = Record::new(stem, id.clone(), pid, &parts, &spec, started_at);
+    // Only now it is acknowledged: an exec without a record is nobody's.
+    record.write()?;
+    let (input, stdin) = input.unzip();
+    let shared = Arc::new(Shared {
+        id,
         pid,
+        spec,
+        started_at,
+        request: parts.request,
+        leaf: Some(Arc::new(parts.leaf)),
+        log: Arc::new(Log::new(record.stem().to_owned())),
+        input,
+        progress: watch::Sender::default(),
+        record: Mutex::new(record),
+    });
+    let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
+    sandbox.execs.add(Arc::clone(&shared));
+    task::Task {
+        sandbox: Arc::clone(&sandbox),
+        shared,
+        stdout: Some(parts.stdout),
+        stderr: Some(parts.stderr),
         stdin,
-        stdout: output(stdout),
-        stderr: output(stderr),
-        control: Control {
-            request,
-            sandbox,
-            leaf,
-            status,
-        },
-    })
+        ended: parts.ended,
+        before,
+    }
+    .spawn();
+    // The next command finds a child waiting; this one has what it needs.
+    tokio::spawn(Sandbox::refill(sandbox));
+    Ok(control.exec())
+}
+
+/// A queue for input, the command's end of the pipe, and ours.
+fn open_input(sandbox: &Sandbox, stem: PathBuf) -> Result<(Input, OwnedFd, OwnedFd), Error> {
+    let input = Input::new(stem).map_err(|error| internal("keep a command's input", &error))?;
+    let (inside, outside) = spare::stream(sandbox.ids)?;
+    Ok((input, inside, nonblocking(outside)?))
 }
 
 /// Starts the program in a child that waits for one, or in one made now.
@@ -114,6 +204,7 @@ async fn begin(
     spec: &ExecSpec,
     exec: wire::Exec,
     stdin: Option<OwnedFd>,
+    input: Option<&(Input, OwnedFd)>,
 ) -> Result<(i32, Parts), Error> {
     let mut waiting = sandbox.take_spare();
     loop {
@@ -122,6 +213,12 @@ async fn begin(
             Some(spare) => spare,
             None => Spare::prepare(sandbox).await?,
         };
+        if let Some((queue, pipe)) = input {
+            let (file, request) = (queue.file(), spare.request());
+            sandbox
+                .hold(input_of(request), &[file.as_fd(), pipe.as_fd()])
+                .await?;
+        }
         let stdin = stdin.as_ref().map(AsFd::as_fd);
         match spare.start(sandbox, exec.clone(), stdin).await {
             Ok(begun) => return Ok(begun),
@@ -141,68 +238,115 @@ async fn begin(
     }
 }
 
-/// Sees an exec to its end, whether or not its caller still listens.
-struct Supervisor {
-    sandbox: Arc<Sandbox>,
-    leaf: Arc<Leaf>,
-    /// The sandbox's OOM counter when it started.
-    before: u64,
+/// What the keeper held of a command: its two streams, and the queue and pipe of its input.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) streams: Vec<OwnedFd>,
+    pub(crate) input: Vec<OwnedFd>,
 }
 
-impl Supervisor {
-    async fn run(
-        self,
-        mut ended: oneshot::Receiver<i32>,
-        deadline: Option<Duration>,
-        told: watch::Sender<Option<ExecStatus>>,
-    ) {
-        let mut timed_out = false;
-        let raw = if let Some(deadline) = deadline {
-            tokio::select! {
-                raw = &mut ended => raw,
-                () = tokio::time::sleep(deadline) => {
-                    timed_out = true;
-                    let _ = self.leaf.kill();
-                    ended.await
-                }
-            }
-        } else {
-            ended.await
-        };
-        // A PID 1 that died without a word took the exec with it.
-        let mut status = decode(raw.unwrap_or(9));
-        status.timed_out = timed_out;
-        let killed = status.signal == Some(9) || status.code == Some(137);
-        status.oom_killed = killed && !timed_out && self.sandbox.group.oom_kills() > self.before;
-        told.send_replace(Some(status));
-        // Whoever waits goes first.
-        tokio::task::yield_now().await;
-        self.sandbox.leave(Arc::clone(&self.leaf));
-    }
+/// What the keeper calls the input of a command, which it gives up before the rest: a pipe is at its end
+/// only when nobody holds the other any more.
+pub(crate) fn input_of(request: u32) -> u32 {
+    request | 1 << 31
 }
 
-/// A raw wait status as the truth it encodes.
-fn decode(raw: i32) -> ExecStatus {
-    let signal = raw & 0x7f;
-    if signal == 0 {
-        ExecStatus {
-            code: Some((raw >> 8) & 0xff),
-            ..ExecStatus::default()
-        }
-    } else {
-        ExecStatus {
-            signal: Some(signal),
-            ..ExecStatus::default()
-        }
+/// Takes a command over that another server began. `raw` is how it ended, if PID 1 knows that already;
+/// without a living child (`ended` is closed) it was killed with its sandbox.
+pub(crate) fn adopt(
+    sandbox: &Arc<Sandbox>,
+    record: Record,
+    held: Held,
+    ended: tokio::sync::oneshot::Receiver<i32>,
+) -> Result<(), Error> {
+    let failed = |error: std::io::Error| internal("take a command over", &error);
+    let stem = record.stem().to_owned();
+    let log = Log::open(stem.clone()).map_err(failed)?;
+    let mut streams = held.streams.into_iter();
+    let mut pipe = || streams.next().map(spare::receiver).transpose();
+    let (stdout, stderr) = (pipe()?, pipe()?);
+    let mut input = held.input.into_iter();
+    let (input, stdin) = match (input.next(), input.next()) {
+        (Some(queue), Some(pipe)) => (
+            Some(Input::open(stem, queue).map_err(failed)?),
+            Some(nonblocking(pipe)?),
+        ),
+        _ => (None, None),
+    };
+    let status = record.status;
+    let leaf = sandbox.group.named_leaf(&record.leaf, status.is_some());
+    let shared = Arc::new(Shared {
+        leaf: Some(Arc::new(leaf)),
+        input,
+        progress: watch::Sender::new(Progress {
+            status,
+            closed: false,
+        }),
+        ..Shared::with(record, log)
+    });
+    sandbox.execs.add(Arc::clone(&shared));
+    task::Task {
+        sandbox: Arc::clone(sandbox),
+        shared,
+        stdout,
+        stderr,
+        stdin,
+        ended,
+        before: 0,
     }
+    .spawn();
+    Ok(())
+}
+
+pub(crate) fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_micros() as i64
 }
 
 impl Control {
+    pub(crate) fn new(shared: Arc<Shared>, sandbox: Option<Arc<Sandbox>>) -> Self {
+        Self { shared, sandbox }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &ExecId {
+        &self.shared.id
+    }
+
+    /// What it is and how it ended.
+    pub fn info(&self) -> ExecInfo {
+        self.shared.info()
+    }
+
+    fn exec(self) -> Exec {
+        let output = |stream| Output::new(self.output(0), stream);
+        Exec {
+            pid: self.shared.pid,
+            stdout: output(Stream::Stdout),
+            stderr: output(Stream::Stderr),
+            control: self,
+        }
+    }
+
+    /// What it wrote and will write, from a position on.
+    pub fn output(&self, after: u64) -> Reader {
+        let progress = self.shared.progress.subscribe();
+        Reader::new(Arc::clone(&self.shared.log), progress, after)
+    }
+
+    /// The position from which its output is still whole, and the end of it so far.
+    pub fn kept(&self) -> (u64, u64) {
+        self.shared.log.bounds()
+    }
+
     /// Waits for its end.
     pub async fn wait(&self) -> ExecStatus {
-        let mut status = self.status.clone();
-        match status.wait_for(Option::is_some).await {
-            Ok(status) => status.unwrap_or_default(),
+        let mut progress = self.shared.progress.subscribe();
+        match progress
+            .wait_for(|progress| progress.status.is_some())
+            .await
+        {
+            Ok(progress) => progress.status.unwrap_or_default(),
             Err(_) => ExecStatus {
                 signal: Some(9),
                 ..ExecStatus::default()
@@ -210,25 +354,50 @@ impl Control {
         }
     }
 
+    fn stdin(&self) -> Result<&Input, Error> {
+        self.shared.input.as_ref().ok_or_else(|| {
+            Error::new(
+                Code::StdinClosed,
+                "the command's standard input is /dev/null",
+            )
+            .remedy("start it with an open standard input")
+        })
+    }
+
+    /// Writes to its standard input what belongs at an offset; how far input has come then, which may
+    /// be less than was offered.
+    pub fn write_input(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
+        self.stdin()?.write(offset, bytes)
+    }
+
+    /// Writes all of it to its standard input, waiting for the command to read.
+    pub async fn write_all(&self, bytes: &[u8]) -> Result<(), Error> {
+        self.stdin()?.write_all(bytes).await
+    }
+
+    /// Ends its standard input.
+    pub fn close_input(&self) -> Result<(), Error> {
+        self.stdin()?.close()
+    }
+
     /// Sends a signal to its process group.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
-        self.sandbox
-            .init
-            .send(
-                &ToInit::Signal {
-                    request: self.request,
-                    signal,
-                },
-                &[],
-            )
-            .await
+        let request = self.shared.request;
+        let message = ToInit::Signal { request, signal };
+        match &self.sandbox {
+            Some(sandbox) => sandbox.init.send(&message, &[]).await,
+            None => Ok(()),
+        }
     }
 
     /// Ends everything it started.
     pub fn kill(&self) -> Result<(), Error> {
-        self.leaf
-            .kill()
-            .map_err(|error| internal("kill a command", &error))
+        match &self.shared.leaf {
+            Some(leaf) => leaf
+                .kill()
+                .map_err(|error| internal("kill a command", &error)),
+            None => Ok(()),
+        }
     }
 }
 
@@ -250,11 +419,11 @@ impl Exec {
 
     /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<Finished, Error> {
-        let stdin = self.stdin.take();
         let write = async {
-            if let Some(mut stdin) = stdin {
+            if self.control.shared.input.is_some() {
                 // A command need not read its input.
-                let _ = stdin.write_all(input).await;
+                let _ = self.control.write_all(input).await;
+                let _ = self.control.close_input();
             }
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -264,7 +433,7 @@ impl Exec {
             self.stderr.collect(&mut err, limit)
         );
         let truncated = first? | second?;
-        let status = self.wait().await;
+        let status = self.control.wait().await;
         Ok(Finished {
             status,
             stdout: out,
@@ -272,67 +441,6 @@ impl Exec {
             truncated,
         })
     }
-}
-
-/// One stream of output. It ends when the command has ended and what was written until then is
-/// read: children that live on may hold the pipe open, and fill it, for ever.
-#[derive(Debug)]
-pub struct Output {
-    pipe: pipe::Receiver,
-    status: watch::Receiver<Option<ExecStatus>>,
-    /// Bytes still to be read, once the command has ended.
-    left: Option<usize>,
-}
-
-impl Output {
-    /// Reads some; 0 at the end.
-    pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        let failed = |error: std::io::Error| internal("read a command's output", &error);
-        loop {
-            if self.left.is_none() && self.status.borrow().is_some() {
-                let left = rustix::io::ioctl_fionread(&self.pipe);
-                self.left = Some(left.map_err(|error| failed(error.into()))? as usize);
-            }
-            if let Some(left) = &mut self.left {
-                // Not `try_read`, which believes what it was last told of the pipe: it is there.
-                let most = buffer.len().min(*left);
-                let read =
-                    rustix::io::retry_on_intr(|| rustix::io::read(&self.pipe, &mut buffer[..most]));
-                let read = read.map_err(|error| failed(error.into()))?;
-                *left -= read;
-                return Ok(read);
-            }
-            match self.pipe.try_read(buffer) {
-                Ok(read) => return Ok(read),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(failed(error)),
-            }
-            tokio::select! {
-                ready = self.pipe.readable() => ready.map_err(watching)?,
-                _ = self.status.wait_for(Option::is_some) => {}
-            }
-        }
-    }
-
-    /// Reads to the end, keeping at most `limit` bytes; says whether more was left out.
-    pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
-        let mut buffer = vec![0; 16 * 1024];
-        let mut truncated = false;
-        loop {
-            let read = self.read(&mut buffer).await?;
-            if read == 0 {
-                return Ok(truncated);
-            }
-            let room = limit.saturating_sub(into.len()).min(read);
-            into.extend_from_slice(&buffer[..room]);
-            truncated |= room < read;
-        }
-    }
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "made for map_err")]
-fn watching(error: std::io::Error) -> Error {
-    internal("watch a pipe", &error)
 }
 
 /// The reading end, then the writing end.

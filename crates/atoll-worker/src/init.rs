@@ -1,8 +1,8 @@
 //! The worker's end of its conversation with one sandbox's PID 1, which is taken to be hostile:
 //! what it says decides only about its own sandbox.
 
-use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ struct Waiting {
     next: u32,
     starts: HashMap<u32, oneshot::Sender<Prepared>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
+    /// Execs of another server that PID 1 has yet to speak of, and the question that it answers.
+    unreported: HashSet<u32>,
+    question: u64,
     closed: bool,
 }
 
@@ -40,10 +43,45 @@ impl Drop for Init {
 }
 
 impl Init {
+    /// Speaks to a PID 1 that is yet to become a sandbox.
     pub(crate) fn new(channel: Channel<ToInit, FromInit>) -> Result<Self, Error> {
+        Self::with(channel, Waiting::default(), None)
+    }
+
+    /// Goes on speaking to a PID 1 in another server's place. `execs` are those that server knew to be
+    /// running, `next` a number above all that it used. What became of them PID 1 tells in its own time:
+    /// one that is frozen does when it goes on.
+    pub(crate) fn adopt(
+        channel: Channel<ToInit, FromInit>,
+        execs: &[u32],
+        next: u32,
+    ) -> Result<(Self, HashMap<u32, oneshot::Receiver<i32>>), Error> {
+        let question = crate::exec::now().cast_unsigned();
+        let mut waiting = Waiting {
+            next,
+            unreported: execs.iter().copied().collect(),
+            question,
+            ..Waiting::default()
+        };
+        let mut expected = HashMap::new();
+        for &request in execs {
+            let (end, ended) = oneshot::channel();
+            waiting.ends.insert(request, end);
+            expected.insert(request, ended);
+        }
+        let init = Self::with(channel, waiting, Some(Ok(())))?;
+        init.try_send(&ToInit::Report { number: question });
+        Ok((init, expected))
+    }
+
+    fn with(
+        channel: Channel<ToInit, FromInit>,
+        waiting: Waiting,
+        ready: Option<Result<(), Error>>,
+    ) -> Result<Self, Error> {
+        let (told, ready) = watch::channel(ready);
         let channel = watch_channel(channel)?;
-        let (channel, waiting) = (Arc::new(channel), Arc::default());
-        let (told, ready) = watch::channel(None);
+        let (channel, waiting) = (Arc::new(channel), Arc::new(Mutex::new(waiting)));
         let reader = tokio::spawn(listen(Arc::clone(&channel), Arc::clone(&waiting), told));
         Ok(Self {
             channel,
@@ -55,6 +93,16 @@ impl Init {
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hears nothing any more.
+    pub(crate) fn fall_silent(&self) {
+        self.reader.abort();
+    }
+
+    /// Our end of the conversation, for the keeper to hold.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.channel.get_ref().as_fd()
     }
 
     pub(crate) async fn send(
@@ -135,8 +183,29 @@ async fn listen(
                 ready.send_replace(Some(Err(fault(&told.step, told.errno))));
             }
             FromInit::Prepared { request, pid } => {
-                if let Some(start) = lock().starts.remove(&request) {
-                    let _ = start.send(Ok(pid));
+                let mut waiting = lock();
+                let known = waiting.starts.remove(&request);
+                let expected = waiting.ends.contains_key(&request);
+                waiting.unreported.remove(&request);
+                drop(waiting);
+                match known {
+                    Some(start) => drop(start.send(Ok(pid))),
+                    // Begun by a server that was killed before it had told anybody.
+                    None if !expected => {
+                        let signal = rustix::process::Signal::KILL.as_raw();
+                        let kill = ToInit::Signal { request, signal };
+                        let _ = channel.get_ref().send(&kill, &[]);
+                    }
+                    None => {}
+                }
+            }
+            FromInit::Reported { number } => {
+                let mut waiting = lock();
+                if number == waiting.question {
+                    // What PID 1 does not know of is no more.
+                    for request in std::mem::take(&mut waiting.unreported) {
+                        waiting.ends.remove(&request);
+                    }
                 }
             }
             FromInit::Refused { request, errno } => {

@@ -6,6 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,8 @@ pub struct Instance {
     pub(crate) ranges: Ranges,
     /// The parent of its sandboxes' control groups.
     pub(crate) cgroups: Tree,
+    /// It outlives its server; locked against a second one.
+    pub(crate) lasting: Option<File>,
 }
 
 /// What `collect` did.
@@ -53,7 +56,7 @@ impl Instance {
         private_directory(&registry)?;
         let runs = data.join("runs");
         private_directory(&runs)?;
-        let (tag, lock) = register(&registry, &runs)?;
+        let (tag, lock) = register(&registry, |tag| runs.join(tag))?;
         let directory = runs.join(&tag);
         for part in ["", "sandboxes", "trash"] {
             private_directory(&directory.join(part))?;
@@ -68,13 +71,125 @@ impl Instance {
             lock,
             ranges,
             cgroups,
+            lasting: None,
         })
+    }
+
+    /// The instance of a data directory, which is there for good. `held` is what its keeper held, if there
+    /// is one: the lock of the instance, then the claims on ids.
+    pub(crate) fn lasting(
+        data: &Path,
+        own: File,
+        held: Vec<OwnedFd>,
+        facts: &Facts,
+    ) -> Result<Self, Error> {
+        private_directory(Path::new(SHARED))?;
+        let registry = Path::new(SHARED).join("instances");
+        private_directory(&registry)?;
+        for part in ["sandboxes", "trash", "orphaned"] {
+            private_directory(&data.join(part))?;
+        }
+        spread(&data.join("sandboxes"));
+        let mut held = held.into_iter();
+        let (tag, lock) = match (read_tag(data), held.next()) {
+            (Some(tag), Some(lock)) => (tag, File::from(lock)),
+            (tag, None) => register_lasting(&registry, data, tag)?,
+            (None, Some(_)) => {
+                let message = format!("{} has lost its tag", data.display());
+                return Err(Error::new(Code::Internal, message));
+            }
+        };
+        let ranges = if let Some(claims) = held.next() {
+            Ranges::take_over(claims)
+        } else {
+            // Without a keeper nobody lives, whatever is left of their groups.
+            let left = Tree::of(facts, &tag).and_then(|tree| tree.destroy());
+            left.map_err(|error| jail(&error))?;
+            Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?
+        };
+        let cgroups =
+            Tree::create(facts, &tag, for_sandboxes(facts.memory)).map_err(|error| jail(&error))?;
+        Ok(Self {
+            tag,
+            directory: data.to_owned(),
+            lock,
+            ranges,
+            cgroups,
+            lasting: Some(own),
+        })
+    }
+
+    /// Where its sandboxes' files are.
+    pub(crate) fn sandboxes(&self) -> PathBuf {
+        self.directory.join("sandboxes")
     }
 
     /// Takes everything of this instance away. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
         dismantle(&self.tag, &self.directory, &self.cgroups)
     }
+}
+
+/// Makes sure that nobody else serves a data directory.
+pub(crate) fn lock_data(data: &Path) -> Result<File, Error> {
+    data_directory(data)?;
+    let path = data.join("lock");
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
+    let mut file = opened.map_err(|error| host_file("open", &path, &error))?;
+    if file.try_lock().is_err() {
+        let mut holder = String::new();
+        let _ = file.read_to_string(&mut holder);
+        let message = format!("{} is served by process {}", data.display(), holder.trim());
+        return Err(Error::new(Code::Conflict, message)
+            .remedy("end that one first, or choose another data directory"));
+    }
+    let written = file
+        .set_len(0)
+        .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
+    written.map_err(|error| host_file("write", &path, &error))?;
+    Ok(file)
+}
+
+fn read_tag(data: &Path) -> Option<String> {
+    let tag = fs::read_to_string(data.join("tag")).ok()?;
+    let plain = tag.len() == 4 && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    plain.then_some(tag)
+}
+
+/// Registers a data directory's instance, by the tag it had before if that is still free.
+fn register_lasting(
+    registry: &Path,
+    data: &Path,
+    tag: Option<String>,
+) -> Result<(String, File), Error> {
+    if let Some(tag) = tag {
+        let path = registry.join(&tag);
+        let opened = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
+        let mut file =
+            opened.map_err(|error| host_file("register an instance in", &path, &error))?;
+        if file.try_lock().is_ok() && path.exists() {
+            let written = file
+                .set_len(0)
+                .and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes()));
+            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            return Ok((tag, file));
+        }
+    }
+    let (tag, file) = register(registry, |_| data.to_owned())?;
+    let path = data.join("tag");
+    fs::write(&path, &tag).map_err(|error| host_file("write", &path, &error))?;
+    Ok((tag, file))
 }
 
 /// Asks ext4 to put what is made in a directory into block groups far from each other. Otherwise all
@@ -96,7 +211,7 @@ fn for_sandboxes(memory: u64) -> u64 {
 }
 
 /// Finds a tag nobody has and takes its lock.
-fn register(registry: &Path, runs: &Path) -> Result<(String, File), Error> {
+fn register(registry: &Path, directory: impl Fn(&str) -> PathBuf) -> Result<(String, File), Error> {
     for _ in 0..100 {
         let tag = random_tag();
         let path = registry.join(&tag);
@@ -113,7 +228,7 @@ fn register(registry: &Path, runs: &Path) -> Result<(String, File), Error> {
         // Between making and locking it a collector may have found it dead and removed it.
         let locked = file.try_lock().is_ok() && path.exists();
         if locked {
-            let written = file.write_all(runs.join(&tag).as_os_str().as_encoded_bytes());
+            let written = file.write_all(directory(&tag).as_os_str().as_encoded_bytes());
             written.map_err(|error| host_file("register an instance in", &path, &error))?;
             return Ok((tag, file));
         }
@@ -234,7 +349,7 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
 
 /// Where the sandboxes that users chose to keep are.
 pub fn kept(data: &Path) -> PathBuf {
-    data.join("sandboxes")
+    data.join("kept")
 }
 
 /// Removes the sandboxes that users chose to keep; how many there were.
@@ -260,14 +375,22 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         .map_err(|error| host_file("read", entry, &error))?;
     use std::os::unix::ffi::OsStringExt;
     let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
+    let lasting = read_tag(&directory).is_some_and(|own| own == tag);
     if let Scope::Below(data) = scope
         && !directory.starts_with(data.join("runs"))
+        && !(lasting && directory == data)
     {
         return Ok(false);
     }
     // An entry without a directory died before it had one.
     let cgroups = Tree::of(facts, tag).map_err(|error| jail(&error))?;
     if directory.as_os_str().is_empty() {
+        fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
+        return Ok(true);
+    }
+    if lasting {
+        // Its processes are gone; its files are there for good.
+        cgroups.destroy().map_err(|error| jail(&error))?;
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
     }

@@ -1,23 +1,27 @@
 //! The worker's end of its conversation with the keeper.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_jail::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper, VERSION};
+use atoll_jail::wire::{Channel, Fault, FromKeeper, OLDEST, Packet, ToKeeper, VERSION};
 use atoll_model::{Code, Error};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use crate::error::{internal, jail};
+use crate::sandbox::lock;
 
 type Spawned = Result<(i32, Option<OwnedFd>), Fault>;
 
 /// A PID 1 as the keeper sees it.
 #[derive(Debug)]
 pub(crate) struct Parent {
+    /// What the keeper calls it.
+    pub(crate) token: u32,
     /// Its pid on the host; the keeper has not reaped it as long as `died` is empty.
     pub(crate) pid: i32,
     /// Its user namespace.
@@ -40,42 +44,105 @@ struct Waiting {
 pub(crate) struct Keeper {
     channel: Arc<AsyncFd<Channel<ToKeeper, FromKeeper>>>,
     waiting: Arc<Mutex<Waiting>>,
-    child: Mutex<Child>,
+    /// If it was us who started it.
+    child: Mutex<Option<Child>>,
+    /// It is being moved to its control group.
+    settling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
+/// What a keeper kept for us.
+#[derive(Debug, Default)]
+pub(crate) struct Inventory {
+    /// What it holds as long as it lives.
+    pub(crate) held: Vec<OwnedFd>,
+    pub(crate) sandboxes: Vec<Found>,
+}
+
+/// A sandbox that outlived its server.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) control: OwnedFd,
+    /// Descriptors of its execs.
+    pub(crate) execs: HashMap<u32, Vec<OwnedFd>>,
+    pub(crate) parent: Parent,
+}
+
 impl Keeper {
-    /// Starts a keeper that also holds these descriptors (locks) for as long as it lives.
-    pub(crate) fn start(binary: &Path, tag: &str, held: &[BorrowedFd<'_>]) -> Result<Self, Error> {
+    /// Starts a keeper that also holds these descriptors (locks) for as long as it lives. With a socket
+    /// to listen at it outlives us.
+    pub(crate) fn start(
+        binary: &Path,
+        tag: &str,
+        listener: Option<OwnedFd>,
+        held: &[BorrowedFd<'_>],
+    ) -> Result<Self, Error> {
         let (channel, child) =
-            atoll_jail::keeper::start(binary, tag, held).map_err(|error| jail(&error))?;
-        let channel = watch_channel(channel)?;
-        let (channel, waiting) = (Arc::new(channel), Arc::default());
+            atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
+        Self::with(channel, Some(child), Waiting::default())
+    }
+
+    /// Takes over the keeper that another server left, if there is one.
+    pub(crate) fn take_over(
+        directory: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<Option<(Self, Inventory)>, Error> {
+        let connected = atoll_jail::keeper::connect(directory, name);
+        let Some(channel) = connected.map_err(|error| jail(&error))? else {
+            return Ok(None);
+        };
+        let mut waiting = Waiting::default();
+        let Some(inventory) = take_inventory(&channel, &mut waiting)? else {
+            return Ok(None);
+        };
+        rustix::io::ioctl_fionbio(&channel, true)
+            .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
+        Ok(Some((Self::with(channel, None, waiting)?, inventory)))
+    }
+
+    fn with(
+        channel: Channel<ToKeeper, FromKeeper>,
+        child: Option<Child>,
+        waiting: Waiting,
+    ) -> Result<Self, Error> {
+        let channel = Arc::new(watch_channel(channel)?);
+        let waiting = Arc::new(Mutex::new(waiting));
         let reader = tokio::spawn(listen(Arc::clone(&channel), Arc::clone(&waiting)));
         Ok(Self {
             channel,
             waiting,
             child: Mutex::new(child),
+            settling: Mutex::default(),
             reader,
         })
     }
 
-    /// The keeper's pid.
-    pub(crate) fn pid(&self) -> u32 {
-        self.child
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .id()
+    /// The keeper's pid, if it was us who started it.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        lock(&self.child).as_ref().map(Child::id)
+    }
+
+    /// Does something to it in the background, which is waited for before it is let go.
+    pub(crate) fn settle(&self, work: impl FnOnce() + Send + 'static) {
+        *lock(&self.settling) = Some(tokio::task::spawn_blocking(work));
+    }
+
+    /// It has ended.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.waiting().closed
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a PID 1 cloned that speaks over `control`, in `cgroup`.
+    /// Has a PID 1 cloned that speaks over `control`, whose other end is `ours`, in `cgroup`.
     pub(crate) async fn spawn(
         &self,
+        name: &str,
         control: OwnedFd,
+        ours: impl AsFd,
         cgroup: impl AsFd,
         ids: atoll_jail::plan::IdRange,
         namespaces: u64,
@@ -95,14 +162,17 @@ impl Keeper {
         };
         let message = ToKeeper::Spawn {
             token,
+            name: name.to_owned(),
             id_base: ids.base,
             id_count: ids.count,
             namespaces,
         };
-        send(&self.channel, &message, &[control.as_fd(), cgroup.as_fd()]).await?;
+        let handed = [control.as_fd(), ours.as_fd(), cgroup.as_fd()];
+        send(&self.channel, &message, &handed).await?;
         drop(control);
         match answer.await {
             Ok(Ok((pid, user_namespace))) => Ok(Parent {
+                token,
                 pid,
                 user_namespace,
                 died,
@@ -115,19 +185,105 @@ impl Keeper {
         }
     }
 
-    /// Lets the keeper go and waits for its end. All its sandboxes end with it.
-    pub(crate) async fn stop(self) {
+    /// Has the keeper hold descriptors of an exec, and give those of others up.
+    pub(crate) async fn hold(
+        &self,
+        token: u32,
+        request: u32,
+        released: Vec<u32>,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Error> {
+        let message = ToKeeper::Hold {
+            token,
+            request,
+            released,
+        };
+        send(&self.channel, &message, descriptors).await
+    }
+
+    /// Lets the keeper go. One that does not outlive its server ends now, with all its sandboxes, and
+    /// is waited for.
+    pub(crate) async fn stop(&self, lasting: bool) {
+        let settling = lock(&self.settling).take();
+        if let Some(settling) = settling {
+            let _ = settling.await;
+        }
         self.reader.abort();
-        let _ = self.reader.await;
-        drop(self.channel);
-        let child = self.child;
-        let _ = tokio::task::spawn_blocking(move || {
-            child
-                .into_inner()
-                .unwrap_or_else(PoisonError::into_inner)
-                .wait()
-        })
-        .await;
+        let _ = rustix::net::shutdown(self.channel.get_ref(), rustix::net::Shutdown::Both);
+        let Some(mut child) = lock(&self.child).take() else {
+            return;
+        };
+        let wait = move || {
+            let _ = if lasting {
+                // It stays if there are sandboxes.
+                child.try_wait().map(|_| ())
+            } else {
+                child.wait().map(|_| ())
+            };
+        };
+        let _ = tokio::task::spawn_blocking(wait).await;
+    }
+}
+
+/// Hears what a keeper has; nothing if it ended meanwhile.
+fn take_inventory(
+    channel: &Channel<ToKeeper, FromKeeper>,
+    waiting: &mut Waiting,
+) -> Result<Option<Inventory>, Error> {
+    let mut inventory = Inventory::default();
+    loop {
+        let received = channel.receive();
+        let Some(Packet {
+            message,
+            descriptors,
+        }) = received.map_err(|error| internal("take the keeper over", &error))?
+        else {
+            return Ok(None);
+        };
+        match message {
+            FromKeeper::Hello { version } if (OLDEST..=VERSION).contains(&version) => {
+                inventory.held = descriptors;
+            }
+            FromKeeper::Hello { version } => {
+                let message = format!(
+                    "the running sandboxes speak protocol {version}, this atoll {OLDEST} to {VERSION}"
+                );
+                return Err(Error::new(Code::Conflict, message)
+                    .remedy("start the atoll that made them, and stop them with it"));
+            }
+            FromKeeper::Sandbox { token, name, pid } => {
+                let Some(control) = descriptors.into_iter().next() else {
+                    continue;
+                };
+                waiting.next = waiting.next.max(token);
+                let (death, died) = watch::channel(None);
+                waiting.deaths.insert(token, death);
+                inventory.sandboxes.push(Found {
+                    name,
+                    control,
+                    execs: HashMap::new(),
+                    parent: Parent {
+                        token,
+                        pid,
+                        user_namespace: None,
+                        died,
+                    },
+                });
+            }
+            FromKeeper::Held { token, request } => {
+                let mut found = inventory.sandboxes.iter_mut();
+                if let Some(found) = found.find(|found| found.parent.token == token) {
+                    found.execs.insert(request, descriptors);
+                }
+            }
+            FromKeeper::Died { token, status } => {
+                if let Some(death) = waiting.deaths.remove(&token) {
+                    death.send_replace(Some(status));
+                }
+            }
+            FromKeeper::Complete => return Ok(Some(inventory)),
+            FromKeeper::Spawned { .. } | FromKeeper::Refused { .. } => {}
+        }
     }
 }
 
@@ -145,11 +301,17 @@ fn lost() -> Error {
 }
 
 /// Registers a channel with the runtime.
-#[allow(unsafe_code, reason = "tokio asks for a promise that it cannot check")]
 pub(crate) fn watch_channel<S, R>(channel: Channel<S, R>) -> Result<AsyncFd<Channel<S, R>>, Error> {
-    // SAFETY: a channel owns its socket, keeps it open until it is dropped, and always names it.
-    unsafe { AsyncFd::register(channel) }
-        .map_err(|error| internal("watch a socket", &error.into_parts().1))
+    watch_for(channel, Interest::READABLE | Interest::WRITABLE)
+}
+
+/// Registers what owns a descriptor with the runtime.
+#[allow(unsafe_code, reason = "tokio asks for a promise that it cannot check")]
+pub(crate) fn watch_for<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
+    // SAFETY: channels and owned descriptors keep theirs open until they are dropped, and always name
+    // the same.
+    unsafe { AsyncFd::register_with_interest(owner, interest) }
+        .map_err(|error| internal("watch a descriptor", &error.into_parts().1))
 }
 
 /// Sends, waiting for room if there is none.
@@ -193,9 +355,11 @@ async fn listen(
             break;
         };
         match message {
-            FromKeeper::Hello { version } if version == VERSION => {}
-            // It was started from our own binary a moment ago.
-            FromKeeper::Hello { .. } => break,
+            // Told to a server that takes over, before it listens here.
+            FromKeeper::Hello { .. }
+            | FromKeeper::Complete
+            | FromKeeper::Sandbox { .. }
+            | FromKeeper::Held { .. } => {}
             FromKeeper::Spawned { token, pid } => {
                 if let Some(answer) = lock().spawns.remove(&token) {
                     let _ = answer.send(Ok((pid, descriptors.into_iter().next())));

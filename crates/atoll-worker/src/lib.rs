@@ -6,14 +6,17 @@
 mod error;
 mod exec;
 mod files;
+mod freezer;
 mod init;
 pub mod instance;
 mod keeper;
+mod nursery;
 mod runtime;
 mod sandbox;
 pub mod template;
 pub mod tree;
 
-pub use exec::{Control, Exec, Finished, Output};
+pub use exec::output::{Output, Reader as LogReader};
+pub use exec::{Control, Exec, Finished};
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Config, LocalRuntime, check_host};

@@ -1,25 +1,30 @@
 //! Sandboxes on this machine.
 
+mod adopt;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, Entry, Error, ExecSpec, SandboxId, SandboxInfo, SandboxSpec, Usage,
-    WriteOptions,
+    Bytes, Caller, Code, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
+    SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
 use std::os::fd::AsFd;
 
 use crate::error::{host_file, internal};
-use crate::exec::{self, Exec};
+use crate::exec::table::Table;
+use crate::exec::{self, Control, Exec};
 use crate::files::{self, Reader, Writer};
+use crate::freezer::Freezer;
 use crate::instance::Instance;
-use crate::keeper::Keeper;
-use crate::sandbox::{Sandbox, blocking};
+use crate::keeper::{Inventory, Keeper};
+use crate::nursery::Nursery;
+use crate::sandbox::{Record, Sandbox, blocking, lock};
 use crate::template;
 
 /// Changes a plan before it is carried out. Attack tests take one defence away with it, to show
@@ -35,6 +40,11 @@ pub struct Config {
     pub templates: PathBuf,
     /// The binary keepers are started from; its `main` calls `atoll_jail::keeper::run_if_asked`.
     pub binary: PathBuf,
+    /// Sandboxes outlive this process: the next one that opens the same data directory goes on with them.
+    /// Otherwise they are part of a small instance that ends with it.
+    pub lasting: bool,
+    /// How many sandboxes are prepared in advance, but for what they are made from.
+    pub embryos: usize,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -47,6 +57,8 @@ impl Config {
             templates: data.join("templates"),
             data,
             binary: "/proc/self/exe".into(),
+            lasting: false,
+            embryos: 0,
             amend: None,
         }
     }
@@ -65,13 +77,13 @@ pub(crate) struct Shared {
     pub(crate) facts: Facts,
     pub(crate) instance: Instance,
     pub(crate) templates: template::Store,
-    pub(crate) keeper: Keeper,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) nursery: Nursery,
     pub(crate) amend: Option<Amend>,
+    freezer: Freezer,
     /// Held shared by every create under way, whose caller may have gone.
     busy: Arc<tokio::sync::RwLock<()>>,
-    /// The keeper is being moved to its control group.
-    settled: tokio::task::JoinHandle<()>,
-    sandboxes: Mutex<HashMap<SandboxId, Place>>,
+    sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -82,12 +94,62 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Where a sandbox is in its life here.
+impl Shared {
+    /// Waits until no create is under way.
+    pub(crate) async fn quiet(&self) {
+        drop(self.busy.write().await);
+    }
+}
+
+/// A sandbox, whether or not it has processes.
 #[derive(Debug)]
+struct Entry {
+    /// Held while it gets from one state to another: one at a time.
+    gate: tokio::sync::Mutex<()>,
+    place: Mutex<Place>,
+}
+
+#[derive(Debug, Clone)]
 enum Place {
-    Running(Arc<Sandbox>),
-    /// It is being deleted; nobody else may touch it.
-    Leaving,
+    /// It has processes.
+    Live(Arc<Sandbox>),
+    /// It has only files.
+    Stopped(Box<Record>, Arc<Table>),
+    /// It is being deleted, or was.
+    Gone,
+}
+
+impl Entry {
+    fn new(place: Place) -> Arc<Self> {
+        Arc::new(Self {
+            gate: tokio::sync::Mutex::default(),
+            place: Mutex::new(place),
+        })
+    }
+
+    fn place(&self) -> Place {
+        lock(&self.place).clone()
+    }
+
+    fn set(&self, place: Place) {
+        *lock(&self.place) = place;
+    }
+
+    fn info(&self) -> Option<SandboxInfo> {
+        match self.place() {
+            Place::Live(sandbox) => Some(sandbox.info()),
+            Place::Stopped(record, _) => Some(record.info),
+            Place::Gone => None,
+        }
+    }
+
+    fn execs(&self) -> Option<(Arc<Table>, Option<Arc<Sandbox>>)> {
+        match self.place() {
+            Place::Live(sandbox) => Some((Arc::clone(&sandbox.execs), Some(sandbox))),
+            Place::Stopped(_, execs) => Some((execs, None)),
+            Place::Gone => None,
+        }
+    }
 }
 
 /// The sandboxes of one instance on this machine.
@@ -97,48 +159,86 @@ pub struct LocalRuntime {
 }
 
 impl LocalRuntime {
-    /// Starts a small instance of its own. End it with [`LocalRuntime::close`]: a runtime that is
-    /// merely dropped leaves its directory to `atoll gc`.
+    /// Opens the instance of the data directory, or a small one of its own (see [`Config::lasting`]). End
+    /// it with [`LocalRuntime::close`]: a small one that is merely dropped leaves its directory to
+    /// `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let binary = config.binary.clone();
-        let shared = blocking(move || {
-            let facts = Facts::read();
-            crate::instance::data_directory(&config.data)?;
-            let templates = template::Store::open(config.templates)
-                .map_err(|error| internal("open the templates", &error))?;
-            let instance = Instance::ephemeral(&config.data, &facts)?;
-            Ok((facts, templates, instance, config.amend))
-        });
-        let (facts, templates, instance, amend) = shared.await?;
-        let keeper = Keeper::start(
-            &binary,
-            &instance.tag,
-            &[instance.lock.as_fd(), instance.ranges.as_fd()],
-        )?;
-        let (cgroups, pid) = (instance.cgroups.clone(), keeper.pid());
-        // Beside the first create: it may take as long as all the rest. A keeper that stays where
-        // it was started works as well.
-        let settled = tokio::task::spawn_blocking(move || drop(cgroups.adopt(pid)));
-        let shared = Shared {
+        let nursery = Nursery::new(config.embryos);
+        let opened = if config.lasting {
+            Self::open_lasting(config, binary).await?
+        } else {
+            Self::open_ephemeral(config, binary).await?
+        };
+        let (facts, templates, instance, keeper, amend, inventory) = opened;
+        let shared = Arc::new(Shared {
             facts,
             instance,
             templates,
-            keeper,
+            keeper: Arc::new(keeper),
+            nursery,
             amend,
-            settled,
+            freezer: Freezer::start()?,
             busy: Arc::default(),
             sandboxes: Mutex::default(),
-        };
-        Ok(Self {
-            shared: Arc::new(shared),
-        })
+        });
+        let runtime = Self { shared };
+        if let Some(inventory) = inventory {
+            runtime.take_over(inventory).await?;
+        }
+        tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
+        Ok(runtime)
     }
 
-    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Place>> {
-        self.shared
-            .sandboxes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    async fn open_ephemeral(config: Config, binary: PathBuf) -> Result<Opened, Error> {
+        let opened = blocking(move || {
+            let facts = Facts::read();
+            crate::instance::data_directory(&config.data)?;
+            let templates = open_templates(config.templates)?;
+            let instance = Instance::ephemeral(&config.data, &facts)?;
+            Ok((facts, templates, instance, config.amend))
+        });
+        let (facts, templates, instance, amend) = opened.await?;
+        let held = [instance.lock.as_fd(), instance.ranges.as_fd()];
+        let keeper = Keeper::start(&binary, &instance.tag, None, &held)?;
+        settle(&keeper, &instance);
+        Ok((facts, templates, instance, keeper, amend, None))
+    }
+
+    async fn open_lasting(config: Config, binary: PathBuf) -> Result<Opened, Error> {
+        const SOCKET: &str = "keeper.sock";
+        let data = config.data.clone();
+        let own = blocking(move || crate::instance::lock_data(&data)).await?;
+        let run = config.data.join("run");
+        crate::instance::private_directory(&run)?;
+        let run = std::fs::File::open(&run).map_err(|error| host_file("open", &run, &error))?;
+        let (found, mut inventory) = match Keeper::take_over(run.as_fd(), SOCKET)? {
+            Some((keeper, inventory)) => (Some(keeper), inventory),
+            None => (None, Inventory::default()),
+        };
+        let held = std::mem::take(&mut inventory.held);
+        let opened = blocking(move || {
+            let facts = Facts::read();
+            let templates = open_templates(config.templates)?;
+            let instance = Instance::lasting(&config.data, own, held, &facts)?;
+            Ok((facts, templates, instance, config.amend))
+        });
+        let (facts, templates, instance, amend) = opened.await?;
+        let keeper = if let Some(keeper) = found {
+            keeper
+        } else {
+            let listener = atoll_jail::keeper::listen(run.as_fd(), SOCKET);
+            let listener = listener.map_err(|error| crate::error::jail(&error))?;
+            let held = [instance.lock.as_fd(), instance.ranges.as_fd()];
+            let keeper = Keeper::start(&binary, &instance.tag, Some(listener), &held)?;
+            settle(&keeper, &instance);
+            keeper
+        };
+        Ok((facts, templates, instance, keeper, amend, Some(inventory)))
+    }
+
+    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
+        lock(&self.shared.sandboxes)
     }
 
     /// What this host can do.
@@ -159,44 +259,165 @@ impl LocalRuntime {
             let _busy = Arc::clone(&runtime.shared.busy).read_owned().await;
             // Dropped before the guard: who waits for that may count on being the last.
             let runtime = runtime;
-            let sandbox = Sandbox::create(&runtime.shared, SandboxId::random(), spec).await?;
-            let info = sandbox.info.clone();
-            runtime
-                .sandboxes()
-                .insert(info.id.clone(), Place::Running(sandbox));
-            Ok(info)
+            let sandbox = Sandbox::create(&runtime.shared, spec).await?;
+            Ok(runtime.add(&sandbox))
         });
         work.await
             .map_err(|error| internal("a create failed", &error))?
     }
 
+    /// Takes a sandbox with processes among ours.
+    fn add(&self, sandbox: &Arc<Sandbox>) -> SandboxInfo {
+        let info = sandbox.info();
+        let entry = Entry::new(Place::Live(Arc::clone(sandbox)));
+        self.watch_over(&entry, sandbox);
+        self.sandboxes().insert(info.id.clone(), entry);
+        info
+    }
+
+    /// Notices when a sandbox's processes end although nobody asked for that.
+    fn watch_over(&self, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) {
+        let (shared, entry) = (Arc::downgrade(&self.shared), Arc::downgrade(entry));
+        let mut died = sandbox.died.clone();
+        let sandbox = Arc::downgrade(sandbox);
+        tokio::spawn(async move {
+            let Ok(status) = died.wait_for(Option::is_some).await.map(|status| *status) else {
+                return;
+            };
+            let Some(entry) = entry.upgrade() else { return };
+            let _gate = entry.gate.lock().await;
+            let (Some(shared), Some(sandbox)) = (shared.upgrade(), sandbox.upgrade()) else {
+                return;
+            };
+            // Not if it was stopped or deleted meanwhile.
+            if matches!(entry.place(), Place::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
+                let reason = reason(&sandbox, status.unwrap_or(9));
+                let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
+            }
+        });
+    }
+
     /// All sandboxes, newest first.
     pub fn list(&self) -> Vec<SandboxInfo> {
-        let mut all: Vec<SandboxInfo> = self
-            .sandboxes()
-            .values()
-            .filter_map(|place| match place {
-                Place::Running(sandbox) => Some(sandbox.info.clone()),
-                Place::Leaving => None,
-            })
-            .collect();
+        let entries: Vec<Arc<Entry>> = self.sandboxes().values().cloned().collect();
+        let mut all: Vec<SandboxInfo> = entries.iter().filter_map(|entry| entry.info()).collect();
         all.sort_by_key(|info| std::cmp::Reverse(info.created_at));
         all
     }
 
+    /// One sandbox as it is.
+    pub fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        self.entry(id)?.info().ok_or_else(|| unknown(id))
+    }
+
+    fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
+        self.sandboxes().get(id).cloned().ok_or_else(|| unknown(id))
+    }
+
+    /// A sandbox that can be used.
     fn find(&self, id: &SandboxId) -> Result<Arc<Sandbox>, Error> {
-        let sandbox = match self.sandboxes().get(id) {
-            Some(Place::Running(sandbox)) => Arc::clone(sandbox),
-            _ => return Err(unknown(id)),
-        };
-        if sandbox.died.borrow().is_some() {
-            return Err(
-                Error::new(Code::SandboxStopped, format!("sandbox {id} has ended"))
-                    .remedy("delete it and make another")
-                    .detail("state", "stopped"),
-            );
+        match self.entry(id)?.place() {
+            Place::Live(sandbox) if sandbox.died.borrow().is_some() => {
+                Err(SandboxState::Stopped.refusal("used"))
+            }
+            Place::Live(sandbox) => match *sandbox.state.borrow() {
+                SandboxState::Running => Ok(Arc::clone(&sandbox)),
+                state => Err(state.refusal("used")),
+            },
+            Place::Stopped(record, _) => Err(record.info.state.refusal("used")),
+            Place::Gone => Err(unknown(id)),
         }
-        Ok(sandbox)
+    }
+
+    /// Gets a sandbox from one state to another, one at a time, and to the end whether or not the caller
+    /// waits for it.
+    async fn change<F, W>(&self, id: &SandboxId, change: F) -> Result<SandboxInfo, Error>
+    where
+        F: FnOnce(Self, Arc<Entry>, Place) -> W + Send + 'static,
+        W: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let (runtime, id) = (self.clone(), id.clone());
+        let entry = self.entry(&id)?;
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let place = entry.place();
+            let Some(info) = entry.info() else {
+                return Err(unknown(&id));
+            };
+            change(runtime, Arc::clone(&entry), place).await?;
+            Ok(entry.info().unwrap_or(info))
+        });
+        work.await
+            .map_err(|error| internal("a change of state failed", &error))?
+    }
+
+    /// Lets all processes of a sandbox stand still.
+    pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        self.change(id, |runtime, _, place| async move {
+            runtime.freeze(place, Transition::Pause).await
+        })
+        .await
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        self.change(id, |runtime, _, place| async move {
+            runtime.freeze(place, Transition::Resume).await
+        })
+        .await
+    }
+
+    async fn freeze(&self, place: Place, transition: Transition) -> Result<(), Error> {
+        let Place::Live(sandbox) = place else {
+            return Err(state_of(&place)
+                .next(transition)
+                .err()
+                .unwrap_or_else(|| SandboxState::Stopped.refusal("changed")));
+        };
+        let now = *sandbox.state.borrow();
+        let next = now.next(transition)?;
+        if next == now {
+            return Ok(());
+        }
+        let freeze = next == SandboxState::Paused;
+        self.shared
+            .freezer
+            .set(sandbox.group.clone(), freeze)
+            .await?;
+        sandbox.state.send_replace(next);
+        let written = sandbox.write_down(|info| info.state = next);
+        written.map(|_| ())
+    }
+
+    /// Ends a sandbox's processes; its files stay.
+    pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        self.change(id, |runtime, entry, place| async move {
+            state_of(&place).next(Transition::Stop)?;
+            let Place::Live(sandbox) = place else {
+                return Ok(());
+            };
+            let shared = &runtime.shared;
+            sandbox.state.send_replace(SandboxState::Stopping);
+            sandbox.stop(shared).await?;
+            stopped(shared, &entry, &sandbox, None).await
+        })
+        .await
+    }
+
+    /// Makes a stopped sandbox run again, with its files.
+    pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _busy = Arc::clone(&self.shared.busy).read_owned().await;
+        self.change(id, |runtime, entry, place| async move {
+            state_of(&place).next(Transition::Start)?;
+            let Place::Stopped(record, _) = place else {
+                return Ok(());
+            };
+            let sandbox = Sandbox::start(&runtime.shared, *record).await?;
+            entry.set(Place::Live(Arc::clone(&sandbox)));
+            runtime.watch_over(&entry, &sandbox);
+            Ok(())
+        })
+        .await
     }
 
     /// Deletes a sandbox: its processes, its limits and its files are gone when this returns (the
@@ -212,68 +433,48 @@ impl LocalRuntime {
     }
 
     async fn end(&self, id: &SandboxId, keep: Option<PathBuf>) -> Result<(), Error> {
-        let sandbox = {
-            let mut sandboxes = self.sandboxes();
-            match sandboxes.get_mut(id) {
-                Some(place @ Place::Running(_)) => match std::mem::replace(place, Place::Leaving) {
-                    Place::Running(sandbox) => sandbox,
-                    Place::Leaving => return Err(unknown(id)),
-                },
-                _ => return Err(unknown(id)),
-            }
-        };
-        // Once begun it is finished, whether or not the caller waits for it.
-        let (runtime, id) = (self.clone(), id.clone());
-        let work = tokio::spawn(async move {
-            let ended = runtime.finish(&sandbox, keep).await;
-            let mut sandboxes = runtime.sandboxes();
-            match ended {
-                Ok(()) => {
-                    sandboxes.remove(&id);
-                    Ok(())
+        let name = id.clone();
+        let ended = self.change(id, |runtime, entry, place| async move {
+            let shared = &runtime.shared;
+            let from = match place {
+                Place::Live(sandbox) => {
+                    sandbox.state.send_replace(SandboxState::Stopping);
+                    sandbox.stop(shared).await?;
+                    if keep.is_some() {
+                        sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
+                    }
+                    sandbox.directory().to_owned()
                 }
-                Err(error) => {
-                    // It can be tried again.
-                    sandboxes.insert(id, Place::Running(sandbox));
-                    Err(error)
-                }
+                _ => shared.instance.sandboxes().join(name.as_str()),
+            };
+            let kept = keep.is_some();
+            let trash = shared.instance.directory.join("trash");
+            let target = keep.unwrap_or_else(|| trash.join(name.as_str()));
+            let to = target.clone();
+            blocking(move || {
+                std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
+            })
+            .await?;
+            entry.set(Place::Gone);
+            runtime.sandboxes().remove(&name);
+            if !kept {
+                tokio::task::spawn_blocking(move || {
+                    // What is left over is removed with the instance, or at the next start.
+                    let _ = crate::instance::remove_directory(&target);
+                });
             }
+            Ok(())
         });
-        work.await
-            .map_err(|error| internal("a delete failed", &error))?
-    }
-
-    async fn finish(&self, sandbox: &Arc<Sandbox>, keep: Option<PathBuf>) -> Result<(), Error> {
-        sandbox.stop(&self.shared).await?;
-        let kept = keep.is_some();
-        let target = keep.unwrap_or_else(|| {
-            self.shared
-                .instance
-                .directory
-                .join("trash")
-                .join(sandbox.info.id.as_str())
-        });
-        let (sandbox, rename_to) = (Arc::clone(sandbox), target.clone());
-        blocking(move || {
-            if kept {
-                sandbox.record_stopped()?;
-            }
-            std::fs::rename(sandbox.directory(), &rename_to)
-                .map_err(|error| host_file("move to", &rename_to, &error))
-        })
-        .await?;
-        if !kept {
-            tokio::task::spawn_blocking(move || {
-                // What is left over is removed with the instance.
-                let _ = crate::instance::remove_directory(&target);
-            });
-        }
-        Ok(())
+        ended.await.map(|_| ())
     }
 
     /// What a sandbox uses now. Its PID 1 counts as a process, what only waits for a command does not.
     pub fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
-        let sandbox = self.find(id)?;
+        let place = self.entry(id)?.place();
+        let sandbox = match &place {
+            Place::Live(sandbox) if sandbox.died.borrow().is_none() => sandbox,
+            _ => return Err(SandboxState::Stopped.refusal("measured")),
+        };
         let usage = sandbox.group.usage();
         Ok(Usage {
             cpu: usage.cpu,
@@ -282,9 +483,42 @@ impl LocalRuntime {
         })
     }
 
+    /// The commands of a sandbox, newest first.
+    pub fn execs(&self, id: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
+        let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        Ok(table.list())
+    }
+
+    /// A command of a sandbox, running or ended, by its id.
+    pub fn find_exec(&self, id: &SandboxId, exec: &ExecId) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find(exec))
+    }
+
+    /// A command by its pid inside.
+    pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find_pid(pid))
+    }
+
+    /// The newest command with a tag.
+    pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find_tag(tag))
+    }
+
+    fn exec_by(
+        &self,
+        id: &SandboxId,
+        find: impl FnOnce(&Table) -> Result<Arc<exec::Shared>, Error>,
+    ) -> Result<Control, Error> {
+        let (table, sandbox) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        Ok(Control::new(find(&table)?, sandbox))
+    }
+
     /// The pid of a sandbox's PID 1, as the host sees it.
     pub fn host_pid(&self, id: &SandboxId) -> Result<i32, Error> {
-        Ok(self.find(id)?.pid)
+        match self.entry(id)?.place() {
+            Place::Live(sandbox) => Ok(sandbox.pid),
+            place => Err(state_of(&place).refusal("found among processes")),
+        }
     }
 
     /// Starts a command.
@@ -338,7 +572,7 @@ impl LocalRuntime {
         caller: &Caller,
         path: &[u8],
         follow: bool,
-    ) -> Result<Entry, Error> {
+    ) -> Result<atoll_model::Entry, Error> {
         let work = FileWork::Stat {
             path: path.into(),
             follow,
@@ -359,7 +593,7 @@ impl LocalRuntime {
         path: &[u8],
         depth: u32,
         limit: u32,
-    ) -> Result<(Vec<Entry>, bool), Error> {
+    ) -> Result<(Vec<atoll_model::Entry>, bool), Error> {
         let work = FileWork::List {
             path: path.into(),
             depth,
@@ -486,24 +720,98 @@ impl LocalRuntime {
         self.work(id, caller, work).await
     }
 
-    /// Deletes all sandboxes and takes everything of the instance away.
+    /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
+    /// everything of its instance away.
     pub async fn close(self) -> Result<(), Error> {
-        drop(self.shared.busy.write().await);
-        let ids: Vec<SandboxId> = self.sandboxes().keys().cloned().collect();
-        for id in ids {
-            match self.delete(&id).await {
-                Err(error) if error.code != Code::SandboxNotFound => return Err(error),
-                _ => {}
+        self.shared.quiet().await;
+        Nursery::close(&self.shared).await;
+        let lasting = self.shared.instance.lasting.is_some();
+        if !lasting {
+            let ids: Vec<SandboxId> = self.sandboxes().keys().cloned().collect();
+            for id in ids {
+                match self.delete(&id).await {
+                    Err(error) if error.code != Code::SandboxNotFound => return Err(error),
+                    _ => {}
+                }
             }
         }
-        let Some(shared) = Arc::into_inner(self.shared) else {
-            return Err(Error::new(Code::Conflict, "the runtime is still in use"));
-        };
-        let _ = shared.settled.await;
-        shared.keeper.stop().await;
-        let instance = shared.instance;
-        blocking(move || instance.dismantle()).await
+        if lasting {
+            for entry in self.sandboxes().values() {
+                if let Place::Live(sandbox) = entry.place() {
+                    sandbox.abandon();
+                }
+            }
+        }
+        self.shared.keeper.stop(lasting).await;
+        if lasting {
+            return Ok(());
+        }
+        let shared = self.shared;
+        blocking(move || shared.instance.dismantle()).await
     }
+}
+
+type Opened = (
+    Facts,
+    template::Store,
+    Instance,
+    Keeper,
+    Option<Amend>,
+    Option<Inventory>,
+);
+
+fn open_templates(path: PathBuf) -> Result<template::Store, Error> {
+    template::Store::open(path).map_err(|error| internal("open the templates", &error))
+}
+
+/// Moves the keeper to its control group, beside the first create: it may take as long as all the
+/// rest. A keeper that stays where it was started works as well.
+fn settle(keeper: &Keeper, instance: &Instance) {
+    if let Some(pid) = keeper.pid() {
+        let cgroups = instance.cgroups.clone();
+        keeper.settle(move || drop(cgroups.adopt(pid)));
+    }
+}
+
+fn state_of(place: &Place) -> SandboxState {
+    match place {
+        Place::Live(sandbox) => *sandbox.state.borrow(),
+        Place::Stopped(record, _) => record.info.state,
+        Place::Gone => SandboxState::Failed,
+    }
+}
+
+/// Why a sandbox ended by itself.
+fn reason(sandbox: &Sandbox, raw: i32) -> Reason {
+    if sandbox.keeper_is_lost() {
+        Reason::KeeperLost
+    } else if raw & 0x7f == 9 && sandbox.group.oom_kills() > 0 {
+        Reason::Oom
+    } else {
+        Reason::Exited
+    }
+}
+
+/// Writes down that only its files are left, once its processes are gone.
+async fn stopped(
+    shared: &Arc<Shared>,
+    entry: &Entry,
+    sandbox: &Arc<Sandbox>,
+    reason: Option<Reason>,
+) -> Result<(), Error> {
+    sandbox.clear(shared).await?;
+    let record = {
+        let sandbox = Arc::clone(sandbox);
+        blocking(move || {
+            sandbox.write_down(|info| {
+                info.state = SandboxState::Stopped;
+                info.reason = reason;
+            })
+        })
+        .await?
+    };
+    entry.set(Place::Stopped(Box::new(record), Arc::clone(&sandbox.execs)));
+    Ok(())
 }
 
 /// Refuses a host on which no sandbox can be made, and says what would help.

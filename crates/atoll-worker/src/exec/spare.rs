@@ -17,14 +17,16 @@ use atoll_jail::wire::{self, Channel, FromChild, Part, ToChild, ToInit};
 use atoll_model::Error;
 use rustix::fs::{Gid, Uid};
 use rustix::pipe::PipeFlags;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use crate::error::internal;
 use crate::init::{Prepared, gone};
-use crate::keeper::{send, watch_channel};
+use crate::keeper::{send, watch_channel, watch_for};
 use crate::sandbox::Sandbox;
+
+use super::task::Pipe;
 
 /// A child that says nothing for so long was stopped by somebody inside.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -42,8 +44,8 @@ pub(crate) struct Spare {
 pub(super) struct Parts {
     pub(super) request: u32,
     pub(super) leaf: Leaf,
-    pub(super) stdout: pipe::Receiver,
-    pub(super) stderr: pipe::Receiver,
+    pub(super) stdout: Pipe,
+    pub(super) stderr: Pipe,
     /// Told the raw status of the child.
     pub(super) ended: oneshot::Receiver<i32>,
 }
@@ -66,13 +68,14 @@ impl Spare {
         let inside: OwnedFd = Channel::<FromChild, ToChild>::into_fd(inside);
         let (stdout, stdout_inside) = stream(sandbox.ids)?;
         let (stderr, stderr_inside) = stream(sandbox.ids)?;
-        let handed = [
-            inside.as_fd(),
-            stdout_inside.as_fd(),
-            stderr_inside.as_fd(),
-            leaf.directory(),
-        ];
-        let message = ToInit::Prepare { request };
+        let mut handed = vec![inside.as_fd(), stdout_inside.as_fd(), stderr_inside.as_fd()];
+        handed.extend(leaf.directory());
+        // The keeper first: what it does not hold would be lost with us.
+        sandbox
+            .hold(request, &[stdout.as_fd(), stderr.as_fd()])
+            .await?;
+        let forget = sandbox.forgotten();
+        let message = ToInit::Prepare { request, forget };
         sandbox.init.send(&message, &handed).await?;
         Ok(Self {
             socket: watch_channel(socket)?,
@@ -93,6 +96,11 @@ impl Spare {
             self.exec.ended.try_recv(),
             Err(oneshot::error::TryRecvError::Empty)
         )
+    }
+
+    /// The number of its exec.
+    pub(crate) fn request(&self) -> u32 {
+        self.exec.request
     }
 
     /// Gives its leaf up.
@@ -157,6 +165,7 @@ pub(super) fn stream(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
     Ok(pipe)
 }
 
-fn receiver(fd: OwnedFd) -> Result<pipe::Receiver, Error> {
-    pipe::Receiver::from_owned_fd(super::nonblocking(fd)?).map_err(super::watching)
+/// Watches the reading end of a pipe.
+pub(super) fn receiver(fd: OwnedFd) -> Result<Pipe, Error> {
+    watch_for(super::nonblocking(fd)?, Interest::READABLE)
 }

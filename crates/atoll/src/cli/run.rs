@@ -2,7 +2,7 @@
 
 mod transfer;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -190,6 +190,7 @@ impl Run {
             user: self.user.clone(),
             input: Input::Open,
             deadline: self.timeout,
+            tag: None,
         })
     }
 }
@@ -264,16 +265,14 @@ async fn stream(
     signals: &mut Signals,
 ) -> Result<ExecStatus, Error> {
     let exec = runtime.exec(id, exec).await?;
-    if let Some(stdin) = exec.stdin
-        && let Ok(pipe) = stdin.into_blocking_fd()
-    {
-        // A thread of its own: a read of a terminal cannot be taken back.
-        std::thread::spawn(move || pass_on(std::io::stdin().lock(), std::fs::File::from(pipe)));
-    }
+    let (read, given) = tokio::sync::mpsc::channel(4);
+    // A thread of its own: a read of a terminal cannot be taken back.
+    std::thread::spawn(move || pass_on(std::io::stdin().lock(), &read));
+    tokio::spawn(feed(exec.control.clone(), given));
     let outputs = async {
         tokio::join!(
-            copy(exec.stdout, tokio::io::stdout()),
-            copy(exec.stderr, tokio::io::stderr())
+            copy(exec.stdout, tokio::io::stdout(), &exec.control),
+            copy(exec.stderr, tokio::io::stderr(), &exec.control)
         )
     };
     let control = exec.control.clone();
@@ -306,9 +305,13 @@ async fn forward(signals: &mut Signals, control: &Control) -> Error {
     }
 }
 
-/// Copies output until its end. When our own reader has gone, the command is told so by a closed
-/// pipe, as it would be without a sandbox around it.
-async fn copy(mut output: Output, mut to: impl tokio::io::AsyncWrite + Unpin) -> Result<(), Error> {
+/// Copies output until its end. When our own reader has gone, the command is told so by the signal that
+/// a closed pipe would have sent it without a sandbox around it.
+async fn copy(
+    mut output: Output,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+    control: &Control,
+) -> Result<(), Error> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = output.read(&mut buffer).await?;
@@ -320,16 +323,27 @@ async fn copy(mut output: Output, mut to: impl tokio::io::AsyncWrite + Unpin) ->
             to.flush().await
         };
         if written.await.is_err() {
-            return Ok(());
+            return control.signal(SignalKind::pipe().as_raw_value()).await;
         }
     }
 }
 
-fn pass_on(mut from: impl Read, mut to: std::fs::File) {
+/// Reads our own input.
+fn pass_on(mut from: impl Read, to: &tokio::sync::mpsc::Sender<Vec<u8>>) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(read @ 1..) = from.read(&mut buffer) {
-        if to.write_all(&buffer[..read]).is_err() {
+        if to.blocking_send(buffer[..read].to_vec()).is_err() {
             return;
         }
     }
+}
+
+/// Gives the command what we read, to the end. It need not want it.
+async fn feed(control: Control, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
+    while let Some(bytes) = given.recv().await {
+        if control.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+    let _ = control.close_input();
 }

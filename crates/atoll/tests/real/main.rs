@@ -13,6 +13,7 @@ mod cli;
 mod docs;
 mod exec;
 mod files;
+mod lasting;
 mod lifecycle;
 mod limits;
 mod packages;

@@ -213,7 +213,7 @@ fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
         text.contains("atoll: kept i") && text.ends_with("exit 0"),
         "{text}"
     );
-    let kept: Vec<_> = std::fs::read_dir(data.join("sandboxes"))
+    let kept: Vec<_> = std::fs::read_dir(data.join("kept"))
         .unwrap()
         .flatten()
         .collect();
@@ -221,13 +221,7 @@ fn a_kept_sandbox_leaves_its_files_until_they_are_collected() {
     let file = kept[0].path().join("upper/home/user/kept");
     assert_eq!(std::fs::read_to_string(file).unwrap(), "hello");
     assert!(own(&["gc"]).status.success());
-    assert_eq!(
-        std::fs::read_dir(data.join("sandboxes")).unwrap().count(),
-        1
-    );
+    assert_eq!(std::fs::read_dir(data.join("kept")).unwrap().count(), 1);
     assert!(told(&own(&["gc", "--kept"])).contains("1 kept"));
-    assert_eq!(
-        std::fs::read_dir(data.join("sandboxes")).unwrap().count(),
-        0
-    );
+    assert_eq!(std::fs::read_dir(data.join("kept")).unwrap().count(), 0);
 }

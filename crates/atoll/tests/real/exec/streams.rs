@@ -2,7 +2,6 @@
 
 use atoll_model::ExecSpec;
 use atoll_testkit::{fnv64, pattern};
-use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 
 use crate::world::{in_both, probe_spec, said};
@@ -49,9 +48,8 @@ async fn input_and_output_are_a_conversation() {
     in_both(async |world, id| {
         let spec = probe_spec(&["cat"]).open_input();
         let mut exec = world.runtime.exec(id, spec).await.unwrap();
-        let mut stdin = exec.stdin.take().unwrap();
         for word in ["one", "two", "three"] {
-            stdin.write_all(word.as_bytes()).await.unwrap();
+            exec.control.write_all(word.as_bytes()).await.unwrap();
             let mut heard = Vec::new();
             while heard.len() < word.len() {
                 let mut buffer = [0; 64];
@@ -61,7 +59,7 @@ async fn input_and_output_are_a_conversation() {
             }
             assert_eq!(heard, word.as_bytes());
         }
-        drop(stdin);
+        exec.control.close_input().unwrap();
         assert_eq!(exec.stdout.read(&mut [0; 64]).await.unwrap(), 0);
         assert!(exec.wait().await.success());
     })

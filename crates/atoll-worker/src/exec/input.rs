@@ -1,0 +1,205 @@
+//! A command's standard input, written by position so that a caller that was cut off can go on.
+//!
+//! What a caller writes is appended to a file, whose length is what was taken; from there it is
+//! spliced into the pipe. How far that has come is the file's own position, which belongs to the open
+//! file and not to us: the keeper holds the same one, so after a kill the next server goes on at the
+//! very byte.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_model::{Code, Error};
+use rustix::pipe::SpliceFlags;
+use tokio::io::Interest;
+use tokio::sync::Notify;
+
+use crate::error::internal;
+use crate::keeper::watch_for;
+
+/// How much may wait for the command to read it.
+const MOST: u64 = 4 << 20;
+
+/// The server's side of a standard input.
+#[derive(Debug)]
+pub(crate) struct Input {
+    state: Mutex<State>,
+    stem: PathBuf,
+    /// There is more to deliver, or nothing will be any more.
+    fed: Notify,
+    /// The command took some.
+    eaten: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    file: Arc<File>,
+    length: u64,
+    closed: bool,
+    /// The command does not read any more.
+    gone: bool,
+}
+
+fn queue(stem: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(stem.with_extension("in"))
+}
+
+impl Input {
+    /// The input of a new command.
+    pub(crate) fn new(stem: PathBuf) -> io::Result<Self> {
+        let file = queue(&stem)?;
+        Ok(Self::with(stem, file, 0, false))
+    }
+
+    /// The input of a command that somebody else began, by the open file the keeper held.
+    pub(crate) fn open(stem: PathBuf, file: OwnedFd) -> io::Result<Self> {
+        let file = File::from(file);
+        let length = file.metadata()?.len();
+        let closed = stem.with_extension("closed").exists();
+        Ok(Self::with(stem, file, length, closed))
+    }
+
+    fn with(stem: PathBuf, file: File, length: u64, closed: bool) -> Self {
+        Self {
+            state: Mutex::new(State {
+                file: Arc::new(file),
+                length,
+                closed,
+                gone: false,
+            }),
+            stem,
+            fed: Notify::new(),
+            eaten: Notify::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open file, for the keeper to hold.
+    pub(crate) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.state().file)
+    }
+
+    /// How many bytes were taken so far.
+    pub(crate) fn taken(&self) -> u64 {
+        self.state().length
+    }
+
+    /// Takes what belongs at an offset, and says how far input has come then: less than was offered if
+    /// too much waits already. What was taken before is not taken twice.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
+        let mut state = self.state();
+        if state.closed || state.gone {
+            return Err(
+                Error::new(Code::StdinClosed, "the command's standard input is closed")
+                    .detail("position", state.length.to_string()),
+            );
+        }
+        let Some(known) = state.length.checked_sub(offset) else {
+            return Err(Error::invalid(
+                "offset",
+                format!("offset {offset} is beyond the {} bytes taken", state.length),
+                "go on where the last answer said",
+            )
+            .detail("position", state.length.to_string()));
+        };
+        let new = bytes.get(known as usize..).unwrap_or_default();
+        let failed = |error: io::Error| internal("keep a command's input", &error);
+        let delivered = rustix::fs::tell(&*state.file).map_err(|error| failed(error.into()))?;
+        let room = MOST.saturating_sub(state.length - delivered) as usize;
+        let new = &new[..new.len().min(room)];
+        let at = state.length;
+        state.file.write_all_at(new, at).map_err(failed)?;
+        state.length += new.len() as u64;
+        let length = state.length;
+        drop(state);
+        self.fed.notify_one();
+        Ok(length)
+    }
+
+    /// Writes all of it at the end, waiting for the command to read.
+    pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> Result<(), Error> {
+        let mut position = self.taken();
+        loop {
+            let now = self.write(position, bytes)?;
+            bytes = &bytes[(now - position) as usize..];
+            position = now;
+            if bytes.is_empty() {
+                return Ok(());
+            }
+            self.eaten.notified().await;
+        }
+    }
+
+    /// After what was taken comes the end.
+    pub(crate) fn close(&self) -> Result<(), Error> {
+        let marked = File::create(self.stem.with_extension("closed"));
+        marked.map_err(|error| internal("close a command's input", &error))?;
+        self.state().closed = true;
+        self.fed.notify_one();
+        Ok(())
+    }
+
+    /// Delivers everything that is written, until the end.
+    pub(crate) async fn deliver(&self, pipe: OwnedFd) {
+        let Ok(pipe) = watch_for(pipe, Interest::WRITABLE) else {
+            return;
+        };
+        let mut forgotten = 0;
+        loop {
+            let (file, length, closed) = {
+                let state = self.state();
+                (Arc::clone(&state.file), state.length, state.closed)
+            };
+            let delivered = rustix::fs::tell(&*file).unwrap_or(length);
+            if delivered >= length {
+                if closed {
+                    break;
+                }
+                self.fed.notified().await;
+                continue;
+            }
+            let Ok(mut ready) = pipe.writable().await else {
+                break;
+            };
+            let most = (length - delivered) as usize;
+            let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+            // Without an offset: the file's own position moves with the bytes.
+            match rustix::pipe::splice(&*file, None, pipe.as_fd(), None, most, flags) {
+                Ok(_) => {
+                    forget(&file, &mut forgotten);
+                    self.eaten.notify_one();
+                }
+                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                Err(rustix::io::Errno::INTR) => {}
+                // It does not read any more.
+                Err(_) => break,
+            }
+        }
+        self.state().gone = true;
+        self.eaten.notify_one();
+    }
+}
+
+/// What was delivered need not be kept; what may still be in the pipe is.
+fn forget(file: &File, forgotten: &mut u64) {
+    use rustix::fs::FallocateFlags;
+    let delivered = rustix::fs::tell(file).unwrap_or(0);
+    let before = delivered.saturating_sub(1 << 20) / 4096 * 4096;
+    if before >= *forgotten + MOST {
+        *forgotten = before;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(file, flags, 0, before);
+    }
+}

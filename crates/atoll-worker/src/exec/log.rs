@@ -1,0 +1,548 @@
+//! What a command wrote, kept for whoever asks later.
+//!
+//! Bytes go from the pipe into `ID.log` by `splice`: at any moment a byte is in the pipe or in the file,
+//! never only in our memory, so killing us loses none. `ID.index` says which stream they came from: a
+//! number each time the stream changes, written *before* the bytes, so that the last one always reaches
+//! to the end of the file. Positions are offsets of the file and count both streams together.
+//!
+//! Only the last part is kept (the window): what is older is punched out of the file, whose length
+//! goes on growing. Neither file is made before there is something to write.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use atoll_model::Stream;
+use rustix::fs::FallocateFlags;
+use rustix::pipe::SpliceFlags;
+use tokio::sync::{Notify, watch};
+
+/// How much of a command's output is kept.
+pub(crate) const WINDOW: u64 = 64 << 20;
+/// A reader that takes nothing for so long does not hold the command back any more.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Old bytes are given up in pieces of at least this size.
+const PIECE: u64 = 1 << 20;
+/// What may still arrive when the window is full: two pipes' contents.
+const REST: u64 = 256 << 10;
+/// Changes of stream that are kept.
+const CHANGES: u64 = 1 << 20;
+const ENTRY: u64 = size_of::<u64>() as u64;
+const PAGE: u64 = 4096;
+
+/// The log of one command.
+#[derive(Debug)]
+pub(crate) struct Log {
+    /// Where its files are, but for what tells them apart.
+    stem: PathBuf,
+    inner: Mutex<Inner>,
+    readers: Mutex<Readers>,
+    /// The end, for those who wait for more.
+    grown: watch::Sender<u64>,
+    /// A reader got on.
+    pub(super) moved: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    files: Option<Arc<Files>>,
+    /// The first byte that is kept.
+    start: u64,
+    end: u64,
+    /// The first entry of the index that is kept.
+    first: u64,
+    /// How many entries there are, those given up included.
+    entries: u64,
+    last: Option<Stream>,
+}
+
+#[derive(Debug)]
+struct Files {
+    log: File,
+    index: File,
+}
+
+#[derive(Debug, Default)]
+struct Readers {
+    next: u64,
+    /// Where each reader is, and when it last got there.
+    at: HashMap<u64, (u64, Instant)>,
+}
+
+/// What became of an attempt to take bytes out of a pipe.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Some,
+    /// There is nothing in it now.
+    Nothing,
+    /// Nor will there ever be.
+    Closed,
+}
+
+/// Whether there is room for more.
+pub(crate) enum Room {
+    Yes,
+    /// A reader is far behind; it has until then.
+    Full(Instant),
+}
+
+/// Bytes of one stream that lie together.
+pub(crate) struct Piece {
+    pub(crate) stream: Stream,
+    pub(crate) end: u64,
+}
+
+fn entry(stream: Stream, position: u64) -> [u8; ENTRY as usize] {
+    (position << 1 | u64::from(stream == Stream::Stderr)).to_le_bytes()
+}
+
+fn read_entry(index: &File, number: u64) -> io::Result<(Stream, u64)> {
+    let mut bytes = [0; ENTRY as usize];
+    index.read_exact_at(&mut bytes, number * ENTRY)?;
+    let value = u64::from_le_bytes(bytes);
+    let stream = if value & 1 == 0 {
+        Stream::Stdout
+    } else {
+        Stream::Stderr
+    };
+    Ok((stream, value >> 1))
+}
+
+impl Files {
+    fn open(stem: &Path, create: bool) -> io::Result<Self> {
+        let open = |kind: &str| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(create)
+                .truncate(false)
+                .mode(0o600)
+                .open(stem.with_extension(kind))
+        };
+        Ok(Self {
+            index: open("index")?,
+            log: open("log")?,
+        })
+    }
+}
+
+impl Log {
+    /// The log of a new command.
+    pub(crate) fn new(stem: PathBuf) -> Self {
+        Self::with(stem, Inner::default())
+    }
+
+    /// The log that somebody else began.
+    pub(crate) fn open(stem: PathBuf) -> io::Result<Self> {
+        let files = match Files::open(&stem, false) {
+            Ok(files) => files,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Self::new(stem));
+            }
+            Err(error) => return Err(error),
+        };
+        let end = files.log.metadata()?.len();
+        let entries = files.index.metadata()?.len() / ENTRY;
+        // What was given up is a hole; its end is where a page begins.
+        let first_byte = |file: &File, length: u64| match rustix::fs::seek(
+            file,
+            rustix::fs::SeekFrom::Data(0),
+        ) {
+            Ok(found) => found,
+            Err(_) => length,
+        };
+        let start = first_byte(&files.log, end);
+        let hole = first_byte(&files.index, entries * ENTRY) / ENTRY;
+        let first = find(&files.index, hole, entries, start)?;
+        let last = match entries.checked_sub(1) {
+            Some(last) => Some(read_entry(&files.index, last)?.0),
+            None => None,
+        };
+        let inner = Inner {
+            files: Some(Arc::new(files)),
+            start,
+            end,
+            first,
+            entries,
+            last,
+        };
+        Ok(Self::with(stem, inner))
+    }
+
+    fn with(stem: PathBuf, inner: Inner) -> Self {
+        let grown = watch::Sender::new(inner.end);
+        Self {
+            stem,
+            inner: Mutex::new(inner),
+            readers: Mutex::default(),
+            grown,
+            moved: Notify::new(),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn readers(&self) -> MutexGuard<'_, Readers> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves what is in the pipe, at most so many bytes, to the end of the log.
+    pub(crate) fn take(
+        &self,
+        stream: Stream,
+        pipe: BorrowedFd<'_>,
+        most: usize,
+    ) -> io::Result<Taken> {
+        if rustix::io::ioctl_fionread(pipe)? == 0 {
+            return Ok(if at_end(pipe)? {
+                Taken::Closed
+            } else {
+                Taken::Nothing
+            });
+        }
+        let mut inner = self.inner();
+        let inner = &mut *inner;
+        let files = match &inner.files {
+            Some(files) => files,
+            None => inner.files.insert(Arc::new(Files::open(&self.stem, true)?)),
+        };
+        if inner.last != Some(stream) {
+            let at = inner.entries * ENTRY;
+            files.index.write_all_at(&entry(stream, inner.end), at)?;
+            inner.entries += 1;
+            inner.last = Some(stream);
+        }
+        let mut offset = inner.end;
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        let taken =
+            match rustix::pipe::splice(pipe, None, &files.log, Some(&mut offset), most, flags) {
+                Ok(0) => return Ok(Taken::Closed),
+                Ok(taken) => taken as u64,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
+                    return Ok(Taken::Nothing);
+                }
+                Err(error) => return Err(error.into()),
+            };
+        inner.end += taken;
+        inner.give_up_old()?;
+        self.grown.send_replace(inner.end);
+        Ok(Taken::Some)
+    }
+
+    /// Whether the command may go on writing: a reader that is attached and reads holds it back, one
+    /// that does not read is let go.
+    pub(crate) fn room(&self) -> Room {
+        let end = self.inner().end;
+        let mut readers = self.readers();
+        let now = Instant::now();
+        readers.at.retain(|_, (position, since)| {
+            *position + (WINDOW - REST) > end || now < *since + PATIENCE
+        });
+        let behind = readers
+            .at
+            .values()
+            .filter(|(position, _)| *position + (WINDOW - REST) <= end);
+        match behind.map(|(_, since)| *since + PATIENCE).min() {
+            Some(until) => Room::Full(until),
+            None => Room::Yes,
+        }
+    }
+
+    /// The first byte that is kept, and the end.
+    pub(crate) fn bounds(&self) -> (u64, u64) {
+        let inner = self.inner();
+        (inner.start, inner.end)
+    }
+
+    /// Told whenever there is more.
+    pub(crate) fn growth(&self) -> watch::Receiver<u64> {
+        self.grown.subscribe()
+    }
+
+    /// The piece a position lies in; it must be inside the bounds.
+    pub(crate) fn piece(&self, position: u64) -> io::Result<Piece> {
+        let inner = self.inner();
+        let Some(files) = &inner.files else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let number = find(&files.index, inner.first, inner.entries, position)?;
+        let (stream, _) = read_entry(&files.index, number)?;
+        let end = if number + 1 < inner.entries {
+            read_entry(&files.index, number + 1)?.1
+        } else {
+            inner.end
+        };
+        Ok(Piece { stream, end })
+    }
+
+    /// Reads at a position; fewer bytes than asked for only at the end.
+    pub(crate) fn read(&self, position: u64, into: &mut [u8]) -> io::Result<usize> {
+        let Some(files) = self.inner().files.clone() else {
+            return Ok(0);
+        };
+        // Not under the lock: the command may go on writing.
+        files.log.read_at(into, position)
+    }
+
+    /// A reader has come to a position (its number, if it is known).
+    pub(crate) fn arrive(&self, reader: Option<u64>, position: u64) -> u64 {
+        let number = {
+            let mut readers = self.readers();
+            let number = reader.unwrap_or_else(|| {
+                readers.next += 1;
+                readers.next
+            });
+            readers.at.insert(number, (position, Instant::now()));
+            number
+        };
+        self.moved.notify_one();
+        number
+    }
+
+    /// A reader has gone.
+    pub(crate) fn depart(&self, reader: u64) {
+        self.readers().at.remove(&reader);
+        self.moved.notify_one();
+    }
+}
+
+impl Inner {
+    /// Gives up what is before the window, or before the last changes of stream that are kept.
+    fn give_up_old(&mut self) -> io::Result<()> {
+        let Some(files) = &self.files else {
+            return Ok(());
+        };
+        let mut keep = self.end.saturating_sub(WINDOW);
+        if self.entries - self.first > CHANGES + CHANGES / 4 {
+            keep = keep.max(read_entry(&files.index, self.entries - CHANGES)?.1);
+        }
+        let few = self.entries - self.first <= CHANGES + CHANGES / 4;
+        let keep = keep / PAGE * PAGE;
+        if keep <= self.start || (few && keep < self.start + PIECE) {
+            return Ok(());
+        }
+        punch(&files.log, keep)?;
+        self.start = keep;
+        self.first = find(&files.index, self.first, self.entries, keep)?;
+        punch(&files.index, self.first * ENTRY / PAGE * PAGE)
+    }
+}
+
+/// Gives up a file's contents before an offset.
+fn punch(file: &File, before: u64) -> io::Result<()> {
+    if before == 0 {
+        return Ok(());
+    }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, flags, 0, before) {
+        // A file system without holes keeps everything.
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The number of the last entry at or before a position.
+fn find(index: &File, first: u64, entries: u64, position: u64) -> io::Result<u64> {
+    let (mut low, mut high) = (first, entries);
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        if read_entry(index, middle)?.1 <= position {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(low)
+}
+
+/// Nobody can write into the pipe any more.
+fn at_end(pipe: BorrowedFd<'_>) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut asked = [PollFd::new(&pipe, PollFlags::IN)];
+    poll(
+        &mut asked,
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    )?;
+    let told = asked[0].revents();
+    Ok(told.contains(PollFlags::HUP) && !told.contains(PollFlags::IN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new() -> Self {
+            let path = std::env::temp_dir().join(format!(
+                "atoll-log-{}-{:?}",
+                std::process::id(),
+                std::thread::current().id()
+            ));
+            std::fs::create_dir_all(&path).expect("it can be made");
+            Self(path)
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn feed(log: &Log, stream: Stream, bytes: &[u8]) {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        for part in bytes.chunks(60_000) {
+            writer.write_all(part).expect("it fits");
+            assert_eq!(
+                log.take(stream, reader.as_fd(), 1 << 20).expect("taken"),
+                Taken::Some
+            );
+        }
+    }
+
+    /// Everything that is kept, piece by piece.
+    fn pieces(log: &Log) -> Vec<(Stream, Vec<u8>)> {
+        let (mut position, end) = log.bounds();
+        let mut all = Vec::new();
+        while position < end {
+            let piece = log.piece(position).expect("a piece");
+            let mut bytes = vec![0; (piece.end - position) as usize];
+            assert_eq!(log.read(position, &mut bytes).expect("read"), bytes.len());
+            position = piece.end;
+            all.push((piece.stream, bytes));
+        }
+        all
+    }
+
+    #[test]
+    fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x"));
+        assert!(!place.0.join("x.log").exists());
+        let said = [
+            (Stream::Stderr, b"one".to_vec()),
+            (Stream::Stdout, b"two".to_vec()),
+            (Stream::Stderr, vec![b'x'; 200_000]),
+        ];
+        for (stream, bytes) in &said {
+            feed(&log, *stream, bytes);
+        }
+        assert_eq!(pieces(&log), said);
+        assert_eq!(
+            pieces(&Log::open(place.0.join("x")).expect("it opens")),
+            said
+        );
+    }
+
+    #[test]
+    fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x"));
+        let turn = vec![7; 59_999];
+        let turns = (WINDOW + 8 * PIECE) / turn.len() as u64;
+        for number in 0..turns {
+            let stream = if number % 2 == 0 {
+                Stream::Stdout
+            } else {
+                Stream::Stderr
+            };
+            feed(&log, stream, &turn);
+        }
+        let (start, end) = log.bounds();
+        assert_eq!(end, turns * turn.len() as u64);
+        assert!(start > 0 && end - start >= WINDOW && end - start <= WINDOW + 2 * PIECE);
+        use std::os::unix::fs::MetadataExt;
+        let blocks = std::fs::metadata(place.0.join("x.log"))
+            .expect("it is there")
+            .blocks();
+        assert!(blocks * 512 <= WINDOW + 3 * PIECE, "{blocks} blocks");
+        let again = Log::open(place.0.join("x")).expect("it opens");
+        assert_eq!(again.bounds(), (start, end));
+        let all = pieces(&again);
+        assert_eq!(all, pieces(&log));
+        assert!(
+            all.iter()
+                .all(|(_, bytes)| bytes.iter().all(|byte| *byte == 7))
+        );
+    }
+
+    #[test]
+    fn an_entry_without_bytes_changes_nothing() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x"));
+        feed(&log, Stream::Stdout, b"one");
+        // As if we had been killed between the two writes.
+        let index = OpenOptions::new()
+            .append(true)
+            .open(place.0.join("x.index"))
+            .expect("it is there");
+        (&index)
+            .write_all(&entry(Stream::Stderr, 3))
+            .expect("written");
+        let log = Log::open(place.0.join("x")).expect("it opens");
+        feed(&log, Stream::Stdout, b"two");
+        let said = pieces(&log);
+        assert_eq!(said.concat_bytes(), b"onetwo");
+        assert_eq!(said[0].0, Stream::Stdout);
+    }
+
+    trait Concat {
+        fn concat_bytes(&self) -> Vec<u8>;
+    }
+
+    impl Concat for Vec<(Stream, Vec<u8>)> {
+        fn concat_bytes(&self) -> Vec<u8> {
+            self.iter().flat_map(|(_, bytes)| bytes.clone()).collect()
+        }
+    }
+
+    #[test]
+    fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x"));
+        let reader = log.arrive(None, 0);
+        let turn = vec![7; 60_000];
+        while matches!(log.room(), Room::Yes) {
+            feed(&log, Stream::Stdout, &turn);
+        }
+        let (start, end) = log.bounds();
+        assert!(start == 0 && end > WINDOW - PIECE && end < WINDOW);
+        log.arrive(Some(reader), PIECE);
+        assert!(matches!(log.room(), Room::Yes));
+        feed(&log, Stream::Stdout, &vec![7; PIECE as usize]);
+        assert!(matches!(log.room(), Room::Full(_)));
+        log.depart(reader);
+        assert!(matches!(log.room(), Room::Yes));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_told_from_an_empty_one() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x"));
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        let take = || {
+            log.take(Stream::Stdout, reader.as_fd(), 1 << 20)
+                .expect("taken")
+        };
+        assert_eq!(take(), Taken::Nothing);
+        writer.write_all(b"x").expect("written");
+        drop(writer);
+        assert_eq!(take(), Taken::Some);
+        assert_eq!(take(), Taken::Closed);
+        assert!(place.0.join("x.log").exists());
+    }
+}

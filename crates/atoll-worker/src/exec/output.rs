@@ -1,0 +1,208 @@
+//! Readers of a command's log: where they are is all they know, so one that comes back goes on where
+//! it was.
+
+use std::sync::Arc;
+
+use atoll_model::{Chunk, Error, ExecStatus, Stream};
+use tokio::sync::watch;
+
+use super::log::Log;
+use crate::error::internal;
+
+/// The most one chunk holds.
+const MOST: usize = 256 << 10;
+
+/// A reader of both streams, from a position on.
+#[derive(Debug)]
+pub struct Reader {
+    log: Arc<Log>,
+    state: watch::Receiver<Progress>,
+    growth: watch::Receiver<u64>,
+    position: u64,
+    /// Known to the log once something was read: who only could read holds nobody back.
+    number: Option<u64>,
+    told: bool,
+}
+
+/// How far a command has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Progress {
+    /// How it ended; everything it wrote until then is in the log.
+    pub(crate) status: Option<ExecStatus>,
+    /// Nobody can write any more.
+    pub(crate) closed: bool,
+}
+
+impl Reader {
+    pub(super) fn new(log: Arc<Log>, state: watch::Receiver<Progress>, after: u64) -> Self {
+        Self {
+            growth: log.growth(),
+            log,
+            state,
+            position: after,
+            number: None,
+            told: false,
+        }
+    }
+
+    /// The position of the next byte.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// What comes next; waits for it. Nothing when nothing can come any more.
+    pub async fn next(&mut self) -> Result<Option<Chunk>, Error> {
+        loop {
+            // In this order: all that was written before the end is there when the end is told.
+            let progress = *self.state.borrow_and_update();
+            self.growth.borrow_and_update();
+            let (start, end) = self.log.bounds();
+            if self.position < start {
+                let from = std::mem::replace(&mut self.position, start);
+                self.arrive();
+                return Ok(Some(Chunk::Gap { from, to: start }));
+            }
+            if self.position < end {
+                if let Some(chunk) = self.read()? {
+                    return Ok(Some(chunk));
+                }
+                continue;
+            }
+            match progress.status {
+                Some(status) if !self.told => {
+                    self.told = true;
+                    return Ok(Some(Chunk::Exit(status)));
+                }
+                Some(_) if progress.closed => return Ok(None),
+                _ => {}
+            }
+            tokio::select! {
+                changed = self.growth.changed() => drop(changed),
+                changed = self.state.changed() => {
+                    if changed.is_err() && self.told {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next bytes of one stream; nothing if they were given up meanwhile.
+    fn read(&mut self) -> Result<Option<Chunk>, Error> {
+        let failed = |error: std::io::Error| internal("read a command's log", &error);
+        let position = self.position;
+        let piece = self.log.piece(position).map_err(failed)?;
+        let most = (piece.end.saturating_sub(position)).min(MOST as u64) as usize;
+        let mut bytes = vec![0; most];
+        let read = self.log.read(position, &mut bytes).map_err(failed)?;
+        bytes.truncate(read);
+        // What was given up while we read it reads as zeros.
+        if self.log.bounds().0 > position || bytes.is_empty() {
+            return Ok(None);
+        }
+        self.position += bytes.len() as u64;
+        self.arrive();
+        Ok(Some(Chunk::Data {
+            stream: piece.stream,
+            position,
+            bytes,
+        }))
+    }
+
+    /// Goes past a piece of a stream nobody asks for.
+    fn skip_others(&mut self, stream: Stream) -> Result<(), Error> {
+        loop {
+            let (start, end) = self.log.bounds();
+            if self.position < start || self.position >= end {
+                return Ok(());
+            }
+            let piece = self.log.piece(self.position);
+            let piece = piece.map_err(|error| internal("read a command's log", &error))?;
+            if piece.stream == stream {
+                return Ok(());
+            }
+            self.position = piece.end;
+            self.arrive();
+        }
+    }
+
+    fn arrive(&mut self) {
+        self.number = Some(self.log.arrive(self.number, self.position));
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.log.depart(number);
+        }
+    }
+}
+
+/// One stream of output. It ends when the command has ended and what was written until then is
+/// read: children that live on may go on writing for ever.
+#[derive(Debug)]
+pub struct Output {
+    reader: Reader,
+    stream: Stream,
+    /// Bytes that did not fit.
+    rest: Vec<u8>,
+    /// Some were given up before they were read.
+    gap: bool,
+}
+
+impl Output {
+    pub(super) fn new(reader: Reader, stream: Stream) -> Self {
+        Self {
+            reader,
+            stream,
+            rest: Vec::new(),
+            gap: false,
+        }
+    }
+
+    /// Reads some; 0 at the end.
+    pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        if self.rest.is_empty() {
+            self.rest = self.more().await?;
+        }
+        let read = self.rest.len().min(buffer.len());
+        buffer[..read].copy_from_slice(&self.rest[..read]);
+        self.rest.drain(..read);
+        Ok(read)
+    }
+
+    /// The next bytes of this stream; none at the end.
+    async fn more(&mut self) -> Result<Vec<u8>, Error> {
+        while !self.reader.told {
+            self.reader.skip_others(self.stream)?;
+            match self.reader.next().await? {
+                Some(Chunk::Data { stream, bytes, .. }) if stream == self.stream => {
+                    return Ok(bytes);
+                }
+                Some(Chunk::Gap { .. }) => self.gap = true,
+                Some(Chunk::Data { .. }) => {}
+                Some(Chunk::Exit(_)) | None => break,
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    /// Reads to the end, keeping at most `limit` bytes; says whether more was left out.
+    pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
+        let mut truncated = false;
+        loop {
+            let bytes = if self.rest.is_empty() {
+                self.more().await?
+            } else {
+                std::mem::take(&mut self.rest)
+            };
+            if bytes.is_empty() {
+                return Ok(truncated || self.gap);
+            }
+            let room = limit.saturating_sub(into.len()).min(bytes.len());
+            into.extend_from_slice(&bytes[..room]);
+            truncated |= room < bytes.len();
+        }
+    }
+}

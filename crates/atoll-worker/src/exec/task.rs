@@ -1,0 +1,266 @@
+//! Sees a command to its end, whether or not anybody listens: moves what it writes into its log, gives
+//! it its input, keeps its deadline, and writes down how it ended.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use atoll_model::{ExecStatus, SandboxState, Stream};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{oneshot, watch};
+
+use super::Shared;
+use super::log::{Log, Room, Taken};
+use super::record::Clock;
+use crate::sandbox::Sandbox;
+
+/// The most that is moved before others get their turn.
+const TURN: usize = 1 << 20;
+/// How long to wait before a log that cannot grow (a full disk) is tried again.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// The reading end of a pipe.
+pub(super) type Pipe = AsyncFd<OwnedFd>;
+
+/// Everything the task of a command works with.
+pub(super) struct Task {
+    pub(super) sandbox: Arc<Sandbox>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) stdout: Option<Pipe>,
+    pub(super) stderr: Option<Pipe>,
+    pub(super) stdin: Option<OwnedFd>,
+    /// Told its raw status; closed without one if its sandbox ended first.
+    pub(super) ended: oneshot::Receiver<i32>,
+    /// The sandbox's OOM counter when it started.
+    pub(super) before: u64,
+}
+
+/// A stream of output: its pipe until it is closed.
+struct Flow {
+    stream: Stream,
+    pipe: Option<Pipe>,
+}
+
+impl Task {
+    pub(super) fn spawn(self) {
+        let sandbox = Arc::clone(&self.sandbox);
+        sandbox.spawn(self.run());
+    }
+
+    async fn run(self) {
+        let Self {
+            sandbox,
+            shared,
+            stdout,
+            stderr,
+            stdin,
+            mut ended,
+            before,
+        } = self;
+        let feeding = stdin.map(|pipe| {
+            let (shared, sandbox) = (Arc::clone(&shared), Arc::clone(&sandbox));
+            Arc::clone(&sandbox).spawn(async move {
+                if let Some(input) = &shared.input {
+                    input.deliver(pipe).await;
+                    sandbox.release_now(super::input_of(shared.request)).await;
+                }
+            })
+        });
+        let mut flows = [
+            Flow {
+                stream: Stream::Stdout,
+                pipe: stdout,
+            },
+            Flow {
+                stream: Stream::Stderr,
+                pipe: stderr,
+            },
+        ];
+        let known = shared.progress.borrow().status;
+        if known.is_none() {
+            let mut timed_out = false;
+            let mut deadline = Deadline::new(&shared, sandbox.state.subscribe());
+            let raw = loop {
+                tokio::select! {
+                    biased;
+                    raw = &mut ended => break raw,
+                    () = deadline.reached(), if !timed_out => {
+                        timed_out = true;
+                        if let Some(leaf) = &shared.leaf {
+                            let _ = leaf.kill();
+                        }
+                    }
+                    () = flow(&shared.log, &mut flows) => {}
+                }
+            };
+            for flow in &mut flows {
+                flow.drain(&shared.log).await;
+            }
+            // A PID 1 that died without a word took the command with it.
+            let mut status = decode(raw.unwrap_or(9));
+            status.timed_out = timed_out;
+            let killed = status.signal == Some(9) || status.code == Some(137);
+            status.oom_killed = killed && !timed_out && sandbox.group.oom_kills() > before;
+            shared
+                .progress
+                .send_modify(|progress| progress.status = Some(status));
+            // Whoever waits goes first.
+            tokio::task::yield_now().await;
+            if let Some(feeding) = feeding {
+                feeding.abort();
+                sandbox.release(super::input_of(shared.request));
+            }
+            // Not written down it stays known to PID 1, for the next server.
+            if shared.record(|record| record.end(status)).is_ok() {
+                sandbox.forget(shared.request);
+            }
+            if let Some(leaf) = &shared.leaf {
+                sandbox.leave(Arc::clone(leaf));
+            }
+        }
+        // Children that live on may go on writing.
+        while flows.iter().any(|flow| flow.pipe.is_some()) {
+            flow(&shared.log, &mut flows).await;
+        }
+        shared
+            .progress
+            .send_modify(|progress| progress.closed = true);
+        sandbox.release(shared.request);
+        sandbox.execs.tidy();
+    }
+}
+
+/// Moves some of what was written, when there is some and room for it.
+async fn flow(log: &Log, flows: &mut [Flow; 2]) {
+    if let Room::Full(until) = log.room() {
+        tokio::select! {
+            () = log.moved.notified() => {}
+            () = tokio::time::sleep_until(until.into()) => {}
+        }
+        return;
+    }
+    let [one, other] = flows;
+    tokio::select! {
+        () = one.take(log) => {}
+        () = other.take(log) => {}
+    }
+}
+
+impl Flow {
+    /// Waits for something and moves it; can be given up at any time.
+    async fn take(&mut self, log: &Log) {
+        let Some(pipe) = &self.pipe else {
+            return std::future::pending().await;
+        };
+        let Ok(mut ready) = pipe.readable().await else {
+            self.pipe = None;
+            return;
+        };
+        match log.take(self.stream, pipe.as_fd(), TURN) {
+            Ok(Taken::Some) => {}
+            Ok(Taken::Nothing) => ready.clear_ready(),
+            Ok(Taken::Closed) => self.pipe = None,
+            // The bytes stay in the pipe, and the command waits, until the disk has room again.
+            Err(_) => tokio::time::sleep(RETRY).await,
+        }
+    }
+
+    /// Moves everything that is in the pipe now.
+    async fn drain(&mut self, log: &Log) {
+        let Some(pipe) = &self.pipe else { return };
+        let mut left = rustix::io::ioctl_fionread(pipe.as_fd()).unwrap_or(0);
+        while left > 0 {
+            let most = usize::try_from(left).unwrap_or(TURN).min(TURN);
+            let (_, end) = log.bounds();
+            match log.take(self.stream, pipe.as_fd(), most) {
+                Ok(Taken::Some) => left = left.saturating_sub(log.bounds().1 - end),
+                Ok(Taken::Nothing) => return,
+                Ok(Taken::Closed) => {
+                    self.pipe = None;
+                    return;
+                }
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+    }
+}
+
+/// When a command's time is over. The clock stands still while the sandbox is paused, and that is
+/// written down: a later server goes on with what is left.
+struct Deadline {
+    shared: Arc<Shared>,
+    state: watch::Receiver<SandboxState>,
+    clock: Option<Running>,
+}
+
+/// A command's clock.
+#[derive(Clone, Copy)]
+enum Running {
+    Until(Instant),
+    Stopped(Duration),
+}
+
+impl Deadline {
+    fn new(shared: &Arc<Shared>, state: watch::Receiver<SandboxState>) -> Self {
+        let left = shared.record(|record| record.clock.map(|clock| clock.left()));
+        Self {
+            clock: left.map(|left| Running::Until(Instant::now() + left)),
+            shared: Arc::clone(shared),
+            state,
+        }
+    }
+
+    /// Can be given up and asked again at any time.
+    async fn reached(&mut self) {
+        loop {
+            let paused = *self.state.borrow_and_update() == SandboxState::Paused;
+            match (self.clock, paused) {
+                (None, _) => return std::future::pending().await,
+                (Some(Running::Until(until)), true) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    self.set(Running::Stopped(left), Clock { left, at: None });
+                }
+                (Some(Running::Stopped(left)), false) => {
+                    let at = Some(super::now());
+                    self.set(Running::Until(Instant::now() + left), Clock { left, at });
+                }
+                (Some(Running::Stopped(_)), true) => {
+                    if self.state.changed().await.is_err() {
+                        return std::future::pending().await;
+                    }
+                }
+                (Some(Running::Until(until)), false) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(until.into()) => return,
+                        changed = self.state.changed() => {
+                            if changed.is_err() {
+                                return std::future::pending().await;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn set(&mut self, running: Running, clock: Clock) {
+        self.clock = Some(running);
+        let _ = self.shared.record(|record| record.set_clock(clock));
+    }
+}
+
+/// A raw wait status as the truth it encodes.
+fn decode(raw: i32) -> ExecStatus {
+    let signal = raw & 0x7f;
+    if signal == 0 {
+        ExecStatus {
+            code: Some((raw >> 8) & 0xff),
+            ..ExecStatus::default()
+        }
+    } else {
+        ExecStatus {
+            signal: Some(signal),
+            ..ExecStatus::default()
+        }
+    }
+}

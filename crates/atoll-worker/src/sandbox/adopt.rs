@@ -1,0 +1,115 @@
+//! Taking a sandbox over from a server that is gone: what its record says, what the keeper held and
+//! what its PID 1 tells make it whole again.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use atoll_jail::wire::Channel;
+use atoll_model::{Error, SandboxState};
+use tokio::sync::{oneshot, watch};
+
+use super::{Record, Sandbox};
+use crate::error::internal;
+use crate::exec::{self, table::Table};
+use crate::init::Init;
+use crate::keeper::Found;
+use crate::runtime::Shared;
+
+/// Numbers that a server may have used without anybody having written them down.
+const MARGIN: u32 = 1000;
+
+impl Sandbox {
+    /// Takes a living sandbox over.
+    pub(crate) fn adopt(
+        shared: &Arc<Shared>,
+        directory: PathBuf,
+        mut record: Record,
+        mut found: Found,
+    ) -> Result<Arc<Self>, Error> {
+        let template = shared.templates.get(&record.spec.template);
+        let template = template.map_err(|error| internal("lease the template", &error))?;
+        let ids = record.ids();
+        shared.instance.ranges.inherit(ids);
+        let group = shared.instance.cgroups.group(record.info.id.as_str(), ids);
+        // What is, not what was to be: we may have been killed between the two.
+        record.info.state = if group.is_frozen() {
+            SandboxState::Paused
+        } else {
+            SandboxState::Running
+        };
+        record.write(&directory)?;
+        let execs = Table::new(directory.join("execs"), true);
+        let records = exec::record::Record::all(execs.directory());
+        let running: Vec<u32> = records
+            .iter()
+            .filter(|record| record.status.is_none())
+            .map(|record| record.request)
+            .collect();
+        let used = records.iter().map(|record| record.request);
+        let held = found
+            .execs
+            .keys()
+            .map(|request| request & !exec::input_of(0));
+        let used = used.chain(held).max().unwrap_or(0);
+        rustix::io::ioctl_fionbio(&found.control, true)
+            .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
+        let channel = Channel::new(found.control);
+        let (init, mut ends) = Init::adopt(channel, &running, used + MARGIN)?;
+        let environment = template.meta.env.iter().chain(&record.spec.environment);
+        let sandbox = Arc::new(Self {
+            environment: environment
+                .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()))
+                .collect(),
+            state: watch::Sender::new(record.info.state),
+            init,
+            group,
+            died: found.parent.died,
+            pid: found.parent.pid,
+            execs: Arc::new(execs),
+            ids,
+            record: Mutex::new(record),
+            token: found.parent.token,
+            keeper: Arc::clone(&shared.keeper),
+            leaves: Mutex::default(),
+            spare: Mutex::default(),
+            over: Mutex::default(),
+            abandoned: watch::Sender::new(false),
+            directory,
+            _template: template,
+        });
+        for record in records {
+            let mut held = |request| found.execs.remove(&request).unwrap_or_default();
+            let held = exec::Held {
+                streams: held(record.request),
+                input: held(exec::input_of(record.request)),
+            };
+            take_exec(&sandbox, record, held, &mut ends)?;
+        }
+        // Of those that nobody wrote down nobody was told either.
+        for request in found.execs.into_keys() {
+            sandbox.release(request);
+        }
+        Ok(sandbox)
+    }
+}
+
+fn take_exec(
+    sandbox: &Arc<Sandbox>,
+    record: exec::record::Record,
+    held: exec::Held,
+    ends: &mut HashMap<u32, oneshot::Receiver<i32>>,
+) -> Result<(), Error> {
+    if record.status.is_some() {
+        sandbox.forget(record.request);
+        if held.streams.is_empty() {
+            sandbox.execs.add_ended(record);
+            return Ok(());
+        }
+    }
+    // One whose end PID 1 does not know either ended with nobody there.
+    let ended = ends
+        .remove(&record.request)
+        .unwrap_or_else(|| oneshot::channel().1);
+    exec::adopt(sandbox, record, held, ended)
+}

@@ -1,0 +1,76 @@
+//! What stands beside a sandbox's files and says what it is, for whoever comes after us.
+
+use std::fs;
+use std::path::Path;
+
+use atoll_jail::plan::IdRange;
+use atoll_model::{Error, SandboxInfo, SandboxSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{host_file, internal};
+
+/// A sandbox's record.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Record {
+    version: u32,
+    #[serde(flatten)]
+    pub(crate) info: SandboxInfo,
+    /// What was asked for, to start it again.
+    pub(crate) spec: SandboxSpec,
+    /// The first of its ids on the host, while it runs.
+    id_base: u32,
+    id_count: u32,
+    /// Which start of the host it runs in.
+    pub(crate) boot: String,
+}
+
+impl Record {
+    pub(crate) fn new(info: SandboxInfo, spec: SandboxSpec, ids: IdRange) -> Self {
+        Self {
+            version: 1,
+            info,
+            spec,
+            id_base: ids.base,
+            id_count: ids.count,
+            boot: boot(),
+        }
+    }
+
+    pub(crate) fn ids(&self) -> IdRange {
+        IdRange {
+            base: self.id_base,
+            count: self.id_count,
+        }
+    }
+
+    /// Puts it in a directory, whole or not at all.
+    pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
+        let text = serde_json::to_vec(self).map_err(|error| internal("write a record", &error))?;
+        let (new, path) = (
+            directory.join("record.json.new"),
+            directory.join("record.json"),
+        );
+        fs::write(&new, text).map_err(|error| host_file("write", &new, &error))?;
+        fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
+    }
+
+    /// Reads it back; `None` if there is none.
+    pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Error> {
+        let path = directory.join("record.json");
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(host_file("read", &path, &error)),
+        };
+        let record = serde_json::from_slice(&text);
+        record
+            .map(Some)
+            .map_err(|error| internal("understand a record", &error))
+    }
+}
+
+/// Which start of the host this is.
+pub(crate) fn boot() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
+}

@@ -1,0 +1,405 @@
+//! Sandboxes outlive the process that made them. The server is a process of its own here, so that it can
+//! be killed at any point.
+
+mod churn;
+mod follow;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use atoll_model::{Chunk, Code, Cpus, Reason, SandboxId, SandboxSpec, SandboxState, Stream};
+use atoll_testkit::{Scratch, static_layer, wait_for};
+use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::{Config, LocalRuntime};
+
+use crate::world::{DEADLINE, binary, private, probe_spec};
+
+const TEMPLATE: &str = "one";
+
+/// A data directory with a template of one static binary.
+struct Place {
+    scratch: Scratch,
+}
+
+impl Place {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let place = Self { scratch };
+        private(&place.data());
+        let store = Store::open(place.data().join("templates")).unwrap();
+        let layer = place.scratch.join("layer");
+        static_layer(&layer);
+        let layer = Source::Directory(layer);
+        store
+            .add(TEMPLATE, &layer, &Options::default(), &mut |_| {})
+            .unwrap();
+        place
+    }
+
+    fn data(&self) -> PathBuf {
+        self.scratch.join("data")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    async fn open(&self) -> LocalRuntime {
+        open(&self.data()).await
+    }
+
+    /// Ends everything that lasts.
+    async fn close(self, runtime: LocalRuntime) {
+        for info in runtime.list() {
+            runtime.delete(&info.id).await.unwrap();
+        }
+        let tag = runtime.tag().to_owned();
+        runtime.close().await.unwrap();
+        wait_for("the keeper to end", DEADLINE, || keeper(&tag).is_none());
+        let facts = atoll_jail::facts::Facts::read();
+        atoll_worker::instance::collect(atoll_worker::instance::Scope::Below(&self.data()), &facts)
+            .unwrap();
+    }
+}
+
+async fn open(data: &Path) -> LocalRuntime {
+    let config = Config {
+        binary: binary(),
+        lasting: true,
+        ..Config::new(data)
+    };
+    LocalRuntime::open(config).await.unwrap()
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        template: TEMPLATE.into(),
+        ..SandboxSpec::default()
+    }
+}
+
+/// The keeper of an instance, by the name it was started with.
+fn keeper(tag: &str) -> Option<i32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.into_iter().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let mut words = line.split(|byte| *byte == 0);
+        let ours = words.next()? == b"atoll-keeper"
+            && std::str::from_utf8(words.next()?).ok()?.trim_end() == tag;
+        ours.then_some(pid)
+    })
+}
+
+/// This very test program as a server, doing one of the jobs below.
+fn serve(job: &str, place: &Place, words: &[(&str, &str)]) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "lasting::as_a_server", "--nocapture"])
+        .env("ATOLL_TEST_SERVER", job)
+        .env("ATOLL_TEST_DATA", place.data())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .envs(words.iter().copied());
+    command.spawn().unwrap()
+}
+
+fn word(name: &str) -> String {
+    std::env::var(name).unwrap()
+}
+
+fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// No test of its own: what [`serve`] runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn as_a_server() {
+    let Ok(job) = std::env::var("ATOLL_TEST_SERVER") else {
+        return;
+    };
+    let runtime = open(Path::new(&word("ATOLL_TEST_DATA"))).await;
+    match job.as_str() {
+        "follow" => follow::serve(&runtime).await,
+        "churn" => churn::serve(&runtime).await,
+        "make" => make(&runtime).await,
+        _ => panic!("{job}"),
+    }
+}
+
+/// Makes sandboxes with a running command each, says so, and waits to be killed.
+async fn make(runtime: &LocalRuntime) {
+    let count: usize = word("COUNT").parse().unwrap();
+    for _ in 0..count {
+        let id = runtime.create(spec()).await.unwrap().id;
+        let exec = probe_spec(&["sleep", "600"]).tag("long");
+        runtime.exec(&id, exec).await.unwrap();
+    }
+    std::fs::write(word("FILE"), "made").unwrap();
+    std::future::pending::<()>().await;
+}
+
+/// A runtime that took over the sandboxes of a killed one.
+async fn after_a_kill(place: &Place, count: usize) -> LocalRuntime {
+    let file = place.file("made");
+    let mut server = serve(
+        "make",
+        place,
+        &[
+            ("COUNT", &count.to_string()),
+            ("FILE", &file.to_string_lossy()),
+        ],
+    );
+    wait_for("the sandboxes", DEADLINE, || file.exists());
+    kill(&mut server);
+    place.open().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_and_their_commands_go_on_after_a_kill() {
+    let place = Place::new();
+    let runtime = after_a_kill(&place, 3).await;
+    let all = runtime.list();
+    assert_eq!(all.len(), 3);
+    for info in &all {
+        assert_eq!(info.state, SandboxState::Running);
+        let exec = runtime.find_exec_by_tag(&info.id, "long").unwrap();
+        assert_eq!(exec.info().status, None);
+        assert_eq!(
+            runtime
+                .find_exec_by_pid(&info.id, exec.info().pid)
+                .unwrap()
+                .id(),
+            exec.id()
+        );
+        // Old and new commands can be reached.
+        let done = runtime
+            .exec(&info.id, probe_spec(&["echo", "new"]))
+            .await
+            .unwrap();
+        assert_eq!(done.finish(b"", 100).await.unwrap().stdout, b"new\n");
+        exec.signal(15).await.unwrap();
+        assert_eq!(exec.wait().await.signal, Some(15));
+        assert_eq!(runtime.execs(&info.id).unwrap().len(), 2);
+    }
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_server_is_refused_by_name() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let config = Config {
+        binary: binary(),
+        lasting: true,
+        ..Config::new(place.data())
+    };
+    let error = LocalRuntime::open(config).await.unwrap_err();
+    assert_eq!(error.code, Code::Conflict);
+    assert!(
+        error.message.contains(&std::process::id().to_string()),
+        "{error:?}"
+    );
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graceful_end_leaves_sandboxes_running() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let id = runtime.create(spec()).await.unwrap().id;
+    let pid = runtime.host_pid(&id).unwrap();
+    runtime.close().await.unwrap();
+    let runtime = place.open().await;
+    assert_eq!(runtime.host_pid(&id).unwrap(), pid);
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_survive_stop_and_start() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let id = runtime.create(spec()).await.unwrap().id;
+    let run = async |words: &[&str]| {
+        let exec = runtime
+            .exec(&id, probe_spec(words).user("root"))
+            .await
+            .unwrap();
+        exec.finish(b"", 1000).await.unwrap()
+    };
+    for turn in 0..3 {
+        let text = format!("turn {turn}");
+        assert!(run(&["write", "/file", &text]).await.status.success());
+        let info = runtime.stop(&id).await.unwrap();
+        assert_eq!((info.state, info.reason), (SandboxState::Stopped, None));
+        let refused = runtime.exec(&id, probe_spec(&["true"])).await.unwrap_err();
+        assert_eq!(refused.code, Code::SandboxStopped);
+        assert!(refused.remedy.unwrap().contains("start"));
+        // What was written to the log before can still be read.
+        assert!(!runtime.execs(&id).unwrap().is_empty());
+        assert_eq!(
+            runtime.start(&id).await.unwrap().state,
+            SandboxState::Running
+        );
+        assert_eq!(run(&["read", "/file"]).await.stdout, text.as_bytes());
+    }
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_sandbox_stands_still_across_a_kill() {
+    let place = Place::new();
+    let runtime = after_a_kill(&place, 1).await;
+    let id = runtime.list()[0].id.clone();
+    let exec = runtime.find_exec_by_tag(&id, "long").unwrap();
+    assert_eq!(
+        runtime.pause(&id).await.unwrap().state,
+        SandboxState::Paused
+    );
+    assert_eq!(
+        runtime.pause(&id).await.unwrap().state,
+        SandboxState::Paused
+    );
+    let refused = runtime.exec(&id, probe_spec(&["true"])).await.unwrap_err();
+    assert_eq!(refused.code, Code::SandboxPaused);
+    let short = probe_spec(&["true"]);
+    assert!(runtime.exec(&id, short).await.is_err());
+    let name = exec.id().clone();
+    runtime.close().await.unwrap();
+    let runtime = place.open().await;
+    assert_eq!(runtime.get(&id).unwrap().state, SandboxState::Paused);
+    assert_eq!(
+        runtime.resume(&id).await.unwrap().state,
+        SandboxState::Running
+    );
+    let exec = runtime.find_exec(&id, &name).unwrap();
+    assert_eq!(exec.info().status, None);
+    exec.kill().unwrap();
+    assert_eq!(exec.wait().await.signal, Some(9));
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_waits_while_the_sandbox_is_paused() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let id = runtime.create(spec()).await.unwrap().id;
+    let long = probe_spec(&["sleep", "600"]).deadline(Duration::from_millis(300));
+    let exec = runtime.exec(&id, long).await.unwrap();
+    runtime.pause(&id).await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_millis(600), exec.wait()).await;
+    assert!(waited.is_err(), "{waited:?}");
+    runtime.resume(&id).await.unwrap();
+    assert!(exec.wait().await.timed_out);
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_their_keeper_sandboxes_are_stopped_and_their_files_there() {
+    let place = Place::new();
+    let runtime = after_a_kill(&place, 2).await;
+    let tag = runtime.tag().to_owned();
+    let pid = keeper(&tag).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
+    wait_for("the end to be noticed", DEADLINE, || {
+        runtime
+            .list()
+            .iter()
+            .all(|info| info.state == SandboxState::Stopped)
+    });
+    assert!(
+        runtime
+            .list()
+            .iter()
+            .all(|info| info.reason == Some(Reason::KeeperLost))
+    );
+    runtime.close().await.unwrap();
+    // As after a restart of the host: no process, no group, only files.
+    let runtime = place.open().await;
+    for info in runtime.list() {
+        assert_eq!(info.state, SandboxState::Stopped);
+        assert_eq!(
+            runtime.start(&info.id).await.unwrap().state,
+            SandboxState::Running
+        );
+        let done = runtime.exec(&info.id, probe_spec(&["true"])).await.unwrap();
+        assert!(done.wait().await.success());
+    }
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_understood_is_set_aside_and_what_was_never_told_is_removed() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let keep = runtime.create(spec()).await.unwrap().id;
+    let broken = runtime.create(spec()).await.unwrap().id;
+    let never = runtime.create(spec()).await.unwrap().id;
+    runtime.close().await.unwrap();
+    let sandboxes = place.data().join("sandboxes");
+    std::fs::write(sandboxes.join(broken.as_str()).join("record.json"), "{").unwrap();
+    std::fs::remove_file(sandboxes.join(never.as_str()).join("record.json")).unwrap();
+    let runtime = place.open().await;
+    let ids: Vec<SandboxId> = runtime.list().into_iter().map(|info| info.id).collect();
+    assert_eq!(ids, [keep]);
+    assert!(
+        place
+            .data()
+            .join("orphaned")
+            .join(broken.as_str())
+            .join("upper")
+            .is_dir()
+    );
+    assert!(!sandboxes.join(never.as_str()).exists());
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_is_taken_once_whoever_writes_it() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let id = runtime.create(spec()).await.unwrap().id;
+    let cat = probe_spec(&["cat"]).open_input().tag("cat");
+    let exec = runtime.exec(&id, cat).await.unwrap();
+    assert_eq!(exec.control.write_input(0, b"hello ").unwrap(), 6);
+    // Sent again, as after an answer that was lost.
+    assert_eq!(exec.control.write_input(0, b"hello wo").unwrap(), 8);
+    assert!(exec.control.write_input(9, b"x").is_err());
+    drop(exec);
+    runtime.close().await.unwrap();
+    let runtime = place.open().await;
+    let exec = runtime.find_exec_by_tag(&id, "cat").unwrap();
+    assert_eq!(exec.write_input(6, b"world").unwrap(), 11);
+    exec.close_input().unwrap();
+    assert_eq!(
+        exec.write_input(11, b"x").unwrap_err().code,
+        Code::StdinClosed
+    );
+    let mut reader = exec.output(0);
+    let mut heard = Vec::new();
+    while let Some(chunk) = reader.next().await.unwrap() {
+        match chunk {
+            Chunk::Data { stream, bytes, .. } => {
+                assert_eq!(stream, Stream::Stdout);
+                heard.extend(bytes);
+            }
+            Chunk::Exit(status) => assert!(status.success()),
+            Chunk::Gap { .. } => panic!("a gap"),
+        }
+    }
+    assert_eq!(heard, b"hello world");
+    place.close(runtime).await;
+}
+
+/// A sandbox whose program is slow enough to be met by many kills.
+fn slow() -> SandboxSpec {
+    let mut slow = spec();
+    slow.limits.cpus = Cpus(50);
+    slow
+}
