@@ -11,9 +11,11 @@ pub mod instance;
 mod keeper;
 mod runtime;
 mod sandbox;
+mod screen;
 pub mod template;
 pub mod tree;
 
 pub use exec::{Control, Exec, Finished, Output};
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Config, LocalRuntime, check_host};
+pub use screen::{Screen, Size};
