@@ -7,6 +7,7 @@ mod file;
 mod id;
 mod sandbox;
 mod size;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -17,3 +18,4 @@ pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
 pub use id::SandboxId;
 pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, SandboxState, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
+pub use watch::{WatchEvent, WatchOptions};

@@ -14,8 +14,10 @@ mod sandbox;
 mod screen;
 pub mod template;
 pub mod tree;
+mod watch;
 
 pub use exec::{Control, Exec, Finished, Output};
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Config, LocalRuntime, check_host};
 pub use screen::{Screen, Size};
+pub use watch::Watch;

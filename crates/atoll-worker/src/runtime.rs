@@ -481,6 +481,17 @@ impl LocalRuntime {
         self.work(id, caller, work).await
     }
 
+    /// Watches a directory; whatever happens after this returns is told.
+    pub async fn watch(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+        options: atoll_model::WatchOptions,
+    ) -> Result<crate::watch::Watch, Error> {
+        crate::watch::watch(self.find(id)?, caller, path, options).await
+    }
+
     /// Deletes all sandboxes and takes everything of the instance away.
     pub async fn close(self) -> Result<(), Error> {
         drop(self.shared.busy.write().await);

@@ -16,4 +16,5 @@ mod files;
 mod lifecycle;
 mod limits;
 mod packages;
+mod watch;
 mod world;
