@@ -53,7 +53,7 @@ pub enum WatchEvent {
     Rename {
         /// Where it was.
         from: Vec<u8>,
-        /// Where it is.
+        /// Where it is, even if nothing was told of where it was.
         to: Vec<u8>,
     },
     /// Mode, owner, times or attributes changed.

@@ -59,6 +59,9 @@ impl Mirror {
                     let below = [&from[..], b"/"].concat();
                     let moving = |path: &Vec<u8>| *path == from || path.starts_with(&below);
                     let moved: Vec<_> = self.paths.extract_if(.., |path, _| moving(path)).collect();
+                    if moved.is_empty() {
+                        self.paths.insert(to.clone(), false);
+                    }
                     for (path, directory) in moved {
                         self.paths
                             .insert([&to[..], &path[from.len()..]].concat(), directory);
@@ -68,6 +71,24 @@ impl Mirror {
                 _ => {}
             }
         }
+    }
+
+    /// The first paths that only one of the two has.
+    fn differs(&self, real: &BTreeMap<Vec<u8>, bool>) -> Vec<String> {
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let only = |one: &BTreeMap<Vec<u8>, bool>, other: &BTreeMap<Vec<u8>, bool>, what| {
+            let lacks = one
+                .iter()
+                .filter(|(path, kind)| other.get(*path) != Some(*kind));
+            lacks
+                .map(|(path, _)| format!("{what} {}", text(path)))
+                .take(5)
+                .collect::<Vec<_>>()
+        };
+        let told = only(&self.paths, real, "told");
+        told.into_iter()
+            .chain(only(real, &self.paths, "not told"))
+            .collect()
     }
 
     fn remove(&mut self, path: &[u8]) {

@@ -83,6 +83,9 @@ impl Told {
     }
 }
 
+/// A name in a directory.
+type Place = (i32, Vec<u8>);
+
 struct Watcher<'a> {
     answer: &'a Answer,
     top: PathBuf,
@@ -99,9 +102,13 @@ struct Watcher<'a> {
     moving: usize,
     told: Told,
     /// Directories that were not where their event said.
-    missed: HashSet<(i32, Vec<u8>)>,
+    missed: HashSet<Place>,
     /// Directories found while renames were waiting.
     suspects: HashSet<i32>,
+    /// What was told may be wrong.
+    doubt: bool,
+    /// The rename told last, if nothing was told since: from and to.
+    renamed: Option<(Place, Place)>,
     changes: Vec<Change>,
     bytes: usize,
     limited: bool,
@@ -132,6 +139,8 @@ pub(super) fn watch(
         told: Told::default(),
         missed: HashSet::new(),
         suspects: HashSet::new(),
+        doubt: false,
+        renamed: None,
         changes: Vec::new(),
         bytes: 0,
         limited: false,
@@ -197,7 +206,7 @@ impl Watcher<'_> {
     }
 
     fn quiet(&self) -> bool {
-        self.queue.is_empty() && self.missed.is_empty() && self.suspects.is_empty()
+        self.queue.is_empty() && self.missed.is_empty() && self.suspects.is_empty() && !self.doubt
     }
 
     fn reply(&mut self, token: u32) -> std::io::Result<()> {
@@ -322,6 +331,7 @@ impl Watcher<'_> {
         if raw.what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             return self.appear(raw);
         }
+        self.renamed = None;
         let Some(path) = self.tree.path(raw.watch, &raw.name) else {
             return self.say(Change::Overflow);
         };
@@ -359,43 +369,42 @@ impl Watcher<'_> {
     }
 
     fn rename(&mut self, from: &Raw, to: &Raw) -> std::io::Result<()> {
+        let known = self.tree.child(from.watch, &from.name);
+        if known.is_none() && to.directory() && self.recursive && !self.limited {
+            // It was found where it is now before its event was read, and told as new; or it will be.
+            self.vanish(from)?;
+            return self.appear(to);
+        }
         let paths = (
             self.tree.path(from.watch, &from.name),
             self.tree.path(to.watch, &to.name),
         );
-        self.told.take(from.watch, &from.name);
-        self.told.take(to.watch, &to.name);
-        self.missed.remove(&(from.watch, from.name.clone()));
-        let exchanged = match (self.queue.front(), self.queue.get(1)) {
-            (Some(back), Some(forth)) => {
-                back.what.contains(ReadFlags::MOVED_FROM)
-                    && forth.what.contains(ReadFlags::MOVED_TO)
-                    && back.cookie == forth.cookie
-                    && (back.watch, &back.name) == (to.watch, &to.name)
-                    && (forth.watch, &forth.name) == (from.watch, &from.name)
-            }
-            _ => false,
+        let (Some(old), Some(new)) = paths else {
+            return self.say(Change::Overflow);
         };
-        if exchanged {
-            // Two renames would say that one of the two is gone.
+        let place = |raw: &Raw| (raw.watch, raw.name.clone());
+        let last = self.renamed.replace((place(from), place(to)));
+        if last == Some((place(to), place(from))) && self.is_there(&old) {
+            // An exchange. Two renames would say that one of the two is gone.
             return self.start_anew();
         }
-        let known = self.tree.child(from.watch, &from.name);
+        self.told.take(from.watch, &from.name);
+        self.told.take(to.watch, &to.name);
+        self.missed.remove(&place(from));
         if let Some(replaced) = self.tree.child(to.watch, &to.name)
-            && known.is_some_and(|known| known != replaced)
+            && known != Some(replaced)
         {
             self.drop_tree(replaced);
         }
-        match paths {
-            (Some(from), Some(to)) => self.say(Change::Rename { from, to })?,
-            _ => self.say(Change::Overflow)?,
-        }
+        self.say(Change::Rename { from: old, to: new })?;
         match known {
-            Some(known) if self.tree.put(known, to.watch, &to.name) => Ok(()),
-            Some(_) => self.start_anew(),
-            None if to.directory() => self.enter(to.watch, &to.name, true),
-            None => Ok(()),
+            Some(known) if !self.tree.put(known, to.watch, &to.name) => self.start_anew(),
+            _ => Ok(()),
         }
+    }
+
+    fn is_there(&self, path: &[u8]) -> bool {
+        fs::symlink_metadata(self.top.join(OsStr::from_bytes(path))).is_ok()
     }
 
     fn vanish(&mut self, raw: &Raw) -> std::io::Result<()> {
@@ -424,7 +433,7 @@ impl Watcher<'_> {
 
     fn drop_tree(&mut self, watch: i32) {
         for gone in self.tree.cut(watch) {
-            self.suspects.remove(&gone);
+            self.doubt |= self.suspects.remove(&gone);
             let _ = inotify::remove_watch(&self.inotify, gone);
         }
     }
@@ -438,6 +447,8 @@ impl Watcher<'_> {
         self.moving = 0;
         self.missed.clear();
         self.suspects.clear();
+        self.doubt = false;
+        self.renamed = None;
         if self.plant().is_err() {
             self.ended = true;
             return self.say(Change::End);
@@ -502,20 +513,18 @@ impl Watcher<'_> {
                 // The user may not read it.
                 Err(_) => continue,
             };
-            let elsewhere = self.tree.has(watch) && self.tree.child(parent, &name) != Some(watch);
             if let Some(old) = self.tree.child(parent, &name)
                 && old != watch
             {
+                // Another one took its place; where it went is still to be read.
                 self.drop_tree(old);
+                self.doubt = true;
             }
             if !self.tree.put(watch, parent, &name) {
                 self.missed.insert((parent, name));
                 continue;
             }
-            // One that was known came here by a rename that is still in the queue.
-            if !elsewhere {
-                self.fill(watch, &directory, tell, &mut next)?;
-            }
+            self.fill(watch, &directory, tell, &mut next)?;
             self.fetch();
             if self.moving > 0 {
                 self.suspects.insert(watch);
@@ -588,6 +597,9 @@ impl Watcher<'_> {
 
     /// The queue is empty: everything is where the tree says, or the tree is wrong.
     fn look_again(&mut self) -> std::io::Result<()> {
+        if self.doubt {
+            return self.start_anew();
+        }
         for watch in std::mem::take(&mut self.suspects) {
             let Some(path) = self.tree.path(watch, b"") else {
                 continue;
