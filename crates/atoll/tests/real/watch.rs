@@ -305,7 +305,10 @@ async fn a_dropped_watch_leaves_nothing() {
     let id = world.sandbox(Kind::Static).await;
     mkdir(&world, &id, "/w").await;
     let pids = || world.runtime.usage(&id).unwrap().pids;
-    let (before, open) = (pids(), descriptors());
+    let (before, open) = (1, descriptors());
+    atoll_testkit::wait_for("the helper that made it to end", DEADLINE, || {
+        pids() == before
+    });
     let mut watches = Vec::new();
     for _ in 0..20 {
         watches.push(watch(&world, &id, "/w", USUAL).await);

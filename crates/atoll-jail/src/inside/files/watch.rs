@@ -241,7 +241,7 @@ impl Watcher<'_> {
 
     /// Reads what the kernel has now.
     fn fetch(&mut self) {
-        let mut buffer = [MaybeUninit::uninit(); 32 * 1024];
+        let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut left = rustix::io::ioctl_fionread(&self.inotify).unwrap_or(0);
         // An event is 16 bytes and its name; what comes after those that are there can wait. What
