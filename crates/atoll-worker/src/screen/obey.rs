@@ -19,7 +19,8 @@ const DRAWING: [char; 32] = [
 
 impl Act for Terminal {
     fn ascii(&mut self, mut text: &[u8]) {
-        let charset = self.cursor.charsets[self.cursor.shift];
+        let charset = self.cursor.charsets.get(self.cursor.shift);
+        let charset = charset.copied().unwrap_or_default();
         if charset != Charset::Ascii || self.modes.insert || !self.modes.wrap {
             for byte in text {
                 self.write(translate(charset, *byte), 1);
@@ -94,7 +95,6 @@ impl Act for Terminal {
             (None, b'c') => *self = Self::new(self.size),
             (None, b'n') => self.cursor.shift = 2,
             (None, b'o') => self.cursor.shift = 3,
-            (Some(b'#'), b'8') => self.align(),
             (Some(set @ b'('..=b'+'), last) => {
                 self.cursor.charsets[usize::from(set - b'(')] = match last {
                     b'0' => Charset::Drawing,
@@ -229,19 +229,6 @@ impl Terminal {
         self.column(column);
     }
 
-    /// Fills the screen with E, as DEC's technicians wanted it.
-    fn align(&mut self) {
-        let (rows, columns) = (self.size.rows, self.size.columns);
-        self.region(0, rows - 1);
-        self.cursor.origin = false;
-        self.go(0, 0);
-        let line = vec![b'E'; columns];
-        for row in &mut self.buffer_mut().rows {
-            row.clear(Style::default());
-            row.put_ascii(0, &line, Style::default());
-        }
-    }
-
     fn plain(&mut self, sequence: &Sequence, last: u8, written: Option<(char, usize, usize)>) {
         let count = sequence.count(0);
         let (row, column) = (self.cursor.row, self.cursor.column);
@@ -288,11 +275,21 @@ impl Terminal {
             b'T' => self.scroll_down(top, count),
             b'b' => {
                 // A line of them is all that programs ask for; more would be work for nothing.
-                if let Some((character, ..)) = written {
-                    let width = character.width().unwrap_or(1).clamp(1, 2);
-                    for _ in 0..count.min(columns) {
-                        self.write(character, width);
+                let count = count.min(columns);
+                match written {
+                    Some((character, ..)) if character.is_ascii() && character != '\0' => {
+                        // It is what was shown: no character set changes it again.
+                        let shift = std::mem::replace(&mut self.cursor.shift, usize::MAX);
+                        self.ascii(&vec![character as u8; count]);
+                        self.cursor.shift = shift;
                     }
+                    Some((character, ..)) => {
+                        let width = character.width().unwrap_or(1).clamp(1, 2);
+                        for _ in 0..count {
+                            self.write(character, width);
+                        }
+                    }
+                    None => {}
                 }
                 return;
             }

@@ -25,24 +25,20 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
     if terminal.cursor.origin {
         out.push_str("\x1b[?6h");
     }
-    match terminal.last {
-        // Written again, so that it can be repeated, with all as it was before.
-        Some((character, row, column)) => {
-            modes(terminal, out);
-            charsets(&terminal.cursor, out);
-            go(terminal, row, column, out);
-            if terminal.modes.insert {
-                let wide = terminal.buffer().rows[row].get(column).width == Width::Wide;
-                out.push_str(if wide { "\x1b[2P" } else { "\x1b[P" });
-            }
-            terminal.cursor.style.write(out);
-            out.push(character);
-        }
-        None => {
-            place(&terminal.cursor, terminal.buffer(), terminal, out);
-            modes(terminal, out);
-        }
+    let Some((character, row, column)) = terminal.last else {
+        place(&terminal.cursor, terminal.buffer(), terminal, out);
+        return modes(terminal, out);
+    };
+    // Written again, so that it can be repeated, with all as it was before.
+    modes(terminal, out);
+    charsets(&terminal.cursor, out);
+    go(terminal, row, column, out);
+    if terminal.modes.insert {
+        let wide = terminal.buffer().rows[row].get(column).width == Width::Wide;
+        out.push_str(if wide { "\x1b[2P" } else { "\x1b[P" });
     }
+    terminal.cursor.style.write(out);
+    out.push(character);
 }
 
 fn scrollback(terminal: &Terminal, out: &mut String) {

@@ -63,7 +63,6 @@ fn piece() -> impl Strategy<Value = Piece> {
         "\x1bE",
         "\x1bH",
         "\x1bM",
-        "\x1b#8",
         "\x1b(0",
         "\x1b(B",
         "\x1b)0",
@@ -142,7 +141,7 @@ pub(super) fn check(stream: &[Piece], cut: prop::sample::Index) -> Result<(), Te
     for piece in stream {
         match piece {
             Piece::Bytes(bytes) => {
-                pieces.extend(bytes.iter().map(|byte| Piece::Bytes(vec![*byte])))
+                pieces.extend(bytes.iter().map(|byte| Piece::Bytes(vec![*byte])));
             }
             Piece::Resize(_) => pieces.push(piece.clone()),
         }
