@@ -151,6 +151,14 @@ impl Row {
         }
     }
 
+    /// Stores no more than must be.
+    pub(super) fn trim(&mut self) {
+        let rest = Cell::erased(self.rest);
+        while self.cells.last() == Some(&rest) {
+            self.cells.pop();
+        }
+    }
+
     /// Takes off what does not fit so many columns, as a row of its own.
     pub(super) fn split(&mut self, columns: usize) -> Option<Self> {
         if self.cells.len() <= columns {

@@ -39,10 +39,12 @@ impl Scrollback {
         *self = Self::default();
     }
 
-    /// Rows wider than this become several.
-    pub(super) fn narrow(&mut self, columns: usize, most: usize) {
+    /// Rows wider than `columns`, of the `old` ones, become several.
+    pub(super) fn narrow(&mut self, old: usize, columns: usize, most: usize) {
         let mut rows = std::mem::take(&mut self.rows);
         for mut row in rows.drain(..) {
+            row.end(old);
+            row.trim();
             while let Some(rest) = row.split(columns) {
                 row.shrink(columns);
                 self.push(row, most);

@@ -316,7 +316,8 @@ impl Terminal {
         }
         self.last = None;
         if size.columns < self.size.columns {
-            self.scrollback.narrow(size.columns, Size::MOST.rows);
+            self.scrollback
+                .narrow(self.size.columns, size.columns, Size::MOST.rows);
         } else {
             self.scrollback.widen(self.size.columns);
         }
@@ -333,7 +334,8 @@ impl Terminal {
         shift(&mut self.main.saved, moved, size);
         if size.columns < self.size.columns {
             // Rows that left just now are as wide as before.
-            self.scrollback.narrow(size.columns, Size::MOST.rows);
+            self.scrollback
+                .narrow(self.size.columns, size.columns, Size::MOST.rows);
         }
         if let Some(alternate) = &mut self.alternate {
             let moved = fit(alternate, old, size, self.cursor.row, None);
