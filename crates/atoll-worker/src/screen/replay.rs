@@ -44,8 +44,9 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
 fn scrollback(terminal: &Terminal, out: &mut String) {
     let (text, rows) = terminal.scrollback.tail();
     let start = out.len();
-    for line in text.split_inclusive('\n') {
-        out.push_str(line.trim_end_matches('\n'));
+    out.push_str(text);
+    // The line may go on in the first of the rows.
+    if !text.is_empty() && !text.ends_with('\n') {
         out.push_str("\r\n");
     }
     let mut style = Style::default();

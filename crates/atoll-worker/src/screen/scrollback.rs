@@ -11,7 +11,7 @@ pub(super) const LIMIT: usize = 200_000;
 pub(super) struct Scrollback {
     /// Newest last. As many as a screen can grow: rows come back when it does.
     rows: VecDeque<Row>,
-    /// Older lines, each with a newline. Cut when it is twice as long as it need be.
+    /// Older lines, each ended as a terminal needs it. Cut when it is twice as long as it need be.
     text: String,
 }
 
@@ -81,7 +81,7 @@ impl Scrollback {
 fn write_line(row: &Row, out: &mut String) {
     row.write_text(out);
     if !row.wrapped {
-        out.push('\n');
+        out.push_str("\r\n");
     }
 }
 
