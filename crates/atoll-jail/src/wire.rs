@@ -11,12 +11,14 @@
 
 mod codec;
 mod socket;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
 pub use codec::{Decode, Encode, Malformed};
 pub use socket::{Channel, Packet, pair};
+pub use watch::Change;
 
 pub(crate) use codec::wire;
 
@@ -483,6 +485,15 @@ pub enum FileWork {
         /// The group.
         group: String,
     },
+    /// Tell what happens in a directory, for as long as the server listens.
+    Watch {
+        /// The directory.
+        path: Vec<u8>,
+        /// And in all directories below it.
+        recursive: bool,
+        /// At most so many directories.
+        limit: u32,
+    },
 }
 wire!(enum FileWork {
     0 => Read { path, offset, length },
@@ -495,6 +506,7 @@ wire!(enum FileWork {
     7 => Copy { from, to, replace },
     8 => Chmod { path, mode },
     9 => Chown { path, owner, group },
+    10 => Watch { path, recursive, limit },
 });
 
 /// What the server says to a file helper.
@@ -502,8 +514,13 @@ wire!(enum FileWork {
 pub enum ToHelper {
     /// All data was sent: make the write take effect. Without it nothing does.
     Commit,
+    /// Tell all changes that have happened by now, then answer.
+    Drain {
+        /// Comes back in the answer.
+        token: u32,
+    },
 }
-wire!(enum ToHelper { 0 => Commit });
+wire!(enum ToHelper { 0 => Commit, 1 => Drain { token } });
 
 /// What a file helper says. Hostile by assumption.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -524,11 +541,20 @@ pub enum FromHelper {
         /// The path it was about.
         path: Vec<u8>,
     },
+    /// What happened in a watched directory, in order.
+    Changes(Vec<Change>),
+    /// The answer to `Drain`; the first one, 0, is not asked for and says that the watch has begun.
+    Drained {
+        /// The token of the question.
+        token: u32,
+    },
 }
 wire!(enum FromHelper {
     0 => Entries(entries),
     1 => Done { truncated },
     2 => Failed { why, errno, path },
+    3 => Changes(changes),
+    4 => Drained { token },
 });
 
 /// Why file work failed.

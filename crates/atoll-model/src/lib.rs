@@ -8,6 +8,7 @@ mod id;
 mod sandbox;
 mod size;
 mod state;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -19,3 +20,4 @@ pub use id::{ExecId, SandboxId};
 pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
+pub use watch::{WatchEvent, WatchOptions};

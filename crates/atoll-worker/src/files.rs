@@ -25,7 +25,7 @@ const PIPE: usize = 1 << 20;
 
 /// A file call under way. Dropping it ends the helper.
 #[derive(Debug)]
-struct Call {
+pub(crate) struct Call {
     sandbox: Arc<Sandbox>,
     request: u32,
     answers: AsyncFd<Channel<ToHelper, FromHelper>>,
@@ -44,7 +44,7 @@ impl Drop for Call {
 }
 
 impl Call {
-    async fn start(
+    pub(crate) async fn start(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
         work: FileWork,
@@ -76,23 +76,34 @@ impl Call {
         })
     }
 
-    /// The helper's next word.
-    async fn next(&mut self) -> Result<FromHelper, Error> {
-        let word = tokio::time::timeout(PATIENCE, async {
-            loop {
-                let mut ready = self.answers.readable().await?;
-                if let Ok(received) = ready.try_io(|channel| channel.get_ref().receive_hostile()) {
-                    return received;
-                }
+    /// The helper's next word, within a time in which something must happen.
+    pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
+        match tokio::time::timeout(PATIENCE, self.listen()).await {
+            Ok(word) => word,
+            Err(_) => Err(Error::new(
+                Code::Timeout,
+                format!("the sandbox did not answer within {PATIENCE:?}"),
+            )
+            .remedy("the file may be one that never ends or never begins; try another")),
+        }
+    }
+
+    /// The helper's next word, whenever it comes.
+    pub(crate) async fn listen(&mut self) -> Result<FromHelper, Error> {
+        let word = loop {
+            let ready = self.answers.readable().await;
+            let mut ready = ready.map_err(|error| internal("watch a socket", &error))?;
+            if let Ok(received) = ready.try_io(|channel| channel.get_ref().receive_hostile()) {
+                break received;
             }
-        });
-        match word.await {
-            Ok(Ok(Some(FromHelper::Failed { why, errno, path }))) => {
+        };
+        match word {
+            Ok(Some(FromHelper::Failed { why, errno, path })) => {
                 self.finished = true;
                 Err(failed(why, errno, &path))
             }
-            Ok(Ok(Some(word))) => Ok(word),
-            Ok(Ok(None) | Err(_)) => {
+            Ok(Some(word)) => Ok(word),
+            Ok(None) | Err(_) => {
                 self.finished = true;
                 Err(Error::new(
                     Code::Conflict,
@@ -100,12 +111,12 @@ impl Call {
                 )
                 .remedy("try again"))
             }
-            Err(_) => Err(Error::new(
-                Code::Timeout,
-                format!("the sandbox did not answer within {PATIENCE:?}"),
-            )
-            .remedy("the file may be one that never ends or never begins; try another")),
         }
+    }
+
+    /// Says something to the helper.
+    pub(crate) async fn say(&self, word: &ToHelper) -> Result<(), Error> {
+        crate::keeper::send(&self.answers, word, &[]).await
     }
 
     /// Everything the helper says until it is done, at most so many entries.
@@ -118,7 +129,8 @@ impl Call {
                     self.finished = true;
                     return Ok((all, truncated));
                 }
-                FromHelper::Failed { .. } => {}
+                FromHelper::Failed { .. } | FromHelper::Changes(_) | FromHelper::Drained { .. } => {
+                }
             }
             // A hijacked helper could go on for ever.
             if all.len() > most {
@@ -170,7 +182,7 @@ fn entry(entry: wire::Entry) -> Entry {
     }
 }
 
-fn checked(path: &[u8]) -> Result<Vec<u8>, Error> {
+pub(crate) fn checked(path: &[u8]) -> Result<Vec<u8>, Error> {
     let wrong = |message: &str| {
         Err(Error::invalid(
             "path",
@@ -338,7 +350,7 @@ impl Writer {
     /// Makes the write take effect; the file as it is then.
     pub async fn commit(mut self) -> Result<Entry, Error> {
         self.pipe = None;
-        let commit = crate::keeper::send(&self.call.answers, &ToHelper::Commit, &[]).await;
+        let commit = self.call.say(&ToHelper::Commit).await;
         if commit.is_err() {
             return Err(self.why().await);
         }
@@ -445,6 +457,7 @@ fn paths(work: &FileWork) -> Vec<&Vec<u8>> {
         | FileWork::Mkdir { path, .. }
         | FileWork::Remove { path, .. }
         | FileWork::Chmod { path, .. }
+        | FileWork::Watch { path, .. }
         | FileWork::Chown { path, .. } => vec![path],
         FileWork::Rename { from, to, .. } | FileWork::Copy { from, to, .. } => vec![from, to],
     }

@@ -13,10 +13,14 @@ mod keeper;
 mod nursery;
 mod runtime;
 mod sandbox;
+mod screen;
 pub mod template;
 pub mod tree;
+mod watch;
 
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Control, Exec, Finished};
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Config, LocalRuntime, check_host};
+pub use screen::{Screen, Size};
+pub use watch::Watch;

@@ -720,6 +720,17 @@ impl LocalRuntime {
         self.work(id, caller, work).await
     }
 
+    /// Watches a directory; whatever happens after this returns is told.
+    pub async fn watch(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+        options: atoll_model::WatchOptions,
+    ) -> Result<crate::watch::Watch, Error> {
+        crate::watch::watch(self.find(id)?, caller, path, options).await
+    }
+
     /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
     /// everything of its instance away.
     pub async fn close(self) -> Result<(), Error> {

@@ -5,6 +5,7 @@
 
 mod copy;
 mod transfer;
+mod watch;
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs;
@@ -265,6 +266,11 @@ fn work(
         FileWork::Copy { from, to, replace } => {
             copy::copy(&caller, &caller.path(from), &caller.path(to), *replace)?;
         }
+        FileWork::Watch {
+            path,
+            recursive,
+            limit,
+        } => watch::watch(&caller.path(path), *recursive, *limit, answer)?,
         FileWork::Chmod { path, mode } => {
             let path = caller.path(path);
             fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;

@@ -17,4 +17,5 @@ mod lasting;
 mod lifecycle;
 mod limits;
 mod packages;
+mod watch;
 mod world;

@@ -1,0 +1,510 @@
+//! What each byte sequence asks of a terminal.
+
+use unicode_width::UnicodeWidthChar;
+
+use super::cell::{
+    BLINK, BOLD, Cell, Color, DIM, HIDDEN, INVERSE, ITALIC, OVERLINE, STRUCK, Style, Width,
+};
+use super::parse::{Act, Sequence};
+use super::terminal::{Charset, PASSIVE, Terminal};
+
+/// The longest title that is kept.
+const TITLE: usize = 1024;
+
+/// What DEC's drawing characters look like, from `_` to `~`.
+const DRAWING: [char; 32] = [
+    '\u{a0}', '◆', '▒', '␉', '␌', '␍', '␊', '°', '±', '␤', '␋', '┘', '┐', '┌', '└', '┼', '⎺', '⎻',
+    '─', '⎼', '⎽', '├', '┤', '┴', '┬', '│', '≤', '≥', 'π', '≠', '£', '·',
+];
+
+impl Act for Terminal {
+    fn ascii(&mut self, mut text: &[u8]) {
+        let charset = self.cursor.charsets.get(self.cursor.shift);
+        let charset = charset.copied().unwrap_or_default();
+        if charset != Charset::Ascii || self.modes.insert || !self.modes.wrap {
+            for byte in text {
+                self.write(translate(charset, *byte), 1);
+            }
+            return;
+        }
+        while !text.is_empty() {
+            self.wrap();
+            let (row, column, style) = (self.cursor.row, self.cursor.column, self.cursor.style);
+            let (now, later) = text.split_at(text.len().min(self.size.columns - column));
+            self.row().put_ascii(column, now, style);
+            self.advance(now.len());
+            let end = column + now.len() - 1;
+            self.last = now.last().map(|byte| (char::from(*byte), row, end));
+            text = later;
+        }
+    }
+
+    fn character(&mut self, character: char) {
+        match character.width() {
+            Some(0) => self.mark(character),
+            Some(width) => self.write(character, width.min(2)),
+            None => {}
+        }
+    }
+
+    fn control(&mut self, byte: u8) {
+        self.last = None;
+        match byte {
+            0x08 => {
+                let column = self.cursor.column;
+                self.column(column.saturating_sub(1));
+            }
+            0x09 => self.tab(1),
+            0x0a..=0x0c => {
+                self.down();
+                if self.modes.newline {
+                    self.column(0);
+                }
+                self.cursor.pending = false;
+            }
+            0x0d => self.column(0),
+            0x0e => self.cursor.shift = 1,
+            0x0f => self.cursor.shift = 0,
+            _ => {}
+        }
+    }
+
+    fn escape(&mut self, between: Option<u8>, last: u8) {
+        self.last = None;
+        match (between, last) {
+            (None, b'7') => self.save(),
+            (None, b'8') => self.restore(),
+            (None, b'=') => self.passive(66, true),
+            (None, b'>') => self.passive(66, false),
+            (None, b'D') => {
+                self.down();
+                self.cursor.pending = false;
+            }
+            (None, b'E') => {
+                self.down();
+                self.column(0);
+            }
+            (None, b'H') => {
+                let column = self.cursor.column;
+                self.tabs[column] = true;
+            }
+            (None, b'M') => {
+                self.up();
+                self.cursor.pending = false;
+            }
+            (None, b'c') => *self = Self::new(self.size),
+            (None, b'n') => self.cursor.shift = 2,
+            (None, b'o') => self.cursor.shift = 3,
+            (Some(set @ b'('..=b'+'), last) => {
+                self.cursor.charsets[usize::from(set - b'(')] = match last {
+                    b'0' => Charset::Drawing,
+                    b'A' => Charset::British,
+                    _ => Charset::Ascii,
+                };
+            }
+            _ => {}
+        }
+    }
+
+    fn sequence(&mut self, sequence: &Sequence, last: u8) {
+        let written = self.last.take();
+        match (sequence.private, sequence.between, last) {
+            (None, None, _) => self.plain(sequence, last, written),
+            (Some(b'?'), None, b'h') => self.modes(sequence, true),
+            (Some(b'?'), None, b'l') => self.modes(sequence, false),
+            (Some(b'?'), None, b'J' | b'K') => self.plain(sequence, last, None),
+            (Some(b'>'), None, b'm') if sequence.number(0) == 4 => {
+                self.modes.other_keys = sequence.number(1).min(3);
+            }
+            (None, Some(b' '), b'q') if sequence.number(0) <= 6 => {
+                self.modes.cursor_shape = sequence.number(0);
+            }
+            (None, Some(b'!'), b'p') => self.soften(),
+            _ => {}
+        }
+    }
+
+    fn command(&mut self, text: &[u8]) {
+        if let [b'0' | b'2', b';', title @ ..] = text {
+            title[..title.len().min(TITLE)].clone_into(&mut self.title);
+        }
+    }
+}
+
+fn translate(charset: Charset, byte: u8) -> char {
+    match (charset, byte) {
+        (Charset::Drawing, b'_'..=b'~') => DRAWING[usize::from(byte - b'_')],
+        (Charset::British, b'#') => '£',
+        _ => char::from(byte),
+    }
+}
+
+impl Terminal {
+    /// Goes to the next row if the last column was written before.
+    fn wrap(&mut self) {
+        if self.cursor.pending && self.modes.wrap {
+            self.row().wrapped = true;
+            self.down();
+            self.column(0);
+        }
+    }
+
+    fn advance(&mut self, by: usize) {
+        let (column, last) = (self.cursor.column + by, self.size.columns - 1);
+        self.cursor.column = column.min(last);
+        self.cursor.pending = column > last && self.modes.wrap;
+    }
+
+    /// Writes one character of this width.
+    fn write(&mut self, character: char, width: usize) {
+        let columns = self.size.columns;
+        if width > columns {
+            return;
+        }
+        self.wrap();
+        let style = self.cursor.style;
+        if self.cursor.column + width > columns {
+            if !self.modes.wrap {
+                return;
+            }
+            let column = self.cursor.column;
+            self.row().erase(column, columns, columns, style);
+            self.cursor.pending = true;
+            self.wrap();
+        }
+        let (row, column) = (self.cursor.row, self.cursor.column);
+        let insert = self.modes.insert;
+        let kind = if width == 2 {
+            Width::Wide
+        } else {
+            Width::Narrow
+        };
+        let line = self.row();
+        if insert {
+            line.insert(column, width, columns, style);
+        }
+        line.put(column, Cell::new(character, kind, style));
+        self.advance(width);
+        self.last = Some((character, row, column));
+    }
+
+    /// Adds a character without width to the one before the cursor.
+    fn mark(&mut self, mark: char) {
+        self.last = None;
+        let (column, pending) = (self.cursor.column, self.cursor.pending);
+        if let Some(column) = if pending {
+            Some(column)
+        } else {
+            column.checked_sub(1)
+        } {
+            self.row().mark(column, mark);
+        }
+    }
+
+    fn passive(&mut self, mode: u16, set: bool) {
+        if let Some(index) = PASSIVE.iter().position(|(number, _)| *number == mode) {
+            self.modes.passive[index] = set;
+        }
+    }
+
+    fn tab(&mut self, count: usize) {
+        let mut column = self.cursor.column;
+        for _ in 0..count.min(self.size.columns) {
+            column += 1;
+            while column < self.size.columns && !self.tabs[column] {
+                column += 1;
+            }
+        }
+        self.column(column);
+    }
+
+    fn tab_back(&mut self, count: usize) {
+        let mut column = self.cursor.column;
+        for _ in 0..count.min(self.size.columns) {
+            column = column.saturating_sub(1);
+            while column > 0 && !self.tabs[column] {
+                column -= 1;
+            }
+        }
+        self.column(column);
+    }
+
+    fn plain(&mut self, sequence: &Sequence, last: u8, written: Option<(char, usize, usize)>) {
+        let count = sequence.count(0);
+        let (row, column) = (self.cursor.row, self.cursor.column);
+        let (columns, style) = (self.size.columns, self.cursor.style);
+        let (top, bottom) = (self.buffer().top, self.buffer().bottom);
+        let within = (top..=bottom).contains(&row);
+        match last {
+            b'A' => self.climb(count, 0),
+            b'B' | b'e' => self.climb(0, count),
+            b'C' | b'a' => self.column(column + count),
+            b'D' => self.column(column.saturating_sub(count)),
+            b'E' | b'F' => {
+                let (up, down) = if last == b'F' { (count, 0) } else { (0, count) };
+                self.climb(up, down);
+                self.column(0);
+            }
+            b'G' | b'`' => self.column(count - 1),
+            b'H' | b'f' => self.go(count - 1, sequence.count(1) - 1),
+            b'I' => self.tab(count),
+            b'Z' => self.tab_back(count),
+            b'd' => self.go(count - 1, column),
+            b'J' => self.erase_display(sequence.number(0)),
+            b'K' => {
+                let (from, to) = match sequence.number(0) {
+                    0 => (column, columns),
+                    1 => (0, column + 1),
+                    2 => (0, columns),
+                    _ => return,
+                };
+                self.row().erase(from, to, columns, style);
+            }
+            b'L' if within => {
+                self.scroll_down(row, count);
+                self.column(0);
+            }
+            b'M' if within => {
+                self.delete_lines(row, count);
+                self.column(0);
+            }
+            b'@' => self.row().insert(column, count, columns, style),
+            b'P' => self.row().delete(column, count, columns, style),
+            b'X' => self.row().erase(column, column + count, columns, style),
+            b'S' => self.scroll_up(top, count),
+            b'T' => self.scroll_down(top, count),
+            b'b' => {
+                // A line of them is all that programs ask for; more would be work for nothing.
+                let count = count.min(columns);
+                match written {
+                    Some((character, ..)) if character.is_ascii() && character != '\0' => {
+                        // It is what was shown: no character set changes it again.
+                        let shift = std::mem::replace(&mut self.cursor.shift, usize::MAX);
+                        self.ascii(&vec![character as u8; count]);
+                        self.cursor.shift = shift;
+                    }
+                    Some((character, ..)) => {
+                        let width = character.width().unwrap_or(1).clamp(1, 2);
+                        for _ in 0..count {
+                            self.write(character, width);
+                        }
+                    }
+                    None => {}
+                }
+                return;
+            }
+            b'g' => match sequence.number(0) {
+                0 => self.tabs[column] = false,
+                3 => self.tabs.fill(false),
+                _ => {}
+            },
+            b'h' | b'l' => {
+                for mode in sequence.groups() {
+                    match mode {
+                        [4] => self.modes.insert = last == b'h',
+                        [20] => self.modes.newline = last == b'h',
+                        _ => {}
+                    }
+                }
+                return;
+            }
+            b'm' => return self.look(sequence),
+            b'r' => {
+                let bottom = match sequence.number(1) {
+                    0 => self.size.rows,
+                    bottom => usize::from(bottom),
+                };
+                return self.region(count - 1, bottom - 1);
+            }
+            b's' => return self.save(),
+            b'u' => return self.restore(),
+            _ => return,
+        }
+        self.cursor.pending = false;
+    }
+
+    /// Deletes rows of the region from the cursor's on. None of them becomes scrollback.
+    fn delete_lines(&mut self, row: usize, count: usize) {
+        let style = self.cursor.style;
+        let buffer = self.buffer_mut();
+        let bottom = buffer.bottom;
+        let region = &mut buffer.rows.make_contiguous()[row..=bottom];
+        let count = count.min(region.len());
+        region.rotate_left(count);
+        let height = region.len();
+        for row in &mut region[height - count..] {
+            row.clear(style);
+        }
+    }
+
+    fn erase_display(&mut self, what: u16) {
+        let (row, column) = (self.cursor.row, self.cursor.column);
+        let (columns, style) = (self.size.columns, self.cursor.style);
+        let rows = &mut self.buffer_mut().rows;
+        let range = match what {
+            0 => {
+                rows[row].erase(column, columns, columns, style);
+                row + 1..rows.len()
+            }
+            1 => {
+                rows[row].erase(0, column + 1, columns, style);
+                0..row
+            }
+            2 => 0..rows.len(),
+            3 => return self.scrollback.clear(),
+            _ => return,
+        };
+        for row in rows.range_mut(range) {
+            row.clear(style);
+        }
+    }
+
+    fn modes(&mut self, sequence: &Sequence, set: bool) {
+        for group in sequence.groups() {
+            let &[mode] = group else { continue };
+            match mode {
+                6 => {
+                    self.cursor.origin = set;
+                    self.go(0, 0);
+                }
+                7 => self.modes.wrap = set,
+                9 | 1000 | 1002 | 1003 => self.modes.mouse = if set { mode } else { 0 },
+                1005 | 1006 | 1015 | 1016 => {
+                    if set {
+                        self.modes.mouse_form = mode;
+                    } else if self.modes.mouse_form == mode {
+                        self.modes.mouse_form = 0;
+                    }
+                }
+                47 | 1047 if set => self.enter(),
+                47 | 1047 => self.leave(),
+                1048 if set => self.save(),
+                1048 => self.restore(),
+                1049 if set => {
+                    if self.alternate.is_none() {
+                        self.save();
+                    }
+                    self.enter();
+                    self.erase_display(2);
+                }
+                1049 => {
+                    self.leave();
+                    self.restore();
+                }
+                _ => self.passive(mode, set),
+            }
+        }
+    }
+
+    /// How what follows looks.
+    fn look(&mut self, sequence: &Sequence) {
+        let style = &mut self.cursor.style;
+        let mut groups = sequence.groups();
+        while let Some(group) = groups.next() {
+            let (number, more) = match group {
+                [number, more @ ..] => (*number, more),
+                [] => continue,
+            };
+            let attribute = |bit: u8| (bit, true);
+            let (bits, set) = match number {
+                0 => {
+                    *style = Style::default();
+                    continue;
+                }
+                1 => attribute(BOLD),
+                2 => attribute(DIM),
+                3 => attribute(ITALIC),
+                4 => {
+                    style.underline = more.first().map_or(1, |kind| (*kind).min(5) as u8);
+                    continue;
+                }
+                5 | 6 => attribute(BLINK),
+                7 => attribute(INVERSE),
+                8 => attribute(HIDDEN),
+                9 => attribute(STRUCK),
+                21 => {
+                    style.underline = 2;
+                    continue;
+                }
+                22 => (BOLD | DIM, false),
+                23 => (ITALIC, false),
+                24 => {
+                    style.underline = 0;
+                    continue;
+                }
+                25 => (BLINK, false),
+                27 => (INVERSE, false),
+                28 => (HIDDEN, false),
+                29 => (STRUCK, false),
+                53 => attribute(OVERLINE),
+                55 => (OVERLINE, false),
+                30..=37 => {
+                    style.foreground = Color::Index((number - 30) as u8);
+                    continue;
+                }
+                40..=47 => {
+                    style.background = Color::Index((number - 40) as u8);
+                    continue;
+                }
+                90..=97 => {
+                    style.foreground = Color::Index((number - 82) as u8);
+                    continue;
+                }
+                100..=107 => {
+                    style.background = Color::Index((number - 92) as u8);
+                    continue;
+                }
+                39 => {
+                    style.foreground = Color::Default;
+                    continue;
+                }
+                49 => {
+                    style.background = Color::Default;
+                    continue;
+                }
+                59 => {
+                    style.line = Color::Default;
+                    continue;
+                }
+                38 | 48 | 58 => {
+                    let Some(color) = color(more, &mut groups) else {
+                        continue;
+                    };
+                    match number {
+                        38 => style.foreground = color,
+                        48 => style.background = color,
+                        _ => style.line = color,
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            if set {
+                style.attributes |= bits;
+            } else {
+                style.attributes &= !bits;
+            }
+        }
+    }
+}
+
+/// A long colour: its numbers are joined by colons, or the next ones.
+fn color<'a>(joined: &[u16], next: &mut impl Iterator<Item = &'a [u16]>) -> Option<Color> {
+    let byte = |number: u16| u8::try_from(number).ok();
+    let mut follow = || next.next().and_then(|group| group.first().copied());
+    match joined {
+        [5, index, ..] => Some(Color::Index(byte(*index)?)),
+        [2, _, red, green, blue, ..] | [2, red, green, blue] => {
+            Some(Color::Rgb(byte(*red)?, byte(*green)?, byte(*blue)?))
+        }
+        [] => match follow()? {
+            5 => Some(Color::Index(byte(follow()?)?)),
+            2 => {
+                let (red, green, blue) = (follow()?, follow()?, follow()?);
+                Some(Color::Rgb(byte(red)?, byte(green)?, byte(blue)?))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}

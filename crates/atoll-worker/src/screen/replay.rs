@@ -1,0 +1,245 @@
+//! The bytes that make a fresh terminal what another one is.
+//!
+//! Contents are written while nothing unusual is set; then the region; then, in the order in which
+//! they leave each other alone, the cursor and the modes. What was saved on each screen is put in
+//! place and saved again.
+
+use std::fmt::Write;
+
+use super::cell::{Style, Width};
+use super::row::Row;
+use super::terminal::{Buffer, Charset, Cursor, PASSIVE, Terminal, every_eighth};
+
+pub(super) fn write(terminal: &Terminal, out: &mut String) {
+    scrollback(terminal, out);
+    contents(&terminal.main, terminal, out);
+    if let Some(alternate) = &terminal.alternate {
+        region(&terminal.main, terminal, out);
+        // Not 1049: it would save the cursor anew.
+        out.push_str("\x1b[?47h\x1b[H\x1b[2J");
+        contents(alternate, terminal, out);
+    }
+    title(terminal, out);
+    tabs(terminal, out);
+    region(terminal.buffer(), terminal, out);
+    if terminal.cursor.origin {
+        out.push_str("\x1b[?6h");
+    }
+    let Some((character, row, column)) = terminal.last else {
+        place(&terminal.cursor, terminal.buffer(), terminal, out);
+        return modes(terminal, out);
+    };
+    // Written again, so that it can be repeated, with all as it was before.
+    modes(terminal, out);
+    charsets(&terminal.cursor, out);
+    go(terminal, row, column, out);
+    if terminal.modes.insert {
+        let wide = terminal.buffer().rows[row].get(column).width == Width::Wide;
+        out.push_str(if wide { "\x1b[2P" } else { "\x1b[P" });
+    }
+    terminal.cursor.style.write(out);
+    out.push(character);
+}
+
+fn scrollback(terminal: &Terminal, out: &mut String) {
+    let (text, rows) = terminal.scrollback.tail();
+    let start = out.len();
+    out.push_str(text);
+    // The line may go on in the first of the rows.
+    if !text.is_empty() && !text.ends_with('\n') {
+        out.push_str("\r\n");
+    }
+    let mut style = Style::default();
+    for row in rows {
+        cells(row, None, terminal.size.columns, &mut style, out);
+        change(&mut style, Style::default(), out);
+        out.push_str("\r\n");
+    }
+    if out.len() > start {
+        // As many of these scroll as there are lines on the screen; the others move the cursor.
+        out.extend(std::iter::repeat_n('\n', terminal.size.rows - 1));
+    }
+}
+
+/// Contents of a screen and the cursor saved on it.
+fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+    let mut style = Style::default();
+    for (number, row) in buffer.rows.iter().enumerate() {
+        cells(row, Some(number), terminal.size.columns, &mut style, out);
+    }
+    change(&mut style, Style::default(), out);
+    if buffer.saved == Cursor::default() {
+        out.push_str("\x1b[H\x1b7");
+        return;
+    }
+    if buffer.saved.origin {
+        out.push_str("\x1b[?6h");
+    }
+    let (row, column) = (buffer.saved.row, buffer.saved.column);
+    let _ = write!(out, "\x1b[{};{}H", row + 1, column + 1);
+    place_at(&buffer.saved, buffer, (row, column), out);
+    out.push_str("\x1b7\x1b[?6l\x1b[m\x0f\x1b(B\x1b)B\x1b*B\x1b+B");
+}
+
+/// Cells of a row, at a place of the screen or where the cursor is.
+fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, out: &mut String) {
+    let mut here = None;
+    let stored = &row.stored()[..row.stored().len().min(columns)];
+    let reach = |column: usize, here: &mut Option<usize>, out: &mut String| {
+        if *here != Some(column) {
+            let _ = match number {
+                Some(number) => write!(out, "\x1b[{};{}H", number + 1, column + 1),
+                None if column > 0 => write!(out, "\x1b[{}G", column + 1),
+                None => Ok(()),
+            };
+            *here = Some(column);
+        }
+    };
+    let mut column = 0;
+    while column < stored.len() {
+        let cell = &stored[column];
+        if cell.written() {
+            reach(column, &mut here, out);
+            change(style, cell.style, out);
+            cell.write(out);
+            column += if cell.width == Width::Wide { 2 } else { 1 };
+            // Behind the last column the cursor is nowhere.
+            here = Some(column).filter(|column| *column < columns);
+            continue;
+        }
+        let same = |other: &&super::cell::Cell| !other.written() && other.style == cell.style;
+        let count = stored[column..].iter().take_while(same).count();
+        if cell.style != Style::default() {
+            reach(column, &mut here, out);
+            change(style, cell.style, out);
+            let _ = write!(out, "\x1b[{count}X");
+        }
+        column += count;
+    }
+    if row.rest() != Style::default() && column < columns {
+        reach(column, &mut here, out);
+        change(style, row.rest(), out);
+        out.push_str("\x1b[K");
+    }
+}
+
+fn change(from: &mut Style, to: Style, out: &mut String) {
+    if *from != to {
+        to.write(out);
+        *from = to;
+    }
+}
+
+fn title(terminal: &Terminal, out: &mut String) {
+    if !terminal.title.is_empty() {
+        let title = String::from_utf8_lossy(&terminal.title);
+        let _ = write!(out, "\x1b]2;{title}\x1b\\");
+    }
+}
+
+fn tabs(terminal: &Terminal, out: &mut String) {
+    let usual = (0..).map(every_eighth);
+    if terminal
+        .tabs
+        .iter()
+        .copied()
+        .zip(usual)
+        .all(|(set, usual)| set == usual)
+    {
+        return;
+    }
+    out.push_str("\x1b[3g");
+    for column in (0..terminal.tabs.len()).filter(|column| terminal.tabs[*column]) {
+        let _ = write!(out, "\x1b[{}G\x1bH", column + 1);
+    }
+}
+
+fn region(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+    if (buffer.top, buffer.bottom) != (0, terminal.size.rows - 1) {
+        let _ = write!(out, "\x1b[{};{}r", buffer.top + 1, buffer.bottom + 1);
+    }
+}
+
+/// Moves the cursor, as rows are counted when everything is set.
+fn go(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
+    let top = if terminal.cursor.origin {
+        terminal.buffer().top
+    } else {
+        0
+    };
+    let row = row.saturating_sub(top);
+    let _ = write!(out, "\x1b[{};{}H", row + 1, column + 1);
+}
+
+/// Puts the cursor in its place with all it carries.
+fn place(cursor: &Cursor, buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+    go(terminal, cursor.row, cursor.column, out);
+    place_at(cursor, buffer, (cursor.row, cursor.column), out);
+}
+
+/// The cursor is where it should be; if it waits behind the last column, it is brought there.
+fn place_at(cursor: &Cursor, buffer: &Buffer, (row, column): (usize, usize), out: &mut String) {
+    if cursor.pending {
+        let row = &buffer.rows[row];
+        let mut cell = row.get(column);
+        if cell.width == Width::Behind && column > 0 {
+            cell = row.get(column - 1);
+            out.push_str("\x1b[D");
+        }
+        cell.style.write(out);
+        cell.write(out);
+    }
+    cursor.style.write(out);
+    charsets(cursor, out);
+}
+
+fn charsets(cursor: &Cursor, out: &mut String) {
+    for (set, name) in cursor.charsets.iter().zip("()*+".chars()) {
+        let letter = match set {
+            Charset::Ascii => continue,
+            Charset::British => 'A',
+            Charset::Drawing => '0',
+        };
+        let _ = write!(out, "\x1b{name}{letter}");
+    }
+    out.push_str(match cursor.shift {
+        1 => "\x0e",
+        2 => "\x1bn",
+        3 => "\x1bo",
+        _ => "",
+    });
+}
+
+/// Everything that does not move the cursor.
+fn modes(terminal: &Terminal, out: &mut String) {
+    let modes = &terminal.modes;
+    for ((number, usual), set) in PASSIVE.iter().zip(modes.passive) {
+        if set != *usual {
+            // Every terminal knows the keypad's mode by its older name.
+            let _ = match number {
+                66 => write!(out, "\x1b="),
+                _ => write!(out, "\x1b[?{number}{}", if set { 'h' } else { 'l' }),
+            };
+        }
+    }
+    for number in [modes.mouse, modes.mouse_form] {
+        if number != 0 {
+            let _ = write!(out, "\x1b[?{number}h");
+        }
+    }
+    if modes.cursor_shape != 0 {
+        let _ = write!(out, "\x1b[{} q", modes.cursor_shape);
+    }
+    if modes.other_keys != 0 {
+        let _ = write!(out, "\x1b[>4;{}m", modes.other_keys);
+    }
+    for (set, sequence) in [
+        (!modes.wrap, "\x1b[?7l"),
+        (modes.insert, "\x1b[4h"),
+        (modes.newline, "\x1b[20h"),
+    ] {
+        if set {
+            out.push_str(sequence);
+        }
+    }
+}

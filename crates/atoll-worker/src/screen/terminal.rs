@@ -1,0 +1,410 @@
+//! What a terminal is and what each sequence does to it. Where terminals differ it does as xterm and
+//! xterm.js do.
+
+use std::collections::VecDeque;
+
+use super::Size;
+use super::cell::Style;
+use super::row::Row;
+use super::scrollback::Scrollback;
+
+/// How the upper half of ASCII is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Charset {
+    #[default]
+    Ascii,
+    British,
+    /// Lines and corners.
+    Drawing,
+}
+
+/// Where and how the next character is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Cursor {
+    pub(super) row: usize,
+    pub(super) column: usize,
+    /// The last column was written; the next character goes to the next row.
+    pub(super) pending: bool,
+    pub(super) style: Style,
+    pub(super) charsets: [Charset; 4],
+    /// Which of them is used.
+    pub(super) shift: usize,
+    /// Rows count from the top of the region, and the cursor stays in it.
+    pub(super) origin: bool,
+}
+
+/// One of the two screens of a terminal.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    pub(super) rows: VecDeque<Row>,
+    /// The region that scrolls: its first and its last row.
+    pub(super) top: usize,
+    pub(super) bottom: usize,
+    pub(super) saved: Cursor,
+}
+
+impl Buffer {
+    pub(super) fn new(rows: usize) -> Self {
+        Self {
+            rows: std::iter::repeat_with(Row::default).take(rows).collect(),
+            top: 0,
+            bottom: rows - 1,
+            saved: Cursor::default(),
+        }
+    }
+}
+
+/// Modes that change nothing here but must be the same in the client: number, and whether it is set
+/// in a fresh terminal.
+pub(super) const PASSIVE: [(u16, bool); 14] = [
+    (1, false),
+    (5, false),
+    (12, false),
+    (25, true),
+    (66, false),
+    (67, false),
+    (1004, false),
+    (1007, false),
+    (1034, false),
+    (1036, false),
+    (2004, false),
+    (2026, false),
+    (2031, false),
+    (2048, false),
+];
+
+/// Everything that is either on or off, or one of a few.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Modes {
+    /// In the order of [`PASSIVE`].
+    pub(super) passive: [bool; PASSIVE.len()],
+    /// A character at the end of a row is followed by one on the next.
+    pub(super) wrap: bool,
+    /// Characters push what is there to the right.
+    pub(super) insert: bool,
+    /// A line feed also returns.
+    pub(super) newline: bool,
+    /// Which mouse events are told; 0 is none.
+    pub(super) mouse: u16,
+    /// How they are told; 0 is the oldest way.
+    pub(super) mouse_form: u16,
+    pub(super) cursor_shape: u16,
+    /// How keys with modifiers are told (xterm's `modifyOtherKeys`).
+    pub(super) other_keys: u16,
+}
+
+impl Default for Modes {
+    fn default() -> Self {
+        Self {
+            passive: PASSIVE.map(|(_, set)| set),
+            wrap: true,
+            insert: false,
+            newline: false,
+            mouse: 0,
+            mouse_form: 0,
+            cursor_shape: 0,
+            other_keys: 0,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Terminal {
+    pub(super) size: Size,
+    pub(super) main: Buffer,
+    /// The alternate screen, while it is shown.
+    pub(super) alternate: Option<Buffer>,
+    pub(super) cursor: Cursor,
+    pub(super) modes: Modes,
+    pub(super) tabs: Vec<bool>,
+    pub(super) title: Vec<u8>,
+    /// The character just written, with the row and column it went to: what a repeat repeats.
+    pub(super) last: Option<(char, usize, usize)>,
+    pub(super) scrollback: Scrollback,
+}
+
+impl Terminal {
+    pub(super) fn new(size: Size) -> Self {
+        Self {
+            size,
+            main: Buffer::new(size.rows),
+            alternate: None,
+            cursor: Cursor::default(),
+            modes: Modes::default(),
+            tabs: (0..size.columns).map(every_eighth).collect(),
+            title: Vec::new(),
+            last: None,
+            scrollback: Scrollback::default(),
+        }
+    }
+
+    pub(super) fn buffer(&self) -> &Buffer {
+        self.alternate.as_ref().unwrap_or(&self.main)
+    }
+
+    pub(super) fn buffer_mut(&mut self) -> &mut Buffer {
+        self.alternate.as_mut().unwrap_or(&mut self.main)
+    }
+
+    /// The row of the cursor.
+    pub(super) fn row(&mut self) -> &mut Row {
+        let row = self.cursor.row;
+        &mut self.buffer_mut().rows[row]
+    }
+
+    /// Rows of the region leave at its top.
+    pub(super) fn scroll_up(&mut self, top: usize, count: usize) {
+        let (last, style) = (self.size.rows - 1, self.cursor.style);
+        let saving = self.alternate.is_none() && top == 0;
+        let Self {
+            alternate,
+            main,
+            scrollback,
+            ..
+        } = self;
+        let buffer = alternate.as_mut().unwrap_or(main);
+        let bottom = buffer.bottom;
+        let count = count.min(bottom + 1 - top);
+        if top == 0 && bottom == last {
+            for _ in 0..count {
+                let mut row = buffer.rows.pop_front().unwrap_or_default();
+                if saving {
+                    row = scrollback.push(row, Size::MOST.rows);
+                }
+                row.clear(style);
+                buffer.rows.push_back(row);
+            }
+            return;
+        }
+        let region = &mut buffer.rows.make_contiguous()[top..=bottom];
+        region.rotate_left(count);
+        let height = region.len();
+        for row in &mut region[height - count..] {
+            if saving {
+                *row = scrollback.push(std::mem::take(row), Size::MOST.rows);
+            }
+            row.clear(style);
+        }
+    }
+
+    /// Rows of the region leave at its bottom.
+    pub(super) fn scroll_down(&mut self, top: usize, count: usize) {
+        let style = self.cursor.style;
+        let buffer = self.buffer_mut();
+        let bottom = buffer.bottom;
+        let count = count.min(bottom + 1 - top);
+        let region = &mut buffer.rows.make_contiguous()[top..=bottom];
+        region.rotate_right(count);
+        for row in &mut region[..count] {
+            row.clear(style);
+        }
+    }
+
+    /// One row down; at the end of the region it scrolls.
+    pub(super) fn down(&mut self) {
+        let (top, bottom) = (self.buffer().top, self.buffer().bottom);
+        if self.cursor.row == bottom {
+            self.scroll_up(top, 1);
+        } else {
+            self.cursor.row = (self.cursor.row + 1).min(self.size.rows - 1);
+        }
+    }
+
+    /// One row up; at the top of the region it scrolls.
+    pub(super) fn up(&mut self) {
+        let top = self.buffer().top;
+        if self.cursor.row == top {
+            self.scroll_down(top, 1);
+        } else {
+            self.cursor.row = self.cursor.row.saturating_sub(1);
+        }
+    }
+
+    /// To a row and column as programs count them from 0.
+    pub(super) fn go(&mut self, row: usize, column: usize) {
+        let (top, bottom) = (self.buffer().top, self.buffer().bottom);
+        self.cursor.row = if self.cursor.origin {
+            row.saturating_add(top).min(bottom)
+        } else {
+            row.min(self.size.rows - 1)
+        };
+        self.column(column);
+    }
+
+    pub(super) fn column(&mut self, column: usize) {
+        self.cursor.column = column.min(self.size.columns - 1);
+        self.cursor.pending = false;
+    }
+
+    /// Moves by rows; who is within the region stays there.
+    pub(super) fn climb(&mut self, up: usize, down: usize) {
+        let (top, bottom) = (self.buffer().top, self.buffer().bottom);
+        let row = self.cursor.row;
+        let first = if row >= top { top } else { 0 };
+        let last = if row <= bottom {
+            bottom
+        } else {
+            self.size.rows - 1
+        };
+        self.cursor.row = row.saturating_sub(up).max(first);
+        self.cursor.row = self.cursor.row.saturating_add(down).min(last);
+        self.cursor.pending = false;
+    }
+
+    pub(super) fn save(&mut self) {
+        let cursor = self.cursor;
+        self.buffer_mut().saved = cursor;
+    }
+
+    pub(super) fn restore(&mut self) {
+        self.cursor = self.buffer().saved;
+        if self.cursor.origin {
+            let (top, bottom) = (self.buffer().top, self.buffer().bottom);
+            self.cursor.row = self.cursor.row.clamp(top, bottom);
+        }
+    }
+
+    /// Shows the alternate screen, empty.
+    pub(super) fn enter(&mut self) {
+        if self.alternate.is_none() {
+            self.alternate = Some(Buffer::new(self.size.rows));
+        }
+    }
+
+    /// Shows the main screen again.
+    pub(super) fn leave(&mut self) {
+        self.alternate = None;
+        let (top, bottom) = (self.main.top, self.main.bottom);
+        if self.cursor.origin {
+            self.cursor.row = self.cursor.row.clamp(top, bottom);
+        }
+    }
+
+    /// Sets the region, or nothing if it is none.
+    pub(super) fn region(&mut self, top: usize, bottom: usize) {
+        let bottom = bottom.min(self.size.rows - 1);
+        if top < bottom || (top == bottom && self.size.rows == 1) {
+            let buffer = self.buffer_mut();
+            (buffer.top, buffer.bottom) = (top, bottom);
+            self.go(0, 0);
+        }
+    }
+
+    /// Everything but what is shown is as in a fresh terminal.
+    pub(super) fn soften(&mut self) {
+        let bottom = self.size.rows - 1;
+        let buffer = self.buffer_mut();
+        (buffer.top, buffer.bottom) = (0, bottom);
+        buffer.saved = Cursor::default();
+        self.modes.wrap = true;
+        self.modes.insert = false;
+        for (index, (number, set)) in PASSIVE.iter().enumerate() {
+            if matches!(number, 1 | 25 | 66) {
+                self.modes.passive[index] = *set;
+            }
+        }
+        self.cursor = Cursor {
+            row: self.cursor.row,
+            column: self.cursor.column,
+            ..Cursor::default()
+        };
+    }
+
+    pub(super) fn resize(&mut self, size: Size) {
+        if size == self.size {
+            return;
+        }
+        self.last = None;
+        if size.columns < self.size.columns {
+            self.scrollback
+                .narrow(self.size.columns, size.columns, Size::MOST.rows);
+        } else {
+            self.scrollback.widen(self.size.columns);
+        }
+        let old = self.size;
+        let shown = self.alternate.is_none();
+        let anchor = if shown { self.cursor } else { self.main.saved };
+        let moved = fit(
+            &mut self.main,
+            old,
+            size,
+            anchor.row,
+            Some(&mut self.scrollback),
+        );
+        shift(&mut self.main.saved, moved, size);
+        if size.columns < self.size.columns {
+            // Rows that left just now are as wide as before.
+            self.scrollback
+                .narrow(self.size.columns, size.columns, Size::MOST.rows);
+        }
+        if let Some(alternate) = &mut self.alternate {
+            let moved = fit(alternate, old, size, self.cursor.row, None);
+            shift(&mut alternate.saved, moved, size);
+            shift(&mut self.cursor, moved, size);
+        } else {
+            shift(&mut self.cursor, moved, size);
+        }
+        self.tabs.truncate(size.columns);
+        self.tabs
+            .extend((self.tabs.len()..size.columns).map(every_eighth));
+        self.size = size;
+    }
+}
+
+pub(super) fn every_eighth(column: usize) -> bool {
+    column.is_multiple_of(8)
+}
+
+/// Makes a buffer fit; says by how many rows its contents moved.
+fn fit(
+    buffer: &mut Buffer,
+    old: Size,
+    new: Size,
+    cursor: usize,
+    mut scrollback: Option<&mut Scrollback>,
+) -> isize {
+    let mut moved = 0;
+    if new.columns > old.columns {
+        for row in &mut buffer.rows {
+            row.end(old.columns);
+        }
+    }
+    // What is below the cursor goes first.
+    let below = (old.rows - 1).saturating_sub(cursor);
+    let excess = old.rows.saturating_sub(new.rows);
+    buffer.rows.truncate(old.rows - excess.min(below));
+    while buffer.rows.len() > new.rows {
+        let row = buffer.rows.pop_front().unwrap_or_default();
+        if let Some(scrollback) = &mut scrollback {
+            scrollback.push(row, Size::MOST.rows);
+        }
+        moved -= 1;
+    }
+    // If the cursor is at the end, what had left comes back.
+    while buffer.rows.len() < new.rows {
+        let back = scrollback
+            .as_mut()
+            .filter(|_| below == 0)
+            .and_then(|scrollback| scrollback.pop());
+        if let Some(row) = back {
+            buffer.rows.push_front(row);
+            moved += 1;
+        } else {
+            buffer.rows.push_back(Row::default());
+        }
+    }
+    for row in &mut buffer.rows {
+        row.cut(new.columns);
+        row.shrink(new.columns);
+    }
+    (buffer.top, buffer.bottom) = (0, new.rows - 1);
+    moved
+}
+
+fn shift(cursor: &mut Cursor, moved: isize, size: Size) {
+    cursor.row = cursor.row.saturating_add_signed(moved).min(size.rows - 1);
+    if cursor.column >= size.columns {
+        cursor.column = size.columns - 1;
+    }
+    cursor.pending = false;
+}

@@ -1,0 +1,120 @@
+//! Another terminal judges, one that is not ours: fed with our replay and the rest of a stream, it
+//! shows what it shows when fed with everything.
+
+use std::num::NonZeroU16;
+
+use proptest::prelude::*;
+
+use super::{Screen, Size, assert_same, attach, fed};
+
+/// What real programs wrote to a terminal of 24 rows and 80 columns.
+const RECORDED: [(&str, &[u8]); 4] = [
+    ("vim", include_bytes!("recorded/vim")),
+    ("less", include_bytes!("recorded/less")),
+    ("tmux", include_bytes!("recorded/tmux")),
+    ("shell", include_bytes!("recorded/shell")),
+];
+
+/// What the judge sees: each cell with its looks, and the cursor.
+fn judge(size: Size, streams: &[&[u8]]) -> Vec<String> {
+    let number = |number| NonZeroU16::new(u16::try_from(number).expect("small")).expect("not 0");
+    let mut parser = vt100::Parser::new(number(size.rows), number(size.columns), 0);
+    for stream in streams {
+        parser.process(stream);
+    }
+    let screen = parser.screen();
+    let (row, column) = screen.cursor_position();
+    // It counts the column behind the last as one.
+    let column = usize::from(column).min(size.columns - 1);
+    let mut seen = vec![format!(
+        "cursor {row} {column} {} alternate {} keys {} {} paste {} mouse {:?} {:?}",
+        screen.hide_cursor(),
+        screen.alternate_screen(),
+        screen.application_cursor(),
+        screen.application_keypad(),
+        screen.bracketed_paste(),
+        screen.mouse_protocol_mode(),
+        screen.mouse_protocol_encoding(),
+    )];
+    for row in 0..size.rows {
+        for column in 0..size.columns {
+            let cell = screen.cell(row as u16, column as u16).expect("a cell");
+            let text = match cell.contents() {
+                "" => " ",
+                text => text,
+            };
+            seen.push(format!(
+                "{row} {column} {text:?} {:?} {:?} {} {} {} {} {}",
+                cell.fgcolor(),
+                cell.bgcolor(),
+                cell.bold(),
+                cell.dim(),
+                cell.italic(),
+                cell.underline(),
+                cell.inverse()
+            ));
+        }
+    }
+    seen
+}
+
+fn check(size: Size, stream: &[u8], cut: usize) -> Result<(), TestCaseError> {
+    let (first, rest) = stream.split_at(cut);
+    let mut screen = Screen::new(size);
+    screen.feed(first);
+    let late = judge(size, &[&screen.replay(), rest]);
+    for (late, early) in late.iter().zip(judge(size, &[stream])) {
+        prop_assert_eq!(late, &early, "cut at {}", cut);
+    }
+    Ok(())
+}
+
+#[test]
+fn recorded_programs_are_joined_at_any_byte() {
+    for (name, stream) in RECORDED {
+        let size = Size::default();
+        let whole = fed(size.rows, size.columns, stream);
+        // A prime step: cuts come to fall everywhere within sequences.
+        for cut in (0..=stream.len()).step_by(307) {
+            let mut early = fed(size.rows, size.columns, &stream[..cut]);
+            let mut late = attach(&early);
+            assert_same(&late, &early).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
+            for screen in [&mut early, &mut late] {
+                screen.feed(&stream[cut..]);
+            }
+            assert_same(&late, &whole).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
+            check(size, stream, cut).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
+        }
+    }
+}
+
+/// What the judge and we understand alike: it gives each screen a cursor of its own,
+/// goes to the top of a new region, fills no
+/// new rows with a colour, knows neither drawing characters nor insertion, and repeats characters
+/// from long ago; after moving by a row it still waits behind the last column,
+/// and where half of a wide character is overwritten the other half takes its colour.
+fn polite() -> impl Strategy<Value = String> {
+    let word =
+        |words: &[&'static str]| prop::sample::select(words.to_vec()).prop_map(str::to_owned);
+    let piece = prop_oneof![
+        5 => "[ -~]{1,20}",
+        1 => word(&["ß", "e\u{301}", "ü"]),
+        3 => word(&["\r", "\r\n", "\x1b7", "\x1b[4H\x1bM", "\x1b[m", "\x1b[?25l", "\x1b[?25h", "\x1b[?1h", "\x1b="]),
+        2 => word(&["\x1b[0;1;31m", "\r\x1b[0;4;44mxy\x1b[m", "\x1b[0;7;38;5;200m", "\r\x1b[0;48;2;1;2;3mz\x1b[m"]),
+        2 => (1..7_u16, 1..15_u16).prop_map(|(row, column)| format!("\x1b[{row};{column}H")),
+        1 => (1..4_u16, 4..7_u16).prop_map(|(top, bottom)| format!("\x1b[{top};{bottom}r\x1b[{top}H")),
+        2 => (1..5_u16, prop::sample::select(vec!['A', 'B', 'J', 'K', 'L', 'M']))
+            .prop_map(|(count, last)| format!("\x1b[4H\x1b[m\x1b[{}{last}", count % 3)),
+    ];
+    prop::collection::vec(piece, 1..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn another_terminal_sees_the_same(text in polite(), cut in any::<prop::sample::Index>()) {
+        let stream = text.as_bytes();
+        check(Size { rows: 6, columns: 14 }, stream, cut.index(stream.len() + 1))?;
+    }
+}

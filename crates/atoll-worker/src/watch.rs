@@ -1,0 +1,167 @@
+//! Watches: the worker's end of a helper that tells what happens in a directory.
+//!
+//! Nothing is read ahead: a reader that is slow lets the helper's socket fill, then the kernel's
+//! queue of events, and is then told that something is missing. Only a drain takes more than is
+//! asked for, and keeps a bounded number of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use atoll_jail::wire::{Change, FileWork, FromHelper, ToHelper};
+use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
+
+use crate::files::{Call, checked};
+use crate::sandbox::Sandbox;
+
+/// Events kept for a reader; four times what the kernel keeps.
+const MOST: usize = 65_536;
+/// Bytes of their paths.
+const BYTES: usize = 16 << 20;
+/// More directories than any host lets one user watch.
+const DIRECTORIES: u32 = 1 << 20;
+
+/// A watch on a directory. Dropping it ends it.
+#[derive(Debug)]
+pub struct Watch {
+    call: Call,
+    waiting: VecDeque<WatchEvent>,
+    /// Bytes of paths in `waiting`.
+    bytes: usize,
+    token: u32,
+    /// The helper has said its last word.
+    ended: bool,
+}
+
+pub(crate) async fn watch(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    path: &[u8],
+    options: WatchOptions,
+) -> Result<Watch, Error> {
+    let work = FileWork::Watch {
+        path: checked(path)?,
+        recursive: options.recursive,
+        limit: options.directories.clamp(1, DIRECTORIES),
+    };
+    let mut watch = Watch {
+        call: Call::start(sandbox, caller, work, None).await?,
+        waiting: VecDeque::new(),
+        bytes: 0,
+        token: 0,
+        ended: false,
+    };
+    watch.until(0).await.map_err(|error| match error.code {
+        Code::DiskFull => Error::new(
+            Code::QuotaExceeded,
+            "the sandbox's user watches as many directories as the host allows",
+        )
+        .remedy("end other watches, or raise fs.inotify.max_user_watches and max_user_instances"),
+        _ => error,
+    })?;
+    Ok(watch)
+}
+
+impl Watch {
+    /// What happened next; `None` after the end.
+    pub async fn next(&mut self) -> Result<Option<WatchEvent>, Error> {
+        loop {
+            if let Some(event) = self.waiting.pop_front() {
+                self.bytes = self.bytes.saturating_sub(length(&event));
+                return Ok(Some(event));
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            let word = self.call.listen().await?;
+            self.hear(word);
+        }
+    }
+
+    /// Everything that happened before this call and was not told yet.
+    pub async fn drain(&mut self) -> Result<Vec<WatchEvent>, Error> {
+        if !self.ended {
+            self.token = self.token.wrapping_add(1).max(1);
+            // It may have ended just now: what it said is still to be read.
+            let question = ToHelper::Drain { token: self.token };
+            let _ = self.call.say(&question).await;
+            self.until(self.token).await?;
+        }
+        self.bytes = 0;
+        Ok(std::mem::take(&mut self.waiting).into())
+    }
+
+    /// Listens until this question is answered or the watch has ended.
+    async fn until(&mut self, token: u32) -> Result<(), Error> {
+        let listen = async {
+            while !self.ended {
+                let word = self.call.next().await?;
+                if self.hear(word) == Some(token) {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        // A hijacked helper could go on for ever.
+        match tokio::time::timeout(std::time::Duration::from_mins(2), listen).await {
+            Ok(heard) => heard,
+            Err(_) => Err(Error::new(
+                Code::Timeout,
+                "the sandbox told changes for two minutes and no end",
+            )
+            .remedy("watch a smaller directory")),
+        }
+    }
+
+    /// Takes a word; the token if it answers a question.
+    fn hear(&mut self, word: FromHelper) -> Option<u32> {
+        match word {
+            FromHelper::Changes(changes) => {
+                for change in changes {
+                    self.keep(event(change));
+                }
+            }
+            FromHelper::Drained { token } => return Some(token),
+            FromHelper::Done { .. } => self.ended = true,
+            FromHelper::Entries(_) | FromHelper::Failed { .. } => {}
+        }
+        None
+    }
+
+    fn keep(&mut self, event: WatchEvent) {
+        if self.ended {
+            return;
+        }
+        self.ended = event == WatchEvent::End;
+        self.bytes += length(&event);
+        if self.waiting.len() >= MOST || self.bytes > BYTES {
+            self.waiting.clear();
+            self.waiting.push_back(WatchEvent::Overflow);
+            self.bytes = length(&event);
+        }
+        self.waiting.push_back(event);
+    }
+}
+
+fn length(event: &WatchEvent) -> usize {
+    match event {
+        WatchEvent::Create { path, .. }
+        | WatchEvent::Write { path }
+        | WatchEvent::Remove { path }
+        | WatchEvent::Chmod { path } => path.len(),
+        WatchEvent::Rename { from, to } => from.len() + to.len(),
+        WatchEvent::Overflow | WatchEvent::Limit | WatchEvent::End => 0,
+    }
+}
+
+fn event(change: Change) -> WatchEvent {
+    match change {
+        Change::Create { path, directory } => WatchEvent::Create { path, directory },
+        Change::Write { path } => WatchEvent::Write { path },
+        Change::Remove { path } => WatchEvent::Remove { path },
+        Change::Rename { from, to } => WatchEvent::Rename { from, to },
+        Change::Chmod { path } => WatchEvent::Chmod { path },
+        Change::Overflow => WatchEvent::Overflow,
+        Change::Limit => WatchEvent::Limit,
+        Change::End => WatchEvent::End,
+    }
+}

@@ -1,0 +1,321 @@
+//! Watching directories: every kind of event, trees that grow and move, and what must be told when
+//! not everything can be.
+
+mod storms;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_model::{
+    Authority, Caller, Code, ExecSpec, SandboxId, WatchEvent, WatchOptions, WriteOptions,
+};
+use atoll_worker::Watch;
+
+use crate::world::{DEADLINE, Kind, World, in_both, said};
+
+const USUAL: WatchOptions = WatchOptions {
+    recursive: false,
+    directories: 1000,
+};
+
+/// An event as one line.
+fn line(event: &WatchEvent) -> String {
+    let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+    match event {
+        WatchEvent::Create { path, directory } => {
+            format!("create {}{}", text(path), if *directory { "/" } else { "" })
+        }
+        WatchEvent::Write { path } => format!("write {}", text(path)),
+        WatchEvent::Remove { path } => format!("remove {}", text(path)),
+        WatchEvent::Rename { from, to } => format!("rename {} {}", text(from), text(to)),
+        WatchEvent::Chmod { path } => format!("chmod {}", text(path)),
+        WatchEvent::Overflow => "overflow".into(),
+        WatchEvent::Limit => "limit".into(),
+        WatchEvent::End => "end".into(),
+    }
+}
+
+async fn drained(watch: &mut Watch) -> Vec<String> {
+    watch.drain().await.unwrap().iter().map(line).collect()
+}
+
+/// A sandbox's directory, as the events say that it is.
+#[derive(Debug, Default)]
+struct Mirror {
+    paths: BTreeMap<Vec<u8>, bool>,
+    overflow: bool,
+}
+
+impl Mirror {
+    fn apply(&mut self, events: Vec<WatchEvent>) {
+        for event in events {
+            match event {
+                WatchEvent::Create { path, directory } => {
+                    self.paths.insert(path, directory);
+                }
+                WatchEvent::Remove { path } => self.remove(&path),
+                WatchEvent::Rename { from, to } => {
+                    self.remove(&to);
+                    let below = [&from[..], b"/"].concat();
+                    let moving = |path: &Vec<u8>| *path == from || path.starts_with(&below);
+                    let moved: Vec<_> = self.paths.extract_if(.., |path, _| moving(path)).collect();
+                    if moved.is_empty() {
+                        self.paths.insert(to.clone(), false);
+                    }
+                    for (path, directory) in moved {
+                        self.paths
+                            .insert([&to[..], &path[from.len()..]].concat(), directory);
+                    }
+                }
+                WatchEvent::Overflow => self.overflow = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// The first paths that only one of the two has.
+    fn differs(&self, real: &BTreeMap<Vec<u8>, bool>) -> Vec<String> {
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        let only = |one: &BTreeMap<Vec<u8>, bool>, other: &BTreeMap<Vec<u8>, bool>, what| {
+            let lacks = one
+                .iter()
+                .filter(|(path, kind)| other.get(*path) != Some(*kind));
+            lacks
+                .map(|(path, _)| format!("{what} {}", text(path)))
+                .take(5)
+                .collect::<Vec<_>>()
+        };
+        let told = only(&self.paths, real, "told");
+        told.into_iter()
+            .chain(only(real, &self.paths, "not told"))
+            .collect()
+    }
+
+    fn remove(&mut self, path: &[u8]) {
+        let below = [path, b"/"].concat();
+        self.paths
+            .retain(|other, _| other != path && !other.starts_with(&below));
+    }
+}
+
+/// What is really below a directory.
+async fn real(world: &World, id: &SandboxId, path: &str) -> BTreeMap<Vec<u8>, bool> {
+    let root = Caller::root();
+    let listed = world
+        .runtime
+        .list_files(id, &root, path.as_bytes(), 99, 1_000_000);
+    let (entries, truncated) = listed.await.unwrap();
+    assert!(!truncated);
+    let of = |entry: atoll_model::Entry| {
+        let directory = entry.kind == atoll_model::EntryKind::Directory;
+        (entry.path, directory)
+    };
+    entries.into_iter().map(of).collect()
+}
+
+async fn python(world: &World, id: &SandboxId, script: &str) {
+    let spec = ExecSpec::argv(["python3", "-c", script]).user("root");
+    said(&world.exec(id, spec).await);
+}
+
+/// Runs a script and listens; the directory as the events tell it at the end.
+async fn follow(world: &World, id: &SandboxId, script: &str, told: &mut Watch) -> Mirror {
+    let mut mirror = Mirror::default();
+    {
+        let running = python(world, id, script);
+        tokio::pin!(running);
+        loop {
+            tokio::select! {
+                () = &mut running => break,
+                event = told.next() => mirror.apply(event.unwrap().into_iter().collect()),
+            }
+        }
+    }
+    mirror.apply(told.drain().await.unwrap());
+    mirror
+}
+
+async fn mkdir(world: &World, id: &SandboxId, path: &str) {
+    let root = Caller::root();
+    let made = world
+        .runtime
+        .make_directory(id, &root, path.as_bytes(), 0o777, true);
+    made.await.unwrap();
+}
+
+async fn watch(world: &World, id: &SandboxId, path: &str, options: WatchOptions) -> Watch {
+    let root = Caller::root();
+    let watch = world.runtime.watch(id, &root, path.as_bytes(), options);
+    watch.await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_kind_of_event_is_told() {
+    in_both(async |world, id| {
+        mkdir(world, id, "/w/below").await;
+        let mut told = watch(world, id, "/w", USUAL).await;
+        let probe = async |args: &[&str]| {
+            said(&world.probe(id, "root", args).await);
+        };
+        assert_eq!(drained(&mut told).await, [""; 0]);
+        probe(&["touch", "/w/a"]).await;
+        let mut seen = drained(&mut told).await;
+        seen.retain(|line| line != "chmod a");
+        assert_eq!(seen, ["create a"]);
+        probe(&["write", "/w/a", "text"]).await;
+        assert!(drained(&mut told).await.contains(&"write a".into()));
+        probe(&["chmod", "/w/a", "600"]).await;
+        assert_eq!(drained(&mut told).await, ["chmod a"]);
+        probe(&["move", "/w/a", "/w/b"]).await;
+        assert_eq!(drained(&mut told).await, ["rename a b"]);
+        probe(&["move", "/w/b", "/w/below/b"]).await;
+        assert_eq!(drained(&mut told).await, ["remove b"]);
+        probe(&["move", "/w/below/b", "/w/c"]).await;
+        assert_eq!(drained(&mut told).await, ["create c"]);
+        probe(&["mkdir", "/w/d"]).await;
+        assert_eq!(drained(&mut told).await, ["create d/"]);
+        probe(&["chmod", "/w", "700"]).await;
+        assert_eq!(drained(&mut told).await, ["chmod "]);
+        let root = Caller::root();
+        for path in ["/w/c", "/w/d"] {
+            let gone = world.runtime.remove(id, &root, path.as_bytes(), true);
+            gone.await.unwrap();
+        }
+        assert_eq!(drained(&mut told).await, ["remove c", "remove d"]);
+        // Not recursive: what is below is not told.
+        probe(&["touch", "/w/below/x"]).await;
+        assert_eq!(drained(&mut told).await, [""; 0]);
+        // Events come by themselves too.
+        probe(&["touch", "/w/last"]).await;
+        let next = tokio::time::timeout(Duration::from_secs(20), told.next()).await;
+        let event = next.unwrap().unwrap().unwrap();
+        assert_eq!(line(&event), "create last");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
+    in_both(async |world, id| {
+        mkdir(world, id, "/w").await;
+        let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+        let owner = Caller {
+            authority: Authority::Root,
+            ..Caller::default()
+        };
+        let options = WriteOptions {
+            in_place: true,
+            parents: true,
+            ..WriteOptions::default()
+        };
+        let writer = world
+            .runtime
+            .write_file(id, &owner, b"/w/new/file", options);
+        let mut writer = writer.await.unwrap();
+        writer.write(b"text").await.unwrap();
+        writer.commit().await.unwrap();
+        let seen = drained(&mut told).await;
+        assert_eq!(seen[0], "create new/");
+        for wanted in ["create new/file", "write new/file"] {
+            assert!(seen.iter().any(|line| line == wanted), "{seen:?}");
+        }
+        let created = seen.iter().filter(|line| *line == "create new/file");
+        assert_eq!(created.count(), 1, "{seen:?}");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_watched_is_told() {
+    in_both(async |world, id| {
+        mkdir(world, id, "/w/closed").await;
+        let (runtime, root) = (&world.runtime, Caller::root());
+        runtime.chmod(id, &root, b"/w/closed", 0o700).await.unwrap();
+        said(&world.probe(id, "root", &["touch", "/w/file"]).await);
+        let user = Caller::default();
+        let code = async |path: &str| {
+            let watch = runtime.watch(id, &user, path.as_bytes(), USUAL).await;
+            watch.unwrap_err().code
+        };
+        assert_eq!(code("/missing").await, Code::FileNotFound);
+        assert_eq!(code("/w/file").await, Code::NotADirectory);
+        assert_eq!(code("/w/closed").await, Code::PermissionDenied);
+        assert_eq!(code("").await, Code::InvalidRequest);
+        // Below the top it is passed over: the rights are the user's.
+        let watch = runtime.watch(id, &user, b"/w", WatchOptions::recursive());
+        let mut told = watch.await.unwrap();
+        said(&world.probe(id, "root", &["touch", "/w/closed/x"]).await);
+        said(&world.probe(id, "root", &["touch", "/w/y"]).await);
+        let mut seen = drained(&mut told).await;
+        seen.retain(|line| !line.starts_with("chmod"));
+        assert_eq!(seen, ["create y"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_goes_ends_its_watch() {
+    in_both(async |world, id| {
+        let root = Caller::root();
+        for moved in [false, true] {
+            mkdir(world, id, "/w/below").await;
+            let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+            if moved {
+                said(&world.probe(id, "root", &["move", "/w", "/elsewhere"]).await);
+            } else {
+                world.runtime.remove(id, &root, b"/w", true).await.unwrap();
+            }
+            let mut seen = drained(&mut told).await;
+            assert_eq!(seen.pop().as_deref(), Some("end"), "{seen:?}");
+            assert_eq!(seen.is_empty(), moved);
+            assert_eq!(told.next().await.unwrap(), None);
+            assert_eq!(drained(&mut told).await, [""; 0]);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_sees_what_an_ended_command_did() {
+    in_both(async |world, id| {
+        mkdir(world, id, "/w/a/b/c").await;
+        let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
+        for number in 0..40 {
+            let path = format!("a/b/c/{number}");
+            said(
+                &world
+                    .probe(id, "root", &["touch", &format!("/w/{path}")])
+                    .await,
+            );
+            let seen = drained(&mut told).await;
+            assert!(seen.contains(&format!("create {path}")), "{seen:?}");
+        }
+    })
+    .await;
+}
+
+/// Descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_watch_leaves_nothing() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    mkdir(&world, &id, "/w").await;
+    let pids = || world.runtime.usage(&id).unwrap().pids;
+    let (before, open) = (1, descriptors());
+    atoll_testkit::wait_for("the helper that made it to end", DEADLINE, || {
+        pids() == before
+    });
+    let mut watches = Vec::new();
+    for _ in 0..20 {
+        watches.push(watch(&world, &id, "/w", USUAL).await);
+    }
+    assert_eq!(pids(), before + 20);
+    drop(watches);
+    atoll_testkit::wait_for("the helpers to end", DEADLINE, || pids() == before);
+    assert!(descriptors() <= open, "{} {open}", descriptors());
+    world.close().await;
+}
