@@ -9,6 +9,7 @@ mod files;
 mod init;
 pub mod instance;
 mod keeper;
+pub mod network;
 mod runtime;
 mod sandbox;
 pub mod template;
