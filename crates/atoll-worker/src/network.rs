@@ -38,7 +38,7 @@ use tokio::sync::OnceCell;
 use self::addresses::Addresses;
 pub use self::dns::Resolvers;
 use self::dns::{Forwarder, PORT};
-use self::firewall::Element;
+use self::firewall::Compiled;
 use self::janitor::{Janitor, Leaving};
 use self::link::Family;
 use self::netlink::{ROUTE, Socket};
@@ -193,7 +193,7 @@ pub struct Link {
     address: Ipv4Addr,
     /// Nothing once the link was given up: a change that comes late must not concern the next
     /// sandbox with this address.
-    elements: Arc<Mutex<Option<Vec<Element>>>>,
+    policy: Arc<Mutex<Option<Compiled>>>,
 }
 
 impl Link {
@@ -205,7 +205,7 @@ impl Link {
             name: format!("{}{}", ready.family.prefix(), addresses::number(address)),
             ready,
             address,
-            elements: Arc::new(Mutex::new(Some(Vec::new()))),
+            policy: Arc::new(Mutex::new(Some(Compiled::default()))),
         };
         let ready = &link.ready;
         let inside = netns::within(namespace, || {
@@ -241,27 +241,27 @@ impl Link {
     pub async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         policy.check()?;
         let (ready, address) = (Arc::clone(&self.ready), self.address);
-        let elements = Arc::clone(&self.elements);
-        blocking(move || enforce(&ready, address, &elements, &policy)).await
+        let current = Arc::clone(&self.policy);
+        blocking(move || enforce(&ready, address, &current, &policy)).await
     }
 
     fn enforce(&self, policy: &Policy) -> Result<(), Error> {
-        enforce(&self.ready, self.address, &self.elements, policy)
+        enforce(&self.ready, self.address, &self.policy, policy)
     }
 }
 
 fn enforce(
     ready: &Ready,
     address: Ipv4Addr,
-    current: &Mutex<Option<Vec<Element>>>,
+    current: &Mutex<Option<Compiled>>,
     policy: &Policy,
 ) -> Result<(), Error> {
     let mut current = lock(current);
     let Some(current) = &mut *current else {
         return Ok(());
     };
-    let new = firewall::elements(address, policy);
-    firewall::change(&mut lock(&ready.rules), &ready.tag, current, &new)
+    let new = Compiled::of(policy);
+    firewall::change(&mut lock(&ready.rules), &ready.tag, address, current, &new)
         .map_err(|error| internal("change a sandbox's policy", &error))?;
     *current = new;
     Ok(())
@@ -272,7 +272,7 @@ impl Drop for Link {
         self.ready.janitor.take(Leaving {
             name: std::mem::take(&mut self.name),
             address: self.address,
-            elements: lock(&self.elements).take().unwrap_or_default(),
+            policy: lock(&self.policy).take().unwrap_or_default(),
         });
     }
 }

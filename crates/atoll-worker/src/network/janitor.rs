@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::addresses::Addresses;
-use super::firewall::{self, Element};
+use super::firewall::{self, Compiled};
 use super::flows;
 use super::link::{self, Family};
 use super::netlink::{ROUTE, Socket};
@@ -25,7 +25,7 @@ const GATHERING: Duration = Duration::from_millis(20);
 pub(super) struct Leaving {
     pub(super) name: String,
     pub(super) address: Ipv4Addr,
-    pub(super) elements: Vec<Element>,
+    pub(super) policy: Compiled,
 }
 
 /// The thread that does it.
@@ -118,14 +118,11 @@ impl Work {
             // Their addresses are lost to this instance; the links go with it.
             return;
         }
-        let elements: Vec<Element> = leaving
-            .iter()
-            .flat_map(|leaving| leaving.elements.clone())
-            .collect();
-        if firewall::change(&mut self.rules, &self.tag, &elements, &[]).is_err() {
+        let policies = leaving.iter().map(|one| (one.address, &one.policy));
+        if firewall::forget(&mut self.rules, &self.tag, policies.clone()).is_err() {
             // One that is not there spoils it for all.
-            for leaving in leaving {
-                let _ = firewall::change(&mut self.rules, &self.tag, &leaving.elements, &[]);
+            for policy in policies {
+                let _ = firewall::forget(&mut self.rules, &self.tag, std::iter::once(policy));
             }
         }
         for (leaving, used) in leaving.iter().zip(used) {

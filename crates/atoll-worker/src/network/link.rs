@@ -92,7 +92,7 @@ fn about(index: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// Makes a pair: our end with this name, the other in a sandbox's namespace. Both are up.
+/// Makes a pair: our end with this name, the other in a sandbox's namespace. Ours is up.
 pub(super) fn pair(
     socket: &mut Socket,
     family: &Family,
@@ -116,7 +116,8 @@ pub(super) fn pair(
         batch.nested(IFLA_LINKINFO, &[], |batch| {
             batch.text(INFO_KIND, "veth");
             batch.nested(INFO_DATA, &[], |batch| {
-                batch.nested(VETH_PEER, &about(0, UP | NOARP), |batch| {
+                // Up it goes later: now it has no other end yet.
+                batch.nested(VETH_PEER, &about(0, NOARP), |batch| {
                     common(batch, INSIDE);
                     batch.attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
                 });
@@ -197,6 +198,7 @@ pub(super) fn inside(socket: &mut Socket, gateway: Ipv4Addr, sandbox: Ipv4Addr) 
     const UNICAST: u8 = 1;
     let index = find(socket, INSIDE)?.index;
     let mut batch = Batch::default();
+    batch.message(SETLINK, ACK, &about(index, UP), |_| {});
     addressed(&mut batch, index, sandbox, gateway);
     let family = rustix::net::AddressFamily::INET.as_raw() as u8;
     let fixed = [family, 0, 0, 0, MAIN, STATIC, 0, UNICAST, 0, 0, 0, 0];

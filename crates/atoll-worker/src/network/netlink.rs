@@ -97,11 +97,6 @@ impl Batch {
         self.bytes[start.0..start.0 + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// How long it is.
-    pub(super) fn len(&self) -> usize {
-        self.bytes.len()
-    }
-
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
