@@ -40,7 +40,7 @@ pub use self::dns::Resolvers;
 use self::dns::{Forwarder, PORT};
 use self::firewall::Compiled;
 use self::janitor::{Janitor, Leaving};
-use self::link::Family;
+use self::link::{Family, Ipv6};
 use self::netlink::{ROUTE, Socket};
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
@@ -134,6 +134,7 @@ struct Ready {
     tag: String,
     family: Family,
     gateway: Ipv4Addr,
+    ipv6: Ipv6,
     addresses: Arc<Addresses>,
     links: Mutex<Socket>,
     rules: Mutex<Socket>,
@@ -154,11 +155,16 @@ impl Ready {
         let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
         let janitor = Janitor::start(&tag, Arc::clone(&addresses));
         let janitor = janitor.map_err(failed("start the janitor of links"))?;
+        let ipv6 = match fs::exists("/proc/sys/net/ipv6") {
+            Ok(true) => Ipv6::Known,
+            _ => Ipv6::Unknown,
+        };
         firewall::install(&tag, gateway, config.connections.min(most_connections()))?;
         Ok(Self {
             family: Family::of(&tag),
             tag,
             gateway,
+            ipv6,
             addresses,
             links: Mutex::new(links),
             rules: Mutex::new(rules),
@@ -217,7 +223,9 @@ impl Link {
         {
             let mut links = lock(&ready.links);
             link::pair(&mut links, &ready.family, &link.name, address, namespace)
-                .and_then(|index| link::outside(&mut links, index, ready.gateway, address))
+                .and_then(|index| {
+                    link::outside(&mut links, index, ready.gateway, address, ready.ipv6)
+                })
                 .map_err(failed("make a sandbox's link"))?;
         }
         // Before there is a way out.

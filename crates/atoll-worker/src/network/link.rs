@@ -23,6 +23,8 @@ const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
+const IFLA_AF_SPEC: u16 = 26;
+const ADDR_GEN_MODE: u16 = 8;
 const IFLA_GROUP: u16 = 27;
 const IFLA_NET_NS_FD: u16 = 28;
 const IFLA_NUM_TX_QUEUES: u16 = 31;
@@ -92,7 +94,7 @@ fn about(index: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// Makes a pair: our end with this name, the other in a sandbox's namespace. Ours is up.
+/// Makes a pair: our end with this name, the other in a sandbox's namespace. Neither is up.
 pub(super) fn pair(
     socket: &mut Socket,
     family: &Family,
@@ -110,13 +112,12 @@ pub(super) fn pair(
         batch.attribute(IFLA_NUM_RX_QUEUES, &1_u32.to_ne_bytes());
     };
     let mut batch = Batch::default();
-    batch.message(NEWLINK, ACK | CREATE, &about(0, UP | NOARP), |batch| {
+    batch.message(NEWLINK, ACK | CREATE, &about(0, NOARP), |batch| {
         common(batch, name);
         batch.attribute(IFLA_GROUP, &family.group.to_ne_bytes());
         batch.nested(IFLA_LINKINFO, &[], |batch| {
             batch.text(INFO_KIND, "veth");
             batch.nested(INFO_DATA, &[], |batch| {
-                // Up it goes later: now it has no other end yet.
                 batch.nested(VETH_PEER, &about(0, NOARP), |batch| {
                     common(batch, INSIDE);
                     batch.attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
@@ -179,14 +180,33 @@ fn addressed(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
     });
 }
 
+/// Whether the kernel knows IPv6, and has to be told not to use it on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ipv6 {
+    Known,
+    Unknown,
+}
+
 /// Our end: the gateway.
 pub(super) fn outside(
     socket: &mut Socket,
     index: u32,
     gateway: Ipv4Addr,
     sandbox: Ipv4Addr,
+    ipv6: Ipv6,
 ) -> io::Result<()> {
+    const NO_ADDRESS: u8 = 1;
+    let inet6 = rustix::net::AddressFamily::INET6.as_raw();
     let mut batch = Batch::default();
+    batch.message(SETLINK, ACK, &about(index, UP), |batch| {
+        if ipv6 == Ipv6::Known {
+            batch.nested(IFLA_AF_SPEC, &[], |batch| {
+                batch.nested(inet6, &[], |batch| {
+                    batch.attribute(ADDR_GEN_MODE, &[NO_ADDRESS]);
+                });
+            });
+        }
+    });
     addressed(&mut batch, index, gateway, sandbox);
     socket.ask(&batch).map(drop)
 }

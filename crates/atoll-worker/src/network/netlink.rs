@@ -41,6 +41,8 @@ pub(super) struct Batch {
     /// How many answers will end the conversation.
     answers: usize,
     next: u32,
+    /// Where the last message begins.
+    last: usize,
 }
 
 /// One message or attribute under construction; its length is written when it ends.
@@ -57,6 +59,7 @@ impl Batch {
         attributes: impl FnOnce(&mut Self),
     ) {
         let start = Open(self.bytes.len());
+        self.last = start.0;
         self.next += 1;
         let sequence = self.next;
         self.bytes.extend(0_u32.to_ne_bytes());
@@ -95,6 +98,16 @@ impl Batch {
         inside(self);
         let length = (self.bytes.len() - start.0) as u16;
         self.bytes[start.0..start.0 + 2].copy_from_slice(&length.to_ne_bytes());
+    }
+
+    /// Wants to know how the last message went. Errors are told in any case; thousands of good
+    /// answers would not fit into the socket.
+    pub(super) fn acknowledge(&mut self) {
+        if let Some(flags) = self.bytes.get_mut(self.last + 6..self.last + 8) {
+            let old = u16::from_ne_bytes([flags[0], flags[1]]);
+            flags.copy_from_slice(&(old | ACK).to_ne_bytes());
+            self.answers += 1;
+        }
     }
 
     fn pad(&mut self) {

@@ -131,6 +131,7 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
         let six =
             guest.inside(|| std::fs::read_to_string("/proc/sys/net/ipv6/conf/eth0/disable_ipv6"));
         assert_eq!(six.expect("setting").trim(), "1");
+        assert!(!sh(&format!("ip addr show {link}")).contains("inet6"));
         sh(&format!("ip addr add fd99::1/64 dev {link} nodad"));
         let [own, of_neighbour, of_internet, six] = guest.inside(|| {
             sh("echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6");

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use super::policy::{Area, Compiled};
 use crate::network::addresses::number;
-use crate::network::netlink::{ACK, Batch, Socket};
+use crate::network::netlink::{Batch, Socket};
 
 /// The protocol family of a table that sees IPv4 and IPv6.
 const INET: u8 = 1;
@@ -121,6 +121,7 @@ impl Transaction {
         if self.empty {
             return Ok(());
         }
+        self.batch.acknowledge();
         self.batch
             .message(BATCH_END, 0, &about(0, NFTABLES), |_| {});
         socket.ask(&self.batch).map(drop)
@@ -153,7 +154,7 @@ impl Transaction {
     fn message(&mut self, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
         let (table, batch) = (&self.table, &mut self.batch);
         self.empty = false;
-        batch.message(kind, ACK | flags, &about(INET, 0), |batch| {
+        batch.message(kind, flags, &about(INET, 0), |batch| {
             batch.text(TABLE, table);
             attributes(batch);
         });
