@@ -231,6 +231,7 @@ impl Link {
         // Before there is a way out.
         link.enforce(policy)?;
         link::inside(&mut inside, ready.gateway, address)
+            .and_then(|()| link::settle(&mut lock(&ready.links), &link.name))
             .map_err(failed("set a sandbox's end of its link up"))?;
         Ok(link)
     }

@@ -6,6 +6,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use super::netlink::{ACK, Batch, CREATE, DUMP, Socket, attributes};
 
@@ -21,6 +22,7 @@ const NOARP: u32 = 0x80;
 
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_STATS64: u16 = 23;
 const IFLA_AF_SPEC: u16 = 26;
@@ -36,6 +38,9 @@ const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const RTA_GATEWAY: u16 = 5;
 const RTA_OIF: u16 = 4;
+
+/// The state of a link that works.
+const OPERATES: u8 = 6;
 
 /// What the end inside is called.
 pub(super) const INSIDE: &str = "eth0";
@@ -83,6 +88,8 @@ pub(super) struct Found {
     pub(super) name: String,
     /// Whether anything ever came out of it.
     pub(super) used: bool,
+    /// Whether what is sent through it arrives.
+    works: bool,
 }
 
 /// The fixed part of a message about a link.
@@ -156,6 +163,7 @@ fn read(body: &[u8]) -> Option<Found> {
         index: u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?),
         name: String::new(),
         used: false,
+        works: false,
     };
     for (kind, value) in attributes(body.get(16..)?) {
         match kind {
@@ -163,6 +171,7 @@ fn read(body: &[u8]) -> Option<Found> {
                 let text = value.strip_suffix(b"\0").unwrap_or(value);
                 found.name = String::from_utf8_lossy(text).into_owned();
             }
+            IFLA_OPERSTATE => found.works = value == [OPERATES],
             IFLA_STATS64 => found.used = value.get(..8)? != [0; 8],
             _ => {}
         }
@@ -227,6 +236,20 @@ pub(super) fn inside(socket: &mut Socket, gateway: Ipv4Addr, sandbox: Ipv4Addr) 
         batch.attribute(RTA_OIF, &index.to_ne_bytes());
     });
     socket.ask(&batch).map(drop)
+}
+
+/// Waits until our end works. When the other end comes up, the kernel notes it some time later, and
+/// drops what is sent until then: a first answer would be lost. Kernels since 6.8 do it when asked.
+pub(super) fn settle(socket: &mut Socket, name: &str) -> io::Result<()> {
+    let (mut pause, begin) = (Duration::from_micros(50), Instant::now());
+    while !find(socket, name)?.works {
+        if begin.elapsed() > Duration::from_secs(5) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 /// Deletes links that are still there, all at once: one by one each would take some 25 ms.
