@@ -88,10 +88,7 @@ impl Block {
 
     fn parse(text: &str) -> Option<Self> {
         let (address, bits) = match text.split_once('/') {
-            Some((address, bits)) => {
-                let plain = bits.bytes().all(|byte| byte.is_ascii_digit());
-                (address, plain.then(|| bits.parse().ok()).flatten()?)
-            }
+            Some((address, bits)) => (address, digits(bits)?),
             None => (text, 32),
         };
         let address: Ipv4Addr = address.parse().ok()?;
@@ -109,6 +106,12 @@ impl fmt::Display for Block {
             bits => write!(f, "{}/{bits}", self.first()),
         }
     }
+}
+
+/// A number without a sign.
+fn digits<T: FromStr>(text: &str) -> Option<T> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| text.parse().ok()).flatten()
 }
 
 /// The addresses that sandboxes and their gateways have: meant for benchmarks inside one network
@@ -168,10 +171,7 @@ impl FromStr for Rule {
         };
         let (block, port) = match text.split_once(':') {
             Some((block, port)) => {
-                let number: Option<u16> = match port.bytes().all(|byte| byte.is_ascii_digit()) {
-                    true => port.parse().ok().filter(|port| *port != 0),
-                    false => None,
-                };
+                let number: Option<u16> = digits(port).filter(|port| *port != 0);
                 let number =
                     number.ok_or_else(|| wrong("a port is a number from 1 to 65535".into()))?;
                 (block, Some(number))

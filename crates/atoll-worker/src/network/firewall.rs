@@ -18,6 +18,7 @@ use atoll_model::{Code, Error, REFUSED};
 
 pub(super) use self::policy::Compiled;
 use self::transaction::Transaction;
+pub(super) use self::transaction::is_deletion;
 use super::netlink::{NETFILTER, Socket};
 use crate::error::internal;
 
@@ -107,6 +108,15 @@ pub(super) fn forget<'a>(
         transaction.replace(sandbox, policy, &Compiled::default());
     }
     transaction.commit(socket)
+}
+
+/// Whether the table is there.
+pub(super) fn exists(socket: &mut Socket, tag: &str) -> io::Result<bool> {
+    match socket.ask(&transaction::table_wanted(&table(tag))) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes the table away, if it is there.

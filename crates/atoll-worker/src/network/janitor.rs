@@ -14,8 +14,8 @@ use std::time::Duration;
 use super::addresses::Addresses;
 use super::firewall::{self, Compiled};
 use super::flows;
-use super::link::{self, Family};
 use super::netlink::{ROUTE, Socket};
+use super::veth::{self, Family};
 
 /// How long others may come along before the work is done.
 const GATHERING: Duration = Duration::from_millis(20);
@@ -106,7 +106,7 @@ impl Work {
     fn remove(&mut self, leaving: &[Leaving]) {
         let found = leaving
             .iter()
-            .map(|leaving| link::find(&mut self.links, &leaving.name));
+            .map(|leaving| veth::find(&mut self.links, &leaving.name));
         let found: Vec<_> = found.collect();
         // One that went with its namespace cannot say any more whether it was used.
         let used: Vec<bool> = found
@@ -114,7 +114,7 @@ impl Work {
             .map(|f| f.as_ref().map_or(true, |f| f.used))
             .collect();
         let there: Vec<_> = found.into_iter().flatten().collect();
-        if link::delete(&mut self.links, &self.family, &there).is_err() {
+        if veth::delete(&mut self.links, &self.family, &there).is_err() {
             // Their addresses are lost to this instance; the links go with it.
             return;
         }

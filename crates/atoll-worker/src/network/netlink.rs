@@ -134,10 +134,15 @@ pub(super) struct Socket {
 impl Socket {
     /// Opens one in the network namespace of this thread.
     pub(super) fn open(about: Option<Protocol>) -> io::Result<Self> {
+        Self::listen(about, 0)
+    }
+
+    /// Opens one that also hears what is told to groups of listeners.
+    pub(super) fn listen(about: Option<Protocol>, groups: u32) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let family = AddressFamily::NETLINK;
         let socket = rustix::net::socket_with(family, SocketType::RAW, flags, about)?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
         // The kernel answers at once. Should it not, an error is better than a thread that hangs.
         let patience = Some(Duration::from_secs(20));
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, patience)?;
@@ -145,6 +150,13 @@ impl Socket {
             socket,
             buffer: vec![0; 64 << 10],
         })
+    }
+
+    /// Waits for the next messages that nobody asked for.
+    pub(super) fn hear(&mut self) -> io::Result<Vec<Reply>> {
+        let (_, length) = rustix::net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC)?;
+        let bytes = self.buffer.get(..length);
+        Ok(Messages(bytes.ok_or(io::ErrorKind::InvalidData)?).collect())
     }
 
     /// Sends a batch and waits until all of it was answered: the messages that are not mere

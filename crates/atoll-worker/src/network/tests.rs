@@ -48,7 +48,7 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         }
         // Without our rules, but with their masquerade, everybody answers.
         for tag in ["aaaa", "bbbb"] {
-            sh(&format!("nft delete table inet atoll_{tag}"));
+            sh(&format!("nft flush table inet atoll_{tag}"));
         }
         sh("nft add table ip nat");
         sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
@@ -64,7 +64,8 @@ fn a_policy_is_obeyed_by_address_and_port() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config());
         let (guest, free) = (Guest::join(&network).await, Guest::join(&network).await);
-        let cases: [(&[&str], &[&str], Verdict, [bool; 2]); 9] = [
+        type Case<'a> = (&'a [&'a str], &'a [&'a str], Verdict, [bool; 2]);
+        let cases: [Case<'_>; 9] = [
             (&[], &[], Allow, [true, true]),
             (&[], &[], Deny, [false, false]),
             (&["1.1.1.1"], &[], Deny, [true, false]),
@@ -160,6 +161,56 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
         );
         sh("nft flush chain inet atoll_aaaa to_host");
         assert!(arrives(&six, &here, "[fd99::1]:7"));
+    });
+}
+
+#[test]
+fn nothing_is_lost_right_after_a_link_was_made() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
+        let server = server.expect("internet").expect("bind");
+        for round in 0..20 {
+            let namespace = netns::create().expect("a network namespace");
+            let link = network.attach(copy(&namespace), Policy::default()).await;
+            let _link = link.expect("a link");
+            let client = netns::within(namespace.as_fd(), || UdpSocket::bind("0.0.0.0:0"));
+            let client = client.expect("inside").expect("bind");
+            client.send_to(b"hello", "1.1.1.1:7").expect("send");
+            let timeout = Some(Duration::from_secs(2));
+            server.set_read_timeout(timeout).expect("a timeout");
+            let (_, from) = server.recv_from(&mut [0; 16]).expect("the first word");
+            server.send_to(b"hello", from).expect("send");
+            client.set_read_timeout(timeout).expect("a timeout");
+            let heard = client.recv(&mut [0; 16]);
+            assert!(heard.is_ok(), "the first answer of round {round} was lost");
+        }
+    });
+}
+
+#[test]
+fn rules_that_somebody_takes_away_come_back_with_the_policies() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let guest = Guest::join(&network).await;
+        guest.obey(&[], &["9.9.9.9"], Allow).await;
+        for _ in 0..2 {
+            // What reloading a firewall does.
+            sh("nft flush ruleset");
+            wait_for("the rules", Duration::from_secs(5), || {
+                let listed = sh("nft list ruleset; ip link show up");
+                listed.contains(": jump out_") && listed.contains(&guest.link.name)
+            });
+            guest.reach("1.1.1.1").expect("public");
+            for address in ["9.9.9.9", HOST, "10.0.0.1"] {
+                guest.reach(address).expect_err(address);
+            }
+        }
+        network.dismantle().await.expect("dismantle");
+        assert_eq!(sh("nft list tables"), "");
+        let late = netns::create().expect("a network namespace");
+        let late = network.attach(late, Policy::default()).await;
+        assert!(late.is_err(), "there are no rules for another");
     });
 }
 
@@ -318,6 +369,7 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         stranger.reach("1.1.1.1").expect("it goes on");
         drop(guests);
         // As if its process had been killed.
+        stranger.link.ready.end();
         std::mem::forget(stranger);
         collect("bbbb").expect("collect");
         collect("bbbb").expect("nothing left to do");

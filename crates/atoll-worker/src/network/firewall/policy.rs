@@ -15,8 +15,10 @@ impl Area {
     /// Its lowest and its highest key as the kernel has them: each field filled up to 4 bytes.
     pub(super) fn bounds(self) -> [[u8; 8]; 2] {
         let key = |address: u32, port: u16| {
-            let ([a, b, c, d], [e, f]) = (address.to_be_bytes(), port.to_be_bytes());
-            [a, b, c, d, e, f, 0, 0]
+            let mut key = [0; 8];
+            key[..4].copy_from_slice(&address.to_be_bytes());
+            key[4..6].copy_from_slice(&port.to_be_bytes());
+            key
         };
         [
             key(self.addresses.0, self.ports.0),

@@ -5,22 +5,28 @@ use std::net::Ipv4Addr;
 
 use super::policy::{Area, Compiled};
 use crate::network::addresses::number;
-use crate::network::netlink::{Batch, Socket};
+use crate::network::netlink::{ACK, Batch, Reply, Socket};
 
 /// The protocol family of a table that sees IPv4 and IPv6.
 const INET: u8 = 1;
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-const DELTABLE: u16 = NFTABLES << 8 | 2;
-const NEWCHAIN: u16 = NFTABLES << 8 | 3;
-const DELCHAIN: u16 = NFTABLES << 8 | 5;
-const NEWRULE: u16 = NFTABLES << 8 | 6;
-const DELRULE: u16 = NFTABLES << 8 | 8;
-const NEWSET: u16 = NFTABLES << 8 | 9;
-const DELSET: u16 = NFTABLES << 8 | 11;
-const NEWSETELEM: u16 = NFTABLES << 8 | 12;
-const DELSETELEM: u16 = NFTABLES << 8 | 14;
+const GETTABLE: u16 = message(1);
+const DELTABLE: u16 = message(2);
+const NEWCHAIN: u16 = message(3);
+const DELCHAIN: u16 = message(5);
+const NEWRULE: u16 = message(6);
+const DELRULE: u16 = message(8);
+const NEWSET: u16 = message(9);
+const DELSET: u16 = message(11);
+const NEWSETELEM: u16 = message(12);
+const DELSETELEM: u16 = message(14);
+
+/// The type of a message about tables and what is in them.
+const fn message(number: u16) -> u16 {
+    (NFTABLES << 8) + number
+}
 
 /// Make it.
 const CREATE: u16 = 0x400;
@@ -42,7 +48,7 @@ const DESCRIPTION_FIELDS: u16 = 2;
 const FIELD_LENGTH: u16 = 1;
 const INTERVALS_OF_FIELDS: u32 = 0x4 | 0x80;
 /// `ipv4_addr . inet_service`, for whoever lists the table.
-const ADDRESS_AND_PORT: u32 = 7 << 6 | 13;
+const ADDRESS_AND_PORT: u32 = (7 << 6) + 13;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
 const ITEM: u16 = 1;
@@ -270,6 +276,20 @@ impl Transaction {
             self.message(DELCHAIN, 0, |batch| batch.text(CHAIN_NAME, &chain));
         }
     }
+}
+
+/// Asks for a table.
+pub(super) fn table_wanted(table: &str) -> Batch {
+    let mut batch = Batch::default();
+    batch.message(GETTABLE, ACK, &about(INET, 0), |batch| {
+        batch.text(TABLE, table);
+    });
+    batch
+}
+
+/// Whether a message tells that a table, ours perhaps, was deleted.
+pub(in crate::network) fn is_deletion(message: &Reply) -> bool {
+    message.kind == DELTABLE
 }
 
 /// The fixed part of every message.
