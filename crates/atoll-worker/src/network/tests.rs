@@ -4,8 +4,10 @@ pub(super) mod dns;
 mod figures;
 mod world;
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use atoll_jail::netns;
@@ -374,6 +376,42 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         collect("bbbb").expect("collect");
         collect("bbbb").expect("nothing left to do");
         assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
+    });
+}
+
+#[test]
+fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        // As sandboxes have it: a network namespace of their own user namespace.
+        let mut sandbox = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut talk = sandbox.stdin.take().expect("stdin");
+        talk.write_all(b"x").expect("write");
+        let mut heard = sandbox.stdout.take().expect("stdout");
+        heard.read_exact(&mut [0]).expect("it runs");
+        let namespace = netns::of(sandbox.id() as i32).expect("its namespace");
+        let link = network.attach(copy(&namespace), Policy::default()).await;
+        let guest = Guest {
+            namespace,
+            link: link.expect("a link"),
+        };
+        guest.reach("1.1.1.1").expect("public");
+        guest.reach("10.0.0.1").expect_err("private");
+        drop(talk);
+        sandbox.wait().expect("the end");
+        // Its link went with it, without anybody's doing.
+        let Guest { namespace, link } = guest;
+        drop(namespace);
+        wait_for("the link to go", Duration::from_secs(5), || {
+            links().is_empty()
+        });
+        drop(link);
+        network.dismantle().await.expect("dismantle");
     });
 }
 
