@@ -1,6 +1,5 @@
 //! A sandbox's link, from attaching it to giving it up.
 
-use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
@@ -43,12 +42,9 @@ impl Link {
             policy: Arc::new(Mutex::new(Some(Compiled::default()))),
         };
         lock(&ready.live).insert(address, Arc::clone(&link.policy));
-        let inside = netns::within(namespace, || {
-            without_ipv6()?;
-            Socket::open(ROUTE)
-        });
+        let inside = netns::within(namespace, || Socket::open(ROUTE));
         let inside = inside.map_err(|error| jail(&error))?;
-        let mut inside = inside.map_err(failed("prepare a sandbox's network namespace"))?;
+        let mut inside = inside.map_err(failed("speak with the kernel about a sandbox's link"))?;
         {
             let mut links = lock(&ready.links);
             veth::pair(&mut links, &ready.family, &link.name, address, namespace)
@@ -59,7 +55,7 @@ impl Link {
         }
         // Before there is a way out.
         enforce(ready, address, &link.policy, policy)?;
-        veth::inside(&mut inside, ready.gateway, address)
+        veth::inside(&mut inside, ready.gateway, address, ready.ipv6)
             .and_then(|()| veth::settle(&mut lock(&ready.links), &link.name))
             .map_err(failed("set a sandbox's end of its link up"))?;
         Ok(link)
@@ -109,14 +105,5 @@ impl Drop for Link {
             address: self.address,
             policy: lock(&self.policy).take().unwrap_or_default(),
         });
-    }
-}
-
-/// Links that are made from now on in this thread's namespace get no IPv6. Loopback keeps `::1`.
-fn without_ipv6() -> io::Result<()> {
-    match fs::write("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1") {
-        // A kernel without IPv6.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
     }
 }

@@ -129,15 +129,18 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
         let server = server.expect("internet").expect("bind");
         let here = UdpSocket::bind("[::]:7").expect("bind");
-        // As if it had every right in its namespace.
         let link = guest.link.name.clone();
-        let six =
-            guest.inside(|| std::fs::read_to_string("/proc/sys/net/ipv6/conf/eth0/disable_ipv6"));
-        assert_eq!(six.expect("setting").trim(), "1");
+        let inside = guest.inside(|| sh("ip addr show eth0"));
+        assert!(!inside.contains("inet6"), "{inside}");
+        let nowhere = guest.inside(|| {
+            let socket = UdpSocket::bind("[::]:0").expect("bind");
+            socket.connect("[2001:db8::1]:7")
+        });
+        assert!(nowhere.is_err());
         assert!(!sh(&format!("ip addr show {link}")).contains("inet6"));
         sh(&format!("ip addr add fd99::1/64 dev {link} nodad"));
         let [own, of_neighbour, of_internet, six] = guest.inside(|| {
-            sh("echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6");
+            // As if it had every right in its namespace.
             sh("ip addr add fd99::2/64 dev eth0 nodad");
             sh(&format!("ip addr add {} dev lo", neighbour.link.address()));
             sh("ip addr add 9.9.9.9 dev lo");
