@@ -8,6 +8,9 @@ use atoll_model::{Policy, Verdict};
 use super::world::{World, copy};
 use crate::network::Network;
 
+/// How many there are at once.
+const LIVE: usize = 1000;
+
 fn show(what: &str, mut times: Vec<Duration>) {
     times.sort();
     let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize].as_secs_f64() * 1e3;
@@ -35,9 +38,11 @@ fn figures_of_links_and_policies() {
                     .expect("policy"),
             ),
         ] {
+            // Namespaces of what was before die in their own time.
+            tokio::time::sleep(Duration::from_secs(3)).await;
             let mut times = Vec::new();
             let mut held = Vec::new();
-            for _ in 0..200 {
+            for _ in 0..LIVE {
                 let namespace = netns::create().expect("namespace");
                 let begin = Instant::now();
                 let link = network
@@ -47,7 +52,10 @@ fn figures_of_links_and_policies() {
                 times.push(begin.elapsed());
                 held.push((namespace, link));
             }
-            show(&format!("attach, {name}, 200 live"), times);
+            let many = times.split_off(LIVE - 100);
+            show(&format!("attach, {name}, the last 100 of {LIVE}"), many);
+            times.truncate(100);
+            show(&format!("attach, {name}, the first 100"), times);
             let mut times = Vec::new();
             for (_, link) in &held[..50] {
                 let begin = Instant::now();
@@ -68,7 +76,8 @@ fn figures_of_links_and_policies() {
             while super::links().lines().count() > 1 {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            show("200 links gone after", vec![begin.elapsed()]);
+            show(&format!("{LIVE} links gone after"), vec![begin.elapsed()]);
+            tokio::time::sleep(Duration::from_secs(3)).await;
             let begin = Instant::now();
             let mut times = Vec::new();
             for _ in 0..300 {
