@@ -43,6 +43,23 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
                 "{address}"
             );
         }
+        // Datagrams neither.
+        let servers = [
+            netns::within(world.internet.as_fd(), world::datagrams).expect("internet"),
+            world::datagrams(),
+            neighbour.inside(world::datagrams),
+            stranger.inside(world::datagrams),
+        ];
+        let client = guest.inside(world::datagrams);
+        for address in &refused {
+            let _ = client.send_to(address.as_bytes(), (*address, world::TALK));
+        }
+        let heard = |server: &UdpSocket| {
+            let mut buffer = [0; 32];
+            let length = server.recv(&mut buffer).ok()?;
+            Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+        };
+        assert_eq!(servers.each_ref().map(heard), [const { None }; 4]);
         // Not even by a policy that says so, if one could.
         guest.obey(&["0.0.0.0/0"], &[], Deny).await;
         for address in &refused {
@@ -57,6 +74,11 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         sh("nft add rule ip nat out oifname up0 masquerade");
         for address in refused {
             guest.reach(address).expect(address);
+            client
+                .send_to(address.as_bytes(), (address, world::TALK))
+                .expect("send");
+            let said = servers.iter().find_map(heard);
+            assert_eq!(said.expect("a word"), address);
         }
     });
 }

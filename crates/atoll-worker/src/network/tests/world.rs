@@ -38,6 +38,9 @@ pub(super) const PRIVATE: [&str; 9] = [
 /// The port of the server that is on all of them.
 pub(super) const WEB: u16 = 80;
 
+/// The port for datagrams.
+pub(super) const TALK: u16 = 7;
+
 /// A host with its surroundings.
 pub(super) struct World {
     pub(super) internet: OwnedFd,
@@ -189,6 +192,14 @@ pub(super) fn connect(address: &str) -> io::Result<TcpStream> {
 pub(super) fn echo(mut stream: &TcpStream) -> io::Result<()> {
     stream.write_all(b"again")?;
     stream.read_exact(&mut [0; 5])
+}
+
+/// Opens a socket for datagrams in the network namespace of this thread, that waits a little.
+pub(super) fn datagrams() -> UdpSocket {
+    let socket = UdpSocket::bind(("0.0.0.0", TALK)).expect("bind");
+    let timeout = Some(Duration::from_millis(100));
+    socket.set_read_timeout(timeout).expect("a timeout");
+    socket
 }
 
 /// Sends a datagram from here to there and waits for it.
