@@ -9,8 +9,8 @@
 //! that is touched is `net.ipv4.ip_forward`, which is turned on if it is off and stays so: nobody
 //! can tell who else relies on it by then.
 //!
-//! What goes on inside a sandbox's network namespace is decided by its kernel settings, never by
-//! its programs, which lack `CAP_NET_ADMIN`.
+//! Nothing here trusts what is inside: a sandbox that had every right in its network namespace could
+//! take its own end away, and no more.
 
 mod addresses;
 mod dns;

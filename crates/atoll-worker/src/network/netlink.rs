@@ -45,10 +45,6 @@ pub(super) struct Batch {
     last: usize,
 }
 
-/// One message or attribute under construction; its length is written when it ends.
-#[derive(Debug)]
-struct Open(usize);
-
 impl Batch {
     /// Adds a message: its fixed part, then its attributes.
     pub(super) fn message(
@@ -58,8 +54,8 @@ impl Batch {
         fixed: &[u8],
         attributes: impl FnOnce(&mut Self),
     ) {
-        let start = Open(self.bytes.len());
-        self.last = start.0;
+        let start = self.bytes.len();
+        self.last = start;
         self.next += 1;
         let sequence = self.next;
         self.bytes.extend(0_u32.to_ne_bytes());
@@ -70,8 +66,8 @@ impl Batch {
         self.bytes.extend(fixed);
         self.pad();
         attributes(self);
-        let length = (self.bytes.len() - start.0) as u32;
-        self.bytes[start.0..start.0 + 4].copy_from_slice(&length.to_ne_bytes());
+        let length = (self.bytes.len() - start) as u32;
+        self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
         self.answers += usize::from(flags & (ACK | DUMP) != 0);
     }
 
@@ -90,14 +86,14 @@ impl Batch {
 
     /// Adds an attribute made of attributes, after a fixed part if it has one.
     pub(super) fn nested(&mut self, kind: u16, fixed: &[u8], inside: impl FnOnce(&mut Self)) {
-        let start = Open(self.bytes.len());
+        let start = self.bytes.len();
         self.bytes.extend(0_u16.to_ne_bytes());
         self.bytes.extend((kind | NESTED).to_ne_bytes());
         self.bytes.extend(fixed);
         self.pad();
         inside(self);
-        let length = (self.bytes.len() - start.0) as u16;
-        self.bytes[start.0..start.0 + 2].copy_from_slice(&length.to_ne_bytes());
+        let length = (self.bytes.len() - start) as u16;
+        self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
     /// Wants to know how the last message went. Errors are told in any case; thousands of good
