@@ -14,10 +14,12 @@
 )]
 
 pub mod cgroup;
+pub mod claims;
 pub mod facts;
 pub mod ids;
 mod inside;
 pub mod keeper;
+pub mod netns;
 pub mod plan;
 pub mod rootfs;
 pub mod seccomp;

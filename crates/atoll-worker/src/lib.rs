@@ -10,6 +10,7 @@ mod freezer;
 mod init;
 pub mod instance;
 mod keeper;
+pub mod network;
 mod nursery;
 mod runtime;
 mod sandbox;

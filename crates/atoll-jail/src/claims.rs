@@ -1,0 +1,118 @@
+//! Claims on numbers that all instances of a host share.
+//!
+//! One file, one byte a number, locked by open file description: a claim lives as long as somebody
+//! holds the description (a server, or its keeper after it) and vanishes with the last of them.
+//! Nothing is written into the file.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use crate::{Error, Step};
+
+/// This instance's claims in one file.
+#[derive(Debug)]
+pub struct Claims {
+    file: File,
+    /// How many numbers there are, from 0.
+    count: u32,
+    /// The kernel does not tell our own locks from each other.
+    ours: Mutex<BTreeSet<u32>>,
+}
+
+impl Claims {
+    /// Opens the file of claims on that many numbers, and makes it if it is not there.
+    pub fn open(path: &Path, count: u32) -> Result<Self, Error> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .step(|| format!("open {}", path.display()))?;
+        Ok(Self {
+            file,
+            count,
+            ours: Mutex::default(),
+        })
+    }
+
+    /// Claims the lowest number that no instance on this host has; none if all are taken.
+    pub fn claim(&self) -> Result<Option<u32>, Error> {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in 0..self.count {
+            if ours.contains(&number) {
+                continue;
+            }
+            match self.lock(number, libc::F_WRLCK) {
+                Ok(()) => {
+                    ours.insert(number);
+                    return Ok(Some(number));
+                }
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
+                }
+                Err(error) => return Err(Error::step("lock a claim", error)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on with the claims of a server that is gone, over the open file its keeper held.
+    pub fn take_over(file: OwnedFd, count: u32) -> Self {
+        Self {
+            file: File::from(file),
+            count,
+            ours: Mutex::default(),
+        }
+    }
+
+    /// A number that was claimed over this same open file before.
+    pub fn inherit(&self, number: u32) {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        ours.insert(number);
+    }
+
+    /// Gives up what was claimed over this open file and nobody inherited.
+    pub fn release_others(&self) {
+        let ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        for number in (0..self.count).filter(|number| !ours.contains(number)) {
+            let _ = self.lock(number, libc::F_UNLCK);
+        }
+    }
+
+    /// Gives a number back.
+    pub fn release(&self, number: u32) {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        if ours.remove(&number) {
+            let _ = self.lock(number, libc::F_UNLCK);
+        }
+    }
+
+    fn lock(&self, number: u32, kind: libc::c_int) -> io::Result<()> {
+        // SAFETY: an all-zero flock is valid; it lives across the call.
+        let result = unsafe {
+            let mut lock: libc::flock = std::mem::zeroed();
+            lock.l_type = kind as i16;
+            lock.l_whence = libc::SEEK_SET as i16;
+            lock.l_start = i64::from(number);
+            lock.l_len = 1;
+            libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock)
+        };
+        if result == -1 {
+            Err(io::Error::last_os_error())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl AsFd for Claims {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}

@@ -1,0 +1,148 @@
+//! The network `internet`: a link for each sandbox, rules about what may pass it, and names.
+//!
+//! ```text
+//! sandbox  eth0 198.18.0.9 ── atl-TAG-9 198.18.0.1 (gateway, names)   table atoll_TAG ── the host's way out
+//! ```
+//! No bridge: each link has two addresses and a route between them. Nothing is set up before the
+//! first sandbox asks for it. All of it is in the network namespace of the thread that asked first,
+//! and carries the instance's tag: links by name and group, rules by table. The only other thing
+//! that is touched is `net.ipv4.ip_forward`, which is turned on if it is off and stays so: nobody
+//! can tell who else relies on it by then.
+//!
+//! Nothing here trusts what is inside: a sandbox that had every right in its network namespace could
+//! take its own end away, and no more.
+
+mod addresses;
+mod dns;
+mod firewall;
+mod flows;
+mod guard;
+mod janitor;
+mod link;
+mod netlink;
+pub mod ports;
+mod ready;
+#[cfg(test)]
+mod tests;
+mod veth;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_jail::netns;
+use atoll_model::{Code, Error, Policy};
+use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
+
+pub use self::dns::Resolvers;
+pub use self::link::Link;
+use self::netlink::{ROUTE, Socket};
+use self::ready::Ready;
+use self::veth::Family;
+use crate::error::{internal, jail};
+use crate::sandbox::blocking;
+
+/// How an instance's network is set up.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The file of claims on addresses, shared by all instances of a host.
+    pub addresses: PathBuf,
+    /// Who is asked for names.
+    pub resolvers: Resolvers,
+    /// Connections of one sandbox at once, those that were closed lately included. Never more than
+    /// an eighth of what the host can remember.
+    pub connections: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addresses: "/run/atoll/addresses".into(),
+            resolvers: Resolvers::Host,
+            connections: 4096,
+        }
+    }
+}
+
+/// The network of an instance.
+#[derive(Debug)]
+pub struct Network {
+    tag: String,
+    config: Config,
+    ready: OnceCell<Arc<Ready>>,
+}
+
+impl Network {
+    /// One that is set up when the first sandbox needs it.
+    pub fn new(tag: impl Into<String>, config: Config) -> Self {
+        Self {
+            tag: tag.into(),
+            config,
+            ready: OnceCell::new(),
+        }
+    }
+
+    /// Links a sandbox's network namespace with the world, under a policy. The link is gone some
+    /// time after what this returns was dropped.
+    pub async fn attach(&self, namespace: OwnedFd, policy: Policy) -> Result<Link, Error> {
+        policy.check()?;
+        let ready = self.ready.get_or_try_init(|| {
+            let (tag, config) = (self.tag.clone(), self.config.clone());
+            blocking(move || Ready::open(tag, config))
+        });
+        let ready = Arc::clone(ready.await?);
+        blocking(move || Link::make(&ready, namespace.as_fd(), &policy)).await
+    }
+
+    /// Takes everything away. Sandboxes that still have a link lose it.
+    pub async fn dismantle(&self) -> Result<(), Error> {
+        let Some(ready) = self.ready.get().map(Arc::clone) else {
+            return Ok(());
+        };
+        blocking(move || ready.close()).await
+    }
+}
+
+/// Takes away the links and rules that an instance left. It is dead, or about to be.
+pub fn collect(tag: &str) -> Result<(), Error> {
+    let family = Family::of(tag);
+    let links = Socket::open(ROUTE).and_then(|mut socket| {
+        let found = veth::list(&mut socket, &family)?;
+        veth::delete(&mut socket, &family, &found)
+    });
+    links.map_err(|error| internal("remove an instance's links", &error))?;
+    match firewall::open().and_then(|mut socket| firewall::remove(&mut socket, tag)) {
+        // A kernel without rules has none of ours.
+        Err(error) if error.kind() != io::ErrorKind::Unsupported => {
+            Err(internal("remove an instance's rules", &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Connects to a TCP server inside a sandbox's network namespace, on its loopback too.
+pub async fn dial(namespace: OwnedFd, address: SocketAddr) -> Result<TcpStream, Error> {
+    let socket =
+        blocking(move || netns::dial(namespace.as_fd(), address).map_err(|error| jail(&error)));
+    let refused = |error: io::Error| {
+        Error::new(
+            Code::Conflict,
+            format!("nothing answers at {address} in the sandbox: {error}"),
+        )
+        .remedy("start a server on that port")
+        .detail("address", address.to_string())
+    };
+    let stream = TcpStream::from_std(socket.await?.into()).map_err(refused)?;
+    stream.writable().await.map_err(refused)?;
+    match stream.take_error() {
+        Ok(None) => Ok(stream),
+        Ok(Some(error)) | Err(error) => Err(refused(error)),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,96 @@
+//! Addresses of sandboxes, so that no two on a host have the same.
+//!
+//! An instance claims blocks of 64 by locks, as it needs them, and keeps them to its end. An address
+//! that was given back is used again only after all the others, so that what belonged to its former
+//! owner has time to go away.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use atoll_jail::claims::Claims;
+use atoll_model::{Code, Error, SANDBOXES};
+
+use crate::error::jail;
+
+const BLOCK: u32 = 64;
+const BLOCKS: u32 = (1 << 17) / BLOCK;
+
+/// The addresses of an instance.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    claims: Claims,
+    free: Mutex<VecDeque<Ipv4Addr>>,
+}
+
+impl Addresses {
+    /// Opens the file of claims.
+    pub(super) fn open(path: &Path) -> Result<Self, Error> {
+        Ok(Self {
+            claims: Claims::open(path, BLOCKS).map_err(|error| jail(&error))?,
+            free: Mutex::default(),
+        })
+    }
+
+    /// One that nobody has.
+    pub(super) fn take(&self) -> Result<Ipv4Addr, Error> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(address) = free.pop_front() {
+            return Ok(address);
+        }
+        let block = self.claims.claim().map_err(|error| jail(&error))?;
+        let Some(block) = block else {
+            return Err(Error::new(
+                Code::NoCapacity,
+                "all addresses for sandboxes of this host are in use",
+            )
+            .remedy("delete sandboxes, or run atoll gc"));
+        };
+        let first = SANDBOXES.first().to_bits() + block * BLOCK;
+        // Some programs take these two for something else than an address.
+        let usable = (first..first + BLOCK).filter(|bits| !matches!(bits & 0xff, 0 | 0xff));
+        free.extend(usable.map(Ipv4Addr::from_bits));
+        drop(free);
+        self.take()
+    }
+
+    /// Takes one back, when nothing in the kernel has it any more.
+    pub(super) fn give_back(&self, address: Ipv4Addr) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push_back(address);
+    }
+}
+
+/// Where an address is among all of them: the number in its link's name.
+pub(super) fn number(address: Ipv4Addr) -> u32 {
+    address.to_bits() - SANDBOXES.first().to_bits()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn no_address_is_given_twice_and_a_returned_one_comes_last() {
+        let scratch = tempfile::tempdir().expect("directory");
+        let path = scratch.path().join("addresses");
+        let (one, other) = (Addresses::open(&path), Addresses::open(&path));
+        let (one, other) = (one.expect("open"), other.expect("open"));
+        let mut seen = BTreeSet::new();
+        for _ in 0..150 {
+            for instance in [&one, &other] {
+                let address = instance.take().expect("an address");
+                assert!(
+                    SANDBOXES.contains(address) && seen.insert(address),
+                    "{address}"
+                );
+                assert!(!matches!(address.octets()[3], 0 | 255));
+            }
+        }
+        let back = *seen.first().expect("some");
+        one.give_back(back);
+        assert_ne!(one.take().expect("an address"), back);
+    }
+}

@@ -1,0 +1,290 @@
+//! The forwarder: names for sandboxes, asked of the host's own name servers.
+//!
+//! It listens on the gateway address, keeps nothing, and passes on what it can read. An answer with
+//! an address that is refused to sandboxes becomes an answer without records. How much of the host
+//! one sandbox can use is bounded: questions at once, sizes, times.
+
+mod message;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use self::message::{Judgement, Query, Status, truncated};
+
+/// Where names are asked for.
+pub(super) const PORT: u16 = 53;
+/// Questions and connections at once, of one sandbox.
+const FROM_ONE: usize = 64;
+/// Of all together.
+const FROM_ALL: usize = 1024;
+/// The longest datagram in either direction.
+const DATAGRAM: usize = 4096;
+/// How long one name server may think.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How many name servers are tried.
+const TRIES: usize = 3;
+/// How long a connection may be silent, and how many questions it may ask.
+const SILENCE: Duration = Duration::from_secs(10);
+const QUESTIONS: usize = 100;
+
+/// Who is asked.
+#[derive(Debug, Clone)]
+pub enum Resolvers {
+    /// Whom `/etc/resolv.conf` of the host names at the time.
+    Host,
+    /// These.
+    Fixed(Vec<SocketAddr>),
+}
+
+/// The sockets of a forwarder that does not run yet.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    udp: std::net::UdpSocket,
+    tcp: std::net::TcpListener,
+}
+
+impl Sockets {
+    #[cfg(test)]
+    fn address(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+}
+
+/// Binds an address which need not be there yet, in the network namespace of this thread.
+pub(super) fn listen(address: Ipv4Addr, port: u16) -> io::Result<Sockets> {
+    let open = |kind, port| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
+        sockopt::set_ip_freebind(&socket, true)?;
+        if kind == SocketType::STREAM {
+            // Connections of a former instance with this address may still be closing.
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+        }
+        rustix::net::bind(&socket, &SocketAddr::from((address, port)))?;
+        io::Result::Ok(socket)
+    };
+    let tcp = open(SocketType::STREAM, port)?;
+    rustix::net::listen(&tcp, 128)?;
+    let tcp = std::net::TcpListener::from(tcp);
+    let udp = open(SocketType::DGRAM, tcp.local_addr()?.port())?;
+    Ok(Sockets {
+        udp: udp.into(),
+        tcp,
+    })
+}
+
+/// A running forwarder. It ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Forwarder {
+    _tasks: JoinSet<()>,
+}
+
+impl Forwarder {
+    /// Starts one on these sockets.
+    pub(super) fn start(sockets: Sockets, resolvers: Resolvers) -> io::Result<Self> {
+        let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
+        let tcp = TcpListener::from_std(sockets.tcp)?;
+        let shared = Arc::new(Shared {
+            resolvers,
+            read: Mutex::default(),
+            busy: Mutex::default(),
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(datagrams(udp, Arc::clone(&shared)));
+        tasks.spawn(connections(tcp, shared));
+        Ok(Self { _tasks: tasks })
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    resolvers: Resolvers,
+    /// When the host's configuration was read, and what it said.
+    read: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
+    /// What each sandbox has under way.
+    busy: Mutex<HashMap<IpAddr, usize>>,
+}
+
+impl Shared {
+    fn resolvers(&self) -> Vec<SocketAddr> {
+        if let Resolvers::Fixed(resolvers) = &self.resolvers {
+            return resolvers.clone();
+        }
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*read {
+            Some((when, resolvers)) if when.elapsed() < Duration::from_secs(5) => resolvers.clone(),
+            _ => {
+                let text = std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+                let resolvers = name_servers(&text);
+                *read = Some((Instant::now(), resolvers.clone()));
+                resolvers
+            }
+        }
+    }
+
+    /// Lets a question or a connection in, if there is room.
+    fn enter(self: &Arc<Self>, who: IpAddr) -> Option<Guest> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let all: usize = busy.values().sum();
+        let own = busy.get(&who).copied().unwrap_or_default();
+        if own >= FROM_ONE || all >= FROM_ALL {
+            return None;
+        }
+        busy.insert(who, own + 1);
+        Some(Guest(Arc::clone(self), who))
+    }
+}
+
+/// Something of a sandbox that is under way.
+struct Guest(Arc<Shared>, IpAddr);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let mut busy = self.0.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = busy.get_mut(&self.1) {
+            *own -= 1;
+            if *own == 0 {
+                busy.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// The name servers a configuration names.
+fn name_servers(text: &str) -> Vec<SocketAddr> {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
+        .map(|address: IpAddr| SocketAddr::new(address, PORT))
+        .collect()
+}
+
+async fn datagrams(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
+    // Dropped with the forwarder, and with it whatever is under way.
+    let mut tasks = JoinSet::new();
+    let mut buffer = vec![0; DATAGRAM];
+    loop {
+        while tasks.try_join_next().is_some() {}
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
+        // Too much at once: silence, and whoever asked asks again.
+        let Some(guest) = shared.enter(from.ip()) else {
+            continue;
+        };
+        let (socket, bytes) = (Arc::clone(&socket), buffer[..length].to_vec());
+        tasks.spawn(async move {
+            if let Some(answer) = answer(&guest.0, &bytes, Transport::Udp).await {
+                let _ = socket.send_to(&answer, from).await;
+            }
+        });
+    }
+}
+
+async fn connections(listener: TcpListener, shared: Arc<Shared>) {
+    let mut tasks = JoinSet::new();
+    loop {
+        while tasks.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                if let Some(guest) = shared.enter(from.ip()) {
+                    tasks.spawn(async move { drop(converse(stream, guest).await) });
+                }
+            }
+            // Out of descriptors, perhaps: give others a chance to close some.
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+async fn converse(mut stream: TcpStream, guest: Guest) -> io::Result<()> {
+    for _ in 0..QUESTIONS {
+        let bytes = timeout(SILENCE, receive(&mut stream)).await??;
+        match answer(&guest.0, &bytes, Transport::Tcp).await {
+            Some(answer) => timeout(SILENCE, send(&mut stream, &answer)).await??,
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+async fn receive(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; stream.read_u16().await?.into()];
+    stream.read_exact(&mut bytes).await?;
+    Ok(bytes)
+}
+
+async fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    let length = (bytes.len() as u16).to_be_bytes();
+    stream.write_all(&[&length, bytes].concat()).await
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    Udp,
+    Tcp,
+}
+
+/// What a sandbox is told; nothing if what it said was no question.
+async fn answer(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
+    let query = match Query::read(bytes) {
+        Ok(query) => query,
+        Err(refusal) => return refusal,
+    };
+    if query.wants_ipv6() {
+        return Some(query.empty(Status::Fine));
+    }
+    for resolver in shared.resolvers().into_iter().take(TRIES) {
+        let asked = timeout(PATIENCE, async {
+            match transport {
+                Transport::Udp => ask_udp(resolver, &query).await,
+                Transport::Tcp => ask_tcp(resolver, &query).await,
+            }
+        });
+        let Ok(Ok(answer)) = asked.await else {
+            continue;
+        };
+        return Some(match query.judge(&answer) {
+            Judgement::Passes => answer,
+            Judgement::PointsInside => query.empty(Status::Fine),
+            Judgement::Cut => truncated(&query),
+            Judgement::Broken | Judgement::Foreign => continue,
+        });
+    }
+    Some(query.empty(Status::ServerFailed))
+}
+
+/// Asks from a port of its own, so that a stranger would have to guess it.
+async fn ask_udp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>> {
+    let any: IpAddr = match resolver {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).await?;
+    socket.connect(resolver).await?;
+    socket.send(query.bytes()).await?;
+    let mut buffer = vec![0; DATAGRAM];
+    loop {
+        let length = socket.recv(&mut buffer).await?;
+        if query.judge(&buffer[..length]) != Judgement::Foreign {
+            buffer.truncate(length);
+            return Ok(buffer);
+        }
+    }
+}
+
+async fn ask_tcp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>> {
+    let mut stream = TcpStream::connect(resolver).await?;
+    send(&mut stream, query.bytes()).await?;
+    receive(&mut stream).await
+}

@@ -1,0 +1,170 @@
+//! As much of a DNS message as has to be understood: the question, and the addresses in an answer.
+//! Every byte comes from a stranger, a sandbox or a name server.
+
+use std::net::Ipv4Addr;
+
+use atoll_model::is_refused;
+
+const HEADER: usize = 12;
+const A: u16 = 1;
+const AAAA: u16 = 28;
+
+/// What an answer says went wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Status {
+    /// Nothing.
+    Fine = 0,
+    /// The question cannot be read.
+    Malformed = 1,
+    /// Nobody can be asked.
+    ServerFailed = 2,
+    /// That kind of question is not answered.
+    NotImplemented = 4,
+}
+
+/// A query that can be passed on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Query<'a> {
+    bytes: &'a [u8],
+    /// Where its question ends.
+    end: usize,
+    kind: u16,
+}
+
+impl<'a> Query<'a> {
+    /// Reads a query. What is not one at all gets no answer; what we do not want gets one.
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Option<Vec<u8>>> {
+        let Some(header) = bytes.first_chunk::<HEADER>() else {
+            return Err(None);
+        };
+        if header[2] & 0x80 != 0 {
+            // Two servers that answer answers would never end.
+            return Err(None);
+        }
+        if header[2] & 0x78 != 0 {
+            return Err(Some(reply(header, Status::NotImplemented)));
+        }
+        let end = name(bytes, HEADER).and_then(|end| Some((end, number(bytes, end)?)));
+        match end {
+            Some((end, kind)) if header[4..6] == [0, 1] && bytes.len() >= end + 4 => Ok(Self {
+                bytes,
+                end: end + 4,
+                kind,
+            }),
+            _ => Err(Some(reply(header, Status::Malformed))),
+        }
+    }
+
+    /// The query as it came.
+    pub(super) fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Whether it asks for IPv6 addresses, which no sandbox can use.
+    pub(super) fn wants_ipv6(&self) -> bool {
+        self.kind == AAAA
+    }
+
+    /// An answer without any record.
+    pub(super) fn empty(&self, status: Status) -> Vec<u8> {
+        reply(&self.bytes[..self.end], status)
+    }
+
+    /// What to make of an answer of a name server.
+    pub(super) fn judge(&self, answer: &[u8]) -> Judgement {
+        let Some(header) = answer.first_chunk::<HEADER>() else {
+            return Judgement::Foreign;
+        };
+        let ours = header[..2] == self.bytes[..2] && header[2] & 0x80 != 0;
+        // Some servers answer what they cannot do without repeating the question.
+        let asked = match header[4..6] {
+            [0, 0] => HEADER,
+            _ => self.end,
+        };
+        let same = answer
+            .get(HEADER..asked)
+            .is_some_and(|question| question.eq_ignore_ascii_case(&self.bytes[HEADER..asked]));
+        if !ours || !same {
+            return Judgement::Foreign;
+        }
+        let count = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
+        match records(answer, asked, count(6) + count(8) + count(10)) {
+            Some(false) => Judgement::Passes,
+            Some(true) => Judgement::PointsInside,
+            // Cut in the middle of a record is how some servers say that there is more.
+            None if header[2] & 0x02 != 0 => Judgement::Cut,
+            None => Judgement::Broken,
+        }
+    }
+}
+
+/// What an answer is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// It may be passed on.
+    Passes,
+    /// It has an address that is refused to sandboxes.
+    PointsInside,
+    /// It is not whole, and says so.
+    Cut,
+    /// It cannot be read.
+    Broken,
+    /// It does not answer this query.
+    Foreign,
+}
+
+/// An answer that repeats the question, if there is one after the header, and says nothing else.
+fn reply(query: &[u8], status: Status) -> Vec<u8> {
+    let mut answer = query.to_vec();
+    // An answer; the operation and "recursion desired" as they were.
+    answer[2] = 0x80 | query[2] & 0x79;
+    // Recursion is available.
+    answer[3] = 0x80 | status as u8;
+    answer[4..HEADER].fill(0);
+    answer[5] = u8::from(query.len() > HEADER);
+    answer
+}
+
+/// The same with "there is more": whoever asked comes again over TCP.
+pub(super) fn truncated(query: &Query<'_>) -> Vec<u8> {
+    let mut answer = query.empty(Status::Fine);
+    answer[2] |= 0x02;
+    answer
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u16> {
+    let pair = bytes.get(at..at.checked_add(2)?)?;
+    Some(u16::from_be_bytes([pair[0], pair[1]]))
+}
+
+/// Where a name ends. Where a pointer leads is of no interest.
+fn name(bytes: &[u8], mut at: usize) -> Option<usize> {
+    loop {
+        match *bytes.get(at)? {
+            0 => return Some(at + 1),
+            length @ 1..=63 => at += 1 + usize::from(length),
+            0xc0.. => return (at + 2 <= bytes.len()).then_some(at + 2),
+            _ => return None,
+        }
+    }
+}
+
+/// Whether one of so many records has an address that is refused; nothing if they cannot be read.
+fn records(bytes: &[u8], mut at: usize, count: usize) -> Option<bool> {
+    let mut inside = false;
+    for _ in 0..count {
+        let fixed = name(bytes, at)?;
+        let kind = number(bytes, fixed)?;
+        let length = usize::from(number(bytes, fixed + 8)?);
+        let data = bytes.get(fixed + 10..fixed + 10 + length)?;
+        inside |= match (kind, data) {
+            (A, &[a, b, c, d]) => is_refused(Ipv4Addr::new(a, b, c, d)),
+            // Everything but global unicast.
+            (AAAA, &[first, ..]) => first & 0xe0 != 0x20,
+            (A | AAAA, _) => return None,
+            _ => false,
+        };
+        at = fixed + 10 + length;
+    }
+    Some(inside)
+}

@@ -1,0 +1,130 @@
+//! The rules: one table of our own, written once by `nft`; whatever changes later is said by netlink,
+//! a fraction of a millisecond each time.
+//!
+//! A sandbox without a policy of its own needs nothing in the table: that a packet's source is the
+//! address of the link it came through is asked of the routes, and links are known by the prefix of
+//! their names. One with a policy has two chains and two sets there. Policies are asked about every
+//! packet in both directions, not about connections: a change cuts what it forbids, however long it
+//! was established.
+
+mod policy;
+mod transaction;
+
+use std::io::{self, Write};
+use std::net::Ipv4Addr;
+use std::process::{Command, Stdio};
+
+use atoll_model::{Code, Error, REFUSED};
+
+pub(super) use self::policy::Compiled;
+use self::transaction::Transaction;
+pub(super) use self::transaction::is_deletion;
+use super::netlink::{NETFILTER, Socket};
+use crate::error::internal;
+
+/// What an instance's table is called.
+pub(super) fn table(tag: &str) -> String {
+    format!("atoll_{tag}")
+}
+
+/// The whole table as text.
+pub(super) fn ruleset(tag: &str, gateway: Ipv4Addr, connections: u32) -> String {
+    let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
+    include_str!("firewall/rules.nft")
+        .replace("TABLE", &table(tag))
+        .replace("LINKS", &format!("\"atl-{tag}-*\""))
+        .replace("GATEWAY", &gateway.to_string())
+        .replace("REFUSED", &refused.join(", "))
+        .replace("CONNECTIONS", &connections.to_string())
+}
+
+/// Makes the table.
+pub(super) fn install(tag: &str, gateway: Ipv4Addr, connections: u32) -> Result<(), Error> {
+    let start = |program: &str| {
+        Command::new(program)
+            .args(["-f", "-"])
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+    };
+    // Where Debian has it, which is not on everybody's PATH.
+    let child = start("/usr/sbin/nft").or_else(|_| start("nft"));
+    let mut child = child.map_err(|error| {
+        Error::new(
+            Code::UnsupportedByHost,
+            format!("this host cannot provide the network internet: nft does not start: {error}"),
+        )
+        .remedy("install the package nftables")
+        .detail("feature", "network internet")
+    })?;
+    let text = ruleset(tag, gateway, connections);
+    let written = match child.stdin.take() {
+        Some(mut stdin) => stdin.write_all(text.as_bytes()),
+        None => Ok(()),
+    };
+    let output = child.wait_with_output();
+    let output = output.map_err(|error| internal("wait for nft", &error))?;
+    if !output.status.success() || written.is_err() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().next().unwrap_or("it said nothing").to_owned();
+        return Err(Error::new(
+            Code::UnsupportedByHost,
+            format!("this host cannot provide the network internet: nft refused our rules: {said}"),
+        )
+        .remedy("a kernel with nftables, conntrack, fib, reject and masquerade is needed (5.10 or newer)")
+        .detail("feature", "network internet"));
+    }
+    Ok(())
+}
+
+/// Opens the conversation about elements, in the network namespace of this thread.
+pub(super) fn open() -> io::Result<Socket> {
+    Socket::open(NETFILTER)
+}
+
+/// Puts another policy in the place of a sandbox's present one, all or nothing.
+pub(super) fn change(
+    socket: &mut Socket,
+    tag: &str,
+    sandbox: Ipv4Addr,
+    old: &Compiled,
+    new: &Compiled,
+) -> io::Result<()> {
+    let mut transaction = Transaction::new(&table(tag));
+    transaction.replace(sandbox, old, new);
+    transaction.commit(socket)
+}
+
+/// Takes policies of sandboxes away, all or none.
+pub(super) fn forget<'a>(
+    socket: &mut Socket,
+    tag: &str,
+    sandboxes: impl Iterator<Item = (Ipv4Addr, &'a Compiled)>,
+) -> io::Result<()> {
+    let mut transaction = Transaction::new(&table(tag));
+    for (sandbox, policy) in sandboxes {
+        transaction.replace(sandbox, policy, &Compiled::default());
+    }
+    transaction.commit(socket)
+}
+
+/// Whether the table is there.
+pub(super) fn exists(socket: &mut Socket, tag: &str) -> io::Result<bool> {
+    match socket.ask(&transaction::table_wanted(&table(tag))) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes the table away, if it is there.
+pub(super) fn remove(socket: &mut Socket, tag: &str) -> io::Result<()> {
+    let mut transaction = Transaction::new(&table(tag));
+    transaction.delete_table();
+    match transaction.commit(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,179 @@
+//! From a policy to what its sets hold. Pure.
+
+use std::collections::BTreeMap;
+
+use atoll_model::{Policy, Rule, Verdict};
+
+/// Addresses and ports at the other end, from the first to the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Area {
+    addresses: (u32, u32),
+    ports: (u16, u16),
+}
+
+impl Area {
+    /// Its lowest and its highest key as the kernel has them: each field filled up to 4 bytes.
+    pub(super) fn bounds(self) -> [[u8; 8]; 2] {
+        let key = |address: u32, port: u16| {
+            let mut key = [0; 8];
+            key[..4].copy_from_slice(&address.to_be_bytes());
+            key[4..6].copy_from_slice(&port.to_be_bytes());
+            key
+        };
+        [
+            key(self.addresses.0, self.ports.0),
+            key(self.addresses.1, self.ports.1),
+        ]
+    }
+}
+
+/// A policy as sets that do not overlap in themselves. One that forbids nothing is empty.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(in crate::network) struct Compiled {
+    pub(super) allow: Vec<Area>,
+    pub(super) deny: Vec<Area>,
+}
+
+impl Compiled {
+    /// Compiles a policy.
+    pub(in crate::network) fn of(policy: &Policy) -> Self {
+        if policy.is_open() {
+            return Self::default();
+        }
+        let everything = match policy.default {
+            Verdict::Deny => vec![(0, u32::MAX)],
+            Verdict::Allow => Vec::new(),
+        };
+        Self {
+            allow: areas(&policy.allow, Vec::new()),
+            deny: areas(&policy.deny, everything),
+        }
+    }
+
+    /// Whether nothing is forbidden.
+    pub(super) fn is_empty(&self) -> bool {
+        self.deny.is_empty()
+    }
+}
+
+/// The kernel refuses elements that overlap: whole addresses are joined, and left out of what is
+/// said about single ports.
+fn areas(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<Area> {
+    let mut by_port: BTreeMap<u16, Vec<(u32, u32)>> = BTreeMap::new();
+    for Rule { to, port } in rules {
+        let range = (to.first().to_bits(), to.last().to_bits());
+        match port {
+            Some(port) => by_port.entry(*port).or_default().push(range),
+            None => whole.push(range),
+        }
+    }
+    let whole = joined(whole);
+    let area = |ports| move |addresses| Area { addresses, ports };
+    let mut all: Vec<Area> = whole.iter().copied().map(area((0, u16::MAX))).collect();
+    for (port, ranges) in by_port {
+        let rest = joined(ranges)
+            .into_iter()
+            .flat_map(|range| without(range, &whole));
+        all.extend(rest.map(area((port, port))));
+    }
+    all
+}
+
+/// The same addresses in ranges that neither touch nor overlap.
+fn joined(mut ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
+    ranges.sort_unstable();
+    let mut joined: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
+    for (first, last) in ranges {
+        match joined.last_mut() {
+            Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+            _ => joined.push((first, last)),
+        }
+    }
+    joined
+}
+
+/// What is left of a range without others, which are in order.
+fn without((mut first, last): (u32, u32), others: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let mut left = Vec::new();
+    for &(from, to) in others {
+        if to < first || from > last {
+            continue;
+        }
+        if from > first {
+            left.push((first, from - 1));
+        }
+        match to.checked_add(1) {
+            Some(next) => first = next,
+            None => return left,
+        }
+    }
+    if first <= last {
+        left.push((first, last));
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn check(allow: &[&str], deny: &[&str], default: Verdict) -> Vec<String> {
+        let policy = Policy::parse(allow, deny, default).expect("a policy");
+        let Compiled { allow, deny } = Compiled::of(&policy);
+        let show = |name: &str, areas: Vec<Area>| {
+            let lines = areas.into_iter().map(|area| {
+                let (first, last) = area.addresses;
+                let [first, last] = [first, last].map(Ipv4Addr::from_bits);
+                let (low, high) = area.ports;
+                format!("{name} {first}-{last} {low}-{high}")
+            });
+            lines.collect::<Vec<_>>()
+        };
+        [show("allow", allow), show("deny", deny)].concat()
+    }
+
+    #[test]
+    fn what_forbids_nothing_needs_nothing() {
+        assert!(check(&[], &[], Verdict::Allow).is_empty());
+        assert!(check(&["1.1.1.1"], &[], Verdict::Allow).is_empty());
+    }
+
+    #[test]
+    fn overlapping_and_touching_blocks_are_joined_port_by_port() {
+        let shown = check(
+            &[
+                "1.1.1.1",
+                "1.1.1.0/24",
+                "1.1.2.0/24",
+                "9.9.9.9:53",
+                "9.9.9.0/24:53",
+                "9.9.9.9:443",
+                "1.1.0.0/16:443",
+            ],
+            &["2.0.0.0/8", "2.2.2.2", "2.2.2.2:1", "0.0.0.0/0:25"],
+            Verdict::Allow,
+        );
+        let expected = [
+            "allow 1.1.1.0-1.1.2.255 0-65535",
+            "allow 9.9.9.0-9.9.9.255 53-53",
+            "allow 1.1.0.0-1.1.0.255 443-443",
+            "allow 1.1.3.0-1.1.255.255 443-443",
+            "allow 9.9.9.9-9.9.9.9 443-443",
+            "deny 2.0.0.0-2.255.255.255 0-65535",
+            "deny 0.0.0.0-1.255.255.255 25-25",
+            "deny 3.0.0.0-255.255.255.255 25-25",
+        ];
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn denying_by_default_denies_everything_else() {
+        let shown = check(&["1.1.1.1"], &["2.2.2.2", "3.3.3.3:1"], Verdict::Deny);
+        let expected = [
+            "allow 1.1.1.1-1.1.1.1 0-65535",
+            "deny 0.0.0.0-255.255.255.255 0-65535",
+        ];
+        assert_eq!(shown, expected);
+    }
+}

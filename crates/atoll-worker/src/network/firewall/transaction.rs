@@ -1,0 +1,381 @@
+//! Changes of the table as the kernel is told them: all of a transaction happens, or nothing.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use super::policy::{Area, Compiled};
+use crate::network::addresses::number;
+use crate::network::netlink::{ACK, Batch, Reply, Socket};
+
+/// The protocol family of a table that sees IPv4 and IPv6.
+const INET: u8 = 1;
+const NFTABLES: u16 = 10;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+const GETTABLE: u16 = message(1);
+const DELTABLE: u16 = message(2);
+const NEWCHAIN: u16 = message(3);
+const DELCHAIN: u16 = message(5);
+const NEWRULE: u16 = message(6);
+const DELRULE: u16 = message(8);
+const NEWSET: u16 = message(9);
+const DELSET: u16 = message(11);
+const NEWSETELEM: u16 = message(12);
+const DELSETELEM: u16 = message(14);
+
+/// The type of a message about tables and what is in them.
+const fn message(number: u16) -> u16 {
+    (NFTABLES << 8) + number
+}
+
+/// Make it.
+const CREATE: u16 = 0x400;
+/// Behind the others.
+const APPEND: u16 = 0x800;
+
+/// The first attribute of every message names the table.
+const TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const RULE_CHAIN: u16 = 2;
+const RULE_EXPRESSIONS: u16 = 4;
+const SET_NAME: u16 = 2;
+const SET_FLAGS: u16 = 3;
+const SET_KEY_TYPE: u16 = 4;
+const SET_KEY_LENGTH: u16 = 5;
+const SET_DESCRIPTION: u16 = 9;
+const SET_ID: u16 = 10;
+const DESCRIPTION_FIELDS: u16 = 2;
+const FIELD_LENGTH: u16 = 1;
+const INTERVALS_OF_FIELDS: u32 = 0x4 | 0x80;
+/// `ipv4_addr . inet_service`, for whoever lists the table.
+const ADDRESS_AND_PORT: u32 = (7 << 6) + 13;
+const LIST_SET: u16 = 2;
+const LIST_ELEMENTS: u16 = 3;
+const ITEM: u16 = 1;
+const ELEMENT_KEY: u16 = 1;
+const ELEMENT_DATA: u16 = 2;
+const ELEMENT_KEY_END: u16 = 10;
+const VALUE: u16 = 1;
+const VERDICT: u16 = 2;
+const VERDICT_CODE: u16 = 1;
+const VERDICT_CHAIN: u16 = 2;
+
+/// The verdict register, and two of 4 bytes beside each other.
+const TO_VERDICT: u32 = 0;
+const ADDRESS: u32 = 8;
+const PORT: u32 = 9;
+
+/// What a rule ends with.
+#[derive(Debug, Clone, Copy)]
+enum Then {
+    Drop,
+    Return,
+    Goto(&'static str),
+    Jump,
+}
+
+/// Which end of a packet is the other one.
+#[derive(Debug, Clone, Copy)]
+struct Direction {
+    /// The chains' and the map's name.
+    name: &'static str,
+    /// Where in the headers its address and its port are.
+    address: u32,
+    port: u32,
+    forbidden: Then,
+}
+
+const DIRECTIONS: [Direction; 2] = [
+    Direction {
+        name: "out",
+        address: 16,
+        port: 2,
+        forbidden: Then::Goto("refuse"),
+    },
+    Direction {
+        name: "in",
+        address: 12,
+        port: 0,
+        forbidden: Then::Drop,
+    },
+];
+
+/// Changes that are made together.
+#[derive(Debug)]
+pub(super) struct Transaction {
+    table: String,
+    batch: Batch,
+    sets: u32,
+    empty: bool,
+}
+
+impl Transaction {
+    /// None yet.
+    pub(super) fn new(table: &str) -> Self {
+        let mut batch = Batch::default();
+        batch.message(BATCH_BEGIN, 0, &about(0, NFTABLES), |_| {});
+        Self {
+            table: table.to_owned(),
+            batch,
+            sets: 0,
+            empty: true,
+        }
+    }
+
+    /// Makes them.
+    pub(super) fn commit(mut self, socket: &mut Socket) -> io::Result<()> {
+        if self.empty {
+            return Ok(());
+        }
+        self.batch.acknowledge();
+        self.batch
+            .message(BATCH_END, 0, &about(0, NFTABLES), |_| {});
+        socket.ask(&self.batch).map(drop)
+    }
+
+    /// Takes the table away.
+    pub(super) fn delete_table(&mut self) {
+        self.message(DELTABLE, 0, |_| {});
+    }
+
+    /// Puts one policy of a sandbox in the place of another.
+    pub(super) fn replace(&mut self, sandbox: Ipv4Addr, old: &Compiled, new: &Compiled) {
+        let number = number(sandbox);
+        let [allow, deny] = ["allow", "deny"].map(|name| format!("{name}_{number}"));
+        if old.is_empty() && !new.is_empty() {
+            self.set(&allow);
+            self.set(&deny);
+            self.chains(sandbox, &allow, &deny);
+        }
+        if !old.is_empty() && new.is_empty() {
+            self.without_chains(sandbox);
+            self.message(DELSET, 0, |batch| batch.text(SET_NAME, &allow));
+            self.message(DELSET, 0, |batch| batch.text(SET_NAME, &deny));
+        } else {
+            self.exchange(&allow, &old.allow, &new.allow);
+            self.exchange(&deny, &old.deny, &new.deny);
+        }
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
+        let (table, batch) = (&self.table, &mut self.batch);
+        self.empty = false;
+        batch.message(kind, flags, &about(INET, 0), |batch| {
+            batch.text(TABLE, table);
+            attributes(batch);
+        });
+    }
+
+    fn set(&mut self, name: &str) {
+        self.sets += 1;
+        let id = self.sets;
+        self.message(NEWSET, CREATE, |batch| {
+            batch.text(SET_NAME, name);
+            for (kind, value) in [
+                (SET_FLAGS, INTERVALS_OF_FIELDS),
+                (SET_KEY_TYPE, ADDRESS_AND_PORT),
+                (SET_KEY_LENGTH, 8),
+                (SET_ID, id),
+            ] {
+                batch.attribute(kind, &value.to_be_bytes());
+            }
+            batch.nested(SET_DESCRIPTION, &[], |batch| {
+                batch.nested(DESCRIPTION_FIELDS, &[], |batch| {
+                    for length in [4_u32, 2] {
+                        batch.nested(ITEM, &[], |batch| {
+                            batch.attribute(FIELD_LENGTH, &length.to_be_bytes());
+                        });
+                    }
+                });
+            });
+        });
+    }
+
+    /// Takes areas out of a set that are no longer in it, and puts new ones in.
+    fn exchange(&mut self, set: &str, old: &[Area], new: &[Area]) {
+        let missing = |from: &[Area], other: &[Area]| {
+            let rest = from.iter().filter(|area| !other.contains(area));
+            rest.copied().collect::<Vec<Area>>()
+        };
+        let (gone, come) = (missing(old, new), missing(new, old));
+        for (kind, flags, areas) in [(DELSETELEM, 0, gone), (NEWSETELEM, CREATE, come)] {
+            // A list's length has 16 bits.
+            for areas in areas.chunks(512) {
+                self.elements(kind, flags, set, areas, |batch, area| {
+                    let [first, last] = area.bounds();
+                    batch.nested(ELEMENT_KEY, &[], |batch| batch.attribute(VALUE, &first));
+                    batch.nested(ELEMENT_KEY_END, &[], |batch| batch.attribute(VALUE, &last));
+                });
+            }
+        }
+    }
+
+    fn elements<T>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        set: &str,
+        elements: &[T],
+        write: impl Fn(&mut Batch, &T),
+    ) {
+        self.message(kind, flags, |batch| {
+            batch.text(LIST_SET, set);
+            batch.nested(LIST_ELEMENTS, &[], |batch| {
+                for element in elements {
+                    batch.nested(ITEM, &[], |batch| write(batch, element));
+                }
+            });
+        });
+    }
+
+    /// The chains of a sandbox, and the way to them.
+    fn chains(&mut self, sandbox: Ipv4Addr, allow: &str, deny: &str) {
+        for direction in DIRECTIONS {
+            let chain = format!("{}_{}", direction.name, number(sandbox));
+            self.message(NEWCHAIN, CREATE, |batch| batch.text(CHAIN_NAME, &chain));
+            for (set, then) in [(allow, Then::Return), (deny, direction.forbidden)] {
+                for ported in [true, false] {
+                    self.message(NEWRULE, CREATE | APPEND, |batch| {
+                        batch.text(RULE_CHAIN, &chain);
+                        batch.nested(RULE_EXPRESSIONS, &[], |batch| {
+                            rule(batch, direction, ported, set, then);
+                        });
+                    });
+                }
+            }
+            self.elements(
+                NEWSETELEM,
+                CREATE,
+                direction.name,
+                &[chain],
+                |batch, chain| {
+                    batch.nested(ELEMENT_KEY, &[], |batch| {
+                        batch.attribute(VALUE, &sandbox.octets());
+                    });
+                    batch.nested(ELEMENT_DATA, &[], |batch| verdict(batch, Then::Jump, chain));
+                },
+            );
+        }
+    }
+
+    fn without_chains(&mut self, sandbox: Ipv4Addr) {
+        for direction in DIRECTIONS {
+            let chain = format!("{}_{}", direction.name, number(sandbox));
+            self.elements(
+                DELSETELEM,
+                0,
+                direction.name,
+                &[sandbox],
+                |batch, sandbox| {
+                    batch.nested(ELEMENT_KEY, &[], |batch| {
+                        batch.attribute(VALUE, &sandbox.octets());
+                    });
+                },
+            );
+            self.message(DELRULE, 0, |batch| batch.text(RULE_CHAIN, &chain));
+            self.message(DELCHAIN, 0, |batch| batch.text(CHAIN_NAME, &chain));
+        }
+    }
+}
+
+/// Asks for a table.
+pub(super) fn table_wanted(table: &str) -> Batch {
+    let mut batch = Batch::default();
+    batch.message(GETTABLE, ACK, &about(INET, 0), |batch| {
+        batch.text(TABLE, table);
+    });
+    batch
+}
+
+/// Whether a message tells that a table, ours perhaps, was deleted.
+pub(in crate::network) fn is_deletion(message: &Reply) -> bool {
+    message.kind == DELTABLE
+}
+
+/// The fixed part of every message.
+fn about(family: u8, resource: u16) -> [u8; 4] {
+    let [high, low] = resource.to_be_bytes();
+    [family, 0, high, low]
+}
+
+/// If the other end is in a set, then … A rule without a port is in the set with every port, 0 too:
+/// that is the port of protocols that have none.
+fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, then: Then) {
+    const NETWORK_HEADER: u32 = 1;
+    const TRANSPORT_HEADER: u32 = 2;
+    const PROTOCOL: u32 = 16;
+    if ported {
+        numbers(batch, "meta", &[(1, ADDRESS), (2, PROTOCOL)]);
+        lookup(batch, "ported");
+    }
+    let address = [
+        (1, ADDRESS),
+        (2, NETWORK_HEADER),
+        (3, direction.address),
+        (4, 4),
+    ];
+    numbers(batch, "payload", &address);
+    if ported {
+        let port = [
+            (1, PORT),
+            (2, TRANSPORT_HEADER),
+            (3, direction.port),
+            (4, 2),
+        ];
+        numbers(batch, "payload", &port);
+    } else {
+        expression(batch, "immediate", |batch| {
+            batch.attribute(1, &PORT.to_be_bytes());
+            batch.nested(2, &[], |batch| batch.attribute(VALUE, &[0, 0]));
+        });
+    }
+    lookup(batch, set);
+    expression(batch, "immediate", |batch| {
+        batch.attribute(1, &TO_VERDICT.to_be_bytes());
+        let chain = match then {
+            Then::Goto(chain) => chain,
+            _ => "",
+        };
+        batch.nested(2, &[], |batch| verdict(batch, then, chain));
+    });
+}
+
+fn lookup(batch: &mut Batch, set: &str) {
+    expression(batch, "lookup", |batch| {
+        batch.text(1, set);
+        batch.attribute(2, &ADDRESS.to_be_bytes());
+    });
+}
+
+fn verdict(batch: &mut Batch, then: Then, chain: &str) {
+    let code: i32 = match then {
+        Then::Drop => 0,
+        Then::Jump => -3,
+        Then::Goto(_) => -4,
+        Then::Return => -5,
+    };
+    batch.nested(VERDICT, &[], |batch| {
+        batch.attribute(VERDICT_CODE, &code.to_be_bytes());
+        if !chain.is_empty() {
+            batch.text(VERDICT_CHAIN, chain);
+        }
+    });
+}
+
+/// A part of a rule that is described by numbers alone.
+fn numbers(batch: &mut Batch, name: &str, values: &[(u16, u32)]) {
+    expression(batch, name, |batch| {
+        for (kind, value) in values {
+            batch.attribute(*kind, &value.to_be_bytes());
+        }
+    });
+}
+
+fn expression(batch: &mut Batch, name: &str, data: impl FnOnce(&mut Batch)) {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    batch.nested(ITEM, &[], |batch| {
+        batch.text(NAME, name);
+        batch.nested(DATA, &[], data);
+    });
+}

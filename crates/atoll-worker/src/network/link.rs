@@ -1,0 +1,109 @@
+//! A sandbox's link, from attaching it to giving it up.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+
+use atoll_jail::netns;
+use atoll_model::{Error, Policy};
+
+use super::firewall::{self, Compiled};
+use super::janitor::Leaving;
+use super::netlink::{ROUTE, Socket};
+use super::ready::{Current, Ready};
+use super::{addresses, lock, veth};
+use crate::error::{internal, jail};
+use crate::sandbox::blocking;
+
+/// A sandbox's link. It is taken away when this is dropped.
+#[derive(Debug)]
+pub struct Link {
+    pub(super) ready: Arc<Ready>,
+    pub(super) name: String,
+    address: Ipv4Addr,
+    policy: Current,
+}
+
+impl Link {
+    /// Every failure drops the link, and with it whatever was made.
+    pub(super) fn make(
+        ready: &Arc<Ready>,
+        namespace: BorrowedFd<'_>,
+        policy: &Policy,
+    ) -> Result<Self, Error> {
+        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
+        let _in_place = ready.open_for_links()?;
+        let address = ready.addresses.take()?;
+        let link = Self {
+            name: format!("{}{}", ready.family.prefix(), addresses::number(address)),
+            ready: Arc::clone(ready),
+            address,
+            policy: Arc::new(Mutex::new(Some(Compiled::default()))),
+        };
+        lock(&ready.live).insert(address, Arc::clone(&link.policy));
+        let inside = netns::within(namespace, || Socket::open(ROUTE));
+        let inside = inside.map_err(|error| jail(&error))?;
+        let mut inside = inside.map_err(failed("speak with the kernel about a sandbox's link"))?;
+        {
+            let mut links = lock(&ready.links);
+            veth::pair(&mut links, &ready.family, &link.name, address, namespace)
+                .and_then(|index| {
+                    veth::outside(&mut links, index, ready.gateway, address, ready.ipv6)
+                })
+                .map_err(failed("make a sandbox's link"))?;
+        }
+        // Before there is a way out.
+        enforce(ready, address, &link.policy, policy)?;
+        veth::inside(&mut inside, ready.gateway, address, ready.ipv6)
+            .and_then(|()| veth::settle(&mut lock(&ready.links), &link.name))
+            .map_err(failed("set a sandbox's end of its link up"))?;
+        Ok(link)
+    }
+
+    /// The sandbox's address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// What `/etc/resolv.conf` in the sandbox has to say.
+    pub fn resolv_conf(&self) -> String {
+        format!("nameserver {}\n", self.ready.gateway)
+    }
+
+    /// Changes what the sandbox may reach, at once. Connections that the new policy forbids are cut.
+    pub async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+        policy.check()?;
+        let (ready, address) = (Arc::clone(&self.ready), self.address);
+        let current = Arc::clone(&self.policy);
+        blocking(move || enforce(&ready, address, &current, &policy)).await
+    }
+}
+
+fn enforce(
+    ready: &Ready,
+    address: Ipv4Addr,
+    current: &Current,
+    policy: &Policy,
+) -> Result<(), Error> {
+    let mut current = lock(current);
+    let Some(current) = &mut *current else {
+        return Ok(());
+    };
+    let new = Compiled::of(policy);
+    firewall::change(&mut lock(&ready.rules), &ready.tag, address, current, &new)
+        .map_err(|error| internal("change a sandbox's policy", &error))?;
+    *current = new;
+    Ok(())
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        lock(&self.ready.live).remove(&self.address);
+        self.ready.janitor.take(Leaving {
+            name: std::mem::take(&mut self.name),
+            address: self.address,
+            policy: lock(&self.policy).take().unwrap_or_default(),
+        });
+    }
+}

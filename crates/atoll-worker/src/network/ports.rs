@@ -1,0 +1,59 @@
+//! Ports that programs of a sandbox listen on, as the kernel knows them: nothing inside is asked.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use atoll_jail::netns;
+use atoll_model::Error;
+
+use super::netlink::{Batch, DUMP, SOCK_DIAG, Socket};
+use crate::error::{internal, jail};
+
+const BY_FAMILY: u16 = 20;
+const TCP: u8 = 6;
+/// The bit of the state `LISTEN`.
+const LISTEN: u32 = 1 << 10;
+const INET: u8 = rustix::net::AddressFamily::INET.as_raw() as u8;
+const INET6: u8 = rustix::net::AddressFamily::INET6.as_raw() as u8;
+
+/// The addresses and ports that TCP servers in a network namespace listen on, in order.
+pub fn listening(namespace: BorrowedFd<'_>) -> Result<Vec<SocketAddr>, Error> {
+    let found = netns::within(namespace, || {
+        let mut socket = Socket::open(SOCK_DIAG)?;
+        let mut found = dump(&mut socket, INET)?;
+        found.extend(dump(&mut socket, INET6)?);
+        io::Result::Ok(found)
+    });
+    let mut found = found
+        .map_err(|error| jail(&error))?
+        .map_err(|error| internal("list a sandbox's ports", &error))?;
+    found.sort_unstable_by_key(|address| (address.port(), address.ip()));
+    found.dedup();
+    Ok(found)
+}
+
+fn dump(socket: &mut Socket, family: u8) -> io::Result<Vec<SocketAddr>> {
+    let mut request = vec![family, TCP, 0, 0];
+    request.extend(LISTEN.to_ne_bytes());
+    // No particular socket.
+    request.resize(56, 0);
+    let mut batch = Batch::default();
+    batch.message(BY_FAMILY, DUMP, &request, |_| {});
+    let replies = socket.ask(&batch)?;
+    Ok(replies
+        .iter()
+        .filter_map(|reply| read(&reply.body))
+        .collect())
+}
+
+/// Reads family, port and address out of a description of a socket.
+fn read(body: &[u8]) -> Option<SocketAddr> {
+    let port = u16::from_be_bytes(body.get(4..6)?.try_into().ok()?);
+    let address: IpAddr = match *body.first()? {
+        INET => Ipv4Addr::from(<[u8; 4]>::try_from(body.get(8..12)?).ok()?).into(),
+        INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(body.get(8..24)?).ok()?).into(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(address, port))
+}

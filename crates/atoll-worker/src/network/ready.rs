@@ -1,0 +1,153 @@
+//! An instance's network from its first sandbox to its end.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use atoll_model::{Code, Error};
+
+use super::addresses::Addresses;
+use super::dns::{self, Forwarder, PORT};
+use super::firewall::{self, Compiled};
+use super::janitor::Janitor;
+use super::netlink::{ROUTE, Socket};
+use super::veth::{self, Family, Ipv6};
+use super::{Config, collect, guard, lock};
+use crate::error::internal;
+
+/// The policy of a link; nothing once the link was given up. A change that comes late must not
+/// concern the next sandbox with the same address.
+pub(super) type Current = Arc<Mutex<Option<Compiled>>>;
+
+/// An instance's network that was set up.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) tag: String,
+    pub(super) family: Family,
+    pub(super) gateway: Ipv4Addr,
+    pub(super) ipv6: Ipv6,
+    pub(super) addresses: Arc<Addresses>,
+    pub(super) links: Mutex<Socket>,
+    pub(super) rules: Mutex<Socket>,
+    pub(super) janitor: Janitor,
+    /// What sandboxes that are linked have to obey.
+    pub(super) live: Mutex<BTreeMap<Ipv4Addr, Current>>,
+    connections: u32,
+    forwarder: Mutex<Option<Forwarder>>,
+    phase: RwLock<Phase>,
+}
+
+/// Whether the rules are in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    Closed,
+}
+
+impl Ready {
+    /// Sets everything up in the network namespace of this thread. The rules come last, so that
+    /// nothing has to be taken back.
+    pub(super) fn open(tag: String, config: Config) -> Result<Arc<Self>, Error> {
+        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
+        let addresses = Arc::new(Addresses::open(&config.addresses)?);
+        let gateway = addresses.take()?;
+        let links = Socket::open(ROUTE).map_err(failed("speak with the kernel about links"))?;
+        let rules = firewall::open().map_err(failed("speak with the kernel about rules"))?;
+        let sockets = dns::listen(gateway, PORT).map_err(failed("listen for names"))?;
+        forward().map_err(failed("turn net.ipv4.ip_forward on"))?;
+        let forwarder = Forwarder::start(sockets, config.resolvers);
+        let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
+        let janitor = Janitor::start(&tag, Arc::clone(&addresses));
+        let janitor = janitor.map_err(failed("start the janitor of links"))?;
+        let ready = Arc::new(Self {
+            family: Family::of(&tag),
+            tag,
+            gateway,
+            ipv6: match fs::exists("/proc/sys/net/ipv6") {
+                Ok(true) => Ipv6::Known,
+                _ => Ipv6::Unknown,
+            },
+            addresses,
+            links: Mutex::new(links),
+            rules: Mutex::new(rules),
+            janitor,
+            live: Mutex::default(),
+            connections: config.connections.min(most_connections()),
+            forwarder: Mutex::new(Some(forwarder)),
+            phase: RwLock::new(Phase::Open),
+        });
+        guard::start(&ready).map_err(failed("start the guard of the rules"))?;
+        firewall::install(&ready.tag, gateway, ready.connections)?;
+        Ok(ready)
+    }
+
+    /// Keeps the rules in place while a link is made. After the end there are none.
+    pub(super) fn open_for_links(&self) -> Result<RwLockReadGuard<'_, Phase>, Error> {
+        let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
+        match *phase {
+            Phase::Open => Ok(phase),
+            Phase::Closed => Err(Error::new(
+                Code::Conflict,
+                "the instance is being taken away",
+            )),
+        }
+    }
+
+    /// Whether it came to its end.
+    pub(super) fn is_closed(&self) -> bool {
+        *self.phase.read().unwrap_or_else(PoisonError::into_inner) == Phase::Closed
+    }
+
+    /// Nothing is made or put back from here on.
+    pub(super) fn end(&self) {
+        *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Closed;
+    }
+
+    /// Takes everything away.
+    pub(super) fn close(&self) -> Result<(), Error> {
+        self.end();
+        lock(&self.forwarder).take();
+        self.janitor.finish();
+        collect(&self.tag)
+    }
+
+    /// Puts the rules back that somebody took away. Nothing passes until they are there.
+    pub(super) fn restore(&self) -> Result<(), Error> {
+        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
+        let phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
+        if *phase == Phase::Closed {
+            return Ok(());
+        }
+        let mut links = lock(&self.links);
+        let found = veth::list(&mut links, &self.family).map_err(failed("list the links"))?;
+        veth::switch(&mut links, &found, veth::Switch::Off).map_err(failed("shut the links"))?;
+        firewall::install(&self.tag, self.gateway, self.connections)?;
+        for (address, current) in &*lock(&self.live) {
+            if let Some(policy) = &*lock(current) {
+                let none = Compiled::default();
+                firewall::change(&mut lock(&self.rules), &self.tag, *address, &none, policy)
+                    .map_err(failed("put a sandbox's policy back"))?;
+            }
+        }
+        veth::switch(&mut links, &found, veth::Switch::On).map_err(failed("open the links"))
+    }
+}
+
+/// Lets the host pass packets on.
+fn forward() -> io::Result<()> {
+    let path = "/proc/sys/net/ipv4/ip_forward";
+    if fs::read_to_string(path)?.trim() == "0" {
+        fs::write(path, "1")?;
+    }
+    Ok(())
+}
+
+/// No sandbox may take so much of what the host can remember that others go short.
+fn most_connections() -> u32 {
+    let path = "/proc/sys/net/netfilter/nf_conntrack_max";
+    let most = fs::read_to_string(path).ok();
+    let most = most.and_then(|text| text.trim().parse::<u32>().ok());
+    most.map_or(u32::MAX, |most| (most / 8).max(64))
+}

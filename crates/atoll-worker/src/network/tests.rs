@@ -1,0 +1,499 @@
+//! What sandboxes can and cannot reach, shown with packets.
+
+pub(super) mod dns;
+mod figures;
+mod world;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use atoll_jail::netns;
+use atoll_model::Verdict::{Allow, Deny};
+use atoll_model::{Policy, Verdict};
+use atoll_testkit::wait_for;
+use tokio::io::AsyncReadExt;
+
+use self::world::{Guest, HOST, PRIVATE, PUBLIC, WEB, World, arrives, copy, echo, serve, sh};
+use super::{Config, Network, Resolvers, collect, dial, ports};
+
+#[test]
+fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
+        let other = Network::new("bbbb", world.config());
+        let stranger = Guest::join(&other).await;
+        let gateway = guest.link.ready.gateway.to_string();
+        let near = [&neighbour, &stranger].map(|guest| guest.link.address().to_string());
+        let refused: Vec<&str> = PRIVATE
+            .into_iter()
+            .chain([HOST, &gateway, &near[0], &near[1]])
+            .collect();
+        for address in PUBLIC {
+            guest.reach(address).expect(address);
+        }
+        for address in &refused {
+            let error = guest.reach(address).expect_err(address);
+            assert_eq!(
+                error.kind(),
+                std::io::ErrorKind::ConnectionRefused,
+                "{address}"
+            );
+        }
+        // Datagrams neither.
+        let servers = [
+            netns::within(world.internet.as_fd(), world::datagrams).expect("internet"),
+            world::datagrams(),
+            neighbour.inside(world::datagrams),
+            stranger.inside(world::datagrams),
+        ];
+        let client = guest.inside(world::datagrams);
+        for address in &refused {
+            let _ = client.send_to(address.as_bytes(), (*address, world::TALK));
+        }
+        let heard = |server: &UdpSocket| {
+            let mut buffer = [0; 32];
+            let length = server.recv(&mut buffer).ok()?;
+            Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+        };
+        assert_eq!(servers.each_ref().map(heard), [const { None }; 4]);
+        // Not even by a policy that says so, if one could.
+        guest.obey(&["0.0.0.0/0"], &[], Deny).await;
+        for address in &refused {
+            guest.reach(address).expect_err(address);
+        }
+        // Without our rules, but with their masquerade, everybody answers.
+        for tag in ["aaaa", "bbbb"] {
+            sh(&format!("nft flush table inet atoll_{tag}"));
+        }
+        sh("nft add table ip nat");
+        sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
+        sh("nft add rule ip nat out oifname up0 masquerade");
+        for address in refused {
+            guest.reach(address).expect(address);
+            client
+                .send_to(address.as_bytes(), (address, world::TALK))
+                .expect("send");
+            let said = servers.iter().find_map(heard);
+            assert_eq!(said.expect("a word"), address);
+        }
+    });
+}
+
+#[test]
+fn a_policy_is_obeyed_by_address_and_port() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let (guest, free) = (Guest::join(&network).await, Guest::join(&network).await);
+        type Case<'a> = (&'a [&'a str], &'a [&'a str], Verdict, [bool; 2]);
+        let cases: [Case<'_>; 9] = [
+            (&[], &[], Allow, [true, true]),
+            (&[], &[], Deny, [false, false]),
+            (&["1.1.1.1"], &[], Deny, [true, false]),
+            (&["1.1.1.1:80", "9.9.9.9:81"], &[], Deny, [true, false]),
+            (&["0.0.0.0/0:80"], &["9.0.0.0/8"], Deny, [true, true]),
+            (&[], &["9.9.9.9"], Allow, [true, false]),
+            (&[], &["9.9.9.9:81", "1.1.1.0/24:80"], Allow, [false, true]),
+            (
+                &["1.1.1.1"],
+                &["1.0.0.0/8", "1.1.0.0/16"],
+                Allow,
+                [true, true],
+            ),
+            (&["8.8.8.8"], &["0.0.0.0/0"], Allow, [false, false]),
+        ];
+        for (allow, deny, default, expected) in cases {
+            guest.obey(allow, deny, default).await;
+            let reached = PUBLIC.map(|address| guest.reach(address).is_ok());
+            assert_eq!(reached, expected, "{allow:?} {deny:?} {default:?}");
+            assert!(
+                PUBLIC.iter().all(|address| free.reach(address).is_ok()),
+                "others are not concerned"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_change_of_policy_cuts_what_is_established() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let guest = Guest::join(&network).await;
+        let [cut, kept] = PUBLIC.map(|address| guest.reach(address).expect(address));
+        let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
+        let server = server.expect("internet").expect("bind");
+        let client = guest.inside(|| UdpSocket::bind("0.0.0.0:7")).expect("bind");
+        assert!(arrives(&client, &server, "1.1.1.1:7"));
+        // A server that goes on talking: no word of it may come in.
+        let back = format!("{HOST}:7");
+        assert!(arrives(&server, &client, &back));
+        guest.obey(&[], &["1.1.1.1"], Allow).await;
+        assert!(!arrives(&server, &client, &back));
+        assert!(!arrives(&client, &server, "1.1.1.1:7"));
+        assert!(echo(&cut).is_err());
+        echo(&kept).expect("the other goes on");
+        guest.obey(&[], &[], Allow).await;
+        assert!(
+            arrives(&server, &client, &back),
+            "the same probe with the rule removed"
+        );
+    });
+}
+
+#[test]
+fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
+        let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
+        let server = server.expect("internet").expect("bind");
+        let here = UdpSocket::bind("[::]:7").expect("bind");
+        let link = guest.link.name.clone();
+        let inside = guest.inside(|| sh("ip addr show eth0"));
+        assert!(!inside.contains("inet6"), "{inside}");
+        let nowhere = guest.inside(|| {
+            let socket = UdpSocket::bind("[::]:0").expect("bind");
+            socket.connect("[2001:db8::1]:7")
+        });
+        assert!(nowhere.is_err());
+        assert!(!sh(&format!("ip addr show {link}")).contains("inet6"));
+        sh(&format!("ip addr add fd99::1/64 dev {link} nodad"));
+        let [own, of_neighbour, of_internet, six] = guest.inside(|| {
+            // As if it had every right in its namespace.
+            sh("ip addr add fd99::2/64 dev eth0 nodad");
+            sh(&format!("ip addr add {} dev lo", neighbour.link.address()));
+            sh("ip addr add 9.9.9.9 dev lo");
+            [
+                format!("{}:7", guest.link.address()),
+                format!("{}:7", neighbour.link.address()),
+                "9.9.9.9:7".to_owned(),
+                "[fd99::2]:7".to_owned(),
+            ]
+            .map(|address| UdpSocket::bind(&address).expect(&address))
+        });
+        assert!(arrives(&own, &server, "1.1.1.1:7"));
+        assert!(!arrives(&of_neighbour, &server, "1.1.1.1:7"));
+        assert!(!arrives(&of_internet, &server, "1.1.1.1:7"));
+        assert!(!arrives(&six, &here, "[fd99::1]:7"));
+        // Without the rule.
+        sh("nft flush chain inet atoll_aaaa leaving");
+        assert!(arrives(&of_neighbour, &server, "1.1.1.1:7"));
+        assert!(arrives(&of_internet, &server, "1.1.1.1:7"));
+        assert!(
+            !arrives(&six, &here, "[fd99::1]:7"),
+            "there is a second line"
+        );
+        sh("nft flush chain inet atoll_aaaa to_host");
+        assert!(arrives(&six, &here, "[fd99::1]:7"));
+    });
+}
+
+#[test]
+fn nothing_is_lost_right_after_a_link_was_made() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
+        let server = server.expect("internet").expect("bind");
+        for round in 0..20 {
+            let namespace = netns::create().expect("a network namespace");
+            let link = network.attach(copy(&namespace), Policy::default()).await;
+            let _link = link.expect("a link");
+            let client = netns::within(namespace.as_fd(), || UdpSocket::bind("0.0.0.0:0"));
+            let client = client.expect("inside").expect("bind");
+            client.send_to(b"hello", "1.1.1.1:7").expect("send");
+            let timeout = Some(Duration::from_secs(2));
+            server.set_read_timeout(timeout).expect("a timeout");
+            let (_, from) = server.recv_from(&mut [0; 16]).expect("the first word");
+            server.send_to(b"hello", from).expect("send");
+            client.set_read_timeout(timeout).expect("a timeout");
+            let heard = client.recv(&mut [0; 16]);
+            assert!(heard.is_ok(), "the first answer of round {round} was lost");
+        }
+    });
+}
+
+#[test]
+fn rules_that_somebody_takes_away_come_back_with_the_policies() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let guest = Guest::join(&network).await;
+        guest.obey(&[], &["9.9.9.9"], Allow).await;
+        for _ in 0..2 {
+            // What reloading a firewall does.
+            sh("nft flush ruleset");
+            wait_for("the rules", Duration::from_secs(5), || {
+                let listed = sh("nft list ruleset; ip link show up");
+                listed.contains(": jump out_") && listed.contains(&guest.link.name)
+            });
+            guest.reach("1.1.1.1").expect("public");
+            for address in ["9.9.9.9", HOST, "10.0.0.1"] {
+                guest.reach(address).expect_err(address);
+            }
+        }
+        network.dismantle().await.expect("dismantle");
+        assert_eq!(sh("nft list tables"), "");
+        let late = netns::create().expect("a network namespace");
+        let late = network.attach(late, Policy::default()).await;
+        assert!(late.is_err(), "there are no rules for another");
+    });
+}
+
+#[test]
+fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
+    World::with(async |world| {
+        let upstream = netns::within(world.internet.as_fd(), || UdpSocket::bind("9.9.9.9:53"));
+        let upstream = upstream.expect("internet").expect("bind");
+        std::thread::spawn(move || {
+            let mut buffer = [0; 512];
+            while let Ok((length, from)) = upstream.recv_from(&mut buffer) {
+                let metadata = buffer[12..].starts_with(b"\x08metadata");
+                let address = if metadata {
+                    [169, 254, 169, 254]
+                } else {
+                    [1, 1, 1, 1]
+                };
+                let said = dns::answer(&buffer[..length], &[(1, &address)]);
+                upstream.send_to(&said, from).expect("send");
+            }
+        });
+        let config = Config {
+            resolvers: Resolvers::Fixed(vec!["9.9.9.9:53".parse().expect("address")]),
+            ..world.config()
+        };
+        let network = Network::new("aaaa", config);
+        let guest = Guest::join(&network).await;
+        // Names are answered even if nothing else may be reached.
+        guest.obey(&[], &[], Deny).await;
+        let server = guest.link.resolv_conf();
+        let server = server
+            .trim()
+            .strip_prefix("nameserver ")
+            .expect("a name server");
+        let ask = |socket: &UdpSocket, name: &str| {
+            socket
+                .set_read_timeout(Some(Duration::from_secs(2)))
+                .expect("timeout");
+            socket
+                .send_to(&dns::query(name, 1), (server, 53))
+                .expect("send");
+            let mut buffer = [0; 512];
+            socket
+                .recv(&mut buffer)
+                .map(|length| buffer[..length].to_vec())
+        };
+        let inside = guest.inside(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
+        let said = ask(&inside, "example.com").expect("an answer");
+        assert!(said.ends_with(&[1, 1, 1, 1]));
+        let said = ask(&inside, "metadata.example.com").expect("an answer");
+        assert_eq!((said[3] & 0xf, said[7]), (0, 0));
+        // A neighbour of the host that knows the way.
+        let outside = netns::within(world.internet.as_fd(), || {
+            sh(&format!("ip route add {server} via {HOST}"));
+            UdpSocket::bind("203.0.113.1:0")
+        });
+        let outside = outside.expect("internet").expect("bind");
+        assert!(ask(&outside, "example.com").is_err());
+        sh("nft flush chain inet atoll_aaaa prerouting");
+        assert!(
+            ask(&outside, "example.com").is_ok(),
+            "the same without the rule"
+        );
+    });
+}
+
+#[test]
+fn nothing_comes_in_but_answers() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let guest = Guest::join(&network).await;
+        let address = guest.link.address();
+        let try_it = || {
+            netns::within(world.internet.as_fd(), || {
+                world::connect(&format!("{address}:{WEB}"))
+            })
+            .expect("internet")
+        };
+        netns::within(world.internet.as_fd(), || {
+            sh(&format!("ip route add {address} via {HOST}"));
+        })
+        .expect("internet");
+        assert!(try_it().is_err());
+        for chain in ["arriving", "leaving", "beyond", "postrouting"] {
+            sh(&format!("nft flush chain inet atoll_aaaa {chain}"));
+        }
+        try_it().expect("the same without the rules");
+    });
+}
+
+#[test]
+fn a_sandbox_with_many_connections_leaves_some_to_others() {
+    World::with(async |world| {
+        let config = Config {
+            connections: 5,
+            ..world.config()
+        };
+        let network = Network::new("aaaa", config);
+        let (greedy, other) = (Guest::join(&network).await, Guest::join(&network).await);
+        let held: Vec<_> = (0..5)
+            .map(|_| greedy.reach("1.1.1.1").expect("within the limit"))
+            .collect();
+        assert!(greedy.reach("1.1.1.1").is_err());
+        assert!(other.reach("1.1.1.1").is_ok());
+        assert!(echo(&held[0]).is_ok());
+    });
+}
+
+fn links() -> String {
+    sh("ip -o link | grep -o 'atl-[a-z0-9-]*' || true")
+}
+
+#[test]
+fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let guest = Guest::join(&network).await;
+        guest.obey(&["1.1.1.1"], &["9.9.9.9:1"], Deny).await;
+        let _open = guest.reach("1.1.1.1").expect("public");
+        let address = guest.link.address().to_string();
+        let remembered = || {
+            let flows = std::fs::read_to_string("/proc/thread-self/net/nf_conntrack");
+            flows.expect("flows").contains(&format!("src={address} "))
+        };
+        assert!(remembered());
+        assert!(sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
+        let Guest { link, namespace } = guest;
+        drop(link);
+        wait_for("the link to go", Duration::from_secs(5), || {
+            links().is_empty()
+        });
+        wait_for("its flows to go", Duration::from_secs(5), || !remembered());
+        assert!(!sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
+        // The namespace can be linked again, with another address.
+        let again = network
+            .attach(namespace, Policy::default())
+            .await
+            .expect("a link");
+        assert_ne!(again.address().to_string(), address);
+    });
+}
+
+#[test]
+fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
+    World::with(async |world| {
+        sh("nft add table inet theirs");
+        let before = sh("ip -o link | wc -l; nft list tables");
+        let [one, other] = ["aaaa", "bbbb"].map(|tag| Network::new(tag, world.config()));
+        let unused = Network::new("cccc", world.config());
+        let guests = [Guest::join(&one).await, Guest::join(&one).await];
+        let stranger = Guest::join(&other).await;
+        one.dismantle().await.expect("dismantle");
+        unused.dismantle().await.expect("nothing to do");
+        let left = links();
+        assert_eq!(left.trim(), stranger.link.name);
+        stranger.reach("1.1.1.1").expect("it goes on");
+        drop(guests);
+        // As if its process had been killed.
+        stranger.link.ready.end();
+        std::mem::forget(stranger);
+        collect("bbbb").expect("collect");
+        collect("bbbb").expect("nothing left to do");
+        assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
+    });
+}
+
+#[test]
+fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        // As sandboxes have it: a network namespace of their own user namespace.
+        let mut sandbox = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--net", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut talk = sandbox.stdin.take().expect("stdin");
+        talk.write_all(b"x").expect("write");
+        let mut heard = sandbox.stdout.take().expect("stdout");
+        heard.read_exact(&mut [0]).expect("it runs");
+        let namespace = netns::of(sandbox.id() as i32).expect("its namespace");
+        let link = network.attach(copy(&namespace), Policy::default()).await;
+        let guest = Guest {
+            namespace,
+            link: link.expect("a link"),
+        };
+        guest.reach("1.1.1.1").expect("public");
+        guest.reach("10.0.0.1").expect_err("private");
+        drop(talk);
+        sandbox.wait().expect("the end");
+        // Its link went with it, without anybody's doing.
+        let Guest { namespace, link } = guest;
+        drop(namespace);
+        wait_for("the link to go", Duration::from_secs(5), || {
+            links().is_empty()
+        });
+        drop(link);
+        network.dismantle().await.expect("dismantle");
+    });
+}
+
+#[test]
+fn a_failed_attach_leaves_nothing() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config());
+        let namespace = netns::create().expect("a network namespace");
+        netns::within(namespace.as_fd(), || sh("ip link add eth0 type veth")).expect("inside");
+        let failed = network.attach(copy(&namespace), Policy::default()).await;
+        assert!(
+            failed
+                .expect_err("the name is taken")
+                .message
+                .contains("link")
+        );
+        network.dismantle().await.expect("dismantle");
+        assert!(links().is_empty());
+    });
+}
+
+#[test]
+fn servers_inside_are_listed_and_reached_wherever_they_listen() {
+    World::with(async |_world| {
+        let namespace = netns::create().expect("a network namespace");
+        netns::within(namespace.as_fd(), || {
+            sh("ip link set lo up");
+            for address in ["127.0.0.1:3000", "0.0.0.0:3001", "[::1]:3002", "[::]:3003"] {
+                serve(address);
+            }
+        })
+        .expect("inside");
+        let listed = ports::listening(namespace.as_fd()).expect("ports");
+        let shown: Vec<String> = listed.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            shown,
+            ["127.0.0.1:3000", "0.0.0.0:3001", "[::1]:3002", "[::]:3003"]
+        );
+        for address in [
+            "127.0.0.1:3000",
+            "127.0.0.1:3001",
+            "[::1]:3002",
+            "127.0.0.1:3003",
+        ] {
+            let target: SocketAddr = address.parse().expect(address);
+            let mut stream = dial(copy(&namespace), target).await.expect(address);
+            let mut greeting = [0; 5];
+            stream.read_exact(&mut greeting).await.expect("a greeting");
+            assert_eq!(&greeting, b"hello");
+        }
+        let nobody = dial(copy(&namespace), "127.0.0.1:9".parse().expect("address")).await;
+        assert!(
+            nobody
+                .expect_err("nobody")
+                .remedy
+                .expect("remedy")
+                .contains("start a server")
+        );
+    });
+}

@@ -1,0 +1,211 @@
+//! A world of its own for each test: a host, an internet that answers on every address we refuse,
+//! and sandboxes, all of them network namespaces that go away with the test.
+//!
+//! ```text
+//! sandbox … sandbox ── host 203.0.113.2 ── 203.0.113.1 internet: 1.1.1.1, 10.0.0.1, 169.254.169.254, …
+//! ```
+
+use std::future::Future;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use atoll_jail::netns;
+use atoll_model::{Policy, Verdict};
+use atoll_testkit::run;
+
+use crate::network::{Config, Link, Network, Resolvers};
+
+/// The host's address that everybody sees.
+pub(super) const HOST: &str = "203.0.113.2";
+/// Addresses of the internet that a sandbox may reach.
+pub(super) const PUBLIC: [&str; 2] = ["1.1.1.1", "9.9.9.9"];
+/// Those it may not.
+pub(super) const PRIVATE: [&str; 9] = [
+    "10.0.0.1",
+    "100.64.0.1",
+    "168.63.129.16",
+    "169.254.169.254",
+    "172.16.0.1",
+    "192.0.0.192",
+    "192.168.0.1",
+    "198.19.255.1",
+    "203.0.113.1",
+];
+/// The port of the server that is on all of them.
+pub(super) const WEB: u16 = 80;
+
+/// The port for datagrams.
+pub(super) const TALK: u16 = 7;
+
+/// A host with its surroundings.
+pub(super) struct World {
+    pub(super) internet: OwnedFd,
+    scratch: tempfile::TempDir,
+}
+
+impl World {
+    /// Runs a test on a host of its own. Every thread of the runtime is there.
+    pub(super) fn with<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F + Send) {
+        let host = netns::create().expect("a network namespace");
+        let done = netns::within(host.as_fd(), || {
+            let world = Self::build();
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
+            let runtime = runtime
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .expect("a runtime");
+            runtime.block_on(async {
+                let limit = Duration::from_mins(1);
+                tokio::time::timeout(limit, test(world))
+                    .await
+                    .expect("a minute is enough");
+            });
+        });
+        done.expect("a host");
+    }
+
+    fn build() -> Self {
+        let internet = netns::create().expect("a network namespace");
+        let path = format!("/proc/{}/fd/{}", std::process::id(), internet.as_raw_fd());
+        sh("ip link set lo up");
+        sh(&format!(
+            "ip link add up0 type veth peer name eth0 netns {path}"
+        ));
+        sh(&format!("ip addr add {HOST}/24 dev up0"));
+        sh("ip link set up0 up");
+        sh("ip route add default via 203.0.113.1");
+        netns::within(internet.as_fd(), || {
+            sh("ip link set lo up");
+            sh("ip addr add 203.0.113.1/24 dev eth0");
+            sh("ip link set eth0 up");
+            for address in PUBLIC.iter().chain(&PRIVATE) {
+                if *address != "203.0.113.1" {
+                    sh(&format!("ip addr add {address}/32 dev lo"));
+                }
+            }
+            serve(&format!("0.0.0.0:{WEB}"));
+        })
+        .expect("an internet");
+        // What a careless host offers to everybody.
+        serve(&format!("0.0.0.0:{WEB}"));
+        Self {
+            internet,
+            scratch: tempfile::tempdir().expect("a directory"),
+        }
+    }
+
+    /// How networks here are set up: not with the host's real claims.
+    pub(super) fn config(&self) -> Config {
+        Config {
+            addresses: self.claims(),
+            resolvers: Resolvers::Fixed(Vec::new()),
+            ..Config::default()
+        }
+    }
+
+    fn claims(&self) -> PathBuf {
+        self.scratch.path().join("addresses")
+    }
+}
+
+/// A sandbox, as far as the network is concerned: a namespace with a link.
+pub(super) struct Guest {
+    pub(super) namespace: OwnedFd,
+    pub(super) link: Link,
+}
+
+impl Guest {
+    /// One without a policy, with a server of its own.
+    pub(super) async fn join(network: &Network) -> Self {
+        let namespace = netns::create().expect("a network namespace");
+        netns::within(namespace.as_fd(), || {
+            sh("ip link set lo up");
+            serve(&format!("0.0.0.0:{WEB}"));
+        })
+        .expect("inside");
+        let link = network.attach(copy(&namespace), Policy::default()).await;
+        Self {
+            namespace,
+            link: link.expect("a link"),
+        }
+    }
+
+    /// Does something inside.
+    pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        netns::within(self.namespace.as_fd(), work).expect("inside")
+    }
+
+    /// Connects to a server and hears its greeting.
+    pub(super) fn reach(&self, address: &str) -> io::Result<TcpStream> {
+        self.inside(|| connect(&format!("{address}:{WEB}")))
+    }
+
+    /// Changes its policy.
+    pub(super) async fn obey(&self, allow: &[&str], deny: &[&str], default: Verdict) {
+        let policy = Policy::parse(allow, deny, default).expect("a policy");
+        self.link.set_policy(policy).await.expect("a change");
+    }
+}
+
+pub(super) fn copy(descriptor: &OwnedFd) -> OwnedFd {
+    descriptor.try_clone().expect("a copy")
+}
+
+/// Runs a command in the network namespace of this thread.
+#[track_caller]
+pub(super) fn sh(line: &str) -> String {
+    let output = run(Command::new("sh").args(["-c", line]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Starts a server in the network namespace of this thread that greets, then repeats what it hears.
+pub(super) fn serve(address: &str) {
+    let listener = TcpListener::bind(address).expect(address);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            std::thread::spawn(move || {
+                let _ = stream.write_all(b"hello");
+                let _ = io::copy(&mut stream.try_clone().expect("a copy"), &mut stream);
+            });
+        }
+    });
+}
+
+/// Connects in the network namespace of this thread, and hears the greeting.
+pub(super) fn connect(address: &str) -> io::Result<TcpStream> {
+    let address: SocketAddr = address.parse().expect("an address");
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    (&stream).read_exact(&mut [0; 5])?;
+    Ok(stream)
+}
+
+/// Says something on a connection and hears it back.
+pub(super) fn echo(mut stream: &TcpStream) -> io::Result<()> {
+    stream.write_all(b"again")?;
+    stream.read_exact(&mut [0; 5])
+}
+
+/// Opens a socket for datagrams in the network namespace of this thread, that waits a little.
+pub(super) fn datagrams() -> UdpSocket {
+    let socket = UdpSocket::bind(("0.0.0.0", TALK)).expect("bind");
+    let timeout = Some(Duration::from_millis(100));
+    socket.set_read_timeout(timeout).expect("a timeout");
+    socket
+}
+
+/// Sends a datagram from here to there and waits for it.
+pub(super) fn arrives(from: &UdpSocket, to: &UdpSocket, address: &str) -> bool {
+    to.set_read_timeout(Some(Duration::from_millis(300)))
+        .expect("a timeout");
+    let sent = from.send_to(b"hello", address);
+    sent.is_ok() && to.recv_from(&mut [0; 16]).is_ok()
+}

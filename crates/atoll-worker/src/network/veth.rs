@@ -1,0 +1,325 @@
+//! Pairs of network devices: one end with us, one in a sandbox, and nothing else on the wire.
+//!
+//! Both ends have the same hardware address and speak no ARP: whatever leaves one end is for the
+//! other. Each end has its own address and knows the other's, which is all the routing there is.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use super::netlink::{ACK, Batch, CREATE, DUMP, Socket, attributes};
+
+const NEWLINK: u16 = 16;
+const DELLINK: u16 = 17;
+const GETLINK: u16 = 18;
+const SETLINK: u16 = 19;
+const NEWADDR: u16 = 20;
+const NEWROUTE: u16 = 24;
+
+const UP: u32 = 0x1;
+const NOARP: u32 = 0x80;
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_OPERSTATE: u16 = 16;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_STATS64: u16 = 23;
+const IFLA_AF_SPEC: u16 = 26;
+const ADDR_GEN_MODE: u16 = 8;
+const IFLA_GROUP: u16 = 27;
+const IFLA_NET_NS_FD: u16 = 28;
+const IFLA_NUM_TX_QUEUES: u16 = 31;
+const IFLA_NUM_RX_QUEUES: u16 = 32;
+const INFO_KIND: u16 = 1;
+const INFO_DATA: u16 = 2;
+const VETH_PEER: u16 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const RTA_GATEWAY: u16 = 5;
+const RTA_OIF: u16 = 4;
+
+/// The state of a link that works.
+const OPERATES: u8 = 6;
+
+/// What the end inside is called.
+pub(super) const INSIDE: &str = "eth0";
+
+/// How the links of an instance are told from others: by name, and by the number of a group, which
+/// lets many be deleted at once.
+#[derive(Debug, Clone)]
+pub(super) struct Family {
+    prefix: String,
+    group: u32,
+}
+
+impl Family {
+    /// That of an instance.
+    pub(super) fn of(tag: &str) -> Self {
+        // A tag is 4 of 36 characters: 21 bits, with our initials above them and one bit below.
+        let number = tag.bytes().fold(0_u32, |sum, byte| {
+            let digit = match byte {
+                b'0'..=b'9' => byte - b'0',
+                _ => byte.wrapping_sub(b'a').wrapping_add(10),
+            };
+            sum.wrapping_mul(36).wrapping_add(u32::from(digit))
+        });
+        Self {
+            prefix: format!("atl-{tag}-"),
+            group: 0x6100_0000 | (number << 1 & 0x00ff_fffe),
+        }
+    }
+
+    /// How names of its links begin.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Those that are about to be deleted.
+    fn leaving(&self) -> u32 {
+        self.group | 1
+    }
+}
+
+/// A link with us.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) index: u32,
+    pub(super) name: String,
+    /// Whether anything ever came out of it.
+    pub(super) used: bool,
+    /// Whether what is sent through it arrives.
+    works: bool,
+}
+
+/// The fixed part of a message about a link, with the flags to set.
+fn about(index: u32, flags: u32) -> Vec<u8> {
+    changing(index, flags, flags)
+}
+
+fn changing(index: u32, flags: u32, mask: u32) -> Vec<u8> {
+    let mut bytes = vec![0; 4];
+    bytes.extend(index.to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
+    bytes.extend(mask.to_ne_bytes());
+    bytes
+}
+
+/// Makes a pair: our end with this name, the other in a sandbox's namespace. Neither is up.
+pub(super) fn pair(
+    socket: &mut Socket,
+    family: &Family,
+    name: &str,
+    address: Ipv4Addr,
+    namespace: BorrowedFd<'_>,
+) -> io::Result<u32> {
+    let [a, b, c, d] = address.octets();
+    // Locally administered, and as different from others as the address is.
+    let hardware = [0x02, 0x61, a, b, c, d];
+    let common = |batch: &mut Batch, name: &str| {
+        batch.text(IFLA_IFNAME, name);
+        batch.attribute(IFLA_ADDRESS, &hardware);
+        batch.attribute(IFLA_NUM_TX_QUEUES, &1_u32.to_ne_bytes());
+        batch.attribute(IFLA_NUM_RX_QUEUES, &1_u32.to_ne_bytes());
+    };
+    let mut batch = Batch::default();
+    batch.message(NEWLINK, ACK | CREATE, &about(0, NOARP), |batch| {
+        common(batch, name);
+        batch.attribute(IFLA_GROUP, &family.group.to_ne_bytes());
+        batch.nested(IFLA_LINKINFO, &[], |batch| {
+            batch.text(INFO_KIND, "veth");
+            batch.nested(INFO_DATA, &[], |batch| {
+                batch.nested(VETH_PEER, &about(0, NOARP), |batch| {
+                    common(batch, INSIDE);
+                    batch.attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
+                });
+            });
+        });
+    });
+    socket.ask(&batch)?;
+    find(socket, name).map(|found| found.index)
+}
+
+/// Looks a link up by name.
+pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<Found> {
+    let mut batch = Batch::default();
+    batch.message(GETLINK, ACK, &about(0, 0), |batch| {
+        batch.text(IFLA_IFNAME, name);
+    });
+    let replies = socket.ask(&batch)?;
+    let found = replies.iter().find_map(|reply| read(&reply.body));
+    found.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// All links of a family.
+pub(super) fn list(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
+    let mut batch = Batch::default();
+    batch.message(GETLINK, DUMP, &about(0, 0), |_| {});
+    let replies = socket.ask(&batch)?;
+    let found = replies.iter().filter_map(|reply| read(&reply.body));
+    Ok(found
+        .filter(|found| found.name.starts_with(family.prefix()))
+        .collect())
+}
+
+fn read(body: &[u8]) -> Option<Found> {
+    let mut found = Found {
+        index: u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?),
+        name: String::new(),
+        used: false,
+        works: false,
+    };
+    for (kind, value) in attributes(body.get(16..)?) {
+        match kind {
+            IFLA_IFNAME => {
+                let text = value.strip_suffix(b"\0").unwrap_or(value);
+                found.name = String::from_utf8_lossy(text).into_owned();
+            }
+            IFLA_OPERSTATE => found.works = value == [OPERATES],
+            IFLA_STATS64 => found.used = value.get(..8)? != [0; 8],
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// Gives an end its address and tells it the other's; a route to that comes with it.
+fn addressed(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
+    let mut fixed = vec![rustix::net::AddressFamily::INET.as_raw() as u8, 32, 0, 0];
+    fixed.extend(index.to_ne_bytes());
+    batch.message(NEWADDR, ACK | CREATE, &fixed, |batch| {
+        batch.attribute(IFA_LOCAL, &own.octets());
+        batch.attribute(IFA_ADDRESS, &other.octets());
+    });
+}
+
+/// Whether the kernel knows IPv6, and has to be told not to use it on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ipv6 {
+    Known,
+    Unknown,
+}
+
+/// Sets an end up, without IPv6: it gets no address of its own making, and nobody inside may give it
+/// one. A setting below `/proc/sys` would say it more plainly, but with a thousand namespaces just
+/// finding the file there takes longer than all the rest.
+fn up(batch: &mut Batch, index: u32, ipv6: Ipv6) {
+    const NO_ADDRESS: u8 = 1;
+    let inet6 = rustix::net::AddressFamily::INET6.as_raw();
+    batch.message(SETLINK, ACK, &about(index, UP), |batch| {
+        if ipv6 == Ipv6::Known {
+            batch.nested(IFLA_AF_SPEC, &[], |batch| {
+                batch.nested(inet6, &[], |batch| {
+                    batch.attribute(ADDR_GEN_MODE, &[NO_ADDRESS]);
+                });
+            });
+        }
+    });
+}
+
+/// Our end: the gateway.
+pub(super) fn outside(
+    socket: &mut Socket,
+    index: u32,
+    gateway: Ipv4Addr,
+    sandbox: Ipv4Addr,
+    ipv6: Ipv6,
+) -> io::Result<()> {
+    let mut batch = Batch::default();
+    up(&mut batch, index, ipv6);
+    addressed(&mut batch, index, gateway, sandbox);
+    socket.ask(&batch).map(drop)
+}
+
+/// The end inside, and the way out.
+pub(super) fn inside(
+    socket: &mut Socket,
+    gateway: Ipv4Addr,
+    sandbox: Ipv4Addr,
+    ipv6: Ipv6,
+) -> io::Result<()> {
+    const MAIN: u8 = 254;
+    const STATIC: u8 = 4;
+    const UNICAST: u8 = 1;
+    let index = find(socket, INSIDE)?.index;
+    let mut batch = Batch::default();
+    up(&mut batch, index, ipv6);
+    addressed(&mut batch, index, sandbox, gateway);
+    let family = rustix::net::AddressFamily::INET.as_raw() as u8;
+    let fixed = [family, 0, 0, 0, MAIN, STATIC, 0, UNICAST, 0, 0, 0, 0];
+    batch.message(NEWROUTE, ACK | CREATE, &fixed, |batch| {
+        batch.attribute(RTA_GATEWAY, &gateway.octets());
+        batch.attribute(RTA_OIF, &index.to_ne_bytes());
+    });
+    socket.ask(&batch).map(drop)
+}
+
+/// Waits until our end works. When the other end comes up, the kernel notes it some time later, and
+/// drops what is sent until then: a first answer would be lost. Kernels since 6.8 do it when asked.
+pub(super) fn settle(socket: &mut Socket, name: &str) -> io::Result<()> {
+    let (mut pause, begin) = (Duration::from_micros(50), Instant::now());
+    while !find(socket, name)?.works {
+        if begin.elapsed() > Duration::from_secs(5) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// What [`switch`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Switch {
+    On,
+    Off,
+}
+
+/// Lets links pass something again, or nothing.
+pub(super) fn switch(socket: &mut Socket, links: &[Found], to: Switch) -> io::Result<()> {
+    let flags = if to == Switch::On { UP } else { 0 };
+    for link in links {
+        let mut batch = Batch::default();
+        batch.message(SETLINK, ACK, &changing(link.index, flags, UP), |_| {});
+        match socket.ask(&batch) {
+            Err(error) if !is_gone(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Deletes links that are still there, all at once: one by one each would take some 25 ms.
+pub(super) fn delete(socket: &mut Socket, family: &Family, links: &[Found]) -> io::Result<()> {
+    let mut moved = 0;
+    for link in links {
+        let mut batch = Batch::default();
+        batch.message(SETLINK, ACK, &about(link.index, 0), |batch| {
+            batch.attribute(IFLA_GROUP, &family.leaving().to_ne_bytes());
+        });
+        match socket.ask(&batch) {
+            Ok(_) => moved += 1,
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if moved == 0 {
+        return Ok(());
+    }
+    let mut batch = Batch::default();
+    batch.message(DELLINK, ACK, &about(0, 0), |batch| {
+        batch.attribute(IFLA_GROUP, &family.leaving().to_ne_bytes());
+    });
+    match socket.ask(&batch) {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A link that went with its sandbox's namespace.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    [Errno::NODEV, Errno::NXIO, Errno::NOENT]
+        .contains(&Errno::from_io_error(error).unwrap_or(Errno::IO))
+        || error.kind() == io::ErrorKind::NotFound
+}
