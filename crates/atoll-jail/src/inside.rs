@@ -122,7 +122,10 @@ impl Init {
             ToInit::Signal { request, signal } => {
                 for (pid, child) in &self.children {
                     if matches!(child, Child::Exec { request: r } if *r == request) {
-                        let _ = sys::kill(-pid, signal);
+                        // One that was stopped as it began has no group of its own yet.
+                        if sys::kill(-pid, signal).is_err() {
+                            let _ = sys::kill(*pid, signal);
+                        }
                     }
                 }
             }

@@ -134,7 +134,7 @@ pub struct Finished {
 }
 
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
-    let exec = to_wire(&spec, &sandbox.environment)?;
+    let exec = to_wire(&spec, &sandbox.environment())?;
     let id = ExecId::random();
     sandbox.execs.check_room()?;
     let stem = sandbox.execs.directory().join(id.as_str());

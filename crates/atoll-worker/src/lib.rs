@@ -3,6 +3,7 @@
 //! [`LocalRuntime`] is what the rest of Atoll sees. It carries out and decides nothing about who may
 //! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
 
+mod busy;
 mod error;
 mod exec;
 mod files;
@@ -12,6 +13,7 @@ pub mod instance;
 mod keeper;
 pub mod network;
 mod nursery;
+mod pool;
 mod runtime;
 mod sandbox;
 mod screen;

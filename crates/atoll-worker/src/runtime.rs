@@ -16,6 +16,7 @@ use atoll_model::{
 };
 use std::os::fd::AsFd;
 
+use crate::busy::Busy;
 use crate::error::{host_file, internal};
 use crate::exec::table::Table;
 use crate::exec::{self, Control, Exec};
@@ -24,6 +25,7 @@ use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::keeper::{Inventory, Keeper};
 use crate::nursery::Nursery;
+use crate::pool::Pool;
 use crate::sandbox::{Record, Sandbox, blocking, lock};
 use crate::template;
 
@@ -43,14 +45,26 @@ pub struct Config {
     /// Sandboxes outlive this process: the next one that opens the same data directory goes on with them.
     /// Otherwise they are part of a small instance that ends with it.
     pub lasting: bool,
-    /// How many sandboxes are prepared in advance, but for what they are made from.
+    /// How many sandboxes of `base` are made in advance.
+    pub warm: usize,
+    /// How many more are prepared, but for what they are made from.
     pub embryos: usize,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
 
 impl Config {
-    /// The usual: this very program, below a data directory.
+    /// What a server has: sandboxes outlive it, and some are ready before they are asked for.
+    pub fn serving(data: impl Into<PathBuf>) -> Self {
+        Self {
+            lasting: true,
+            warm: 16,
+            embryos: 96,
+            ..Self::new(data)
+        }
+    }
+
+    /// The usual for a single run: this very program, below a data directory.
     pub fn new(data: impl Into<PathBuf>) -> Self {
         let data = data.into();
         Self {
@@ -58,6 +72,7 @@ impl Config {
             data,
             binary: "/proc/self/exe".into(),
             lasting: false,
+            warm: 0,
             embryos: 0,
             amend: None,
         }
@@ -79,10 +94,11 @@ pub(crate) struct Shared {
     pub(crate) templates: template::Store,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) nursery: Nursery,
+    pub(crate) pool: Pool,
     pub(crate) amend: Option<Amend>,
     freezer: Freezer,
-    /// Held shared by every create under way, whose caller may have gone.
-    busy: Arc<tokio::sync::RwLock<()>>,
+    /// Creates under way, whose callers may have gone.
+    pub(crate) busy: Busy,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
 }
 
@@ -91,13 +107,6 @@ impl fmt::Debug for Shared {
         f.debug_struct("Shared")
             .field("instance", &self.instance)
             .finish_non_exhaustive()
-    }
-}
-
-impl Shared {
-    /// Waits until no create is under way.
-    pub(crate) async fn quiet(&self) {
-        drop(self.busy.write().await);
     }
 }
 
@@ -164,7 +173,7 @@ impl LocalRuntime {
     /// `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let binary = config.binary.clone();
-        let nursery = Nursery::new(config.embryos);
+        let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
         } else {
@@ -177,9 +186,10 @@ impl LocalRuntime {
             templates,
             keeper: Arc::new(keeper),
             nursery,
+            pool,
             amend,
             freezer: Freezer::start()?,
-            busy: Arc::default(),
+            busy: Busy::default(),
             sandboxes: Mutex::default(),
         });
         let runtime = Self { shared };
@@ -187,6 +197,7 @@ impl LocalRuntime {
             runtime.take_over(inventory).await?;
         }
         tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
+        tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
         Ok(runtime)
     }
 
@@ -256,10 +267,12 @@ impl LocalRuntime {
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
         let work = tokio::spawn(async move {
-            let _busy = Arc::clone(&runtime.shared.busy).read_owned().await;
-            // Dropped before the guard: who waits for that may count on being the last.
-            let runtime = runtime;
-            let sandbox = Sandbox::create(&runtime.shared, spec).await?;
+            let _busy = runtime.shared.busy.begin();
+            let shared = &runtime.shared;
+            let sandbox = match shared.pool.take(&spec) {
+                Some(warm) => warm.claim(spec)?,
+                None => Sandbox::create(shared, spec, false).await?,
+            };
             Ok(runtime.add(&sandbox))
         });
         work.await
@@ -295,6 +308,11 @@ impl LocalRuntime {
                 let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
             }
         });
+    }
+
+    /// How many sandboxes are ready before they are asked for: complete ones, and prepared ones.
+    pub fn ready(&self) -> (usize, usize) {
+        (self.shared.pool.len(), self.shared.nursery.len())
     }
 
     /// All sandboxes, newest first.
@@ -406,7 +424,7 @@ impl LocalRuntime {
 
     /// Makes a stopped sandbox run again, with its files.
     pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
-        let _busy = Arc::clone(&self.shared.busy).read_owned().await;
+        let _busy = self.shared.busy.begin();
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Start)?;
             let Place::Stopped(record, _) = place else {
@@ -734,7 +752,8 @@ impl LocalRuntime {
     /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
     /// everything of its instance away.
     pub async fn close(self) -> Result<(), Error> {
-        self.shared.quiet().await;
+        self.shared.busy.quiet().await;
+        Pool::close(&self.shared).await;
         Nursery::close(&self.shared).await;
         let lasting = self.shared.instance.lasting.is_some();
         if !lasting {

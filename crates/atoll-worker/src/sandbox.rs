@@ -8,10 +8,11 @@ mod slot;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_model::{Error, SandboxInfo, SandboxState};
+use atoll_model::{Error, SandboxInfo, SandboxSpec, SandboxState, Timings};
 use tokio::sync::watch;
 
 use crate::error::{internal, jail};
@@ -38,7 +39,7 @@ pub(crate) struct Sandbox {
     /// Its commands.
     pub(crate) execs: Arc<Table>,
     /// Variables of every command: the template's, then the sandbox's own.
-    pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
+    environment: Mutex<Arc<Variables>>,
     pub(crate) ids: IdRange,
     record: Mutex<Record>,
     /// What the keeper calls it.
@@ -54,8 +55,11 @@ pub(crate) struct Sandbox {
     over: Mutex<Over>,
     directory: PathBuf,
     /// Keeps the template's layer from being removed.
-    _template: Template,
+    template: Template,
 }
+
+/// Names and values.
+pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 #[derive(Debug, Default)]
 struct Over {
@@ -76,6 +80,34 @@ impl Sandbox {
             state,
             ..lock(&self.record).info.clone()
         }
+    }
+
+    /// It was made from this template, as that is now.
+    pub(crate) fn is_made_from(&self, template: &str) -> bool {
+        lock(&self.record).spec.template == template && !self.template.is_replaced()
+    }
+
+    /// Becomes somebody's: until now it was only warm.
+    pub(crate) fn claim(self: Arc<Self>, spec: SandboxSpec) -> Result<Arc<Self>, Error> {
+        let begin = Instant::now();
+        *lock(&self.environment) = variables(&self.template, &spec)?;
+        {
+            let mut record = lock(&self.record);
+            record.pooled = false;
+            record.spec = spec;
+            record.info.created_at = crate::exec::now();
+            record.info.timings = Timings {
+                slot: begin.elapsed(),
+                ..Timings::default()
+            };
+            record.write(&self.directory)?;
+        }
+        Ok(self)
+    }
+
+    /// Variables of every command.
+    pub(crate) fn environment(&self) -> Arc<Variables> {
+        Arc::clone(&lock(&self.environment))
     }
 
     /// Writes down what it is now.
@@ -235,6 +267,16 @@ struct Leaves {
     lingering: Vec<Arc<Leaf>>,
     /// Empty ones.
     spare: Vec<Leaf>,
+}
+
+/// A sandbox's variables, checked.
+fn variables(template: &Template, spec: &SandboxSpec) -> Result<Arc<Variables>, Error> {
+    for (name, value) in &spec.environment {
+        crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
+    }
+    let all = template.meta.env.iter().chain(&spec.environment);
+    let bytes = all.map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()));
+    Ok(Arc::new(bytes.collect()))
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

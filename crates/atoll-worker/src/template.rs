@@ -69,6 +69,16 @@ pub struct Template {
     pub lease: File,
 }
 
+impl Template {
+    /// Another template has its name by now, or none.
+    pub fn is_replaced(&self) -> bool {
+        let identity = |found: rustix::io::Result<rustix::fs::Stat>| {
+            found.ok().map(|found| (found.st_dev, found.st_ino))
+        };
+        identity(rustix::fs::fstat(&self.root)) != identity(rustix::fs::stat(&self.layer))
+    }
+}
+
 /// The templates of one instance.
 #[derive(Debug)]
 pub struct Store {

@@ -70,7 +70,7 @@ impl LocalRuntime {
                 continue;
             };
             let live = self.entry(&id).map(|entry| entry.place());
-            if !matches!(live, Ok(Place::Live(_))) {
+            if !matches!(live, Ok(Place::Live(_))) && !self.shared.pool.has(&id) {
                 self.kill(&name);
             }
         }
@@ -93,8 +93,17 @@ impl LocalRuntime {
             && alive
             && let Some(found) = found
         {
+            let pooled = record.pooled;
             let sandbox = Sandbox::adopt(&self.shared, path.to_owned(), record, found)?;
-            self.add(&sandbox);
+            if pooled {
+                self.shared.pool.add(sandbox);
+            } else {
+                self.add(&sandbox);
+            }
+            return Ok(());
+        }
+        if record.pooled {
+            self.end_unknown(&id, path, None);
             return Ok(());
         }
         if ran {

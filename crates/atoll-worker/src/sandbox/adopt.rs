@@ -9,7 +9,7 @@ use atoll_jail::wire::Channel;
 use atoll_model::{Error, SandboxState};
 use tokio::sync::{oneshot, watch};
 
-use super::{Record, Sandbox};
+use super::{Record, Sandbox, variables};
 use crate::error::internal;
 use crate::exec::{self, table::Table};
 use crate::init::Init;
@@ -56,11 +56,9 @@ impl Sandbox {
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
         let channel = Channel::new(found.control);
         let (init, mut ends) = Init::adopt(channel, &running, used + MARGIN)?;
-        let environment = template.meta.env.iter().chain(&record.spec.environment);
+        let environment = variables(&template, &record.spec)?;
         let sandbox = Arc::new(Self {
-            environment: environment
-                .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()))
-                .collect(),
+            environment: Mutex::new(environment),
             state: watch::Sender::new(record.info.state),
             init,
             group,
@@ -76,7 +74,7 @@ impl Sandbox {
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
             directory,
-            _template: template,
+            template,
         });
         for record in records {
             let mut held = |request| found.execs.remove(&request).unwrap_or_default();

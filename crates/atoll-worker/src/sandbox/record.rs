@@ -22,6 +22,9 @@ pub(crate) struct Record {
     id_count: u32,
     /// Which start of the host it runs in.
     pub(crate) boot: String,
+    /// It waits for somebody to ask for it.
+    #[serde(default)]
+    pub(crate) pooled: bool,
 }
 
 impl Record {
@@ -33,6 +36,7 @@ impl Record {
             id_base: ids.base,
             id_count: ids.count,
             boot: boot(),
+            pooled: false,
         }
     }
 

@@ -25,7 +25,7 @@ use atoll_model::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{Record, Sandbox, blocking};
+use super::{Record, Sandbox, Variables, blocking, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
@@ -44,8 +44,24 @@ pub(crate) struct Wish {
     template: Template,
     plan: Plan,
     mounts: Vec<OwnedFd>,
-    /// Its files are there already; when it was made.
-    old: Option<i64>,
+    kind: Kind,
+}
+
+/// What a sandbox is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Somebody asked for it.
+    New,
+    /// Somebody will.
+    Warm,
+    /// Its files are there already, since then.
+    Old(i64),
+}
+
+impl Kind {
+    fn of(pooled: bool) -> Self {
+        if pooled { Self::Warm } else { Self::New }
+    }
 }
 
 /// A PID 1 in its namespaces and limits that waits to be told what to become.
@@ -68,10 +84,12 @@ pub(crate) struct Embryo {
 }
 
 impl Sandbox {
-    /// Makes a sandbox. Nothing is left of it if it fails.
+    /// Makes a sandbox, perhaps one that waits for somebody to ask for it. Nothing is left of it if it
+    /// fails.
     pub(crate) async fn create(
         shared: &Arc<Shared>,
         spec: SandboxSpec,
+        pooled: bool,
     ) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
         let template = {
@@ -81,7 +99,7 @@ impl Sandbox {
         let (spec, template) = template;
         if let Some(embryo) = shared.nursery.take() {
             let (id, ids) = (embryo.id.clone(), embryo.ids);
-            let wish = Wish::new(shared, id, ids, spec, template, None);
+            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled));
             return match wish {
                 Ok(wish) => embryo.become_sandbox(shared, wish, begin).await,
                 Err(error) => {
@@ -90,7 +108,8 @@ impl Sandbox {
                 }
             };
         }
-        Self::make(shared, SandboxId::random(), spec, template, None, begin).await
+        let kind = Kind::of(pooled);
+        Self::make(shared, SandboxId::random(), spec, template, kind, begin).await
     }
 
     /// Starts a sandbox again whose files are there.
@@ -101,15 +120,8 @@ impl Sandbox {
             let shared = Arc::clone(shared);
             blocking(move || check(&shared, &spec).map(|template| (spec, template))).await?
         };
-        Self::make(
-            shared,
-            info.id,
-            spec,
-            template,
-            Some(info.created_at),
-            begin,
-        )
-        .await
+        let kind = Kind::Old(info.created_at);
+        Self::make(shared, info.id, spec, template, kind, begin).await
     }
 
     async fn make(
@@ -117,13 +129,13 @@ impl Sandbox {
         id: SandboxId,
         spec: SandboxSpec,
         template: Template,
-        old: Option<i64>,
+        kind: Kind,
         begin: Instant,
     ) -> Result<Arc<Self>, Error> {
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
         let made = async {
-            let wish = Wish::new(shared, id, ids, spec, template, old)?;
+            let wish = Wish::new(shared, id, ids, spec, template, kind)?;
             let embryo = Embryo::make(shared, &wish, begin).await?;
             Ok((embryo, wish))
         };
@@ -140,9 +152,6 @@ impl Sandbox {
 /// Refuses what cannot be made; the template, leased.
 fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
     spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
-    for (name, value) in &spec.environment {
-        crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
-    }
     let template = shared.templates.get(&spec.template);
     let template = template.map_err(|error| no_template(&error))?;
     check_mounts(spec)?;
@@ -156,7 +165,7 @@ impl Wish {
         ids: IdRange,
         spec: SandboxSpec,
         template: Template,
-        old: Option<i64>,
+        kind: Kind,
     ) -> Result<Self, Error> {
         let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
             .map_err(|error| jail(&error))?;
@@ -171,7 +180,7 @@ impl Wish {
             template,
             plan,
             mounts,
-            old,
+            kind,
         })
     }
 
@@ -181,7 +190,7 @@ impl Wish {
         let template = check(shared, &spec)?;
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
-        let wish = Self::new(shared, SandboxId::random(), ids, spec, template, None);
+        let wish = Self::new(shared, SandboxId::random(), ids, spec, template, Kind::New);
         if wish.is_err() {
             shared.instance.ranges.release(ids);
         }
@@ -216,7 +225,8 @@ impl Embryo {
         boot: Option<ToInit>,
         begin: Instant,
     ) -> Result<Self, Error> {
-        let (id, ids, old) = (wish.id.clone(), wish.ids, wish.old.is_some());
+        let old = matches!(wish.kind, Kind::Old(_));
+        let (id, ids) = (wish.id.clone(), wish.ids);
         let limits = wish.plan.limits.clone();
         let place = {
             let shared = Arc::clone(shared);
@@ -290,8 +300,8 @@ impl Embryo {
         }
         let outcome = self.grow(shared, &wish).await;
         match outcome {
-            Ok(record) => {
-                let sandbox = Arc::new(self.into_sandbox(shared, wish, record));
+            Ok((record, environment)) => {
+                let sandbox = Arc::new(self.into_sandbox(shared, wish, record, environment));
                 Arc::clone(&sandbox).refill().await;
                 Ok(sandbox)
             }
@@ -303,7 +313,12 @@ impl Embryo {
     }
 
     /// From an embryo to a sandbox that is written down.
-    async fn grow(&mut self, shared: &Arc<Shared>, wish: &Wish) -> Result<Record, Error> {
+    async fn grow(
+        &mut self,
+        shared: &Arc<Shared>,
+        wish: &Wish,
+    ) -> Result<(Record, Arc<Variables>), Error> {
+        let environment = variables(&wish.template, &wish.spec)?;
         let begin = Instant::now();
         if !self.told {
             self.init.send(&ToInit::Boot(wish.plan.boot()), &[]).await?;
@@ -333,12 +348,16 @@ impl Embryo {
             state: SandboxState::Creating.next(atoll_model::Transition::Ready)?,
             reason: None,
             limits: wish.spec.limits,
-            created_at: wish.old.unwrap_or_else(crate::exec::now),
+            created_at: match wish.kind {
+                Kind::Old(since) => since,
+                _ => crate::exec::now(),
+            },
             timings: self.timings,
         };
-        let record = Record::new(info, wish.spec.clone(), self.ids);
+        let mut record = Record::new(info, wish.spec.clone(), self.ids);
+        record.pooled = wish.kind == Kind::Warm;
         record.write(&self.directory)?;
-        Ok(record)
+        Ok((record, environment))
     }
 
     /// Sets the limits that are asked for, where they are not those it was made with.
@@ -395,13 +414,16 @@ impl Embryo {
         })
     }
 
-    fn into_sandbox(self, shared: &Shared, wish: Wish, record: Record) -> Sandbox {
+    fn into_sandbox(
+        self,
+        shared: &Shared,
+        wish: Wish,
+        record: Record,
+        environment: Arc<Variables>,
+    ) -> Sandbox {
         let execs = Table::new(self.directory.join("execs"), !self.old);
-        let environment = wish.template.meta.env.iter().chain(&wish.spec.environment);
         Sandbox {
-            environment: environment
-                .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()))
-                .collect(),
+            environment: Mutex::new(environment),
             state: watch::Sender::new(record.info.state),
             init: self.init,
             group: self.group,
@@ -417,7 +439,7 @@ impl Embryo {
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
             directory: self.directory,
-            _template: wish.template,
+            template: wish.template,
         }
     }
 
