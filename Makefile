@@ -9,7 +9,7 @@ CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
-.PHONY: run test check bench build target-directory setup setup-test setup-bench
+.PHONY: run test test-v2 check bench build target-directory setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -31,6 +31,11 @@ test: setup-test
 	@$(CARGO) build --locked -p atoll
 	@$(CARGO) nextest run --locked --workspace
 	@$(CARGO) test --locked --workspace --doc -q
+	@deploy/guest/run
+
+## A short form of the suite on Debian's kernel with cgroup v2 alone, in an emulated machine.
+test-v2: setup-test
+	@deploy/guest/run
 
 ## Format, lints and documents.
 check: setup-test

@@ -5,6 +5,9 @@
 //! its limits; PID 1 lives here) and in cgroup2 only / `x1/`, `x2/` … (each exec). Execs inherit the v1
 //! groups from PID 1 and are cloned straight into their cgroup2 directory, because moving a process
 //! waits for an RCU grace period. Killing is always done by cgroup2, which does it at once.
+//!
+//! With the controllers in cgroup2 only the root and `atoll-TAG/` give them to their children: a directory
+//! that does may hold no process, and `ID/` holds PID 1. All below `ID/` counts for its limits.
 
 use std::fs;
 use std::io;
@@ -427,18 +430,22 @@ pub enum End {
     Spare(Leaf),
 }
 
-/// Lets the children of a cgroup2 directory use the controllers that v1 does not hold.
+/// Lets the children of a cgroup2 directory use the controllers that v1 does not hold. Those they have
+/// already are left alone: the root directory is not ours.
 fn delegate(facts: &Facts, directory: &Path) -> Result<(), Error> {
+    let control = directory.join("cgroup.subtree_control");
+    let given = fs::read_to_string(&control).unwrap_or_default();
     let wanted: Vec<String> = CONTROLLERS
         .iter()
         .filter(|c| !facts.cgroups.v1.contains_key(**c))
         .filter(|c| facts.cgroups.v2_controllers.iter().any(|known| known == *c))
+        .filter(|c| !given.split_whitespace().any(|known| known == **c))
         .map(|c| format!("+{c}"))
         .collect();
     if wanted.is_empty() {
         return Ok(());
     }
-    write(&directory.join("cgroup.subtree_control"), &wanted.join(" "))
+    write(&control, &wanted.join(" "))
 }
 
 fn make(path: &Path) -> Result<(), Error> {

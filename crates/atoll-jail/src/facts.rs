@@ -8,12 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Paths of `/proc` that are hidden from a sandbox where the host has them.
-pub const HIDDEN: [&str; 15] = [
+pub const HIDDEN: [&str; 17] = [
     "acpi",
     "asound",
     "bus",
     "config.gz",
     "driver",
+    "dynamic_debug",
     "fs",
     "irq",
     "kallsyms",
@@ -21,12 +22,17 @@ pub const HIDDEN: [&str; 15] = [
     "key-users",
     "keys",
     "latency_stats",
+    "modules",
     "sched_debug",
     "scsi",
     "timer_list",
 ];
 /// Paths of `/proc` that a sandbox may read and not write.
 pub const READ_ONLY: [&str; 3] = ["pressure", "sys", "sysrq-trigger"];
+
+/// The first kernel whose overlays take layers that are attached nowhere. A distribution may have
+/// brought that to an older one: there the other way works as well.
+const DETACHED_LAYERS: (u32, u32) = (6, 15);
 
 /// What this host can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +53,8 @@ pub struct Facts {
     pub user_namespaces: bool,
     /// File systems the kernel knows.
     pub filesystems: Vec<String>,
+    /// An overlay takes layers that are attached nowhere.
+    pub detached_layers: bool,
     /// System call filters are supported.
     pub seccomp: bool,
     /// The control group hierarchies.
@@ -87,8 +95,9 @@ impl Facts {
         // In the initial user namespace, and only there, all ids are mapped to themselves.
         let initial = fs::read_to_string("/proc/self/uid_map")
             .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+        let kernel = version(&release);
         Self {
-            kernel: version(&release),
+            kernel,
             release,
             root: initial && rustix::process::geteuid().is_root(),
             capabilities,
@@ -110,6 +119,7 @@ impl Facts {
                 .filter_map(|line| line.split_whitespace().last())
                 .map(String::from)
                 .collect(),
+            detached_layers: kernel >= DETACHED_LAYERS,
             seccomp: field(&status, "Seccomp:").is_some(),
             cgroups: Cgroups::read(),
             proc_paths: HIDDEN
@@ -169,12 +179,18 @@ impl Cgroups {
     }
 }
 
-/// The root of cgroup2 has no limits of its own: its children show whether they can have one.
+/// The root of cgroup2 has no limits of its own: its children show whether they can have one. Where no
+/// child has memory limits yet, a kernel that can swap will give both.
 fn has_swap_limits(v2: &Path) -> bool {
-    let children = fs::read_dir(v2).into_iter().flatten().flatten();
-    children
-        .map(|child| child.path())
-        .any(|child| child.join("memory.swap.max").exists())
+    let children = || {
+        let entries = fs::read_dir(v2).into_iter().flatten().flatten();
+        entries.map(|child| child.path())
+    };
+    if children().any(|child| child.join("memory.max").exists()) {
+        children().any(|child| child.join("memory.swap.max").exists())
+    } else {
+        Path::new("/proc/swaps").exists()
+    }
 }
 
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {

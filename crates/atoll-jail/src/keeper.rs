@@ -446,9 +446,10 @@ fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
     move |error| fault(step, error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Leaves the host's mounts behind for a root with just what sandboxes share.
-fn build_root() -> Result<(), Error> {
-    // SAFETY: this process has one thread and shares no file system state with another.
+/// Leaves the host's mounts behind for a root with just what sandboxes share. Of a process with threads
+/// it concerns the calling one.
+pub(crate) fn build_root() -> Result<(), Error> {
+    // SAFETY: a new mount namespace comes with file system state of its own; descriptors are not concerned.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
         .step(|| "unshare mounts".into())?;
     rustix::mount::mount_change(

@@ -59,10 +59,21 @@ pub struct Plan {
     pub limits: Limits,
     /// The root cannot raise privileges by setuid programs.
     pub nosuid: bool,
+    /// How the root's layers are given to the kernel.
+    pub layers: Layers,
     /// The system call policy; `None` for none.
     pub policy: Option<Policy>,
     /// What PID 1 does. Its filters are filled in from the policy by [`Plan::boot`].
     pub inside: Boot,
+}
+
+/// How layers are given to an overlay. What is mounted is the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layers {
+    /// As mounts that are attached nowhere: nothing is to be taken back.
+    Detached,
+    /// Attached for a moment in a mount namespace that nobody else sees.
+    Attached,
 }
 
 /// Files to write in the sandbox's control groups: name and value.
@@ -133,6 +144,11 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
         namespaces: namespaces as u64,
         limits: limits(spec, facts)?,
         nosuid: !spec.sudo,
+        layers: if facts.detached_layers {
+            Layers::Detached
+        } else {
+            Layers::Attached
+        },
         policy: Some(policy),
         inside: Boot {
             hostname: spec.id.clone(),

@@ -2,6 +2,8 @@
 //! stored with ids from 0 and mounted with the sandbox's ids. Mounts stay detached: they are in
 //! nobody's mount table until PID 1 puts them into its own. Also the other mounts that are made outside.
 
+mod stage;
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -11,7 +13,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, open_tree,
 };
 
-use crate::plan::IdRange;
+use crate::plan::{IdRange, Layers};
 use crate::{Error, Step, sys};
 
 /// What a root is made of.
@@ -27,6 +29,8 @@ pub struct Root<'a> {
     pub ids: IdRange,
     /// setuid programs gain nothing.
     pub nosuid: bool,
+    /// How this kernel takes layers.
+    pub taken: Layers,
 }
 
 /// Mounts a root; the descriptor is the mount.
@@ -35,19 +39,43 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
         if let Some(ids) = root.user_namespace {
             sys::mount_setattr(tree.as_fd(), 0, Some(ids))
-                .step(|| format!("map the ids of {what}"))?;
+                .map_err(|error| unmapped(error, what))?;
         }
         Ok(tree)
     };
-    let layers: Vec<OwnedFd> = root
-        .layers
-        .iter()
-        .map(|layer| mapped(*layer, "a template layer"))
-        .collect::<Result<_, _>>()?;
-    let own = mapped(root.directory, "the sandbox's directory")?;
+    // The sandbox's own first, then the topmost layer and those below it.
+    let mut mounts = vec![mapped(root.directory, "the sandbox's directory")?];
+    for layer in root.layers {
+        mounts.push(mapped(*layer, "a template layer")?);
+    }
+    let ids = root.user_namespace.map(|_| root.ids);
+    let nosuid = root.nosuid;
+    match root.taken {
+        Layers::Detached => overlay(&mounts, ids, nosuid),
+        Layers::Attached => stage::attached(mounts, move |mounts| overlay(mounts, ids, nosuid)),
+    }
+}
+
+/// What the kernel says of a file system whose mounts cannot have ids of their own is only `EINVAL`.
+fn unmapped(error: std::io::Error, what: &str) -> Error {
+    if error.raw_os_error() != Some(libc::EINVAL) {
+        return Error::step(format!("map the ids of {what}"), error);
+    }
+    Error::Unsupported {
+        feature: "mapped ids",
+        why: format!("the file system of {what} cannot be mounted with the ids of a sandbox"),
+        remedy: "keep the data directory on ext4, xfs or btrfs (tmpfs can since Linux 6.3), or set ATOLL_DATA_DIR",
+    }
+}
+
+/// Makes the overlay of mounts whose ids are as they should be: a sandbox's directory and the layers below it.
+fn overlay(mounts: &[OwnedFd], ids: Option<IdRange>, nosuid: bool) -> Result<OwnedFd, Error> {
+    let Some((own, layers)) = mounts.split_first() else {
+        return Err(Error::step("make an overlay", rustix::io::Errno::INVAL));
+    };
     let part = |name: &str| {
         rustix::fs::openat(
-            &own,
+            own,
             name,
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
@@ -73,10 +101,10 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
     set("redirect_dir", "on")?;
     // No sync of the whole upper file system when the sandbox ends; `stop` syncs what it keeps.
     fsconfig_set_flag(overlay.as_fd(), "volatile").step(|| "set overlay volatile".into())?;
-    create_as(&overlay, root)?;
+    create_as(&overlay, ids)?;
 
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
-    if root.nosuid {
+    if nosuid {
         attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
     }
     let mount = fsmount(overlay.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
@@ -94,15 +122,15 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
 
 /// Creates the overlay as the sandbox's root: the kernel makes its work directory with the file
 /// system ids of the mounter, and ours are not in the sandbox's range.
-fn create_as(overlay: &OwnedFd, root: &Root<'_>) -> Result<(), Error> {
+fn create_as(overlay: &OwnedFd, ids: Option<IdRange>) -> Result<(), Error> {
     const NO_SETUID_FIXUP: u64 = 1 << 2;
-    if root.user_namespace.is_none() {
+    let Some(ids) = ids else {
         return fsconfig_create(overlay.as_fd()).step(|| "create overlay".into());
-    }
+    };
     let bits = sys::prctl(libc::PR_GET_SECUREBITS, 0).step(|| "read securebits".into())? as u64;
     sys::prctl(libc::PR_SET_SECUREBITS, bits | NO_SETUID_FIXUP)
         .step(|| "keep capabilities".into())?;
-    sys::set_file_ids(root.ids.base, root.ids.base);
+    sys::set_file_ids(ids.base, ids.base);
     let created = fsconfig_create(overlay.as_fd());
     sys::set_file_ids(0, 0);
     sys::prctl(libc::PR_SET_SECUREBITS, bits).step(|| "restore securebits".into())?;

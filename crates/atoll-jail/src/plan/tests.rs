@@ -21,6 +21,7 @@ fn facts() -> Facts {
         filesystems: ["proc", "tmpfs", "devpts", "mqueue", "overlay", "ext4"]
             .map(String::from)
             .to_vec(),
+        detached_layers: true,
         seccomp: true,
         cgroups: Cgroups {
             v1: BTreeMap::from(v1),
@@ -87,6 +88,7 @@ fn describe(plan: &Plan) -> String {
         namespaces,
         limits,
         nosuid,
+        layers,
         policy,
         inside,
     } = plan;
@@ -101,6 +103,7 @@ fn describe(plan: &Plan) -> String {
         line("limit v2", format!("{file} = {value}"));
     }
     line("nosuid", nosuid.to_string());
+    line("layers", format!("{layers:?}"));
     let size = policy.as_ref().map(|policy| policy.lines().len());
     line(
         "policy",
@@ -305,10 +308,16 @@ fn a_smaller_host_changes_the_plan() {
         proc_paths: vec!["sys/".into()],
         ..facts()
     };
+    let debian_12 = Facts {
+        kernel: (6, 1),
+        detached_layers: false,
+        ..v2()
+    };
     let told: Vec<String> = [
         ("one processor", one),
         ("few open files", few_files),
         ("a bare /proc", bare_proc),
+        ("Debian 12", debian_12),
     ]
     .iter()
     .map(|(name, host)| format!("{name}\n{}", changes(&spec(), host, &spec(), &facts())))

@@ -401,7 +401,7 @@ impl Embryo {
         };
         let (layer, directory) = (copy(&wish.template.root)?, copy(&self.opened)?);
         let user_namespace = self.parent.user_namespace.take();
-        let (ids, nosuid) = (self.ids, wish.plan.nosuid);
+        let (ids, nosuid, taken) = (self.ids, wish.plan.nosuid, wish.plan.layers);
         Ok(move || {
             rootfs::mount(&rootfs::Root {
                 layers: &[layer.as_fd()],
@@ -409,6 +409,7 @@ impl Embryo {
                 user_namespace: user_namespace.as_ref().map(AsFd::as_fd),
                 ids,
                 nosuid,
+                taken,
             })
             .map_err(|error| jail(&error))
         })

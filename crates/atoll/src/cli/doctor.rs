@@ -201,13 +201,18 @@ fn features(facts: &Facts) -> Vec<Check> {
             .v2_controllers
             .iter()
             .any(|known| known == controller);
+        let swap = match (controller, cgroups.swap) {
+            ("memory", true) => ", swap included",
+            ("memory", false) => "; what is swapped out is not counted",
+            _ => "",
+        };
         let found = match (v1, v2) {
-            (true, _) => "by cgroup v1",
-            (_, true) => "by cgroup v2",
-            _ => "no hierarchy has the controller",
+            (true, _) => format!("by cgroup v1{swap}"),
+            (_, true) => format!("by cgroup v2{swap}"),
+            _ => "no hierarchy has the controller".into(),
         };
         let remedy = format!("boot with cgroup_enable={controller}");
-        checks.push(check(feature, v1 || v2, found.into(), &remedy));
+        checks.push(check(feature, v1 || v2, found, &remedy));
     }
     checks
 }

@@ -67,6 +67,30 @@ fn doctor_finds_this_host_able_and_says_so_in_json_too() {
     );
 }
 
+/// ramfs never could; on some kernels tmpfs cannot either.
+#[test]
+fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {
+    let scratch = Scratch::new();
+    let data = scratch.join("data");
+    std::fs::create_dir(&data).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("none", &data, "ramfs", flags, Some(c"mode=700")).unwrap();
+    let mut doctor = Command::new(world::binary());
+    doctor
+        .args(["doctor", "--json"])
+        .env("ATOLL_DATA_DIR", &data);
+    let output = run_within(&mut doctor, Duration::from_mins(1), b"");
+    assert_eq!(output.status.code(), Some(1), "{}", told(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let sandbox = checks.iter().find(|check| check["feature"] == "a sandbox");
+    let remedy = sandbox.unwrap()["remedy"].as_str().unwrap();
+    assert!(
+        remedy.starts_with("keep the data directory on ext4"),
+        "{remedy}"
+    );
+}
+
 #[test]
 fn without_root_doctor_fails_and_run_says_why() {
     let scratch = Scratch::new();

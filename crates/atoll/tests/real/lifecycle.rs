@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
+use atoll_jail::plan::Layers;
 use atoll_model::{Caller, Code, SandboxSpec, SandboxState, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::instance::{Scope, collect};
@@ -191,6 +192,32 @@ async fn a_close_leaves_nothing() {
     for pid in pids {
         assert!(!Path::new("/proc").join(pid.to_string()).exists(), "{pid}");
     }
+}
+
+/// Older kernels ask for it, newer ones take it: so it is tested on both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layers_that_are_attached_for_a_moment_are_seen_by_nobody() {
+    let table = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let world = World::open_with(|plan| plan.layers = Layers::Attached).await;
+    let own = data().to_string_lossy().into_owned();
+    let watch = tokio::task::spawn_blocking(move || {
+        let until = std::time::Instant::now() + Duration::from_millis(300);
+        while std::time::Instant::now() < until {
+            let seen: Vec<String> = table().lines().map(String::from).collect();
+            assert!(
+                !seen.iter().any(|line| line.contains(&own)),
+                "{own} in {seen:#?}"
+            );
+        }
+    });
+    for _ in 0..5 {
+        let id = world.sandbox(Kind::Static).await;
+        let written = world.probe(&id, "root", &["write", "/file", "text"]);
+        said(&written.await);
+        world.runtime.delete(&id).await.unwrap();
+    }
+    watch.await.unwrap();
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
