@@ -24,6 +24,7 @@ pub mod plan;
 pub mod rootfs;
 pub mod seccomp;
 mod sys;
+pub mod terminal;
 pub mod wire;
 
 pub use sys::go_first;

@@ -336,19 +336,7 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
     let mut mounts = vec![
         mount(new("proc", &[]), "/proc", NOSUID | NODEV | NOEXEC),
         mount(Source::Devices, "/dev", NOSUID | NOEXEC | READ_ONLY),
-        mount(
-            new(
-                "devpts",
-                &[
-                    ("ptmxmode", "0666"),
-                    ("mode", "0620"),
-                    ("gid", "5"),
-                    ("max", "256"),
-                ],
-            ),
-            "/dev/pts",
-            NOSUID | NOEXEC,
-        ),
+        mount(Source::Terminals, "/dev/pts", NOSUID | NOEXEC),
         mount(
             new(
                 "tmpfs",

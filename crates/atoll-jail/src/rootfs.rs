@@ -197,6 +197,21 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
     Ok(dev)
 }
 
+/// The sandbox's own terminals: made outside, so that the server can open one without asking anybody
+/// inside. See [`crate::terminal`].
+pub fn terminals(ids: IdRange) -> Result<OwnedFd, Error> {
+    // `tty` inside.
+    let group = (ids.base + 5).to_string();
+    let options = [
+        ("ptmxmode", "0666"),
+        ("mode", "0620"),
+        ("gid", group.as_str()),
+        ("max", "256"),
+    ];
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    new_mount_with("devpts", &options, attributes)
+}
+
 /// A detached, read-only mount of a file or directory of the host.
 pub fn host_mount(path: &Path) -> Result<OwnedFd, Error> {
     let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::OPEN_TREE_CLONE;

@@ -140,8 +140,8 @@ wire!(enum FromKeeper {
 pub enum ToInit {
     /// What kind of sandbox to become; everything that can be prepared without the root is.
     Boot(Boot),
-    /// Become it. Descriptors: the root, then one for each mount whose source is `Devices` or `Handed`,
-    /// in order.
+    /// Become it. Descriptors: the root, then one for each mount whose source is `Devices`,
+    /// `Terminals` or `Handed`, in order.
     Go,
     /// Make a child that waits to be told its program. Descriptors: its socket (it hears [`ToChild`]
     /// there), stdout, stderr, then the cgroup2 leaf if there is one.
@@ -320,6 +320,8 @@ pub enum Source {
     },
     /// The sandbox's own device nodes, made outside; their descriptor comes with `Go`.
     Devices,
+    /// The sandbox's own terminals, made outside; their descriptor comes with `Go`.
+    Terminals,
     /// A file or directory of the sandbox's own views (see [`Boot::views`]).
     View {
         /// Its path among the views.
@@ -334,7 +336,8 @@ pub enum Source {
     Again,
 }
 wire!(enum Source {
-    0 => New { kind, options }, 1 => Devices, 2 => View { path }, 3 => Handed { path }, 4 => Again
+    0 => New { kind, options }, 1 => Devices, 2 => View { path }, 3 => Handed { path }, 4 => Again,
+    5 => Terminals
 });
 
 /// What the server says to a prepared child.
@@ -371,8 +374,10 @@ pub struct Exec {
     pub user: String,
     /// Working directory; empty for the user's home.
     pub directory: Vec<u8>,
+    /// Its descriptor is a terminal, for all three streams.
+    pub terminal: bool,
 }
-wire!(struct Exec { argv, environment, user, directory });
+wire!(struct Exec { argv, environment, user, directory, terminal });
 
 /// File work, done inside by a helper.
 #[derive(Debug, Clone, PartialEq, Eq)]

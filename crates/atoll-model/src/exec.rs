@@ -43,6 +43,27 @@ pub struct ExecSpec {
     pub deadline: Option<Duration>,
     /// A name of the caller's choice to find it by.
     pub tag: Option<String>,
+    /// It runs on a terminal of this size, which is its standard input and output.
+    #[serde(default)]
+    pub terminal: Option<TerminalSize>,
+}
+
+/// Rows and columns of a terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// How many rows.
+    pub rows: u16,
+    /// How many columns.
+    pub columns: u16,
+}
+
+impl Default for TerminalSize {
+    fn default() -> Self {
+        Self {
+            rows: 24,
+            columns: 80,
+        }
+    }
 }
 
 impl ExecSpec {
@@ -69,6 +90,7 @@ impl ExecSpec {
             input: Input::Null,
             deadline: None,
             tag: None,
+            terminal: None,
         }
     }
 
@@ -105,6 +127,13 @@ impl ExecSpec {
     #[must_use]
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.tag = Some(tag.into());
+        self
+    }
+
+    /// Runs it on a terminal.
+    #[must_use]
+    pub fn terminal(mut self, size: TerminalSize) -> Self {
+        self.terminal = Some(size);
         self
     }
 

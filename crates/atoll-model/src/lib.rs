@@ -15,7 +15,7 @@ mod watch;
 mod tests;
 
 pub use error::{Category, Code, Error};
-pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream};
+pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
 pub use id::{ExecId, SandboxId};
 pub use network::{Block, Network, Policy, REFUSED, Rule, SANDBOXES, Verdict, is_refused};

@@ -11,15 +11,18 @@ pub(crate) mod record;
 pub(crate) mod spare;
 pub(crate) mod table;
 mod task;
+mod terminal;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use atoll_jail::cgroup::Leaf;
 use atoll_jail::wire::{self, Part, ToInit};
-use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Program, Stream};
+use atoll_model::{
+    Code, Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Program, Stream, TerminalSize,
+};
 use rustix::pipe::PipeFlags;
 use tokio::sync::watch;
 
@@ -30,6 +33,7 @@ use log::Log;
 use output::{Output, Progress, Reader};
 use record::Record;
 use spare::{NotStarted, Parts, Spare};
+use terminal::Terminal;
 
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
 /// is not even sent.
@@ -47,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) leaf: Option<Arc<Leaf>>,
     pub(crate) log: Arc<Log>,
     input: Option<Input>,
+    terminal: Option<Terminal>,
     progress: watch::Sender<Progress>,
     record: Mutex<Record>,
 }
@@ -77,6 +82,7 @@ impl Shared {
             leaf: None,
             log: Arc::new(log),
             input: None,
+            terminal: None,
             progress: watch::Sender::new(Progress {
                 status: Some(record.status.unwrap_or(killed)),
                 closed: true,
@@ -120,6 +126,17 @@ pub struct Control {
     sandbox: Option<Arc<Sandbox>>,
 }
 
+/// A place at a command's terminal.
+#[derive(Debug)]
+pub struct Attached {
+    /// What to send a fresh terminal first.
+    pub replay: Vec<u8>,
+    /// The size it must have.
+    pub size: TerminalSize,
+    /// What follows.
+    pub output: Reader,
+}
+
 /// Everything a command left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finished {
@@ -138,17 +155,15 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     let id = ExecId::random();
     sandbox.execs.check_room()?;
     let stem = sandbox.execs.directory().join(id.as_str());
-    let input = match spec.input {
-        atoll_model::Input::Null => None,
-        atoll_model::Input::Open => Some(open_input(&sandbox, stem.clone())?),
-    };
-    let (inside, input) = match input {
-        Some((input, inside, outside)) => (Some(inside), Some((input, outside))),
-        None => (None, None),
-    };
+    let Streams {
+        inside,
+        input,
+        terminal,
+    } = Streams::open(&sandbox, &spec, &stem)?;
     let before = sandbox.group.oom_kills();
-    let begun = begin(&sandbox, &spec, exec, inside, input.as_ref()).await;
-    let (pid, parts) = match begun {
+    let master = terminal.as_ref();
+    let begun = begin(&sandbox, &spec, exec, inside, input.as_ref(), master).await;
+    let (pid, mut parts) = match begun {
         Ok(begun) => begun,
         Err(error) => {
             if input.is_some() {
@@ -162,6 +177,15 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     // Only now it is acknowledged: an exec without a record is nobody's.
     record.write()?;
     let (input, stdin) = input.unzip();
+    let (mut stderr, mut source) = (Some(parts.stderr), None);
+    let terminal = match (terminal, spec.terminal) {
+        (Some(held), Some(size)) => {
+            let (terminal, poured) = held.begin(size)?;
+            (parts.stdout, source, stderr) = (poured.0, Some(poured.1), None);
+            Some(terminal)
+        }
+        _ => None,
+    };
     let shared = Arc::new(Shared {
         id,
         pid,
@@ -171,6 +195,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         leaf: Some(Arc::new(parts.leaf)),
         log: Arc::new(Log::new(record.stem().to_owned())),
         input,
+        terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
     });
@@ -180,8 +205,9 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         sandbox: Arc::clone(&sandbox),
         shared,
         stdout: Some(parts.stdout),
-        stderr: Some(parts.stderr),
+        stderr,
         stdin,
+        source,
         ended: parts.ended,
         before,
     }
@@ -191,11 +217,42 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     Ok(control.exec())
 }
 
-/// A queue for input, the command's end of the pipe, and ours.
-fn open_input(sandbox: &Sandbox, stem: PathBuf) -> Result<(Input, OwnedFd, OwnedFd), Error> {
-    let input = Input::new(stem).map_err(|error| internal("keep a command's input", &error))?;
-    let (inside, outside) = spare::stream(sandbox.ids)?;
-    Ok((input, inside, nonblocking(outside)?))
+/// What a command reads and writes beside the two pipes every child has.
+struct Streams {
+    /// The command's end of its input or terminal.
+    inside: Option<OwnedFd>,
+    /// What its input comes from, and our end of the pipe.
+    input: Option<(Input, OwnedFd)>,
+    /// Our end of its terminal, with the pipe its output goes through.
+    terminal: Option<terminal::Ends>,
+}
+
+impl Streams {
+    fn open(sandbox: &Sandbox, spec: &ExecSpec, stem: &Path) -> Result<Self, Error> {
+        let mut streams = Self {
+            inside: None,
+            input: None,
+            terminal: None,
+        };
+        if let Some(size) = spec.terminal {
+            let (master, slave) = sandbox.open_terminal()?;
+            atoll_jail::terminal::resize(&master, size.rows, size.columns)
+                .map_err(|error| crate::error::jail(&error))?;
+            let (reader, writer) = new_pipe()?;
+            let ends = terminal::Ends {
+                master,
+                reader,
+                writer,
+            };
+            (streams.inside, streams.terminal) = (Some(slave), Some(ends));
+        } else if spec.input == atoll_model::Input::Open {
+            let input = Input::new(stem.to_owned());
+            let input = input.map_err(|error| internal("keep a command's input", &error))?;
+            let (inside, outside) = spare::stream(sandbox.ids)?;
+            (streams.inside, streams.input) = (Some(inside), Some((input, nonblocking(outside)?)));
+        }
+        Ok(streams)
+    }
 }
 
 /// Starts the program in a child that waits for one, or in one made now.
@@ -205,6 +262,7 @@ async fn begin(
     exec: wire::Exec,
     stdin: Option<OwnedFd>,
     input: Option<&(Input, OwnedFd)>,
+    terminal: Option<&terminal::Ends>,
 ) -> Result<(i32, Parts), Error> {
     let mut waiting = sandbox.take_spare();
     loop {
@@ -218,6 +276,9 @@ async fn begin(
             sandbox
                 .hold(input_of(request), &[file.as_fd(), pipe.as_fd()])
                 .await?;
+        }
+        if let Some(ends) = terminal {
+            sandbox.hold(spare.request(), &ends.all()).await?;
         }
         let stdin = stdin.as_ref().map(AsFd::as_fd);
         match spare.start(sandbox, exec.clone(), stdin).await {
@@ -263,8 +324,29 @@ pub(crate) fn adopt(
     let stem = record.stem().to_owned();
     let log = Log::open(stem.clone()).map_err(failed)?;
     let mut streams = held.streams.into_iter();
-    let mut pipe = || streams.next().map(spare::receiver).transpose();
-    let (stdout, stderr) = (pipe()?, pipe()?);
+    let mut next = || streams.next();
+    let (first, second, third) = (next(), next(), next());
+    let (stdout, stderr, terminal) = match (first, second, third, record.spec.terminal) {
+        (Some(master), Some(reader), Some(writer), Some(size)) => {
+            let ends = terminal::Ends {
+                master,
+                reader,
+                writer,
+            };
+            let (terminal, (reader, source)) = ends.begin(size)?;
+            for (position, size) in &record.resizes {
+                terminal
+                    .resized_at(&log, *position, *size)
+                    .map_err(failed)?;
+            }
+            (Some(reader), None, Some((terminal, source)))
+        }
+        (first, second, ..) => {
+            let watched = |fd: Option<OwnedFd>| fd.map(spare::receiver).transpose();
+            (watched(first)?, watched(second)?, None)
+        }
+    };
+    let (terminal, source) = terminal.unzip();
     let mut input = held.input.into_iter();
     let (input, stdin) = match (input.next(), input.next()) {
         (Some(queue), Some(pipe)) => (
@@ -278,6 +360,7 @@ pub(crate) fn adopt(
     let shared = Arc::new(Shared {
         leaf: Some(Arc::new(leaf)),
         input,
+        terminal,
         progress: watch::Sender::new(Progress {
             status,
             closed: false,
@@ -291,6 +374,7 @@ pub(crate) fn adopt(
         stdout,
         stderr,
         stdin,
+        source,
         ended,
         before: 0,
     }
@@ -354,6 +438,30 @@ impl Control {
         }
     }
 
+    fn terminal(&self) -> Result<&Terminal, Error> {
+        self.shared.terminal.as_ref().ok_or_else(|| {
+            Error::new(Code::Conflict, "the command has no terminal, or has ended")
+                .remedy("start it with a terminal")
+        })
+    }
+
+    /// Joins its terminal: what a fresh terminal of this size must be sent to show the same, and what its
+    /// program writes from then on.
+    pub fn attach(&self) -> Result<Attached, Error> {
+        let (replay, position, size) = self.terminal()?.replay(&self.shared.log)?;
+        Ok(Attached {
+            replay,
+            size,
+            output: self.output(position),
+        })
+    }
+
+    /// Gives its terminal another size; the last one to ask wins.
+    pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
+        let position = self.terminal()?.resize(&self.shared.log, size)?;
+        self.shared.record(|record| record.resize(position, size))
+    }
+
     fn stdin(&self) -> Result<&Input, Error> {
         self.shared.input.as_ref().ok_or_else(|| {
             Error::new(
@@ -370,8 +478,11 @@ impl Control {
         self.stdin()?.write(offset, bytes)
     }
 
-    /// Writes all of it to its standard input, waiting for the command to read.
+    /// Writes all of it to its standard input or terminal, waiting for the command to read.
     pub async fn write_all(&self, bytes: &[u8]) -> Result<(), Error> {
+        if let Some(terminal) = &self.shared.terminal {
+            return terminal.write(bytes).await;
+        }
         self.stdin()?.write_all(bytes).await
     }
 
@@ -484,6 +595,12 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
     {
         return Err(nul("cwd"));
     }
+    // What a client of ours is, unless somebody knows better.
+    let terminal: Vec<_> = spec
+        .terminal
+        .map(|_| (b"TERM".to_vec(), b"xterm-256color".to_vec()))
+        .into_iter()
+        .collect();
     let words = argv.iter().map(Vec::len).sum::<usize>();
     let variables = environment
         .iter()
@@ -494,9 +611,10 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
     }
     Ok(wire::Exec {
         argv,
-        environment: [environment, &spec.environment].concat(),
+        environment: [&terminal[..], environment, &spec.environment].concat(),
         user: spec.user.clone().unwrap_or_default(),
         directory: spec.directory.clone().unwrap_or_default(),
+        terminal: spec.terminal.is_some(),
     })
 }
 

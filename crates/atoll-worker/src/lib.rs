@@ -22,7 +22,7 @@ pub mod tree;
 mod watch;
 
 pub use exec::output::{Output, Reader as LogReader};
-pub use exec::{Control, Exec, Finished};
+pub use exec::{Attached, Control, Exec, Finished};
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Config, LocalRuntime, check_host};
 pub use screen::{Screen, Size};

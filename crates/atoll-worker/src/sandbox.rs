@@ -5,14 +5,14 @@ mod adopt;
 mod record;
 mod slot;
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_model::{Error, SandboxInfo, SandboxSpec, SandboxState, Timings};
+use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Timings};
 use tokio::sync::watch;
 
 use crate::error::{internal, jail};
@@ -54,12 +54,17 @@ pub(crate) struct Sandbox {
     /// Execs that PID 1 and the keeper need not remember any more; told with the next word to them.
     over: Mutex<Over>,
     directory: PathBuf,
+    /// Its devpts.
+    terminals: Option<OwnedFd>,
     /// Keeps the template's layer from being removed.
     template: Template,
 }
 
 /// Names and values.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// What the keeper calls a sandbox's devpts, among its execs.
+const TERMINALS: u32 = 0;
 
 #[derive(Debug, Default)]
 struct Over {
@@ -175,6 +180,22 @@ impl Sandbox {
         keeper
             .hold(self.token, request, released, descriptors)
             .await
+    }
+
+    /// Opens a terminal: our end, and the program's.
+    pub(crate) fn open_terminal(&self) -> Result<(OwnedFd, OwnedFd), Error> {
+        let Some(terminals) = &self.terminals else {
+            return Err(Error::new(Code::Internal, "the sandbox has no terminals"));
+        };
+        match atoll_jail::terminal::open(terminals.as_fd(), self.ids) {
+            Err(atoll_jail::Error::Step { source, .. })
+                if source.kind() == std::io::ErrorKind::StorageFull =>
+            {
+                let message = "the sandbox has no more terminals";
+                Err(Error::new(Code::QuotaExceeded, message).remedy("end programs that hold some"))
+            }
+            opened => opened.map_err(|error| jail(&error)),
+        }
     }
 
     /// The end of an exec is written down.

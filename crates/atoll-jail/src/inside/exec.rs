@@ -116,15 +116,26 @@ fn become_told(boot: &Boot, server: &Server) -> (Part, io::Error) {
     if let Err(error) = server.send(&FromChild::Heard, &[]) {
         return (Part::Setup, error);
     }
-    if let Some(stdin) = stdin
-        && let Err(error) = sys::place(stdin.as_fd(), 0)
+    if let Some(given) = stdin
+        && let Err(error) = take_streams(given.as_fd(), exec.terminal)
     {
         return (Part::Setup, error);
     }
     become_program(boot, known.as_ref(), &exec)
 }
 
-/// Gives the standard streams to the user where they are pipes made for this exec: a program that
+/// Takes a standard input, or a terminal for everything.
+fn take_streams(given: BorrowedFd<'_>, terminal: bool) -> io::Result<()> {
+    sys::place(given, 0)?;
+    if terminal {
+        sys::place(given, 1)?;
+        sys::place(given, 2)?;
+        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+    }
+    Ok(())
+}
+
+/// Gives the standard streams to the user where they were made for this exec: a program that
 /// opens `/dev/stdout` is asked for its rights like anybody else.
 fn own_streams(identity: &Identity) {
     for stream in [
@@ -132,14 +143,18 @@ fn own_streams(identity: &Identity) {
         rustix::stdio::stdout(),
         rustix::stdio::stderr(),
     ] {
-        let pipe = rustix::fs::fstat(stream)
-            .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Fifo);
-        if pipe {
-            let uid = rustix::fs::Uid::from_raw(identity.uid);
-            let gid = rustix::fs::Gid::from_raw(identity.gid);
-            // A pipe that came from elsewhere stays its owner's.
-            let _ = rustix::fs::fchown(stream, Some(uid), Some(gid));
-        }
+        let uid = Some(rustix::fs::Uid::from_raw(identity.uid));
+        let gid = rustix::fs::Gid::from_raw(identity.gid);
+        let kind = rustix::fs::fstat(stream).map(|found| FileType::from_raw_mode(found.st_mode));
+        // What came from elsewhere stays its owner's.
+        let _ = match kind {
+            Ok(FileType::Fifo) => rustix::fs::fchown(stream, uid, Some(gid)),
+            // Its group is `tty`, as ever.
+            Ok(FileType::CharacterDevice) if rustix::termios::isatty(stream) => {
+                rustix::fs::fchown(stream, uid, None)
+            }
+            _ => Ok(()),
+        };
     }
 }
 

@@ -68,7 +68,7 @@ pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault>
     enter(&root)?;
     for (mount, prepared) in boot.mounts.iter().zip(prepared) {
         let source = match (&mount.source, prepared) {
-            (Source::Devices | Source::Handed { .. }, _) => {
+            (Source::Devices | Source::Terminals | Source::Handed { .. }, _) => {
                 Some(descriptors.next().ok_or_else(|| Fault {
                     step: format!("receive the mount of {}", mount.target),
                     errno: libc::EPROTO,
@@ -151,7 +151,7 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
                     .step(|| format!("clone the view {path}"))?;
                 with_attributes(tree, mount).map(Some)
             }
-            Source::Devices | Source::Handed { .. } | Source::Again => Ok(None),
+            Source::Devices | Source::Terminals | Source::Handed { .. } | Source::Again => Ok(None),
         })
         .collect()
 }

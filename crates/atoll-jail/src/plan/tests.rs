@@ -135,6 +135,7 @@ fn describe(plan: &Plan) -> String {
                 format!("new {kind} {}", options.join(","))
             }
             Source::Devices => "devices".to_owned(),
+            Source::Terminals => "terminals".to_owned(),
             Source::View { path } => format!("view {path}"),
             Source::Handed { path } => format!("host {path}"),
             Source::Again => "itself".into(),

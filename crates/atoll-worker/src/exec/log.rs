@@ -200,12 +200,9 @@ impl Log {
         pipe: BorrowedFd<'_>,
         most: usize,
     ) -> io::Result<Taken> {
-        if rustix::io::ioctl_fionread(pipe)? == 0 {
-            return Ok(if at_end(pipe)? {
-                Taken::Closed
-            } else {
-                Taken::Nothing
-            });
+        match look(pipe)? {
+            Taken::Some => {}
+            nothing => return Ok(nothing),
         }
         let mut inner = self.inner();
         let inner = &mut *inner;
@@ -362,19 +359,23 @@ fn find(index: &File, first: u64, entries: u64, position: u64) -> io::Result<u64
     Ok(low)
 }
 
-/// Nobody can write into the pipe any more.
-fn at_end(pipe: BorrowedFd<'_>) -> io::Result<bool> {
+/// What there is in a pipe or terminal.
+fn look(pipe: BorrowedFd<'_>) -> io::Result<Taken> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut asked = [PollFd::new(&pipe, PollFlags::IN)];
-    poll(
-        &mut asked,
-        Some(&Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        }),
-    )?;
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    poll(&mut asked, Some(&now))?;
     let told = asked[0].revents();
-    Ok(told.contains(PollFlags::HUP) && !told.contains(PollFlags::IN))
+    Ok(if told.contains(PollFlags::IN) {
+        Taken::Some
+    } else if told.contains(PollFlags::HUP) {
+        Taken::Closed
+    } else {
+        Taken::Nothing
+    })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_model::{Error, ExecId, ExecSpec, ExecStatus};
+use atoll_model::{Error, ExecId, ExecSpec, ExecStatus, TerminalSize};
 use serde::{Deserialize, Serialize};
 
 use super::spare::Parts;
@@ -26,6 +26,8 @@ pub(crate) struct Record {
     pub(crate) started_at: i64,
     pub(crate) clock: Option<Clock>,
     pub(crate) status: Option<ExecStatus>,
+    /// Sizes its terminal was given, and where its log was then.
+    pub(crate) resizes: Vec<(u64, TerminalSize)>,
 }
 
 /// How long a command still has.
@@ -56,6 +58,7 @@ enum Line {
         started_at: i64,
     },
     Clock(Clock),
+    Resized(u64, TerminalSize),
     Ended(ExecStatus),
 }
 
@@ -81,6 +84,7 @@ impl Record {
                 at: Some(started_at),
             }),
             status: None,
+            resizes: Vec::new(),
         }
     }
 
@@ -105,6 +109,11 @@ impl Record {
     pub(super) fn set_clock(&mut self, clock: Clock) -> Result<(), Error> {
         self.clock = Some(clock);
         self.append(&Line::Clock(clock))
+    }
+
+    /// Writes down that its terminal has another size.
+    pub(super) fn resize(&self, position: u64, size: TerminalSize) -> Result<(), Error> {
+        self.append(&Line::Resized(position, size))
     }
 
     /// Writes its end down.
@@ -158,9 +167,13 @@ impl Record {
                         started_at,
                         clock,
                         status: None,
+                        resizes: Vec::new(),
                     });
                 }
                 (Ok(Line::Clock(clock)), Some(record)) => record.clock = Some(clock),
+                (Ok(Line::Resized(position, size)), Some(record)) => {
+                    record.resizes.push((position, size));
+                }
                 (Ok(Line::Ended(status)), Some(record)) => record.status = Some(status),
                 _ => {}
             }

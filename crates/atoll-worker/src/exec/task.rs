@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use atoll_model::{ExecStatus, SandboxState, Stream};
+use rustix::pipe::SpliceFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
@@ -19,6 +20,9 @@ const TURN: usize = 1 << 20;
 /// How long to wait before a log that cannot grow (a full disk) is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// How long a terminal may take to hand over what was written into it last.
+const SETTLING: Duration = Duration::from_millis(50);
+
 /// The reading end of a pipe.
 pub(super) type Pipe = AsyncFd<OwnedFd>;
 
@@ -29,6 +33,8 @@ pub(super) struct Task {
     pub(super) stdout: Option<Pipe>,
     pub(super) stderr: Option<Pipe>,
     pub(super) stdin: Option<OwnedFd>,
+    /// What fills the pipe of its output, if it has a terminal.
+    pub(super) source: Option<Source>,
     /// Told its raw status; closed without one if its sandbox ended first.
     pub(super) ended: oneshot::Receiver<i32>,
     /// The sandbox's OOM counter when it started.
@@ -39,6 +45,37 @@ pub(super) struct Task {
 struct Flow {
     stream: Stream,
     pipe: Option<Pipe>,
+    /// What fills the pipe, if that is us: what a terminal shows can be moved into a pipe, and from there
+    /// into a file, without ever being only in our memory; not straight.
+    source: Option<Source>,
+    /// The pipe of a terminal: its end is the terminal's, since the keeper holds its other end.
+    terminal: bool,
+}
+
+/// Our end of a terminal, and the writing end of the pipe its output goes through.
+pub(super) struct Source {
+    pub(super) master: Pipe,
+    pub(super) pipe: OwnedFd,
+}
+
+impl Source {
+    /// Waits for something and moves it into the pipe; false when nothing can come any more.
+    async fn pour(&self) -> bool {
+        let Ok(mut ready) = self.master.readable().await else {
+            return false;
+        };
+        let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+        match rustix::pipe::splice(self.master.as_fd(), None, &self.pipe, None, TURN, flags) {
+            Ok(0) | Err(rustix::io::Errno::IO) => false,
+            Ok(_) | Err(rustix::io::Errno::INTR) => true,
+            // Nothing there, or the pipe is full: the log has to take some first.
+            Err(rustix::io::Errno::AGAIN) => {
+                ready.clear_ready();
+                true
+            }
+            Err(_) => false,
+        }
+    }
 }
 
 impl Task {
@@ -54,6 +91,7 @@ impl Task {
             stdout,
             stderr,
             stdin,
+            source,
             mut ended,
             before,
         } = self;
@@ -70,10 +108,14 @@ impl Task {
             Flow {
                 stream: Stream::Stdout,
                 pipe: stdout,
+                terminal: source.is_some(),
+                source,
             },
             Flow {
                 stream: Stream::Stderr,
                 pipe: stderr,
+                source: None,
+                terminal: false,
             },
         ];
         let known = shared.progress.borrow().status;
@@ -90,12 +132,16 @@ impl Task {
                             let _ = leaf.kill();
                         }
                     }
-                    () = flow(&shared.log, &mut flows) => {}
+                    () = flow(&shared.log, &mut flows) => show(&shared).await,
                 }
             };
             for flow in &mut flows {
                 flow.drain(&shared.log).await;
             }
+            if shared.terminal.is_some() {
+                flows[0].settle(&shared.log).await;
+            }
+            show(&shared).await;
             // A PID 1 that died without a word took the command with it.
             let mut status = decode(raw.unwrap_or(9));
             status.timed_out = timed_out;
@@ -125,8 +171,22 @@ impl Task {
         shared
             .progress
             .send_modify(|progress| progress.closed = true);
-        sandbox.release(shared.request);
+        if let Some(terminal) = &shared.terminal {
+            terminal.close();
+            sandbox.release_now(shared.request).await;
+        } else {
+            sandbox.release(shared.request);
+        }
         sandbox.execs.tidy();
+    }
+}
+
+/// Shows on its screen what a terminal's program wrote.
+async fn show(shared: &Shared) {
+    if let Some(terminal) = &shared.terminal {
+        while terminal.show(&shared.log).unwrap_or(false) {
+            tokio::task::yield_now().await;
+        }
     }
 }
 
@@ -152,6 +212,12 @@ impl Flow {
         let Some(pipe) = &self.pipe else {
             return std::future::pending().await;
         };
+        if let Some(source) = &self.source {
+            if !source.pour().await {
+                self.source = None;
+            }
+            return self.drain(log).await;
+        }
         let Ok(mut ready) = pipe.readable().await else {
             self.pipe = None;
             return;
@@ -165,23 +231,31 @@ impl Flow {
         }
     }
 
-    /// Moves everything that is in the pipe now.
+    /// Moves everything that is in the pipe now: more than a pipe can hold was written later.
     async fn drain(&mut self, log: &Log) {
-        let Some(pipe) = &self.pipe else { return };
-        let mut left = rustix::io::ioctl_fionread(pipe.as_fd()).unwrap_or(0);
-        while left > 0 {
-            let most = usize::try_from(left).unwrap_or(TURN).min(TURN);
-            let (_, end) = log.bounds();
-            match log.take(self.stream, pipe.as_fd(), most) {
-                Ok(Taken::Some) => left = left.saturating_sub(log.bounds().1 - end),
+        let begin = log.bounds().1;
+        while let Some(pipe) = &self.pipe
+            && log.bounds().1 < begin + TURN as u64
+        {
+            match log.take(self.stream, pipe.as_fd(), TURN) {
+                Ok(Taken::Some) => {}
+                Ok(Taken::Nothing) if self.terminal && self.source.is_none() => self.pipe = None,
                 Ok(Taken::Nothing) => return,
-                Ok(Taken::Closed) => {
-                    self.pipe = None;
-                    return;
-                }
+                Ok(Taken::Closed) => self.pipe = None,
                 Err(_) => tokio::time::sleep(RETRY).await,
             }
         }
+    }
+
+    /// Moves what is still on its way through a terminal, whose other end its program has just closed.
+    async fn settle(&mut self, log: &Log) {
+        let closed = async {
+            while self.pipe.is_some() {
+                self.take(log).await;
+            }
+        };
+        // Children that live on may have it open.
+        let _ = tokio::time::timeout(SETTLING, closed).await;
     }
 }
 

@@ -9,7 +9,7 @@ use atoll_jail::wire::Channel;
 use atoll_model::{Error, SandboxState};
 use tokio::sync::{oneshot, watch};
 
-use super::{Record, Sandbox, variables};
+use super::{Record, Sandbox, TERMINALS, variables};
 use crate::error::internal;
 use crate::exec::{self, table::Table};
 use crate::init::Init;
@@ -39,6 +39,8 @@ impl Sandbox {
             SandboxState::Running
         };
         record.write(&directory)?;
+        let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
+        let terminals = terminals.into_iter().next();
         let execs = Table::new(directory.join("execs"), true);
         let records = exec::record::Record::all(execs.directory());
         let running: Vec<u32> = records
@@ -74,6 +76,7 @@ impl Sandbox {
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
             directory,
+            terminals,
             template,
         });
         for record in records {

@@ -25,7 +25,7 @@ use atoll_model::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{Record, Sandbox, Variables, blocking, variables};
+use super::{Record, Sandbox, TERMINALS, Variables, blocking, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
@@ -302,6 +302,9 @@ impl Embryo {
         match outcome {
             Ok((record, environment)) => {
                 let sandbox = Arc::new(self.into_sandbox(shared, wish, record, environment));
+                if let Some(terminals) = &sandbox.terminals {
+                    sandbox.hold(TERMINALS, &[terminals.as_fd()]).await?;
+                }
                 Arc::clone(&sandbox).refill().await;
                 Ok(sandbox)
             }
@@ -440,6 +443,7 @@ impl Embryo {
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
             directory: self.directory,
+            terminals: terminals(&wish.plan, wish.mounts),
             template: wish.template,
         }
     }
@@ -605,12 +609,23 @@ fn handed(plan: &Plan) -> Result<Vec<OwnedFd>, Error> {
         .iter()
         .filter_map(|mount| match &mount.source {
             wire::Source::Devices => Some(rootfs::devices(plan.ids)),
+            wire::Source::Terminals => Some(rootfs::terminals(plan.ids)),
             wire::Source::Handed { path } => Some(rootfs::host_mount(Path::new(path))),
             _ => None,
         });
     mounts
         .map(|mount| mount.map_err(|error| jail(&error)))
         .collect()
+}
+
+/// The devpts among the mounts that were prepared.
+fn terminals(plan: &Plan, mounts: Vec<OwnedFd>) -> Option<OwnedFd> {
+    let prepared = plan.inside.mounts.iter().filter(|mount| {
+        use wire::Source::{Devices, Handed, Terminals};
+        matches!(mount.source, Devices | Terminals | Handed { .. })
+    });
+    let mut both = prepared.zip(mounts);
+    both.find_map(|(mount, fd)| (mount.source == wire::Source::Terminals).then_some(fd))
 }
 
 /// Refuses what cannot be shown of the host.

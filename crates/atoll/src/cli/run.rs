@@ -1,5 +1,6 @@
 //! `atoll run`: a sandbox for one command.
 
+mod terminal;
 mod transfer;
 
 use std::io::Read;
@@ -35,7 +36,9 @@ pub(crate) const OWN_FAILURE: u8 = 125;
   echo hello | atoll run -- tr a-z A-Z
   atoll run --memory 512M --cpus 1 --timeout 30s -- make test
   atoll run --upload ./project:work --cwd work --download work/out.txt:. -- make
-  atoll run --mount /srv/data:/data --user root -- ls -l /data")]
+  atoll run --mount /srv/data:/data --user root -- ls -l /data
+  atoll run -it                          a shell to stay in
+  atoll run -it --user root -- vim /etc/hosts")]
 pub(crate) struct Run {
     /// The template to start from.
     #[arg(long, default_value = template::BASE, value_name = "NAME")]
@@ -73,8 +76,14 @@ pub(crate) struct Run {
     /// Keep the sandbox's files when the command has ended.
     #[arg(long)]
     keep: bool,
-    /// The command and its arguments.
-    #[arg(required = true, last = true, value_name = "CMD")]
+    /// Run the command on a terminal: this one.
+    #[arg(long, short = 't')]
+    tty: bool,
+    /// Pass input through, which is always done; for the habit of -it.
+    #[arg(long, short = 'i', hide = true)]
+    interactive: bool,
+    /// The command and its arguments; on a terminal, the user's shell if there is none.
+    #[arg(required_unless_present = "tty", last = true, value_name = "CMD")]
     command: Vec<std::ffi::OsString>,
 }
 
@@ -130,7 +139,11 @@ impl Run {
         for upload in &self.upload {
             upload.upload(runtime, &id, &caller).await?;
         }
-        let status = stream(runtime, &id, exec, &mut signals).await?;
+        let status = if self.tty {
+            on_terminal(runtime, &id, exec, &mut signals).await?
+        } else {
+            stream(runtime, &id, exec, &mut signals).await?
+        };
         if status.oom_killed {
             note(&format!(
                 "atoll: killed: the sandbox ran out of memory ({}); give it more with --memory",
@@ -177,20 +190,27 @@ impl Run {
 
     fn exec(&self) -> Result<ExecSpec, Error> {
         use std::os::unix::ffi::OsStrExt;
-        let argv = self
-            .command
-            .iter()
-            .map(|word| word.as_bytes().to_vec())
-            .collect();
+        let words = self.command.iter().map(|word| word.as_bytes().to_vec());
+        let program = if self.command.is_empty() {
+            Program::Shell("exec \"${SHELL:-/bin/sh}\" -l".into())
+        } else {
+            Program::Argv(words.collect())
+        };
+        let terminal = if self.tty {
+            Some(terminal::size()?)
+        } else {
+            None
+        };
         let bytes = |(name, value): (String, String)| (name.into_bytes(), value.into_bytes());
         Ok(ExecSpec {
-            program: Program::Argv(argv),
+            program,
             environment: variables(&self.env)?.into_iter().map(bytes).collect(),
             directory: self.cwd.clone().map(String::into_bytes),
             user: self.user.clone(),
             input: Input::Open,
             deadline: self.timeout,
             tag: None,
+            terminal,
         })
     }
 }
@@ -257,6 +277,30 @@ impl Signals {
     }
 }
 
+/// Runs the command on our own terminal.
+async fn on_terminal(
+    runtime: &LocalRuntime,
+    id: &SandboxId,
+    exec: ExecSpec,
+    signals: &mut Signals,
+) -> Result<ExecStatus, Error> {
+    let control = runtime.exec(id, exec).await?.control;
+    let _raw = terminal::Raw::new()?;
+    pass_input(&control);
+    tokio::select! {
+        status = terminal::show(&control) => status,
+        error = forward(signals, &control) => Err(error),
+    }
+}
+
+/// Gives a command what we read.
+fn pass_input(control: &Control) {
+    let (read, given) = tokio::sync::mpsc::channel(4);
+    // A thread of its own: a read of a terminal cannot be taken back.
+    std::thread::spawn(move || pass_on(std::io::stdin().lock(), &read));
+    tokio::spawn(feed(control.clone(), given));
+}
+
 /// Runs the command with our own input and output, until it has ended and all was written.
 async fn stream(
     runtime: &LocalRuntime,
@@ -265,10 +309,7 @@ async fn stream(
     signals: &mut Signals,
 ) -> Result<ExecStatus, Error> {
     let exec = runtime.exec(id, exec).await?;
-    let (read, given) = tokio::sync::mpsc::channel(4);
-    // A thread of its own: a read of a terminal cannot be taken back.
-    std::thread::spawn(move || pass_on(std::io::stdin().lock(), &read));
-    tokio::spawn(feed(exec.control.clone(), given));
+    pass_input(&exec.control);
     let outputs = async {
         tokio::join!(
             copy(exec.stdout, tokio::io::stdout(), &exec.control),

@@ -17,5 +17,6 @@ mod lasting;
 mod lifecycle;
 mod limits;
 mod packages;
+mod terminal;
 mod watch;
 mod world;

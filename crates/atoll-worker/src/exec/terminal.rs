@@ -1,0 +1,172 @@
+//! The terminal of a command: its server's end, and the screen of whoever watched from the beginning.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use atoll_model::{Code, Error, TerminalSize};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::log::Log;
+use super::task::{Pipe, Source};
+use crate::error::{internal, jail};
+use crate::keeper::watch_for;
+use crate::sandbox::lock;
+use crate::screen::{Screen, Size};
+
+/// The most that is shown before others get their turn: some sequences are dear.
+const TURN: usize = 16 << 10;
+
+/// A command's terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    /// Nothing once nobody has the other end: there are only so many terminals.
+    master: Mutex<Option<Arc<AsyncFd<OwnedFd>>>>,
+    shown: Mutex<Shown>,
+}
+
+/// Our end of a terminal, and the pipe its output goes through. The keeper holds all of them.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    pub(crate) master: OwnedFd,
+    pub(crate) reader: OwnedFd,
+    pub(crate) writer: OwnedFd,
+}
+
+impl Ends {
+    /// In the order the keeper holds them.
+    pub(crate) fn all(&self) -> [BorrowedFd<'_>; 3] {
+        [&self.master, &self.reader, &self.writer].map(AsFd::as_fd)
+    }
+
+    /// The terminal, the pipe to read its output from, and what fills that.
+    pub(super) fn begin(self, first: TerminalSize) -> Result<(Terminal, (Pipe, Source)), Error> {
+        let copy = self.master.try_clone();
+        let copy = copy.map_err(|error| internal("copy a descriptor", &error))?;
+        let source = Source {
+            master: super::spare::receiver(self.master)?,
+            pipe: super::nonblocking(self.writer)?,
+        };
+        let reader = super::spare::receiver(self.reader)?;
+        Ok((Terminal::new(copy, first)?, (reader, source)))
+    }
+}
+
+/// A screen, and how much of the log it has seen.
+#[derive(Debug)]
+struct Shown {
+    screen: Screen,
+    position: u64,
+}
+
+/// A size as the screen counts.
+fn size(size: TerminalSize) -> Size {
+    Size {
+        rows: size.rows.into(),
+        columns: size.columns.into(),
+    }
+}
+
+impl Terminal {
+    /// With a size.
+    pub(crate) fn new(master: OwnedFd, first: TerminalSize) -> Result<Self, Error> {
+        Ok(Self {
+            master: Mutex::new(Some(Arc::new(watch_for(master, Interest::WRITABLE)?))),
+            shown: Mutex::new(Shown {
+                screen: Screen::new(size(first)),
+                position: 0,
+            }),
+        })
+    }
+
+    fn master(&self) -> Result<Arc<AsyncFd<OwnedFd>>, Error> {
+        let master = lock(&self.master).clone();
+        master
+            .ok_or_else(|| Error::new(Code::StdinClosed, "the terminal was closed by its program"))
+    }
+
+    /// Nobody has the other end any more.
+    pub(crate) fn close(&self) {
+        lock(&self.master).take();
+    }
+
+    /// Shows what has come into the log; says whether there is more.
+    pub(crate) fn show(&self, log: &Log) -> io::Result<bool> {
+        let mut shown = lock(&self.shown);
+        shown.catch_up(log, TURN as u64)?;
+        Ok(shown.position < log.bounds().1)
+    }
+
+    /// Shows everything up to a position, then takes another size: as it happened before we were there.
+    pub(crate) fn resized_at(&self, log: &Log, position: u64, to: TerminalSize) -> io::Result<()> {
+        let mut shown = lock(&self.shown);
+        let left = position.saturating_sub(shown.position);
+        shown.catch_up(log, left)?;
+        shown.screen.resize(size(to));
+        Ok(())
+    }
+
+    /// Gives it another size; the position in the log at which it has it.
+    pub(crate) fn resize(&self, log: &Log, to: TerminalSize) -> Result<u64, Error> {
+        let failed = |error: io::Error| internal("read a terminal's log", &error);
+        let mut shown = lock(&self.shown);
+        shown.catch_up(log, u64::MAX).map_err(failed)?;
+        atoll_jail::terminal::resize(&*self.master()?, to.rows, to.columns)
+            .map_err(|error| jail(&error))?;
+        shown.screen.resize(size(to));
+        Ok(shown.position)
+    }
+
+    /// What a fresh terminal must be sent to show the same, and the position in the log after it.
+    pub(crate) fn replay(&self, log: &Log) -> Result<(Vec<u8>, u64, TerminalSize), Error> {
+        let failed = |error: io::Error| internal("read a terminal's log", &error);
+        let mut shown = lock(&self.shown);
+        shown.catch_up(log, u64::MAX).map_err(failed)?;
+        let size = shown.screen.size();
+        let size = TerminalSize {
+            rows: size.rows as u16,
+            columns: size.columns as u16,
+        };
+        Ok((shown.screen.replay(), shown.position, size))
+    }
+
+    /// Types.
+    pub(crate) async fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
+        let failed = |error: io::Error| internal("write to a terminal", &error);
+        let master = self.master()?;
+        while !bytes.is_empty() {
+            let mut ready = master.writable().await.map_err(failed)?;
+            match rustix::io::write(master.as_fd(), bytes) {
+                Ok(written) => bytes = &bytes[written..],
+                Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shown {
+    /// Shows what is in the log, at most so many bytes of it.
+    fn catch_up(&mut self, log: &Log, most: u64) -> io::Result<()> {
+        let mut left = most;
+        let mut buffer = vec![0; TURN];
+        loop {
+            let (start, end) = log.bounds();
+            self.position = self.position.max(start);
+            let room = left.min(end - self.position).min(TURN as u64) as usize;
+            if room == 0 {
+                return Ok(());
+            }
+            let read = log.read(self.position, &mut buffer[..room])?;
+            if read == 0 {
+                return Ok(());
+            }
+            self.screen.feed(&buffer[..read]);
+            self.position += read as u64;
+            left -= read as u64;
+        }
+    }
+}

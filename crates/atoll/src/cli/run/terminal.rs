@@ -1,0 +1,84 @@
+//! Our own terminal as the command's: raw, of the same size, and given back as it was.
+
+use std::os::fd::AsFd;
+
+use atoll_model::{Chunk, Code, Error, ExecStatus, TerminalSize};
+use atoll_worker::Control;
+use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use tokio::io::AsyncWriteExt;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The size of our terminal; an error that says what to do if we have none.
+pub(super) fn size() -> Result<TerminalSize, Error> {
+    let (input, output) = (std::io::stdin(), std::io::stdout());
+    if !isatty(&input) || !isatty(&output) {
+        return Err(Error::invalid(
+            "tty",
+            "a terminal was asked for, but standard input or output is none",
+            "leave out -t, or run it from a terminal",
+        ));
+    }
+    Ok(current(output.as_fd()))
+}
+
+fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
+    match tcgetwinsize(terminal) {
+        Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TerminalSize {
+            rows: size.ws_row,
+            columns: size.ws_col,
+        },
+        _ => TerminalSize::default(),
+    }
+}
+
+/// Our terminal while it is raw: every key goes to the command.
+pub(super) struct Raw(Termios);
+
+impl Raw {
+    pub(super) fn new() -> Result<Self, Error> {
+        let failed = |error: rustix::io::Errno| {
+            Error::new(
+                Code::Internal,
+                format!("the terminal cannot be changed: {error}"),
+            )
+        };
+        let before = tcgetattr(std::io::stdin()).map_err(failed)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+/// Shows what the command writes until it ends, and tells it when our size changes.
+pub(super) async fn show(control: &Control) -> Result<ExecStatus, Error> {
+    let mut resized = signal(SignalKind::window_change())
+        .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
+    let mut output = control.output(0);
+    let mut screen = tokio::io::stdout();
+    loop {
+        tokio::select! {
+            chunk = output.next() => match chunk? {
+                Some(Chunk::Data { bytes, .. }) => {
+                    let written = async {
+                        screen.write_all(&bytes).await?;
+                        screen.flush().await
+                    };
+                    if written.await.is_err() {
+                        control.signal(SignalKind::hangup().as_raw_value()).await?;
+                    }
+                }
+                Some(Chunk::Gap { .. }) => {}
+                Some(Chunk::Exit(status)) => return Ok(status),
+                None => return Ok(control.wait().await),
+            },
+            _ = resized.recv() => control.resize(current(std::io::stdout().as_fd()))?,
+        }
+    }
+}
