@@ -172,6 +172,8 @@ impl LocalRuntime {
     /// it with [`LocalRuntime::close`]: a small one that is merely dropped leaves its directory to
     /// `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
+        // A sandbox takes some ten descriptors of ours, and some of the keeper's, which inherits this.
+        allow_many_files();
         let binary = config.binary.clone();
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
@@ -779,6 +781,18 @@ impl LocalRuntime {
         let shared = self.shared;
         blocking(move || shared.instance.dismantle()).await
     }
+}
+
+/// Asks for as many open files as we may have.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // With fewer there can be fewer sandboxes, which will be told.
+    let _ = setrlimit(Resource::Nofile, all);
 }
 
 type Opened = (

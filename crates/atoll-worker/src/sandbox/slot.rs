@@ -303,7 +303,8 @@ impl Embryo {
             Ok((record, environment)) => {
                 let sandbox = Arc::new(self.into_sandbox(shared, wish, record, environment));
                 if let Some(terminals) = &sandbox.terminals {
-                    sandbox.hold(TERMINALS, &[terminals.as_fd()]).await?;
+                    // Without a keeper there is no later server either.
+                    let _ = sandbox.hold(TERMINALS, &[terminals.as_fd()]).await;
                 }
                 Arc::clone(&sandbox).refill().await;
                 Ok(sandbox)

@@ -4,6 +4,7 @@
 
 mod latency;
 mod peers;
+mod serving;
 mod work;
 
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ use crate::config::Config;
 /// Measure what sandboxes cost on this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  atoll bench                 start, exec and memory; some 20 seconds
+  atoll bench                 starts, execs, memory, and what a server has; a minute or two
   atoll bench --work          also a C build, a git clone and a file of 1 GB
   atoll bench --work --peers  also bwrap, runc and podman, where they are installed")]
 pub(crate) struct Bench {
@@ -35,6 +36,9 @@ pub(crate) struct Bench {
     /// Measure bwrap, runc and podman too.
     #[arg(long)]
     peers: bool,
+    /// Be the server that a row kills.
+    #[arg(long, hide = true, value_name = "DIR")]
+    victim: Option<std::path::PathBuf>,
 }
 
 /// One line of the table.
@@ -133,6 +137,9 @@ impl Bench {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         atoll_worker::check_host()?;
         ensure_base(config)?;
+        if let Some(data) = &self.victim {
+            block_on(serving::victim(data, config))?;
+        }
         let rows = block_on(self.measure(config))?;
         if self.json {
             let text = serde_json::to_string_pretty(&rows);
@@ -153,6 +160,7 @@ impl Bench {
             rows.push(latency::sustained(&runtime).await?);
             rows.extend(latency::idle(&runtime).await?);
             rows.push(latency::command(config)?);
+            rows.extend(serving::measure(config).await?);
             if self.peers {
                 rows.extend(peers::measure(config, cold.median)?);
             }

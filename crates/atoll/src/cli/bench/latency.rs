@@ -101,7 +101,10 @@ impl Stages {
     }
 }
 
-async fn run_true(runtime: &LocalRuntime, id: &atoll_model::SandboxId) -> Result<(), Error> {
+pub(super) async fn run_true(
+    runtime: &LocalRuntime,
+    id: &atoll_model::SandboxId,
+) -> Result<(), Error> {
     let exec = runtime.exec(id, ExecSpec::argv(["/bin/true"])).await?;
     let done = exec.finish(&[], 1024).await?;
     if done.status.success() {
@@ -186,7 +189,7 @@ pub(super) async fn idle(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     ])
 }
 
-fn available() -> u64 {
+pub(super) fn available() -> u64 {
     kilobytes("/proc/meminfo", "MemAvailable:")
 }
 
@@ -208,7 +211,7 @@ fn children_of(pid: i32) -> impl Iterator<Item = i32> {
     pids.into_iter()
 }
 
-fn kilobytes(path: &str, name: &str) -> u64 {
+pub(super) fn kilobytes(path: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok())
