@@ -27,7 +27,7 @@ mod sys;
 pub mod terminal;
 pub mod wire;
 
-pub use sys::go_first;
+pub use sys::{go_before_others, go_first};
 
 use std::io;
 

@@ -10,6 +10,7 @@ mod view;
 mod tests;
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::facts::Facts;
@@ -174,11 +175,26 @@ impl Plan {
     pub fn boot(&self) -> Boot {
         let mut boot = self.inside.clone();
         if let Some(policy) = &self.policy {
-            boot.filter = seccomp::to_bytes(&policy.compile());
-            boot.leaf_filter = seccomp::to_bytes(&seccomp::leaf());
+            (boot.filter, boot.leaf_filter) = compiled(policy);
         }
         boot
     }
+}
+
+/// A policy's two filters. Nearly all sandboxes have the same one, so the last is remembered.
+fn compiled(policy: &Policy) -> (Vec<u8>, Vec<u8>) {
+    type Last = Option<(Policy, (Vec<u8>, Vec<u8>))>;
+    static LAST: Mutex<Last> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((known, filters)) = &*last
+        && known == policy
+    {
+        return filters.clone();
+    }
+    let main = seccomp::to_bytes(&policy.compile());
+    let filters = (main, seccomp::to_bytes(&seccomp::leaf()));
+    *last = Some((policy.clone(), filters.clone()));
+    filters
 }
 
 /// Refuses a host that cannot isolate, and says what would help.

@@ -304,13 +304,22 @@ pub(crate) fn set_name(name: &std::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
-/// Gives up a real-time priority.
+/// Gives up a priority above others.
 pub(crate) fn ordinary_priority() {
     // SAFETY: an all-zero parameter is what the ordinary policy wants.
     unsafe {
+        if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 {
+            libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+        }
         let parameter: libc::sched_param = std::mem::zeroed();
         libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameter);
     }
+}
+
+/// Gives this thread, and those it starts, more weight than ordinary ones; says whether it may.
+pub fn go_before_others() -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) == 0 }
 }
 
 /// Lets this thread run before all ordinary ones; says whether it may.

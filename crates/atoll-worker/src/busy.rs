@@ -1,13 +1,20 @@
-//! Counts what is under way, so that others can wait until nothing is.
+//! Counts what is under way, so that others can wait until nothing is, and has not been for a moment.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+
+use crate::sandbox::lock;
+
+/// What nobody waits for begins when nobody has asked for anything for so long.
+const CALM: Duration = Duration::from_millis(10);
 
 /// How much is under way.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Busy {
     count: Arc<watch::Sender<usize>>,
+    last: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Something under way, until it is dropped.
@@ -17,8 +24,26 @@ pub(crate) struct Work {
 }
 
 impl Busy {
+    /// Somebody has asked for something.
+    pub(crate) fn touch(&self) {
+        *lock(&self.last) = Some(Instant::now());
+    }
+
+    /// Waits until nothing is under way, nor has been for a moment.
+    pub(crate) async fn calm(&self) {
+        loop {
+            self.quiet().await;
+            let since = lock(&self.last).map_or(CALM, |last| last.elapsed());
+            if since >= CALM {
+                return;
+            }
+            tokio::time::sleep(CALM.saturating_sub(since)).await;
+        }
+    }
+
     /// Begins something.
     pub(crate) fn begin(&self) -> Work {
+        self.touch();
         self.count.send_modify(|count| *count += 1);
         Work {
             count: Arc::clone(&self.count),

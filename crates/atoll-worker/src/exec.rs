@@ -161,21 +161,22 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         terminal,
     } = Streams::open(&sandbox, &spec, &stem)?;
     let before = sandbox.group.oom_kills();
-    let master = terminal.as_ref();
-    let begun = begin(&sandbox, &spec, exec, inside, input.as_ref(), master).await;
-    let (pid, mut parts) = match begun {
+    let start = Start {
+        id: &id,
+        stem: &stem,
+        spec: &spec,
+        inside,
+        input: input.as_ref(),
+        terminal: terminal.as_ref(),
+    };
+    let (record, mut parts) = match start.begin(&sandbox, exec).await {
         Ok(begun) => begun,
         Err(error) => {
-            if input.is_some() {
-                record::remove(&stem);
-            }
+            record::remove(&stem);
             return Err(error);
         }
     };
-    let started_at = now();
-    let record = Record::new(stem, id.clone(), pid, &parts, &spec, started_at);
-    // Only now it is acknowledged: an exec without a record is nobody's.
-    record.write()?;
+    let (pid, started_at) = (record.pid, record.started_at);
     let (input, stdin) = input.unzip();
     let (mut stderr, mut source) = (Some(parts.stderr), None);
     let terminal = match (terminal, spec.terminal) {
@@ -255,47 +256,77 @@ impl Streams {
     }
 }
 
-/// Starts the program in a child that waits for one, or in one made now.
-async fn begin(
-    sandbox: &Sandbox,
-    spec: &ExecSpec,
-    exec: wire::Exec,
-    stdin: Option<OwnedFd>,
-    input: Option<&(Input, OwnedFd)>,
-    terminal: Option<&terminal::Ends>,
-) -> Result<(i32, Parts), Error> {
-    let mut waiting = sandbox.take_spare();
-    loop {
-        let fresh = waiting.is_none();
-        let spare = match waiting.take() {
-            Some(spare) => spare,
-            None => Spare::prepare(sandbox).await?,
-        };
-        if let Some((queue, pipe)) = input {
-            let (file, request) = (queue.file(), spare.request());
-            sandbox
-                .hold(input_of(request), &[file.as_fd(), pipe.as_fd()])
-                .await?;
-        }
-        if let Some(ends) = terminal {
-            sandbox.hold(spare.request(), &ends.all()).await?;
-        }
-        let stdin = stdin.as_ref().map(AsFd::as_fd);
-        match spare.start(sandbox, exec.clone(), stdin).await {
-            Ok(begun) => return Ok(begun),
-            Err(Ok(NotStarted::Gone(leaf))) => {
-                sandbox.leave(leaf.into());
-                if fresh {
-                    let message = "the command was killed inside the sandbox before it began";
-                    return Err(Error::new(Code::Conflict, message).remedy("try again"));
+/// A command about to begin.
+struct Start<'a> {
+    id: &'a ExecId,
+    stem: &'a Path,
+    spec: &'a ExecSpec,
+    inside: Option<OwnedFd>,
+    input: Option<&'a (Input, OwnedFd)>,
+    terminal: Option<&'a terminal::Ends>,
+}
+
+impl Start<'_> {
+    /// Starts the program in a child that waits for one, or in one made now.
+    async fn begin(self, sandbox: &Sandbox, exec: wire::Exec) -> Result<(Record, Parts), Error> {
+        let mut waiting = sandbox.take_spare();
+        loop {
+            let fresh = waiting.is_none();
+            let mut spare = match waiting.take() {
+                Some(spare) => spare,
+                None => Spare::prepare(sandbox).await?,
+            };
+            self.hold(sandbox, spare.request()).await?;
+            let inside = self.inside.as_ref().map(AsFd::as_fd);
+            spare.tell(exec.clone(), inside).await;
+            // Written down while the program starts: an exec without a record is nobody's, and nobody is
+            // told of it before there is one.
+            let early = spare.pid();
+            let record = early.map(|pid| self.record(pid, &spare.exec)).transpose()?;
+            match spare.started(sandbox).await {
+                Ok((pid, parts)) => {
+                    let record = match record {
+                        Some(record) => record,
+                        None => self.record(pid, &parts)?,
+                    };
+                    return Ok((record, parts));
                 }
+                Err(Ok(NotStarted::Gone(leaf))) => {
+                    sandbox.leave(leaf.into());
+                    record::remove(self.stem);
+                    if fresh {
+                        let message = "the command was killed inside the sandbox before it began";
+                        return Err(Error::new(Code::Conflict, message).remedy("try again"));
+                    }
+                }
+                Err(Ok(NotStarted::Refused(leaf, part, errno))) => {
+                    sandbox.leave(leaf.into());
+                    return Err(refused(part, errno, self.spec));
+                }
+                Err(Err(error)) => return Err(error),
             }
-            Err(Ok(NotStarted::Refused(leaf, part, errno))) => {
-                sandbox.leave(leaf.into());
-                return Err(refused(part, errno, spec));
-            }
-            Err(Err(error)) => return Err(error),
         }
+    }
+
+    /// Has the keeper hold what is only this command's.
+    async fn hold(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
+        if let Some((queue, pipe)) = self.input {
+            let file = queue.file();
+            let both = [file.as_fd(), pipe.as_fd()];
+            sandbox.hold(input_of(request), &both).await?;
+        }
+        if let Some(ends) = self.terminal {
+            sandbox.hold(request, &ends.all()).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes down that it begins.
+    fn record(&self, pid: i32, parts: &Parts) -> Result<Record, Error> {
+        let (stem, id) = (self.stem.to_owned(), self.id.clone());
+        let record = Record::new(stem, id, pid, parts, self.spec, now());
+        record.write()?;
+        Ok(record)
     }
 }
 

@@ -54,7 +54,7 @@ impl Nursery {
                 continue;
             }
             // Creates go first.
-            shared.busy.quiet().await;
+            shared.busy.calm().await;
             let Ok(mut embryo) = Embryo::in_advance(&shared).await else {
                 // No room for more now: creates will say so themselves.
                 nursery.taken.notified().await;

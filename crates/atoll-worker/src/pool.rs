@@ -75,7 +75,7 @@ impl Pool {
                 continue;
             }
             // Creates go first.
-            shared.busy.quiet().await;
+            shared.busy.calm().await;
             match Sandbox::create(&shared, SandboxSpec::default(), true).await {
                 Ok(made) if !pool.closed.load(Ordering::Acquire) => pool.add(made),
                 Ok(made) => Self::end(&shared, &made).await,

@@ -174,6 +174,10 @@ impl LocalRuntime {
     pub async fn open(config: Config) -> Result<Self, Error> {
         // A sandbox takes some ten descriptors of ours, and some of the keeper's, which inherits this.
         allow_many_files();
+        if config.lasting {
+            // A server answers although its sandboxes take all processor time they can get.
+            atoll_jail::go_before_others();
+        }
         let binary = config.binary.clone();
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
@@ -453,6 +457,7 @@ impl LocalRuntime {
     }
 
     async fn end(&self, id: &SandboxId, keep: Option<PathBuf>) -> Result<(), Error> {
+        self.shared.busy.touch();
         let name = id.clone();
         let ended = self.change(id, |runtime, entry, place| async move {
             let shared = &runtime.shared;
@@ -543,6 +548,7 @@ impl LocalRuntime {
 
     /// Starts a command.
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
+        self.shared.busy.touch();
         exec::start(self.find(id)?, spec).await
     }
 

@@ -36,6 +36,8 @@ const SILENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Spare {
     socket: AsyncFd<Channel<ToChild, FromChild>>,
     prepared: oneshot::Receiver<Prepared>,
+    pid: Option<Prepared>,
+    told: bool,
     pub(super) exec: Parts,
 }
 
@@ -80,6 +82,8 @@ impl Spare {
         Ok(Self {
             socket: watch_channel(socket)?,
             prepared,
+            pid: None,
+            told: false,
             exec: Parts {
                 request,
                 stdout: receiver(stdout)?,
@@ -108,23 +112,33 @@ impl Spare {
         self.exec.leaf
     }
 
-    /// Tells the child its program and waits until it has become it; its pid inside.
-    pub(super) async fn start(
+    /// Its pid inside, if that is known already.
+    pub(super) fn pid(&mut self) -> Option<i32> {
+        if self.pid.is_none() {
+            self.pid = self.prepared.try_recv().ok();
+        }
+        self.pid.and_then(Result::ok)
+    }
+
+    /// Tells the child its program. One that is gone says so in [`Self::started`].
+    pub(super) async fn tell(&mut self, exec: wire::Exec, stdin: Option<BorrowedFd<'_>>) {
+        let handed: Vec<_> = stdin.into_iter().collect();
+        let told = send(&self.socket, &ToChild::Exec(exec), &handed).await;
+        self.told = told.is_ok();
+    }
+
+    /// Waits until the child has become its program; its pid inside.
+    pub(super) async fn started(
         self,
         sandbox: &Sandbox,
-        exec: wire::Exec,
-        stdin: Option<BorrowedFd<'_>>,
     ) -> Result<(i32, Parts), Result<NotStarted, Error>> {
-        let Self {
-            socket,
-            prepared,
-            exec: parts,
-        } = self;
-        let handed: Vec<_> = stdin.into_iter().collect();
-        let told = send(&socket, &ToChild::Exec(exec), &handed).await;
+        let parts = self.exec;
         let mut heard = false;
-        while told.is_ok() {
-            match tokio::time::timeout(SILENCE, next(&socket)).await {
+        loop {
+            if !self.told {
+                break;
+            }
+            match tokio::time::timeout(SILENCE, next(&self.socket)).await {
                 Ok(Some(FromChild::Heard)) => heard = true,
                 Ok(Some(FromChild::Refused { part, errno })) => {
                     return Err(Ok(NotStarted::Refused(parts.leaf, part, errno)));
@@ -136,7 +150,11 @@ impl Spare {
                 }),
             }
         }
-        match prepared.await {
+        let prepared = match self.pid {
+            Some(prepared) => Ok(prepared),
+            None => self.prepared.await,
+        };
+        match prepared {
             Ok(Ok(pid)) if heard => Ok((pid, parts)),
             Ok(Ok(_)) => Err(Ok(NotStarted::Gone(parts.leaf))),
             Ok(Err(errno)) => Err(Ok(NotStarted::Refused(parts.leaf, Part::Setup, errno))),

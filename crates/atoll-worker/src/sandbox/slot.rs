@@ -298,6 +298,7 @@ impl Embryo {
                 ..Timings::default()
             };
         }
+        let pooled = wish.kind == Kind::Warm;
         let outcome = self.grow(shared, &wish).await;
         match outcome {
             Ok((record, environment)) => {
@@ -306,7 +307,10 @@ impl Embryo {
                     // Without a keeper there is no later server either.
                     let _ = sandbox.hold(TERMINALS, &[terminals.as_fd()]).await;
                 }
-                Arc::clone(&sandbox).refill().await;
+                // Others make a child with their first command, which takes no longer.
+                if pooled {
+                    Arc::clone(&sandbox).refill().await;
+                }
                 Ok(sandbox)
             }
             Err(error) => {
