@@ -185,8 +185,8 @@ fn run() -> Result<(), Error> {
     let listening = rustix::net::sockopt::socket_acceptconn(&listener).unwrap_or(false);
     let _ = rustix::process::setsid();
     sys::set_name(c"atoll-keeper");
-    // Whoever started us may run at real-time priority; sandboxes do not.
-    sys::ordinary_priority();
+    // Whoever started us may run before others; sandboxes do not. PID 1 is as quick as we are.
+    sys::be_quick();
     build_root()?;
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts

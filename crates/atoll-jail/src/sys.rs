@@ -304,22 +304,59 @@ pub(crate) fn set_name(name: &std::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }
 
-/// Gives up a priority above others.
-pub(crate) fn ordinary_priority() {
-    // SAFETY: an all-zero parameter is what the ordinary policy wants.
-    unsafe {
-        if libc::getpriority(libc::PRIO_PROCESS, 0) < 0 {
-            libc::setpriority(libc::PRIO_PROCESS, 0, 0);
-        }
-        let parameter: libc::sched_param = std::mem::zeroed();
-        libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameter);
+/// Sets how this thread, and those it starts, are scheduled: their weight, and how long they run at a
+/// time. Who asks for little is let in at once when it wakes (since Linux 6.12; older ones take no
+/// notice), also where others use all there is.
+fn schedule(nice: i32, slice: Slice) -> bool {
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
     }
+    let attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: libc::SCHED_OTHER as u32,
+        flags: 0,
+        nice,
+        priority: 0,
+        runtime: match slice {
+            Slice::Short => 100_000,
+            Slice::Usual => 0,
+        },
+        deadline: 0,
+        period: 0,
+    };
+    // SAFETY: the attributes have the kernel's layout and live across the call.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) == 0 }
 }
 
-/// Gives this thread, and those it starts, more weight than ordinary ones; says whether it may.
+/// How long a thread runs at a time.
+#[derive(Clone, Copy)]
+enum Slice {
+    Short,
+    Usual,
+}
+
+/// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
+/// they wake; says whether it may.
 pub fn go_before_others() -> bool {
-    // SAFETY: no memory is involved.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -10) == 0 }
+    schedule(-10, Slice::Short)
+}
+
+/// An ordinary weight, whatever whoever started us has, but let in as soon as it wakes.
+pub(crate) fn be_quick() {
+    schedule(0, Slice::Short);
+}
+
+/// Like every other process.
+pub(crate) fn be_ordinary() {
+    schedule(0, Slice::Usual);
 }
 
 /// Lets this thread run before all ordinary ones; says whether it may.

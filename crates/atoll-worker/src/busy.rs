@@ -29,6 +29,11 @@ impl Busy {
         *lock(&self.last) = Some(Instant::now());
     }
 
+    /// Much is under way: what can wait should.
+    pub(crate) fn is_crowded(&self) -> bool {
+        *self.count.borrow() > 4
+    }
+
     /// Waits until nothing is under way, nor has been for a moment.
     pub(crate) async fn calm(&self) {
         loop {

@@ -214,7 +214,9 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     }
     .spawn();
     // The next command finds a child waiting; this one has what it needs.
-    tokio::spawn(Sandbox::refill(sandbox));
+    if !sandbox.busy.is_crowded() {
+        tokio::spawn(Sandbox::refill(sandbox));
+    }
     Ok(control.exec())
 }
 

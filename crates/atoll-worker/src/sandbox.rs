@@ -15,6 +15,7 @@ use atoll_jail::plan::IdRange;
 use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Timings};
 use tokio::sync::watch;
 
+use crate::busy::Busy;
 use crate::error::{internal, jail};
 use crate::exec::spare::Spare;
 use crate::exec::table::Table;
@@ -45,6 +46,8 @@ pub(crate) struct Sandbox {
     /// What the keeper calls it.
     token: u32,
     keeper: Arc<Keeper>,
+    /// What its runtime does besides.
+    pub(crate) busy: Busy,
     /// Directories of ended execs.
     leaves: Mutex<Leaves>,
     /// A child that waits for the next command's program.

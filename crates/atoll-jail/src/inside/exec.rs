@@ -186,6 +186,7 @@ fn become_program(boot: &Boot, known: Option<&Known>, exec: &Exec) -> (Part, io:
     let Some(program) = exec.argv.first().filter(|program| !program.is_empty()) else {
         return (Part::Program, errno(libc::ENOENT));
     };
+    sys::be_ordinary();
     let path = environment.iter().rev().find(|(name, _)| name == b"PATH");
     let path = path.map_or(DEFAULT_PATH.as_bytes(), |(_, value)| value);
     (Part::Program, search(program, path, &argv, &pairs))

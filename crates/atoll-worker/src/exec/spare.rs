@@ -163,6 +163,31 @@ impl Spare {
     }
 }
 
+/// Runs a program of the template once and to its end, so that what every program needs is known to the
+/// kernel before somebody waits for it. A template without it is not the worse for it.
+pub(crate) async fn exercise(sandbox: &Sandbox) {
+    let Ok(mut spare) = Spare::prepare(sandbox).await else {
+        return;
+    };
+    let request = spare.request();
+    let exec = wire::Exec {
+        argv: vec![b"/bin/true".to_vec()],
+        ..wire::Exec::default()
+    };
+    spare.tell(exec, None).await;
+    let leaf = match spare.started(sandbox).await {
+        Ok((_, parts)) => {
+            let _ = parts.ended.await;
+            parts.leaf
+        }
+        Err(Ok(NotStarted::Gone(leaf) | NotStarted::Refused(leaf, ..))) => leaf,
+        Err(Err(_)) => return,
+    };
+    sandbox.leave(leaf.into());
+    sandbox.release(request);
+    sandbox.forget(request);
+}
+
 /// The child's next word; nothing when it has become its program or has ended.
 async fn next(socket: &AsyncFd<Channel<ToChild, FromChild>>) -> Option<FromChild> {
     loop {

@@ -71,6 +71,7 @@ impl Sandbox {
             record: Mutex::new(record),
             token: found.parent.token,
             keeper: Arc::clone(&shared.keeper),
+            busy: shared.busy.clone(),
             leaves: Mutex::default(),
             spare: Mutex::default(),
             over: Mutex::default(),

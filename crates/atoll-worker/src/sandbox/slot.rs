@@ -78,6 +78,8 @@ pub(crate) struct Embryo {
     attached: JoinHandle<Result<(), Error>>,
     /// It has been told what to become.
     told: bool,
+    /// Mounts that every sandbox has, made with it.
+    mounts: Vec<OwnedFd>,
     /// Its files were there before.
     old: bool,
     timings: Timings,
@@ -98,8 +100,10 @@ impl Sandbox {
         };
         let (spec, template) = template;
         if let Some(embryo) = shared.nursery.take() {
+            let mut embryo = embryo;
             let (id, ids) = (embryo.id.clone(), embryo.ids);
-            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled));
+            let ready = std::mem::take(&mut embryo.mounts);
+            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled), ready);
             return match wish {
                 Ok(wish) => embryo.become_sandbox(shared, wish, begin).await,
                 Err(error) => {
@@ -135,7 +139,7 @@ impl Sandbox {
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
         let made = async {
-            let wish = Wish::new(shared, id, ids, spec, template, kind)?;
+            let wish = Wish::new(shared, id, ids, spec, template, kind, Vec::new())?;
             let embryo = Embryo::make(shared, &wish, begin).await?;
             Ok((embryo, wish))
         };
@@ -166,13 +170,14 @@ impl Wish {
         spec: SandboxSpec,
         template: Template,
         kind: Kind,
+        ready: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
         let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
             .map_err(|error| jail(&error))?;
         if let Some(amend) = &shared.amend {
             amend(&mut plan);
         }
-        let mounts = handed(&plan)?;
+        let mounts = handed(&plan, ready)?;
         Ok(Self {
             id,
             ids,
@@ -190,7 +195,8 @@ impl Wish {
         let template = check(shared, &spec)?;
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
-        let wish = Self::new(shared, SandboxId::random(), ids, spec, template, Kind::New);
+        let (id, kind) = (SandboxId::random(), Kind::New);
+        let wish = Self::new(shared, id, ids, spec, template, kind, Vec::new());
         if wish.is_err() {
             shared.instance.ranges.release(ids);
         }
@@ -212,11 +218,16 @@ impl Embryo {
             blocking(move || Wish::ordinary(&shared)).await?
         };
         let ids = wish.ids;
-        let made = Self::conceive(shared, &wish, None, Instant::now()).await;
-        if made.is_err() {
-            shared.instance.ranges.release(ids);
+        match Self::conceive(shared, &wish, None, Instant::now()).await {
+            Ok(embryo) => Ok(Self {
+                mounts: wish.mounts,
+                ..embryo
+            }),
+            Err(error) => {
+                shared.instance.ranges.release(ids);
+                Err(error)
+            }
         }
-        made
     }
 
     async fn conceive(
@@ -250,6 +261,7 @@ impl Embryo {
                     parent,
                     attached: tokio::spawn(attach),
                     told,
+                    mounts: Vec::new(),
                     old,
                     timings: Timings {
                         slot,
@@ -309,6 +321,7 @@ impl Embryo {
                 }
                 // Others make a child with their first command, which takes no longer.
                 if pooled {
+                    crate::exec::spare::exercise(&sandbox).await;
                     Arc::clone(&sandbox).refill().await;
                 }
                 Ok(sandbox)
@@ -443,6 +456,7 @@ impl Embryo {
             record: Mutex::new(record),
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
+            busy: shared.busy.clone(),
             leaves: Mutex::default(),
             spare: Mutex::default(),
             over: Mutex::default(),
@@ -606,15 +620,21 @@ fn open_directory(path: &Path) -> Result<OwnedFd, Error> {
     .map_err(|error| host_file("open", path, &error.into()))
 }
 
-/// Prepares the mounts that PID 1 cannot make itself, in the plan's order.
-fn handed(plan: &Plan) -> Result<Vec<OwnedFd>, Error> {
+/// Prepares the mounts that PID 1 cannot make itself, in the plan's order. `ready` are those that every
+/// sandbox has, which come first, if they were made before.
+fn handed(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Error> {
+    let mut ready = ready.into_iter();
     let mounts = plan
         .inside
         .mounts
         .iter()
         .filter_map(|mount| match &mount.source {
-            wire::Source::Devices => Some(rootfs::devices(plan.ids)),
-            wire::Source::Terminals => Some(rootfs::terminals(plan.ids)),
+            wire::Source::Devices => {
+                Some(ready.next().map_or_else(|| rootfs::devices(plan.ids), Ok))
+            }
+            wire::Source::Terminals => {
+                Some(ready.next().map_or_else(|| rootfs::terminals(plan.ids), Ok))
+            }
             wire::Source::Handed { path } => Some(rootfs::host_mount(Path::new(path))),
             _ => None,
         });

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Error, ExecSpec, SandboxSpec};
+use atoll_model::{Error, ExecSpec, SandboxInfo, SandboxSpec};
 use atoll_worker::LocalRuntime;
 
 use super::{Row, Samples, failed, milliseconds, progress};
@@ -62,8 +62,8 @@ pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
 
 /// Times of the stages of a create, and all until the result of a first command.
 #[derive(Default)]
-struct Stages {
-    all: Samples,
+pub(super) struct Stages {
+    pub(super) all: Samples,
     slot: Samples,
     clone: Samples,
     root: Samples,
@@ -75,16 +75,21 @@ impl Stages {
         let begin = Instant::now();
         let made = runtime.create(SandboxSpec::default()).await?;
         run_true(runtime, &made.id).await?;
+        self.add(begin, &made);
+        runtime.delete(&made.id).await
+    }
+
+    /// Adds what has just been made.
+    pub(super) fn add(&mut self, begin: Instant, made: &SandboxInfo) {
         self.all.add(begin);
         self.slot.0.push(made.timings.slot);
         self.clone.0.push(made.timings.clone);
         self.root.0.push(made.timings.root);
         self.start.0.push(made.timings.start);
-        runtime.delete(&made.id).await
     }
 
     /// The medians of the stages in one line.
-    fn row(&self) -> Row {
+    pub(super) fn row(&self) -> Row {
         let text = |percent| {
             let stages = [&self.slot, &self.clone, &self.root, &self.start];
             let times =

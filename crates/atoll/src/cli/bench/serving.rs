@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Chunk, Code, Error, ExecSpec, SandboxId, SandboxSpec, TerminalSize};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
-use super::latency::{available, run_true};
+use super::latency::{Stages, available, run_true};
 use super::{Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
 
@@ -20,6 +20,14 @@ impl Data {
     fn new(config: &Config) -> Self {
         let name = format!("bench-serving-{}", std::process::id());
         Self(config.data.join(name))
+    }
+
+    fn nothing_ready(&self, config: &Config) -> RuntimeConfig {
+        RuntimeConfig {
+            warm: 0,
+            embryos: 0,
+            ..self.config(config)
+        }
     }
 
     fn config(&self, config: &Config) -> RuntimeConfig {
@@ -53,7 +61,6 @@ pub(super) async fn measure(config: &Config) -> Result<Vec<Row>, Error> {
         rows.push(stream(&runtime).await?);
         rows.push(echo(&runtime).await?);
         rows.push(neighbour(&runtime).await?);
-        rows.extend(thousand(&runtime).await?);
         Ok::<_, Error>(rows)
     };
     let rows = measured.await;
@@ -62,6 +69,7 @@ pub(super) async fn measure(config: &Config) -> Result<Vec<Row>, Error> {
     }
     runtime.close().await?;
     let mut rows = rows?;
+    rows.extend(thousand(&data, config).await?);
     rows.push(adoption(&data, config).await?);
     Ok(rows)
 }
@@ -92,13 +100,15 @@ async fn warm(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("warm starts");
     let mut samples = Samples::default();
     for _ in 0..200 {
-        filled(runtime, 4, 0).await?;
+        if runtime.ready().0 < 4 {
+            filled(runtime, 16, 96).await?;
+        }
         let begin = Instant::now();
         let id = create_and_run(runtime).await?;
         samples.add(begin);
         runtime.delete(&id).await?;
     }
-    let row = "create → first exec result, warm (pool of 16, refilled meanwhile)";
+    let row = "create → first exec result, warm (pool of 16, filled again and again)";
     Ok(Row::times(row, &samples, Some((2.0, Some(5.0)))))
 }
 
@@ -325,27 +335,22 @@ async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
     Ok(row.bar(format!("p99 ≤ 2 × quiet ({ratio:.1} ×)"), ratio <= 2.0))
 }
 
-async fn thousand(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
+/// Without anything ready, to compare like with like.
+async fn thousand(data: &Data, config: &Config) -> Result<Vec<Row>, Error> {
     progress("1,000 live sandboxes");
     const COUNT: usize = 1000;
-    // One by one and cold, to compare like with like.
-    let mut spec = SandboxSpec::default();
-    spec.limits.pids -= 1;
-    let one = async |spec: SandboxSpec| {
-        let begin = Instant::now();
-        let id = runtime.create(spec).await?.id;
-        Ok::<_, Error>((id, begin.elapsed()))
-    };
+    let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
     let before = available();
-    let (mut first, mut last, mut ids) = (Samples::default(), Samples::default(), Vec::new());
+    let (mut first, mut last) = (Stages::default(), Stages::default());
+    let mut ids = Vec::new();
     for number in 0..COUNT {
-        let (id, took) = one(spec.clone()).await?;
-        if number < 100 {
-            first.0.push(took);
-        } else if number >= COUNT - 100 {
-            last.0.push(took);
+        let begin = Instant::now();
+        let info = runtime.create(SandboxSpec::default()).await?;
+        if !(100..COUNT - 100).contains(&number) {
+            let stages = if number < 100 { &mut first } else { &mut last };
+            stages.add(begin, &info);
         }
-        ids.push(id);
+        ids.push(info.id);
     }
     let each = before.saturating_sub(available()) / COUNT as u64;
     let begin = Instant::now();
@@ -360,8 +365,9 @@ async fn thousand(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
         joined(one.await)?;
     }
     let deleted = begin.elapsed().as_secs_f64();
-    let ratio =
-        last.percentile(50.0).as_secs_f64() / first.percentile(50.0).as_secs_f64().max(1e-9);
+    runtime.close().await?;
+    let median = |stages: &Stages| stages.all.percentile(50.0).as_secs_f64().max(1e-9);
+    let ratio = median(&last) / median(&first);
     Ok(vec![
         Row::value(
             "1,000 live sandboxes, MemAvailable each",
@@ -373,6 +379,8 @@ async fn thousand(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
             format!("{ratio:.2} ×"),
         )
         .bar("≤ 1.6 ×", ratio <= 1.6),
+        first.row(),
+        last.row(),
         Row::value("all 1,000 deleted", format!("{deleted:.1} s")).bar("≤ 10 s", deleted <= 10.0),
     ])
 }
@@ -396,10 +404,8 @@ async fn adoption(data: &Data, config: &Config) -> Result<Row, Error> {
         }
         let killed = server.kill().and_then(|()| server.wait());
         killed.map_err(|error| failed("kill a server", &error))?;
-        let mut quiet = data.config(config);
-        (quiet.warm, quiet.embryos) = (0, 0);
         let begin = Instant::now();
-        let runtime = LocalRuntime::open(quiet).await?;
+        let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
         samples.add(begin);
         let all = runtime.list();
         if all.len() != 100 {
@@ -419,9 +425,7 @@ async fn adoption(data: &Data, config: &Config) -> Result<Row, Error> {
 /// A server with 100 sandboxes that waits to be killed.
 pub(super) async fn victim(data: &Path, config: &Config) -> Result<(), Error> {
     let data = Data(data.to_owned());
-    let mut own = data.config(config);
-    (own.warm, own.embryos) = (0, 0);
-    let runtime = LocalRuntime::open(own).await?;
+    let runtime = LocalRuntime::open(data.nothing_ready(config)).await?;
     for _ in 0..100 {
         create_and_run(&runtime).await?;
     }
