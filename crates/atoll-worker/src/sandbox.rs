@@ -2,6 +2,7 @@
 //! is in `slot`, how it is taken over from another server in `adopt`.
 
 mod adopt;
+mod connection;
 mod record;
 mod slot;
 
@@ -19,6 +20,7 @@ use crate::exec::spare::Spare;
 use crate::exec::table::Table;
 use crate::init::Init;
 use crate::keeper::Keeper;
+use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
 pub(crate) use record::{Record, boot};
@@ -41,6 +43,10 @@ pub(crate) struct Sandbox {
     pub(crate) environment: Vec<(Vec<u8>, Vec<u8>)>,
     pub(crate) ids: IdRange,
     record: Mutex<Record>,
+    /// Its link with the world, if it has one.
+    link: Mutex<Option<Arc<Link>>>,
+    /// The number of its network namespace.
+    namespace: Option<u64>,
     /// What the keeper calls it.
     token: u32,
     keeper: Arc<Keeper>,
@@ -101,6 +107,7 @@ impl Sandbox {
         let mut died = self.died.clone();
         // The keeper tells when the last of its processes is gone.
         let _ = died.wait_for(Option::is_some).await;
+        self.unlink();
         let group = self.group.clone();
         blocking(move || group.remove().map_err(|error| jail(&error))).await?;
         shared.instance.ranges.release(self.ids);

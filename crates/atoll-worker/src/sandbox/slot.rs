@@ -25,11 +25,13 @@ use atoll_model::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::connection::{self, Linked};
 use super::{Record, Sandbox, blocking};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
 use crate::keeper::Parent;
+use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::{self, Template};
 
@@ -58,6 +60,8 @@ pub(crate) struct Embryo {
     group: Group,
     init: Init,
     parent: Parent,
+    /// With the world, if it is to have one.
+    link: Option<Arc<Link>>,
     /// PID 1 gets into the v1 limits.
     attached: JoinHandle<Result<(), Error>>,
     /// It has been told what to become.
@@ -112,6 +116,14 @@ impl Sandbox {
         .await
     }
 
+    /// Takes a new one away that nobody was told of.
+    async fn undo(&self, shared: &Arc<Shared>) {
+        if self.stop(shared).await.is_ok() {
+            let directory = self.directory.clone();
+            let _ = blocking(move || crate::instance::remove_directory(&directory)).await;
+        }
+    }
+
     async fn make(
         shared: &Arc<Shared>,
         id: SandboxId,
@@ -139,6 +151,7 @@ impl Sandbox {
 
 /// Refuses what cannot be made; the template, leased.
 fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
+    spec.check_network()?;
     spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
     for (name, value) in &spec.environment {
         crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
@@ -238,6 +251,7 @@ impl Embryo {
                     group: place.group,
                     init,
                     parent,
+                    link: None,
                     attached: tokio::spawn(attach),
                     told,
                     old,
@@ -288,12 +302,20 @@ impl Embryo {
                 ..Timings::default()
             };
         }
+        let old = self.old;
         let outcome = self.grow(shared, &wish).await;
         match outcome {
             Ok(record) => {
                 let sandbox = Arc::new(self.into_sandbox(shared, wish, record));
-                Arc::clone(&sandbox).refill().await;
-                Ok(sandbox)
+                let (told, ()) = tokio::join!(sandbox.tell_names(), Arc::clone(&sandbox).refill());
+                match told {
+                    // What its own programs made of its files must not keep it from starting.
+                    Err(error) if !old => {
+                        sandbox.undo(shared).await;
+                        Err(error)
+                    }
+                    _ => Ok(sandbox),
+                }
             }
             Err(error) => {
                 self.give_back(shared).await;
@@ -310,10 +332,14 @@ impl Embryo {
             self.limit(shared, wish).await?;
         }
         let root = self.root(wish)?;
-        let root = blocking(root).await;
+        let link = connection::attach(shared, self.parent.pid, &wish.spec);
+        let (root, link) = tokio::join!(blocking(root), link);
         let attached = self.settle().await;
-        let root = match attached.and(root) {
-            Ok(root) => root,
+        let root = match attached.and(root).and_then(|root| Ok((root, link?))) {
+            Ok((root, link)) => {
+                self.link = link;
+                root
+            }
             // If PID 1 gave up meanwhile, its own words say more.
             Err(error) => return Err(self.init.last_words().await.unwrap_or(error)),
         };
@@ -333,10 +359,12 @@ impl Embryo {
             state: SandboxState::Creating.next(atoll_model::Transition::Ready)?,
             reason: None,
             limits: wish.spec.limits,
+            network: wish.spec.network,
             created_at: wish.old.unwrap_or_else(crate::exec::now),
             timings: self.timings,
         };
-        let record = Record::new(info, wish.spec.clone(), self.ids);
+        let mut record = Record::new(info, wish.spec.clone(), self.ids);
+        record.linked = self.link.as_deref().map(Linked::from);
         record.write(&self.directory)?;
         Ok(record)
     }
@@ -398,6 +426,9 @@ impl Embryo {
     fn into_sandbox(self, shared: &Shared, wish: Wish, record: Record) -> Sandbox {
         let execs = Table::new(self.directory.join("execs"), !self.old);
         let environment = wish.template.meta.env.iter().chain(&wish.spec.environment);
+        if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
+            link.stay();
+        }
         Sandbox {
             environment: environment
                 .map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()))
@@ -410,6 +441,8 @@ impl Embryo {
             execs: Arc::new(execs),
             ids: self.ids,
             record: Mutex::new(record),
+            link: Mutex::new(self.link),
+            namespace: connection::number(self.parent.pid),
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
             leaves: Mutex::default(),
