@@ -5,7 +5,7 @@
 //! addresses belong to whoever runs the host. This is so for private networks (RFC 1918) too.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,16 @@ impl fmt::Display for Network {
             Self::Internet => "internet",
         })
     }
+}
+
+/// A server of a sandbox came or went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortEvent {
+    /// It listens here now.
+    Opened(SocketAddr),
+    /// It no longer does.
+    Closed(SocketAddr),
 }
 
 /// IPv4 addresses that share their first bits.

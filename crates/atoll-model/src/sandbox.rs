@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cpus, Error, Reason, SandboxId, SandboxState};
+use crate::{Bytes, Cpus, Error, Network, Policy, Reason, SandboxId, SandboxState};
 
 /// Ceilings of a sandbox; not reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +93,27 @@ pub struct SandboxSpec {
     pub environment: BTreeMap<String, String>,
     /// Files and directories of the host, shown read-only.
     pub mounts: Vec<HostMount>,
+    /// What it is connected to.
+    #[serde(default)]
+    pub network: Network,
+    /// What it may reach there.
+    #[serde(default)]
+    pub policy: Policy,
+}
+
+impl SandboxSpec {
+    /// Refuses a policy that cannot be, and one for a sandbox that reaches nothing anyway: whoever
+    /// wrote it hopes for something.
+    pub fn check_network(&self) -> Result<(), Error> {
+        if self.network == Network::None && self.policy != Policy::default() {
+            return Err(Error::invalid(
+                "policy",
+                "a policy is about the network internet, and this sandbox has none",
+                "choose the network internet, or leave the rules out",
+            ));
+        }
+        self.policy.check()
+    }
 }
 
 impl Default for SandboxSpec {
@@ -102,6 +123,8 @@ impl Default for SandboxSpec {
             limits: Limits::default(),
             environment: BTreeMap::new(),
             mounts: Vec::new(),
+            network: Network::default(),
+            policy: Policy::default(),
         }
     }
 }
@@ -131,6 +154,9 @@ pub struct SandboxInfo {
     pub reason: Option<Reason>,
     /// Its ceilings.
     pub limits: Limits,
+    /// What it is connected to.
+    #[serde(default)]
+    pub network: Network,
     /// When it was made: microseconds since 1970.
     pub created_at: i64,
     /// How long each stage of making it took.

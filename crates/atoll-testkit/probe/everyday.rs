@@ -2,6 +2,7 @@
 
 pub(crate) mod facts;
 pub(crate) mod files;
+pub(crate) mod net;
 mod plain;
 pub(crate) mod process;
 
@@ -13,6 +14,7 @@ pub(crate) fn commands() -> impl Iterator<Item = &'static Command> {
         process::COMMANDS,
         files::COMMANDS,
         facts::COMMANDS,
+        net::COMMANDS,
     ]
     .into_iter()
     .flatten()

@@ -308,7 +308,7 @@ pub enum Scope<'a> {
     Host,
 }
 
-/// Takes away what dead instances left: control groups, directories, registrations. Living ones,
+/// Takes away what dead instances left: control groups, links, rules, directories, registrations. Living ones,
 /// and what users chose to keep, are not touched.
 pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     let mut collected = Collected::default();
@@ -388,6 +388,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
     }
+    crate::network::collect(tag)?;
     if lasting {
         // Its processes are gone; its files are there for good.
         cgroups.destroy().map_err(|error| jail(&error))?;

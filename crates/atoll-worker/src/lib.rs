@@ -24,6 +24,6 @@ mod watch;
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};
 pub use files::{Reader, Writer};
-pub use runtime::{Amend, Config, LocalRuntime, check_host};
+pub use runtime::{Amend, Config, LocalRuntime, PortWatch, check_host};
 pub use screen::{Screen, Size};
 pub use watch::Watch;

@@ -24,11 +24,13 @@ pub mod ports;
 mod ready;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trial;
 mod veth;
 
+use std::collections::BTreeSet;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -37,7 +39,9 @@ use atoll_model::{Code, Error, Policy};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 
+use self::addresses::Addresses;
 pub use self::dns::Resolvers;
+use self::firewall::Compiled;
 pub use self::link::Link;
 use self::netlink::{ROUTE, Socket};
 use self::ready::Ready;
@@ -72,17 +76,65 @@ impl Default for Config {
 pub struct Network {
     tag: String,
     config: Config,
+    addresses: Arc<Addresses>,
     ready: OnceCell<Arc<Ready>>,
 }
 
 impl Network {
-    /// One that is set up when the first sandbox needs it.
-    pub fn new(tag: impl Into<String>, config: Config) -> Self {
-        Self {
+    /// One that is set up when the first sandbox needs it. `held` is what a keeper held of the
+    /// server before: its claims on addresses.
+    pub fn new(
+        tag: impl Into<String>,
+        config: Config,
+        held: Option<OwnedFd>,
+    ) -> Result<Self, Error> {
+        let addresses = match held {
+            Some(held) => Addresses::take_over(held),
+            None => Addresses::open(&config.addresses)?,
+        };
+        Ok(Self {
             tag: tag.into(),
             config,
+            addresses: Arc::new(addresses),
             ready: OnceCell::new(),
-        }
+        })
+    }
+
+    /// What holds its claims on addresses as long as somebody has it open.
+    pub fn claims(&self) -> BorrowedFd<'_> {
+        self.addresses.as_fd()
+    }
+
+    /// Goes on with the links of a server that is gone: sandboxes with their addresses and policies,
+    /// all with this gateway. Established connections go on. A link that is not there any more is
+    /// not returned. Everything else that server left is taken away. Blocks, and must be called
+    /// within a tokio runtime, before anything is attached.
+    pub fn resume(
+        &self,
+        gateway: Ipv4Addr,
+        sandboxes: &[(Ipv4Addr, Policy)],
+    ) -> Result<Vec<Option<Link>>, Error> {
+        let compiled: Vec<_> = sandboxes
+            .iter()
+            .map(|(address, policy)| (*address, Compiled::of(policy)))
+            .collect();
+        let (tag, config) = (self.tag.clone(), self.config.clone());
+        let addresses = Arc::clone(&self.addresses);
+        let ready = Ready::resume(tag, config, addresses, gateway, &compiled)?;
+        let links = compiled
+            .into_iter()
+            .map(|(address, policy)| Link::found(&ready, address, policy))
+            .collect();
+        self.ready
+            .set(ready)
+            .map_err(|error| internal("go on with the network", &error))?;
+        Ok(links)
+    }
+
+    /// Nothing of a server before is gone on with: what it left is taken away.
+    pub fn start_over(&self) -> Result<(), Error> {
+        self.addresses.inherit(&BTreeSet::new());
+        collect(&self.tag)
     }
 
     /// Links a sandbox's network namespace with the world, under a policy. The link is gone some
@@ -91,7 +143,8 @@ impl Network {
         policy.check()?;
         let ready = self.ready.get_or_try_init(|| {
             let (tag, config) = (self.tag.clone(), self.config.clone());
-            blocking(move || Ready::open(tag, config))
+            let addresses = Arc::clone(&self.addresses);
+            blocking(move || Ready::open(tag, config, addresses))
         });
         let ready = Arc::clone(ready.await?);
         blocking(move || Link::make(&ready, namespace.as_fd(), &policy)).await
@@ -103,6 +156,18 @@ impl Network {
             return Ok(());
         };
         blocking(move || ready.close()).await
+    }
+
+    /// Ends our part of it. Links and rules stay for the next server.
+    pub async fn leave(&self) -> Result<(), Error> {
+        let Some(ready) = self.ready.get().map(Arc::clone) else {
+            return Ok(());
+        };
+        blocking(move || {
+            ready.leave();
+            Ok(())
+        })
+        .await
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use atoll_model::{Limits, SandboxId, SandboxSpec};
+use atoll_model::{Limits, Network, SandboxId, SandboxSpec};
 use tokio::sync::Notify;
 
 use crate::runtime::Shared;
@@ -30,10 +30,12 @@ impl Pool {
         }
     }
 
-    /// One that can become this, if there is one: its environment is set at the claim, its size and what
-    /// is mounted in it are not.
+    /// One that can become this, if there is one: its environment is set at the claim; its size, its
+    /// network and what is mounted in it are not.
     pub(crate) fn take(&self, spec: &SandboxSpec) -> Option<Arc<Sandbox>> {
-        let ordinary = spec.limits == Limits::default() && spec.mounts.is_empty();
+        let ordinary = spec.limits == Limits::default()
+            && spec.mounts.is_empty()
+            && spec.network == Network::None;
         if !ordinary {
             return None;
         }

@@ -1,6 +1,7 @@
 //! Sandboxes on this machine.
 
 mod adopt;
+mod connection;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +15,7 @@ use atoll_model::{
     Bytes, Caller, Code, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
     SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::busy::Busy;
 use crate::error::{host_file, internal};
@@ -24,10 +25,12 @@ use crate::files::{self, Reader, Writer};
 use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::keeper::{Inventory, Keeper};
+use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
 use crate::sandbox::{Record, Sandbox, blocking, lock};
 use crate::template;
+pub use connection::PortWatch;
 
 /// Changes a plan before it is carried out. Attack tests take one defence away with it, to show
 /// that the same attack would then succeed; nothing else has a use for it.
@@ -49,6 +52,8 @@ pub struct Config {
     pub warm: usize,
     /// How many more are prepared, but for what they are made from.
     pub embryos: usize,
+    /// How the network `internet` is set up.
+    pub network: network::Config,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -74,6 +79,7 @@ impl Config {
             lasting: false,
             warm: 0,
             embryos: 0,
+            network: network::Config::default(),
             amend: None,
         }
     }
@@ -95,6 +101,7 @@ pub(crate) struct Shared {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
+    pub(crate) network: network::Network,
     pub(crate) amend: Option<Amend>,
     freezer: Freezer,
     /// Creates under way, whose callers may have gone.
@@ -185,7 +192,7 @@ impl LocalRuntime {
         } else {
             Self::open_ephemeral(config, binary).await?
         };
-        let (facts, templates, instance, keeper, amend, inventory) = opened;
+        let (facts, templates, instance, network, keeper, amend, inventory) = opened;
         let shared = Arc::new(Shared {
             facts,
             instance,
@@ -193,6 +200,7 @@ impl LocalRuntime {
             keeper: Arc::new(keeper),
             nursery,
             pool,
+            network,
             amend,
             freezer: Freezer::start()?,
             busy: Busy::default(),
@@ -213,13 +221,14 @@ impl LocalRuntime {
             crate::instance::data_directory(&config.data)?;
             let templates = open_templates(config.templates)?;
             let instance = Instance::ephemeral(&config.data, &facts)?;
-            Ok((facts, templates, instance, config.amend))
+            let network = network::Network::new(&instance.tag, config.network, None)?;
+            Ok((facts, templates, instance, network, config.amend))
         });
-        let (facts, templates, instance, amend) = opened.await?;
-        let held = [instance.lock.as_fd(), instance.ranges.as_fd()];
+        let (facts, templates, instance, network, amend) = opened.await?;
+        let held = holdings(&instance, &network);
         let keeper = Keeper::start(&binary, &instance.tag, None, &held)?;
         settle(&keeper, &instance);
-        Ok((facts, templates, instance, keeper, amend, None))
+        Ok((facts, templates, instance, network, keeper, amend, None))
     }
 
     async fn open_lasting(config: Config, binary: PathBuf) -> Result<Opened, Error> {
@@ -233,25 +242,30 @@ impl LocalRuntime {
             Some((keeper, inventory)) => (Some(keeper), inventory),
             None => (None, Inventory::default()),
         };
-        let held = std::mem::take(&mut inventory.held);
+        let mut held = std::mem::take(&mut inventory.held);
+        let addresses = (held.len() > 2).then(|| held.remove(2));
         let opened = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(config.templates)?;
             let instance = Instance::lasting(&config.data, own, held, &facts)?;
-            Ok((facts, templates, instance, config.amend))
+            let network = network::Network::new(&instance.tag, config.network, addresses)?;
+            Ok((facts, templates, instance, network, config.amend))
         });
-        let (facts, templates, instance, amend) = opened.await?;
+        let (facts, templates, instance, network, amend) = opened.await?;
         let keeper = if let Some(keeper) = found {
             keeper
         } else {
             let listener = atoll_jail::keeper::listen(run.as_fd(), SOCKET);
             let listener = listener.map_err(|error| crate::error::jail(&error))?;
-            let held = [instance.lock.as_fd(), instance.ranges.as_fd()];
+            let held = holdings(&instance, &network);
             let keeper = Keeper::start(&binary, &instance.tag, Some(listener), &held)?;
             settle(&keeper, &instance);
             keeper
         };
-        Ok((facts, templates, instance, keeper, amend, Some(inventory)))
+        let inventory = Some(inventory);
+        Ok((
+            facts, templates, instance, network, keeper, amend, inventory,
+        ))
     }
 
     fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
@@ -782,9 +796,10 @@ impl LocalRuntime {
         }
         self.shared.keeper.stop(lasting).await;
         if lasting {
-            return Ok(());
+            return self.shared.network.leave().await;
         }
         let shared = self.shared;
+        shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
     }
 }
@@ -805,6 +820,7 @@ type Opened = (
     Facts,
     template::Store,
     Instance,
+    network::Network,
     Keeper,
     Option<Amend>,
     Option<Inventory>,
@@ -812,6 +828,15 @@ type Opened = (
 
 fn open_templates(path: PathBuf) -> Result<template::Store, Error> {
     template::Store::open(path).map_err(|error| internal("open the templates", &error))
+}
+
+/// What a keeper holds for as long as it lives, for it and whoever takes it over.
+fn holdings<'a>(instance: &'a Instance, network: &'a network::Network) -> [BorrowedFd<'a>; 3] {
+    [
+        instance.lock.as_fd(),
+        instance.ranges.as_fd(),
+        network.claims(),
+    ]
 }
 
 /// Moves the keeper to its control group, beside the first create: it may take as long as all the

@@ -2,6 +2,7 @@
 //! is in `slot`, how it is taken over from another server in `adopt`.
 
 mod adopt;
+mod connection;
 mod record;
 mod slot;
 
@@ -21,6 +22,7 @@ use crate::exec::spare::Spare;
 use crate::exec::table::Table;
 use crate::init::Init;
 use crate::keeper::Keeper;
+use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
 pub(crate) use record::{Record, boot};
@@ -43,6 +45,10 @@ pub(crate) struct Sandbox {
     environment: Mutex<Arc<Variables>>,
     pub(crate) ids: IdRange,
     record: Mutex<Record>,
+    /// Its link with the world, if it has one.
+    link: Mutex<Option<Arc<Link>>>,
+    /// The number of its network namespace.
+    namespace: Option<u64>,
     /// What the keeper calls it.
     token: u32,
     keeper: Arc<Keeper>,
@@ -98,6 +104,7 @@ impl Sandbox {
     /// Becomes somebody's: until now it was only warm.
     pub(crate) fn claim(self: Arc<Self>, spec: SandboxSpec) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
+        spec.check_network()?;
         *lock(&self.environment) = variables(&self.template, &spec)?;
         {
             let mut record = lock(&self.record);
@@ -141,6 +148,7 @@ impl Sandbox {
         let mut died = self.died.clone();
         // The keeper tells when the last of its processes is gone.
         let _ = died.wait_for(Option::is_some).await;
+        self.unlink();
         let group = self.group.clone();
         blocking(move || group.remove().map_err(|error| jail(&error))).await?;
         shared.instance.ranges.release(self.ids);

@@ -2,10 +2,12 @@
 //!
 //! An instance claims blocks of 64 by locks, as it needs them, and keeps them to its end. An address
 //! that was given back is used again only after all the others, so that what belonged to its former
-//! owner has time to go away.
+//! owner has time to go away. Claims of a server that was killed live on with its keeper, and the
+//! next server goes on with those that are in use.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -33,6 +35,29 @@ impl Addresses {
         })
     }
 
+    /// Goes on with claims over the open file that a keeper held.
+    pub(super) fn take_over(file: OwnedFd) -> Self {
+        Self {
+            claims: Claims::take_over(file, BLOCKS),
+            free: Mutex::default(),
+        }
+    }
+
+    /// Takes these again, which were taken over the same open file, with the blocks they are in.
+    /// Other blocks are given up.
+    pub(super) fn inherit(&self, used: &BTreeSet<Ipv4Addr>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocks: BTreeSet<u32> = used
+            .iter()
+            .map(|address| number(*address) / BLOCK)
+            .collect();
+        for block in blocks {
+            self.claims.inherit(block);
+            free.extend(addresses(block).filter(|address| !used.contains(address)));
+        }
+        self.claims.release_others();
+    }
+
     /// One that nobody has.
     pub(super) fn take(&self) -> Result<Ipv4Addr, Error> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,10 +72,7 @@ impl Addresses {
             )
             .remedy("delete sandboxes, or run atoll gc"));
         };
-        let first = SANDBOXES.first().to_bits() + block * BLOCK;
-        // Some programs take these two for something else than an address.
-        let usable = (first..first + BLOCK).filter(|bits| !matches!(bits & 0xff, 0 | 0xff));
-        free.extend(usable.map(Ipv4Addr::from_bits));
+        free.extend(addresses(block));
         drop(free);
         self.take()
     }
@@ -62,6 +84,21 @@ impl Addresses {
     }
 }
 
+impl AsFd for Addresses {
+    /// What holds the claims.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.claims.as_fd()
+    }
+}
+
+/// The addresses of a block.
+fn addresses(block: u32) -> impl Iterator<Item = Ipv4Addr> {
+    let first = SANDBOXES.first().to_bits() + block * BLOCK;
+    // Some programs take these two for something else than an address.
+    let usable = (first..first + BLOCK).filter(|bits| !matches!(bits & 0xff, 0 | 0xff));
+    usable.map(Ipv4Addr::from_bits)
+}
+
 /// Where an address is among all of them: the number in its link's name.
 pub(super) fn number(address: Ipv4Addr) -> u32 {
     address.to_bits() - SANDBOXES.first().to_bits()
@@ -70,7 +107,6 @@ pub(super) fn number(address: Ipv4Addr) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn no_address_is_given_twice_and_a_returned_one_comes_last() {
@@ -92,5 +128,24 @@ mod tests {
         let back = *seen.first().expect("some");
         one.give_back(back);
         assert_ne!(one.take().expect("an address"), back);
+    }
+
+    #[test]
+    fn claims_that_somebody_held_are_gone_on_with_and_the_rest_given_up() {
+        let scratch = tempfile::tempdir().expect("directory");
+        let path = scratch.path().join("addresses");
+        let one = Addresses::open(&path).expect("open");
+        let first: Vec<_> = (0..70).map(|_| one.take().expect("an address")).collect();
+        let held = one.as_fd().try_clone_to_owned().expect("a copy");
+        drop(one);
+        let other = Addresses::open(&path).expect("open");
+        assert!(!first.contains(&other.take().expect("an address")));
+        let next = Addresses::take_over(held);
+        next.inherit(&BTreeSet::from([first[69]]));
+        let again: Vec<_> = (0..63).map(|_| next.take().expect("an address")).collect();
+        assert!(!again.contains(&first[69]));
+        assert!(again.iter().all(|address| number(*address) / BLOCK == 1));
+        let given_up = Addresses::open(&path).expect("open");
+        assert_eq!(given_up.take().expect("an address"), first[0]);
     }
 }

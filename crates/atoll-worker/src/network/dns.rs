@@ -87,7 +87,8 @@ pub(super) fn listen(address: Ipv4Addr, port: u16) -> io::Result<Sockets> {
 /// A running forwarder. It ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Forwarder {
-    _tasks: JoinSet<()>,
+    tasks: JoinSet<()>,
+    runtime: tokio::runtime::Handle,
 }
 
 impl Forwarder {
@@ -103,7 +104,16 @@ impl Forwarder {
         let mut tasks = JoinSet::new();
         tasks.spawn(datagrams(udp, Arc::clone(&shared)));
         tasks.spawn(connections(tcp, shared));
-        Ok(Self { _tasks: tasks })
+        Ok(Self {
+            tasks,
+            runtime: tokio::runtime::Handle::current(),
+        })
+    }
+
+    /// Ends it; its address is free when this returns. Not for a thread of the runtime itself.
+    pub(super) fn end(mut self) {
+        let runtime = self.runtime.clone();
+        runtime.block_on(self.tasks.shutdown());
     }
 }
 

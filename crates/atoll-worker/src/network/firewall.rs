@@ -27,19 +27,39 @@ pub(super) fn table(tag: &str) -> String {
     format!("atoll_{tag}")
 }
 
+/// Whether a new table lets anything pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// At once.
+    Open,
+    /// Not before [`lift`].
+    Shut,
+}
+
 /// The whole table as text.
-pub(super) fn ruleset(tag: &str, gateway: Ipv4Addr, connections: u32) -> String {
+pub(super) fn ruleset(tag: &str, gateway: Ipv4Addr, connections: u32, begin: Begin) -> String {
     let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
     include_str!("firewall/rules.nft")
         .replace("TABLE", &table(tag))
+        .replace("SHUT", if begin == Begin::Shut { "drop" } else { "" })
         .replace("LINKS", &format!("\"atl-{tag}-*\""))
         .replace("GATEWAY", &gateway.to_string())
         .replace("REFUSED", &refused.join(", "))
         .replace("CONNECTIONS", &connections.to_string())
 }
 
-/// Makes the table.
-pub(super) fn install(tag: &str, gateway: Ipv4Addr, connections: u32) -> Result<(), Error> {
+/// Makes the table. What was there of it makes way at the same moment.
+pub(super) fn install(
+    tag: &str,
+    gateway: Ipv4Addr,
+    connections: u32,
+    begin: Begin,
+) -> Result<(), Error> {
+    nft(&ruleset(tag, gateway, connections, begin))
+}
+
+/// Has `nft` carry something out, all or nothing.
+pub(super) fn nft(text: &str) -> Result<(), Error> {
     let start = |program: &str| {
         Command::new(program)
             .args(["-f", "-"])
@@ -59,7 +79,6 @@ pub(super) fn install(tag: &str, gateway: Ipv4Addr, connections: u32) -> Result<
         .remedy("install the package nftables")
         .detail("feature", "network internet")
     })?;
-    let text = ruleset(tag, gateway, connections);
     let written = match child.stdin.take() {
         Some(mut stdin) => stdin.write_all(text.as_bytes()),
         None => Ok(()),
@@ -94,6 +113,31 @@ pub(super) fn change(
 ) -> io::Result<()> {
     let mut transaction = Transaction::new(&table(tag));
     transaction.replace(sandbox, old, new);
+    transaction.commit(socket)
+}
+
+/// Gives sandboxes their policies in a table that has none yet, some dozens at a time: more may not
+/// fit into one message.
+pub(super) fn fill<'a>(
+    socket: &mut Socket,
+    tag: &str,
+    sandboxes: impl Iterator<Item = (Ipv4Addr, &'a Compiled)>,
+) -> io::Result<()> {
+    let all: Vec<_> = sandboxes.collect();
+    for some in all.chunks(32) {
+        let mut transaction = Transaction::new(&table(tag));
+        for (sandbox, policy) in some {
+            transaction.replace(*sandbox, &Compiled::default(), policy);
+        }
+        transaction.commit(socket)?;
+    }
+    Ok(())
+}
+
+/// Lets packets pass a table that was made [`Begin::Shut`].
+pub(super) fn lift(socket: &mut Socket, tag: &str) -> io::Result<()> {
+    let mut transaction = Transaction::new(&table(tag));
+    transaction.empty_chain("shut");
     transaction.commit(socket)
 }
 

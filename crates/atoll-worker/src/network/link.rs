@@ -3,6 +3,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atoll_jail::netns;
@@ -12,17 +13,18 @@ use super::firewall::{self, Compiled};
 use super::janitor::Leaving;
 use super::netlink::{ROUTE, Socket};
 use super::ready::{Current, Ready};
-use super::{addresses, lock, veth};
+use super::{lock, veth};
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
 
-/// A sandbox's link. It is taken away when this is dropped.
+/// A sandbox's link. It is taken away when this is dropped, unless it was told to stay.
 #[derive(Debug)]
 pub struct Link {
     pub(super) ready: Arc<Ready>,
     pub(super) name: String,
     address: Ipv4Addr,
     policy: Current,
+    stays: AtomicBool,
 }
 
 impl Link {
@@ -36,10 +38,11 @@ impl Link {
         let _in_place = ready.open_for_links()?;
         let address = ready.addresses.take()?;
         let link = Self {
-            name: format!("{}{}", ready.family.prefix(), addresses::number(address)),
+            name: ready.name(address),
             ready: Arc::clone(ready),
             address,
             policy: Arc::new(Mutex::new(Some(Compiled::default()))),
+            stays: AtomicBool::new(false),
         };
         lock(&ready.live).insert(address, Arc::clone(&link.policy));
         let inside = netns::within(namespace, || Socket::open(ROUTE));
@@ -61,9 +64,39 @@ impl Link {
         Ok(link)
     }
 
+    /// One that is there already, under a policy that is in force.
+    pub(super) fn found(ready: &Arc<Ready>, address: Ipv4Addr, policy: Compiled) -> Option<Self> {
+        let name = ready.name(address);
+        veth::find(&mut lock(&ready.links), &name).ok()?;
+        let link = Self {
+            name,
+            ready: Arc::clone(ready),
+            address,
+            policy: Arc::new(Mutex::new(Some(policy))),
+            stays: AtomicBool::new(true),
+        };
+        lock(&ready.live).insert(address, Arc::clone(&link.policy));
+        Some(link)
+    }
+
+    /// It stays when this is dropped: another server will go on with it.
+    pub fn stay(&self) {
+        self.stays.store(true, Ordering::Release);
+    }
+
+    /// It goes when this is dropped, whatever it was told before.
+    pub fn go(&self) {
+        self.stays.store(false, Ordering::Release);
+    }
+
     /// The sandbox's address.
     pub fn address(&self) -> Ipv4Addr {
         self.address
+    }
+
+    /// The address of our end, which answers questions for names.
+    pub fn gateway(&self) -> Ipv4Addr {
+        self.ready.gateway
     }
 
     /// What `/etc/resolv.conf` in the sandbox has to say.
@@ -99,6 +132,9 @@ fn enforce(
 
 impl Drop for Link {
     fn drop(&mut self) {
+        if self.stays.load(Ordering::Acquire) {
+            return;
+        }
         lock(&self.ready.live).remove(&self.address);
         self.ready.janitor.take(Leaving {
             name: std::mem::take(&mut self.name),

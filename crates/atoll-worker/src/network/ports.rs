@@ -19,15 +19,29 @@ const INET6: u8 = rustix::net::AddressFamily::INET6.as_raw() as u8;
 
 /// The addresses and ports that TCP servers in a network namespace listen on, in order.
 pub fn listening(namespace: BorrowedFd<'_>) -> Result<Vec<SocketAddr>, Error> {
-    let found = netns::within(namespace, || {
-        let mut socket = Socket::open(SOCK_DIAG)?;
-        let mut found = dump(&mut socket, INET)?;
-        found.extend(dump(&mut socket, INET6)?);
-        io::Result::Ok(found)
+    list(&mut open(namespace)?)
+}
+
+/// A conversation about the servers of a network namespace, which lives as long as that.
+#[derive(Debug)]
+pub(crate) struct Conversation(Socket);
+
+/// Begins one.
+pub(crate) fn open(namespace: BorrowedFd<'_>) -> Result<Conversation, Error> {
+    let socket = netns::within(namespace, || Socket::open(SOCK_DIAG));
+    let socket = socket.map_err(|error| jail(&error))?;
+    socket
+        .map(Conversation)
+        .map_err(|error| internal("speak with the kernel about ports", &error))
+}
+
+/// What they listen on now, in order.
+pub(crate) fn list(Conversation(socket): &mut Conversation) -> Result<Vec<SocketAddr>, Error> {
+    let found = dump(socket, INET).and_then(|mut found| {
+        found.extend(dump(socket, INET6)?);
+        Ok(found)
     });
-    let mut found = found
-        .map_err(|error| jail(&error))?
-        .map_err(|error| internal("list a sandbox's ports", &error))?;
+    let mut found = found.map_err(|error| internal("list a sandbox's ports", &error))?;
     found.sort_unstable_by_key(|address| (address.port(), address.ip()));
     found.dedup();
     Ok(found)

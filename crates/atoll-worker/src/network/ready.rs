@@ -1,16 +1,17 @@
 //! An instance's network from its first sandbox to its end.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use atoll_model::{Code, Error};
 
-use super::addresses::Addresses;
+use super::addresses::{self, Addresses};
 use super::dns::{self, Forwarder, PORT};
-use super::firewall::{self, Compiled};
+use super::firewall::{self, Begin, Compiled};
 use super::janitor::Janitor;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Family, Ipv6};
@@ -47,15 +48,64 @@ pub(super) enum Phase {
 }
 
 impl Ready {
-    /// Sets everything up in the network namespace of this thread. The rules come last, so that
-    /// nothing has to be taken back.
-    pub(super) fn open(tag: String, config: Config) -> Result<Arc<Self>, Error> {
-        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
-        let addresses = Arc::new(Addresses::open(&config.addresses)?);
+    /// Sets everything up in the network namespace of this thread.
+    pub(super) fn open(
+        tag: String,
+        config: Config,
+        addresses: Arc<Addresses>,
+    ) -> Result<Arc<Self>, Error> {
         let gateway = addresses.take()?;
+        let ready = Self::prepare(tag, config, addresses, gateway)?;
+        firewall::install(&ready.tag, gateway, ready.connections, Begin::Open)?;
+        Ok(ready)
+    }
+
+    /// Goes on with the links of a server that is gone, which nothing passes for a moment. Links of
+    /// others than these sandboxes are taken away.
+    pub(super) fn resume(
+        tag: String,
+        config: Config,
+        addresses: Arc<Addresses>,
+        gateway: Ipv4Addr,
+        sandboxes: &[(Ipv4Addr, Compiled)],
+    ) -> Result<Arc<Self>, Error> {
+        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
+        let used = sandboxes.iter().map(|(address, _)| *address);
+        addresses.inherit(&used.chain([gateway]).collect());
+        let ready = Self::prepare(tag, config, addresses, gateway)?;
+        firewall::install(&ready.tag, gateway, ready.connections, Begin::Shut)?;
+        let policies = sandboxes.iter().map(|(address, policy)| (*address, policy));
+        firewall::fill(&mut lock(&ready.rules), &ready.tag, policies)
+            .map_err(failed("put the sandboxes' policies back"))?;
+        {
+            let mut links = lock(&ready.links);
+            let found = veth::list(&mut links, &ready.family).map_err(failed("list the links"))?;
+            let known: BTreeSet<String> = sandboxes
+                .iter()
+                .map(|(address, _)| ready.name(*address))
+                .collect();
+            let others: Vec<_> = found
+                .into_iter()
+                .filter(|link| !known.contains(&link.name))
+                .collect();
+            veth::delete(&mut links, &ready.family, &others)
+                .map_err(failed("remove links of nobody"))?;
+        }
+        firewall::lift(&mut lock(&ready.rules), &ready.tag).map_err(failed("open the links"))?;
+        Ok(ready)
+    }
+
+    /// Everything but the rules, which come last, so that nothing has to be taken back.
+    fn prepare(
+        tag: String,
+        config: Config,
+        addresses: Arc<Addresses>,
+        gateway: Ipv4Addr,
+    ) -> Result<Arc<Self>, Error> {
+        let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let links = Socket::open(ROUTE).map_err(failed("speak with the kernel about links"))?;
         let rules = firewall::open().map_err(failed("speak with the kernel about rules"))?;
-        let sockets = dns::listen(gateway, PORT).map_err(failed("listen for names"))?;
+        let sockets = listen(gateway).map_err(failed("listen for names"))?;
         forward().map_err(failed("turn net.ipv4.ip_forward on"))?;
         let forwarder = Forwarder::start(sockets, config.resolvers);
         let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
@@ -79,8 +129,12 @@ impl Ready {
             phase: RwLock::new(Phase::Open),
         });
         guard::start(&ready).map_err(failed("start the guard of the rules"))?;
-        firewall::install(&ready.tag, gateway, ready.connections)?;
         Ok(ready)
+    }
+
+    /// What the link of an address is called.
+    pub(super) fn name(&self, address: Ipv4Addr) -> String {
+        format!("{}{}", self.family.prefix(), addresses::number(address))
     }
 
     /// Keeps the rules in place while a link is made. After the end there are none.
@@ -107,10 +161,17 @@ impl Ready {
 
     /// Takes everything away.
     pub(super) fn close(&self) -> Result<(), Error> {
-        self.end();
-        lock(&self.forwarder).take();
-        self.janitor.finish();
+        self.leave();
         collect(&self.tag)
+    }
+
+    /// Ends our part, and leaves links and rules to whoever comes next.
+    pub(super) fn leave(&self) {
+        self.end();
+        if let Some(forwarder) = lock(&self.forwarder).take() {
+            forwarder.end();
+        }
+        self.janitor.finish();
     }
 
     /// Puts the rules back that somebody took away. Nothing passes until they are there.
@@ -123,7 +184,7 @@ impl Ready {
         let mut links = lock(&self.links);
         let found = veth::list(&mut links, &self.family).map_err(failed("list the links"))?;
         veth::switch(&mut links, &found, veth::Switch::Off).map_err(failed("shut the links"))?;
-        firewall::install(&self.tag, self.gateway, self.connections)?;
+        firewall::install(&self.tag, self.gateway, self.connections, Begin::Open)?;
         for (address, current) in &*lock(&self.live) {
             if let Some(policy) = &*lock(current) {
                 let none = Compiled::default();
@@ -132,6 +193,22 @@ impl Ready {
             }
         }
         veth::switch(&mut links, &found, veth::Switch::On).map_err(failed("open the links"))
+    }
+}
+
+/// Listens for names. A server that was killed just now may still be on its way out.
+fn listen(gateway: Ipv4Addr) -> io::Result<dns::Sockets> {
+    let begin = Instant::now();
+    loop {
+        match dns::listen(gateway, PORT) {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse
+                    && begin.elapsed() < Duration::from_secs(5) =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
     }
 }
 

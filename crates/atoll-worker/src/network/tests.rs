@@ -22,9 +22,9 @@ use super::{Config, Network, Resolvers, collect, dial, ports};
 #[test]
 fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
-        let other = Network::new("bbbb", world.config());
+        let other = Network::new("bbbb", world.config(), None).expect("a network");
         let stranger = Guest::join(&other).await;
         let gateway = guest.link.ready.gateway.to_string();
         let near = [&neighbour, &stranger].map(|guest| guest.link.address().to_string());
@@ -86,7 +86,7 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
 #[test]
 fn a_policy_is_obeyed_by_address_and_port() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (guest, free) = (Guest::join(&network).await, Guest::join(&network).await);
         type Case<'a> = (&'a [&'a str], &'a [&'a str], Verdict, [bool; 2]);
         let cases: [Case<'_>; 9] = [
@@ -120,7 +120,7 @@ fn a_policy_is_obeyed_by_address_and_port() {
 #[test]
 fn a_change_of_policy_cuts_what_is_established() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let guest = Guest::join(&network).await;
         let [cut, kept] = PUBLIC.map(|address| guest.reach(address).expect(address));
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
@@ -146,7 +146,7 @@ fn a_change_of_policy_cuts_what_is_established() {
 #[test]
 fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
         let server = server.expect("internet").expect("bind");
@@ -194,7 +194,7 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
 #[test]
 fn nothing_is_lost_right_after_a_link_was_made() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
         let server = server.expect("internet").expect("bind");
         for round in 0..20 {
@@ -218,7 +218,7 @@ fn nothing_is_lost_right_after_a_link_was_made() {
 #[test]
 fn rules_that_somebody_takes_away_come_back_with_the_policies() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let guest = Guest::join(&network).await;
         guest.obey(&[], &["9.9.9.9"], Allow).await;
         for _ in 0..2 {
@@ -263,7 +263,7 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
             resolvers: Resolvers::Fixed(vec!["9.9.9.9:53".parse().expect("address")]),
             ..world.config()
         };
-        let network = Network::new("aaaa", config);
+        let network = Network::new("aaaa", config, None).expect("a network");
         let guest = Guest::join(&network).await;
         // Names are answered even if nothing else may be reached.
         guest.obey(&[], &[], Deny).await;
@@ -307,7 +307,7 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
 #[test]
 fn nothing_comes_in_but_answers() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let guest = Guest::join(&network).await;
         let address = guest.link.address();
         let try_it = || {
@@ -335,7 +335,7 @@ fn a_sandbox_with_many_connections_leaves_some_to_others() {
             connections: 5,
             ..world.config()
         };
-        let network = Network::new("aaaa", config);
+        let network = Network::new("aaaa", config, None).expect("a network");
         let (greedy, other) = (Guest::join(&network).await, Guest::join(&network).await);
         let held: Vec<_> = (0..5)
             .map(|_| greedy.reach("1.1.1.1").expect("within the limit"))
@@ -353,7 +353,7 @@ fn links() -> String {
 #[test]
 fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let guest = Guest::join(&network).await;
         guest.obey(&["1.1.1.1"], &["9.9.9.9:1"], Deny).await;
         let _open = guest.reach("1.1.1.1").expect("public");
@@ -385,8 +385,9 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
     World::with(async |world| {
         sh("nft add table inet theirs");
         let before = sh("ip -o link | wc -l; nft list tables");
-        let [one, other] = ["aaaa", "bbbb"].map(|tag| Network::new(tag, world.config()));
-        let unused = Network::new("cccc", world.config());
+        let [one, other] =
+            ["aaaa", "bbbb"].map(|tag| Network::new(tag, world.config(), None).expect("a network"));
+        let unused = Network::new("cccc", world.config(), None).expect("a network");
         let guests = [Guest::join(&one).await, Guest::join(&one).await];
         let stranger = Guest::join(&other).await;
         one.dismantle().await.expect("dismantle");
@@ -407,7 +408,7 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
 #[test]
 fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         // As sandboxes have it: a network namespace of their own user namespace.
         let mut sandbox = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "cat"])
@@ -443,7 +444,7 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
 #[test]
 fn a_failed_attach_leaves_nothing() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let namespace = netns::create().expect("a network namespace");
         netns::within(namespace.as_fd(), || sh("ip link add eth0 type veth")).expect("inside");
         let failed = network.attach(copy(&namespace), Policy::default()).await;

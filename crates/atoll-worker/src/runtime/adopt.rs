@@ -75,6 +75,7 @@ impl LocalRuntime {
             }
         }
         instance.ranges.release_others();
+        self.reconnect()?;
         empty(&instance.directory.join("trash"));
         Ok(())
     }
@@ -126,6 +127,39 @@ impl LocalRuntime {
         let execs = Arc::new(Table::new(path.join("execs"), false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
+        Ok(())
+    }
+
+    /// Goes on with the links of sandboxes that live. One whose link is not there any more gets another.
+    fn reconnect(&self) -> Result<(), Error> {
+        let entries: Vec<_> = self.sandboxes().values().cloned().collect();
+        let live = entries.into_iter().filter_map(|entry| match entry.place() {
+            Place::Live(sandbox) => sandbox.linked().map(|linked| (sandbox, linked)),
+            _ => None,
+        });
+        let mut live: Vec<_> = live.collect();
+        let Some(gateway) = live.first().map(|(_, (linked, _))| linked.gateway) else {
+            return self.shared.network.start_over();
+        };
+        live.retain(|(_, (linked, _))| linked.gateway == gateway);
+        let known: Vec<_> = live
+            .iter()
+            .map(|(_, (linked, policy))| (linked.address, policy.clone()))
+            .collect();
+        let links = self.shared.network.resume(gateway, &known)?;
+        for ((sandbox, (_, policy)), link) in live.into_iter().zip(links) {
+            if let Some(link) = link {
+                sandbox.relink(link)?;
+                continue;
+            }
+            let another = async {
+                let namespace = sandbox.namespace()?;
+                let link = self.shared.network.attach(namespace, policy).await?;
+                sandbox.relink(link)
+            };
+            // One that cannot be linked is on its way out, and with it its link went.
+            let _ = tokio::runtime::Handle::current().block_on(another);
+        }
         Ok(())
     }
 

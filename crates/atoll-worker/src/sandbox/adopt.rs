@@ -9,7 +9,7 @@ use atoll_jail::wire::Channel;
 use atoll_model::{Error, SandboxState};
 use tokio::sync::{oneshot, watch};
 
-use super::{Record, Sandbox, TERMINALS, variables};
+use super::{Record, Sandbox, TERMINALS, connection, variables};
 use crate::error::internal;
 use crate::exec::{self, table::Table};
 use crate::init::Init;
@@ -69,6 +69,9 @@ impl Sandbox {
             execs: Arc::new(execs),
             ids,
             record: Mutex::new(record),
+            // All links are taken over together, later.
+            link: Mutex::default(),
+            namespace: connection::number(found.parent.pid),
             token: found.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),

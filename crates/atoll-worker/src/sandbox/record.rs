@@ -7,6 +7,7 @@ use atoll_jail::plan::IdRange;
 use atoll_model::{Error, SandboxInfo, SandboxSpec};
 use serde::{Deserialize, Serialize};
 
+use super::connection::Linked;
 use crate::error::{host_file, internal};
 
 /// A sandbox's record.
@@ -20,6 +21,9 @@ pub(crate) struct Record {
     /// The first of its ids on the host, while it runs.
     id_base: u32,
     id_count: u32,
+    /// Its link with the world, while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) linked: Option<Linked>,
     /// Which start of the host it runs in.
     pub(crate) boot: String,
     /// It waits for somebody to ask for it.
@@ -35,6 +39,7 @@ impl Record {
             spec,
             id_base: ids.base,
             id_count: ids.count,
+            linked: None,
             boot: boot(),
             pooled: false,
         }

@@ -25,11 +25,13 @@ use atoll_model::{
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::connection::{self, Linked};
 use super::{Record, Sandbox, TERMINALS, Variables, blocking, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
 use crate::keeper::Parent;
+use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::{self, Template};
 
@@ -74,6 +76,8 @@ pub(crate) struct Embryo {
     group: Group,
     init: Init,
     parent: Parent,
+    /// With the world, if it is to have one.
+    link: Option<Arc<Link>>,
     /// PID 1 gets into the v1 limits.
     attached: JoinHandle<Result<(), Error>>,
     /// It has been told what to become.
@@ -128,6 +132,14 @@ impl Sandbox {
         Self::make(shared, info.id, spec, template, kind, begin).await
     }
 
+    /// Takes a new one away that nobody was told of.
+    async fn undo(&self, shared: &Arc<Shared>) {
+        if self.stop(shared).await.is_ok() {
+            let directory = self.directory.clone();
+            let _ = blocking(move || crate::instance::remove_directory(&directory)).await;
+        }
+    }
+
     async fn make(
         shared: &Arc<Shared>,
         id: SandboxId,
@@ -155,6 +167,7 @@ impl Sandbox {
 
 /// Refuses what cannot be made; the template, leased.
 fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
+    spec.check_network()?;
     spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
     let template = shared.templates.get(&spec.template);
     let template = template.map_err(|error| no_template(&error))?;
@@ -259,6 +272,7 @@ impl Embryo {
                     group: place.group,
                     init,
                     parent,
+                    link: None,
                     attached: tokio::spawn(attach),
                     told,
                     mounts: Vec::new(),
@@ -310,7 +324,7 @@ impl Embryo {
                 ..Timings::default()
             };
         }
-        let pooled = wish.kind == Kind::Warm;
+        let (pooled, old) = (wish.kind == Kind::Warm, self.old);
         let outcome = self.grow(shared, &wish).await;
         match outcome {
             Ok((record, environment)) => {
@@ -324,7 +338,14 @@ impl Embryo {
                     crate::exec::spare::exercise(&sandbox).await;
                     Arc::clone(&sandbox).refill().await;
                 }
-                Ok(sandbox)
+                match sandbox.tell_names().await {
+                    // What its own programs made of its files must not keep it from starting.
+                    Err(error) if !old => {
+                        sandbox.undo(shared).await;
+                        Err(error)
+                    }
+                    _ => Ok(sandbox),
+                }
             }
             Err(error) => {
                 self.give_back(shared).await;
@@ -346,10 +367,14 @@ impl Embryo {
             self.limit(shared, wish).await?;
         }
         let root = self.root(wish)?;
-        let root = blocking(root).await;
+        let link = connection::attach(shared, self.parent.pid, &wish.spec);
+        let (root, link) = tokio::join!(blocking(root), link);
         let attached = self.settle().await;
-        let root = match attached.and(root) {
-            Ok(root) => root,
+        let root = match attached.and(root).and_then(|root| Ok((root, link?))) {
+            Ok((root, link)) => {
+                self.link = link;
+                root
+            }
             // If PID 1 gave up meanwhile, its own words say more.
             Err(error) => return Err(self.init.last_words().await.unwrap_or(error)),
         };
@@ -369,6 +394,7 @@ impl Embryo {
             state: SandboxState::Creating.next(atoll_model::Transition::Ready)?,
             reason: None,
             limits: wish.spec.limits,
+            network: wish.spec.network,
             created_at: match wish.kind {
                 Kind::Old(since) => since,
                 _ => crate::exec::now(),
@@ -377,6 +403,7 @@ impl Embryo {
         };
         let mut record = Record::new(info, wish.spec.clone(), self.ids);
         record.pooled = wish.kind == Kind::Warm;
+        record.linked = self.link.as_deref().map(Linked::from);
         record.write(&self.directory)?;
         Ok((record, environment))
     }
@@ -444,6 +471,9 @@ impl Embryo {
         environment: Arc<Variables>,
     ) -> Sandbox {
         let execs = Table::new(self.directory.join("execs"), !self.old);
+        if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
+            link.stay();
+        }
         Sandbox {
             environment: Mutex::new(environment),
             state: watch::Sender::new(record.info.state),
@@ -454,6 +484,8 @@ impl Embryo {
             execs: Arc::new(execs),
             ids: self.ids,
             record: Mutex::new(record),
+            link: Mutex::new(self.link),
+            namespace: connection::number(self.parent.pid),
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Bytes, Code, Error, ExecSpec, SandboxSpec};
+use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
 use atoll_worker::template::{BASE, Options, Source, Store};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, instance};
 use clap::Args;
@@ -18,7 +18,8 @@ use crate::config::Config;
 
 /// Show what this machine can isolate, what is missing and how to get it.
 ///
-/// Exit code 1 if sandboxes cannot be made here. The last check makes one.
+/// Exit code 1 if sandboxes cannot be made here. The last two checks make one, and send a packet from one
+/// through this machine.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll doctor
@@ -64,7 +65,12 @@ impl Doctor {
         let facts = Facts::read();
         let mut checks = features(&facts);
         checks.extend(surroundings(config));
-        checks.push(trial(config));
+        let sandbox = trial(config);
+        let made = sandbox.ok;
+        checks.push(sandbox);
+        if made {
+            checks.push(egress(config));
+        }
         let missing = |weight| {
             checks
                 .iter()
@@ -271,12 +277,7 @@ fn nearest(path: &Path) -> &Path {
 /// away again.
 fn trial(config: &Config) -> Check {
     let begin = Instant::now();
-    let templates = Store::open(config.data.join("templates"));
-    let result = if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
-        make_one(&config.data, BASE)
-    } else {
-        make_empty(config)
-    };
+    let result = attempt(config, Network::None);
     let ok = result.is_ok();
     let remedy = result.as_ref().err().and_then(|error| error.remedy.clone());
     Check {
@@ -291,8 +292,40 @@ fn trial(config: &Config) -> Check {
     }
 }
 
+/// Sends a packet from a sandbox through this machine's own forwarding to a namespace of ours.
+fn egress(config: &Config) -> Check {
+    let forwards = || std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward");
+    let before = forwards().is_ok_and(|text| text.trim() == "1");
+    let result = attempt(config, Network::Internet);
+    let ok = result.is_ok();
+    let remedy = result.as_ref().err().and_then(|error| error.remedy.clone());
+    Check {
+        feature: "network internet",
+        ok,
+        weight: Weight::Recommended,
+        found: match &result {
+            Ok(took) if before => format!("a connection went through this machine in {took:.1?}"),
+            Ok(took) => format!(
+                "a connection went through this machine in {took:.1?}; net.ipv4.ip_forward was turned on for it"
+            ),
+            Err(error) => error.message.clone(),
+        },
+        remedy: (!ok).then(|| remedy.unwrap_or("see what is said above".into())),
+    }
+}
+
+/// Makes a sandbox and tries what its network is for.
+fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
+    let templates = Store::open(config.data.join("templates"));
+    if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
+        make_one(&config.data, BASE, network)
+    } else {
+        make_empty(config, network)
+    }
+}
+
 /// In a data directory of its own, with a template that holds nothing.
-fn make_empty(config: &Config) -> Result<Duration, Error> {
+fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
     instance::data_directory(&config.data)?;
     let directory = config.data.join(format!("doctor-{}", std::process::id()));
     instance::data_directory(&directory)?;
@@ -305,20 +338,25 @@ fn make_empty(config: &Config) -> Result<Duration, Error> {
             let added = store.add("empty", &source, &Options::default(), &mut |_| {});
             added.map_err(|error| told(&error))
         })
-        .and_then(|_| make_one(&directory, "empty"));
+        .and_then(|_| make_one(&directory, "empty", network));
     let _ = std::fs::remove_dir_all(&directory);
     made
 }
 
-fn make_one(data: &Path, template: &str) -> Result<Duration, Error> {
+/// How long the create took; with a network, a connection.
+fn make_one(data: &Path, template: &str, network: Network) -> Result<Duration, Error> {
     block_on(async {
         let runtime = LocalRuntime::open(RuntimeConfig::new(data)).await?;
         let spec = SandboxSpec {
             template: template.into(),
+            network,
             ..SandboxSpec::default()
         };
         let tried = async {
             let made = runtime.create(spec).await?;
+            if network == Network::Internet {
+                return runtime.prove_egress(&made.id).await;
+            }
             if template == BASE {
                 let exec = runtime
                     .exec(&made.id, ExecSpec::argv(["/bin/true"]))

@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_model::{
-    Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Program,
-    SandboxId, SandboxSpec, parse_duration,
+    Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Network,
+    Policy, Program, Rule, SandboxId, SandboxSpec, Verdict, parse_duration,
 };
 use atoll_worker::{Config as RuntimeConfig, Control, LocalRuntime, Output, instance, template};
 use clap::Args;
@@ -37,6 +37,8 @@ pub(crate) const OWN_FAILURE: u8 = 125;
   atoll run --memory 512M --cpus 1 --timeout 30s -- make test
   atoll run --upload ./project:work --cwd work --download work/out.txt:. -- make
   atoll run --mount /srv/data:/data --user root -- ls -l /data
+  atoll run --net internet -- curl -sS https://example.com
+  atoll run --net internet --allow 1.1.1.1:443 -- curl -sS https://1.1.1.1
   atoll run -it                          a shell to stay in
   atoll run -it --user root -- vim /etc/hosts")]
 pub(crate) struct Run {
@@ -73,6 +75,16 @@ pub(crate) struct Run {
     /// Show a file or directory of this machine in the sandbox, read-only.
     #[arg(long, value_name = "SRC:DST")]
     mount: Vec<Transfer>,
+    /// What to connect it to: none is its own loopback; internet is public addresses, never this
+    /// machine, its networks or other sandboxes.
+    #[arg(long, default_value = "none", value_name = "none|internet")]
+    net: Network,
+    /// Let it reach these addresses: 1.1.1.1, 1.1.1.0/24, 1.1.1.1:443. Without --deny, nothing else.
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+    /// Refuse it these addresses, but for what --allow names.
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
     /// Keep the sandbox's files when the command has ended.
     #[arg(long)]
     keep: bool,
@@ -105,6 +117,7 @@ impl Run {
     async fn whole(self, config: &Config) -> Result<u8, Error> {
         let spec = self.sandbox();
         let exec = self.exec()?;
+        spec.check_network()?;
         atoll_worker::check_host()?;
         for upload in &self.upload {
             upload.check_source()?;
@@ -185,6 +198,16 @@ impl Run {
             },
             environment: std::collections::BTreeMap::new(),
             mounts: self.mount.iter().map(mount).collect(),
+            network: self.net,
+            policy: Policy {
+                default: if self.deny.is_empty() && !self.allow.is_empty() {
+                    Verdict::Deny
+                } else {
+                    Verdict::Allow
+                },
+                allow: self.allow.clone(),
+                deny: self.deny.clone(),
+            },
         }
     }
 

@@ -72,9 +72,10 @@ async fn every_example_of_the_documents_does_what_it_shows() {
                 "{}:/usr/sbin:/usr/bin:/sbin:/bin",
                 binaries.parent().unwrap().display()
             );
-            let mut shell = Command::new("bash");
+            // Examples with a network would turn this machine's own forwarding on.
+            let mut shell = Command::new("unshare");
             shell
-                .args(["-c", &format!("{{ {command}\n}} 2>&1")])
+                .args(["--net", "bash", "-c", &format!("{{ {command}\n}} 2>&1")])
                 .current_dir(scratch.path());
             shell
                 .env("PATH", path)

@@ -18,12 +18,13 @@ use crate::world::{DEADLINE, binary, private, probe_spec};
 const TEMPLATE: &str = "one";
 
 /// A data directory with a template of one static binary.
-struct Place {
+#[derive(Debug)]
+pub struct Place {
     scratch: Scratch,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let scratch = Scratch::new();
         let place = Self { scratch };
         private(&place.data());
@@ -37,11 +38,11 @@ impl Place {
         place
     }
 
-    fn data(&self) -> PathBuf {
+    pub fn data(&self) -> PathBuf {
         self.scratch.join("data")
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub fn file(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
     }
 
@@ -50,7 +51,7 @@ impl Place {
     }
 
     /// Ends everything that lasts.
-    async fn close(self, runtime: LocalRuntime) {
+    pub async fn close(self, runtime: LocalRuntime) {
         for info in runtime.list() {
             runtime.delete(&info.id).await.unwrap();
         }
@@ -72,7 +73,7 @@ async fn open(data: &Path) -> LocalRuntime {
     LocalRuntime::open(config).await.unwrap()
 }
 
-fn spec() -> SandboxSpec {
+pub fn spec() -> SandboxSpec {
     SandboxSpec {
         template: TEMPLATE.into(),
         ..SandboxSpec::default()
@@ -80,7 +81,7 @@ fn spec() -> SandboxSpec {
 }
 
 /// The keeper of an instance, by the name it was started with.
-fn keeper(tag: &str) -> Option<i32> {
+pub fn keeper(tag: &str) -> Option<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries.into_iter().find_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;

@@ -16,6 +16,7 @@ mod files;
 mod lasting;
 mod lifecycle;
 mod limits;
+mod network;
 mod packages;
 mod terminal;
 mod watch;

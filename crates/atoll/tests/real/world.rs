@@ -47,20 +47,26 @@ impl World {
 
     async fn with(amend: Option<Amend>) -> Self {
         tokio::task::spawn_blocking(templates).await.unwrap();
-        Self::start(data(), amend).await
+        Self::start(data(), |config| config.amend = amend).await
+    }
+
+    /// A runtime that is set up otherwise than by default.
+    pub async fn open_as(change: impl FnOnce(&mut Config)) -> Self {
+        tokio::task::spawn_blocking(templates).await.unwrap();
+        Self::start(data(), change).await
     }
 
     /// A runtime on a data directory of the test's own, with the templates that are in it.
     pub async fn open_in(data: &Path) -> Self {
-        Self::start(data.to_owned(), None).await
+        Self::start(data.to_owned(), |_| {}).await
     }
 
-    async fn start(data: PathBuf, amend: Option<Amend>) -> Self {
-        let config = Config {
+    async fn start(data: PathBuf, change: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config {
             binary: binary(),
-            amend,
             ..Config::new(data)
         };
+        change(&mut config);
         let runtime = LocalRuntime::open(config).await.unwrap();
         Self { runtime }
     }

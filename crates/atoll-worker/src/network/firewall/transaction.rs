@@ -133,6 +133,11 @@ impl Transaction {
         socket.ask(&self.batch).map(drop)
     }
 
+    /// Takes all rules out of a chain.
+    pub(super) fn empty_chain(&mut self, chain: &str) {
+        self.message(DELRULE, 0, |batch| batch.text(RULE_CHAIN, chain));
+    }
+
     /// Takes the table away.
     pub(super) fn delete_table(&mut self) {
         self.message(DELTABLE, 0, |_| {});

@@ -22,7 +22,7 @@ fn show(what: &str, mut times: Vec<Duration>) {
 #[ignore = "figures, not facts"]
 fn figures_of_links_and_policies() {
     World::with(async |world| {
-        let network = Network::new("aaaa", world.config());
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
         let begin = Instant::now();
         let namespace = netns::create().expect("namespace");
         let first = network

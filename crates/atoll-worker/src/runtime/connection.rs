@@ -1,0 +1,134 @@
+//! What a sandbox is connected to, and the ports of its servers.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_model::{Error, Network, Policy, PortEvent, SandboxId, SandboxInfo};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use super::{LocalRuntime, Place};
+use crate::network::{self, ports};
+use crate::sandbox::{blocking, lock};
+
+/// How often the kernel is asked while somebody watches.
+const PERIOD: Duration = Duration::from_millis(250);
+
+impl LocalRuntime {
+    /// Changes what a sandbox may reach. It holds when this returns: connections that the new policy
+    /// forbids are cut.
+    pub async fn set_network_policy(
+        &self,
+        id: &SandboxId,
+        policy: Policy,
+    ) -> Result<SandboxInfo, Error> {
+        policy.check()?;
+        self.change(id, |runtime, entry, place| async move {
+            match place {
+                Place::Live(sandbox) => {
+                    has_network(&sandbox.info())?;
+                    sandbox.set_policy(policy).await
+                }
+                Place::Stopped(mut record, execs) => {
+                    has_network(&record.info)?;
+                    record.spec.policy = policy;
+                    let sandboxes = runtime.shared.instance.sandboxes();
+                    record.write(&sandboxes.join(record.info.id.as_str()))?;
+                    entry.set(Place::Stopped(record, execs));
+                    Ok(())
+                }
+                Place::Gone => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// Where TCP servers of a sandbox listen, whatever its network is.
+    pub async fn ports(&self, id: &SandboxId) -> Result<Vec<SocketAddr>, Error> {
+        let namespace = self.find(id)?.namespace()?;
+        blocking(move || ports::listening(namespace.as_fd())).await
+    }
+
+    /// Connects to a server on a port of a sandbox's loopback, whatever its network is.
+    pub async fn dial(&self, id: &SandboxId, port: u16) -> Result<TcpStream, Error> {
+        let sandbox = self.find(id)?;
+        let at = |ip: IpAddr| SocketAddr::new(ip, port);
+        let first = network::dial(sandbox.namespace()?, at(Ipv4Addr::LOCALHOST.into())).await;
+        let error = match first {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        let second = network::dial(sandbox.namespace()?, at(Ipv6Addr::LOCALHOST.into())).await;
+        second.map_err(|_| error)
+    }
+
+    /// Connects from a sandbox with the network `internet` through this host to a server of our own; how
+    /// long that took. It loosens the instance's rules a little: close it after this.
+    pub async fn prove_egress(&self, id: &SandboxId) -> Result<Duration, Error> {
+        let namespace = self.find(id)?.namespace()?;
+        let tag = self.tag().to_owned();
+        blocking(move || network::trial::egress(&tag, namespace.as_fd())).await
+    }
+
+    /// Watches the ports of a sandbox: first those that are there, then every change.
+    pub async fn watch_ports(&self, id: &SandboxId) -> Result<PortWatch, Error> {
+        let sandbox = self.find(id)?;
+        let namespace = sandbox.namespace()?;
+        let socket = blocking(move || ports::open(namespace.as_fd())).await?;
+        Ok(PortWatch {
+            socket: Arc::new(Mutex::new(socket)),
+            known: None,
+            news: VecDeque::new(),
+            died: sandbox.died.clone(),
+        })
+    }
+}
+
+/// Refuses a policy for a sandbox that reaches nothing anyway.
+fn has_network(info: &SandboxInfo) -> Result<(), Error> {
+    match info.network {
+        Network::Internet => Ok(()),
+        Network::None => Err(Error::invalid(
+            "policy",
+            "a policy is about the network internet, and this sandbox has none",
+            "make a sandbox with the network internet",
+        )),
+    }
+}
+
+/// News about the ports of a sandbox. The kernel is asked only while somebody waits for them.
+#[derive(Debug)]
+pub struct PortWatch {
+    socket: Arc<Mutex<ports::Conversation>>,
+    /// None before the first look.
+    known: Option<BTreeSet<SocketAddr>>,
+    news: VecDeque<PortEvent>,
+    died: watch::Receiver<Option<i32>>,
+}
+
+impl PortWatch {
+    /// What happened next; none once the sandbox does not run any more.
+    pub async fn next(&mut self) -> Result<Option<PortEvent>, Error> {
+        loop {
+            if let Some(event) = self.news.pop_front() {
+                return Ok(Some(event));
+            }
+            if self.known.is_some() {
+                tokio::select! {
+                    _ = self.died.wait_for(Option::is_some) => return Ok(None),
+                    () = tokio::time::sleep(PERIOD) => {}
+                }
+            }
+            let socket = Arc::clone(&self.socket);
+            let now = blocking(move || ports::list(&mut lock(&socket))).await?;
+            let now = BTreeSet::from_iter(now);
+            let known = self.known.replace(now.clone()).unwrap_or_default();
+            let closed = known.difference(&now).copied().map(PortEvent::Closed);
+            let opened = now.difference(&known).copied().map(PortEvent::Opened);
+            self.news.extend(closed.chain(opened));
+        }
+    }
+}

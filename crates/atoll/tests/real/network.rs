@@ -1,0 +1,398 @@
+//! Sandboxes with the network `internet`, and the ports of all: real ones, on a host and in front of an
+//! internet of the test's own.
+
+mod lasting;
+mod scene;
+
+use std::time::Duration;
+
+use atoll_model::{Code, Network, Policy, PortEvent, SandboxId, SandboxSpec, Verdict};
+use atoll_testkit::{attempts, wait_for};
+use tokio::io::AsyncReadExt;
+
+use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said};
+use scene::{HOST, PRIVATE, PUBLIC, Scene, WEB, accept, address_of, echo, links, reach, sh};
+
+/// Asks for the internet.
+fn internet(spec: &mut SandboxSpec) {
+    spec.network = Network::Internet;
+}
+
+/// A runtime that asks the scene's name server.
+async fn world() -> World {
+    World::open_as(|config| config.network = Scene::network()).await
+}
+
+/// What the probe says of each address or name.
+async fn tried(world: &World, id: &SandboxId, words: &[&str]) -> Vec<String> {
+    let done = world.exec(id, probe_spec(words).user("user")).await;
+    let all = attempts(said(&done));
+    assert_eq!(all.len(), words.len() - 1, "{words:?}");
+    all.into_iter().map(|attempt| attempt.result).collect()
+}
+
+/// Whether each public address is reached.
+async fn reached(world: &World, id: &SandboxId) -> [bool; 2] {
+    let all = tried(world, id, &["connect", "1.1.1.1:80", "9.9.9.9:80"]).await;
+    [all[0] == "ok", all[1] == "ok"]
+}
+
+fn policy(allow: &[&str], deny: &[&str], default: Verdict) -> Policy {
+    Policy::parse(allow, deny, default).unwrap()
+}
+
+#[test]
+fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() {
+    Scene::with(async |_| {
+        let world = world().await;
+        let neighbour = world.sandbox_spec(Kind::Static, internet).await;
+        let near = address_of(&links()[0]);
+        let serve = probe_spec(&["greet", "0.0.0.0:80"]).user("root");
+        let serving = world.runtime.exec(&neighbour, serve).await.unwrap();
+        let table = format!("inet atoll_{}", world.runtime.tag());
+        let mut ids = Vec::new();
+        for kind in KINDS {
+            ids.push(world.sandbox_spec(kind, internet).await);
+        }
+        let gateway = {
+            let root = atoll_model::Caller::root();
+            let file = world.runtime.read_file(&ids[0], &root, b"/etc/resolv.conf");
+            let text = file.await.unwrap().read_to_end(1000).await.unwrap();
+            let text = String::from_utf8(text).unwrap();
+            text.trim().strip_prefix("nameserver ").unwrap().to_owned()
+        };
+        let refused = PRIVATE.iter().map(|address| format!("{address}:{WEB}"));
+        let refused: Vec<String> = refused
+            .chain([
+                format!("{HOST}:{WEB}"),
+                format!("{gateway}:{WEB}"),
+                format!("{near}:{WEB}"),
+                format!("[::ffff:169.254.169.254]:{WEB}"),
+                format!("[::ffff:{HOST}]:{WEB}"),
+            ])
+            .collect();
+        // Each of them answers whoever may ask.
+        for address in refused
+            .iter()
+            .filter(|address| !address.contains(&near.to_string()))
+        {
+            reach(address).unwrap_or_else(|error| panic!("{address}: {error}"));
+        }
+        let words = |command| {
+            let refused = refused.iter().map(String::as_str);
+            [command].into_iter().chain(refused).collect::<Vec<_>>()
+        };
+        let datagrams: Vec<&str> = words("send")
+            .into_iter()
+            // Nobody answers datagrams there.
+            .filter(|word| {
+                let silent = [&near.to_string(), &gateway, "["];
+                !silent.iter().any(|start| word.starts_with(*start))
+            })
+            .collect();
+        let public = PUBLIC.map(|address| format!("{address}:{WEB}"));
+        for id in &ids {
+            for command in ["connect", "send"] {
+                let all = tried(&world, id, &[command, &public[0], &public[1]]).await;
+                assert_eq!(all, ["ok", "ok"], "{command}");
+            }
+            for result in tried(&world, id, &words("connect")).await {
+                assert_eq!(result, "ECONNREFUSED", "{refused:?}");
+            }
+            assert!(!tried(&world, id, &datagrams).await.contains(&"ok".into()));
+            let six = [
+                "connect",
+                "[fd00:ec2::254]:80",
+                "[2001:db8::1]:80",
+                "0.0.0.0:80",
+            ];
+            assert!(!tried(&world, id, &six).await.contains(&"ok".into()));
+        }
+        // The same numbers, as programs may write them.
+        let shell = |number: &str| {
+            let script = format!("exec 3<>/dev/tcp/{number}/80 && head -c5 <&3");
+            atoll_model::ExecSpec::argv(["bash", "-c", &script])
+        };
+        for number in ["2852039166", "0xa9fea9fe", "0251.0376.0251.0376"] {
+            let done = world.exec(&ids[0], shell(number)).await;
+            assert!(!done.status.success(), "{number}");
+        }
+        let one = world.exec(&ids[0], shell("16843009")).await;
+        assert_eq!(said(&one), "hello", "1.1.1.1 can be written so");
+        // Without the rules everybody answers.
+        sh(&format!("nft flush table {table}"));
+        sh("nft add table ip nat");
+        sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
+        sh("nft add rule ip nat out oifname up0 masquerade");
+        for id in &ids {
+            for command in [words("connect"), datagrams.clone()] {
+                let all = tried(&world, id, &command).await;
+                assert!(
+                    all.iter().all(|result| result == "ok"),
+                    "{command:?} {all:?}"
+                );
+            }
+        }
+        drop(serving);
+        world.close().await;
+    });
+}
+
+#[test]
+fn names_that_point_inside_are_not_told() {
+    Scene::with(async |_| {
+        let world = world().await;
+        for kind in KINDS {
+            let id = world.sandbox_spec(kind, internet).await;
+            let names = [
+                "resolve",
+                "public.test",
+                "metadata.test",
+                "inside.test",
+                "nobody.test",
+            ];
+            let done = world.exec(&id, probe_spec(&names).user("user")).await;
+            let all = attempts(said(&done));
+            let told: Vec<&str> = all.iter().map(|attempt| attempt.detail.trim()).collect();
+            assert_eq!(told, ["code=0 1.1.1.1", "code=0", "code=0", "code=3"]);
+        }
+        world.close().await;
+    });
+}
+
+#[test]
+fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
+    Scene::with(async |_| {
+        let world = world().await;
+        for kind in KINDS {
+            let id = world.sandbox(kind).await;
+            assert_eq!(world.runtime.get(&id).unwrap().network, Network::None);
+            assert_eq!(
+                said(&world.probe(&id, "user", &["interfaces"]).await),
+                "lo\n"
+            );
+            let all = tried(&world, &id, &["connect", "1.1.1.1:80", "203.0.113.2:80"]).await;
+            assert_eq!(all, ["ENETUNREACH", "ENETUNREACH"]);
+            assert!(world.runtime.ports(&id).await.unwrap().is_empty());
+            let mut watch = world.runtime.watch_ports(&id).await.unwrap();
+            for address in ["127.0.0.1:8080", "[::1]:8081"] {
+                let serve = probe_spec(&["greet", address]);
+                let serving = world.runtime.exec(&id, serve).await.unwrap();
+                let address: std::net::SocketAddr = address.parse().unwrap();
+                let event = tokio::time::timeout(DEADLINE, watch.next()).await.unwrap();
+                assert_eq!(event.unwrap(), Some(PortEvent::Opened(address)));
+                assert_eq!(world.runtime.ports(&id).await.unwrap(), [address]);
+                let mut stream = world.runtime.dial(&id, address.port()).await.unwrap();
+                let mut text = [0; 5];
+                stream.read_exact(&mut text).await.unwrap();
+                assert_eq!(&text, b"hello");
+                serving.control.kill().unwrap();
+                let event = tokio::time::timeout(DEADLINE, watch.next()).await.unwrap();
+                assert_eq!(event.unwrap(), Some(PortEvent::Closed(address)));
+            }
+            let nobody = world.runtime.dial(&id, 8080).await.unwrap_err();
+            assert_eq!(nobody.code, Code::Conflict);
+            let change = world.runtime.set_network_policy(&id, Policy::default());
+            assert_eq!(change.await.unwrap_err().code, Code::InvalidRequest);
+            world.runtime.stop(&id).await.unwrap();
+            assert_eq!(watch.next().await.unwrap(), None);
+        }
+        assert!(links().is_empty());
+        assert_eq!(sh("nft list tables"), "", "nothing is set up for nobody");
+        world.close().await;
+    });
+}
+
+#[test]
+fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
+    Scene::with(async |scene| {
+        let world = world().await;
+        let strict = policy(&["1.1.1.1"], &[], Verdict::Deny);
+        let id = world
+            .sandbox_spec(Kind::Static, |spec| {
+                internet(spec);
+                spec.policy = strict.clone();
+            })
+            .await;
+        let free = world.sandbox_spec(Kind::Static, internet).await;
+        assert_eq!(reached(&world, &id).await, [true, false]);
+        assert_eq!(reached(&world, &free).await, [true, true]);
+        world
+            .runtime
+            .set_network_policy(&id, Policy::default())
+            .await
+            .unwrap();
+        let mut streams = Vec::new();
+        for address in ["1.1.1.1:90", "9.9.9.9:90"] {
+            let arrivals = scene.listen(address);
+            let talk = probe_spec(&["repeat", address]);
+            let exec = world.runtime.exec(&id, talk).await.unwrap();
+            streams.push((accept(&arrivals), exec));
+        }
+        for (stream, _) in &streams {
+            echo(stream).unwrap();
+        }
+        world.runtime.set_network_policy(&id, strict).await.unwrap();
+        echo(&streams[0].0).unwrap();
+        assert!(echo(&streams[1].0).is_err(), "it was cut");
+        assert_eq!(reached(&world, &id).await, [true, false]);
+        // It holds for whoever starts it again, and can be changed meanwhile.
+        world.runtime.stop(&id).await.unwrap();
+        world.runtime.start(&id).await.unwrap();
+        assert_eq!(reached(&world, &id).await, [true, false]);
+        world.runtime.stop(&id).await.unwrap();
+        let other = policy(&[], &["1.1.1.0/24"], Verdict::Allow);
+        world.runtime.set_network_policy(&id, other).await.unwrap();
+        world.runtime.start(&id).await.unwrap();
+        assert_eq!(reached(&world, &id).await, [false, true]);
+        let inside = policy(&["0.0.0.0/0"], &["1.1.1.1"], Verdict::Deny);
+        world.runtime.set_network_policy(&id, inside).await.unwrap();
+        let all = tried(&world, &id, &["connect", "10.0.0.1:80", "1.1.1.1:80"]).await;
+        assert_eq!(
+            all,
+            ["ECONNREFUSED", "ok"],
+            "no policy opens what is refused to all"
+        );
+        world.close().await;
+    });
+}
+
+#[test]
+fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
+    Scene::with(async |_| {
+        let world = world().await;
+        for kind in KINDS {
+            let id = world.sandbox_spec(kind, internet).await;
+            assert_eq!(links().len(), 1);
+            world.runtime.stop(&id).await.unwrap();
+            wait_for("the link to go", DEADLINE, || links().is_empty());
+            world.runtime.start(&id).await.unwrap();
+            assert_eq!(links().len(), 1);
+            assert_eq!(reached(&world, &id).await, [true, true]);
+            let names = probe_spec(&["resolve", "public.test"]).user("user");
+            assert!(said(&world.exec(&id, names).await).contains("1.1.1.1"));
+            world.runtime.delete(&id).await.unwrap();
+            wait_for("the link to go", DEADLINE, || links().is_empty());
+        }
+        // Paused and resumed it goes on with what it has.
+        let id = world.sandbox_spec(Kind::Static, internet).await;
+        world.runtime.pause(&id).await.unwrap();
+        let deny = policy(&[], &["9.9.9.9"], Verdict::Allow);
+        world.runtime.set_network_policy(&id, deny).await.unwrap();
+        world.runtime.resume(&id).await.unwrap();
+        assert_eq!(reached(&world, &id).await, [true, false]);
+        world.close().await;
+        assert!(links().is_empty(), "{:?}", links());
+        assert_eq!(sh("nft list tables"), "");
+    });
+}
+
+#[test]
+fn c12_one_that_takes_all_its_connections_takes_none_of_a_neighbours() {
+    Scene::with(async |_| {
+        let most = 64;
+        let world = World::open_as(|config| {
+            config.network = Scene::network();
+            config.network.connections = most;
+        });
+        let world = world.await;
+        let greedy = world.sandbox_spec(Kind::Static, internet).await;
+        let neighbour = world.sandbox_spec(Kind::Static, internet).await;
+        let exec = probe_spec(&["exhaust", "1.1.1.1:80", "500"]);
+        let mut exec = world.runtime.exec(&greedy, exec).await.unwrap();
+        let mut text = String::new();
+        while !text.contains("held ") {
+            let mut buffer = [0; 256];
+            let read = exec.stdout.read(&mut buffer).await.unwrap();
+            assert_ne!(read, 0, "{text}");
+            text += &String::from_utf8_lossy(&buffer[..read]);
+        }
+        assert_eq!(text, format!("connect errno ECONNREFUSED\nheld {most}\n"));
+        assert_eq!(reached(&world, &greedy).await, [false, false]);
+        assert_eq!(reached(&world, &neighbour).await, [true, true]);
+        let names = probe_spec(&["resolve", "public.test"]).user("user");
+        assert!(said(&world.exec(&neighbour, names).await).contains("1.1.1.1"));
+        reach("1.1.1.1:80").unwrap();
+        exec.control.kill().unwrap();
+        world.close().await;
+    });
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_leaves_nothing() {
+    Scene::with(async |_| {
+        let world = world().await;
+        let create = async |change: &dyn Fn(&mut SandboxSpec)| {
+            let mut spec = SandboxSpec {
+                template: crate::world::template(Kind::Static),
+                ..SandboxSpec::default()
+            };
+            change(&mut spec);
+            world.runtime.create(spec).await.map(|_| ()).unwrap_err()
+        };
+        let rules = policy(&["1.1.1.1"], &[], Verdict::Deny);
+        let pointless = create(&|spec| spec.policy = rules.clone()).await;
+        assert_eq!(pointless.code, Code::InvalidRequest);
+        let inside = create(&|spec| {
+            internet(spec);
+            spec.policy.allow = vec!["10.0.0.1".parse().unwrap()];
+        });
+        assert_eq!(inside.await.code, Code::InvalidRequest);
+        assert!(world.runtime.list().is_empty() && links().is_empty());
+        world.close().await;
+    });
+}
+
+#[test]
+fn a_host_that_drops_what_is_forwarded_is_found_out() {
+    Scene::with(async |_| {
+        let prove = async || {
+            let world = world().await;
+            let id = world.sandbox_spec(Kind::Static, internet).await;
+            let proof = world.runtime.prove_egress(&id).await;
+            world.close().await;
+            assert!(!sh("ip -o link show").contains("atd-"));
+            proof
+        };
+        prove().await.unwrap();
+        // What Docker does.
+        sh("nft add table ip other");
+        let chain = "type filter hook forward priority 0; policy drop;";
+        sh(&format!("nft add chain ip other forward '{{ {chain} }}'"));
+        let error = prove().await.unwrap_err();
+        assert_eq!(error.code, Code::UnsupportedByHost);
+        assert!(error.remedy.unwrap().contains("atl-"));
+    });
+}
+
+/// Not a fact but a figure: `cargo nextest run --run-ignored only -- figures`.
+#[test]
+#[ignore = "it measures, and this machine may be busy"]
+#[allow(clippy::print_stdout, reason = "the figures are for whoever runs it")]
+fn figures() {
+    Scene::with(async |_| {
+        let world = world().await;
+        let spec = |network| SandboxSpec {
+            template: crate::world::template(Kind::Static),
+            network,
+            ..SandboxSpec::default()
+        };
+        for network in [Network::None, Network::Internet, Network::Internet] {
+            let (begin, mut count) = (std::time::Instant::now(), 0);
+            let turns = async || {
+                let mut count = 0;
+                while begin.elapsed() < Duration::from_secs(5) {
+                    let made = world.runtime.create(spec(network)).await.unwrap();
+                    world.runtime.delete(&made.id).await.unwrap();
+                    count += 1;
+                }
+                count
+            };
+            let (a, b, c, d) = tokio::join!(turns(), turns(), turns(), turns());
+            count += a + b + c + d;
+            let rate = f64::from(count) / begin.elapsed().as_secs_f64();
+            println!("{network}: {rate:.0} created and deleted a second");
+        }
+        world.close().await;
+    });
+}
