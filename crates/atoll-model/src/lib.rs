@@ -19,7 +19,7 @@ pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
 pub use id::{ExecId, SandboxId};
 pub use network::{Block, Network, Policy, REFUSED, Rule, SANDBOXES, Verdict, is_refused};
-pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
+pub use sandbox::{DiskUsage, HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
 pub use watch::{WatchEvent, WatchOptions};

@@ -11,7 +11,7 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
+    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
     SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
 use std::os::fd::AsFd;
@@ -45,6 +45,8 @@ pub struct Config {
     pub lasting: bool,
     /// How many sandboxes are prepared in advance, but for what they are made from.
     pub embryos: usize,
+    /// What sandboxes' files are on.
+    pub storage: crate::Storage,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -59,6 +61,7 @@ impl Config {
             binary: "/proc/self/exe".into(),
             lasting: false,
             embryos: 0,
+            storage: crate::Storage::default(),
             amend: None,
         }
     }
@@ -195,7 +198,7 @@ impl LocalRuntime {
             let facts = Facts::read();
             crate::instance::data_directory(&config.data)?;
             let templates = open_templates(config.templates)?;
-            let instance = Instance::ephemeral(&config.data, &facts)?;
+            let instance = Instance::ephemeral(&config.data, config.storage, &facts)?;
             Ok((facts, templates, instance, config.amend))
         });
         let (facts, templates, instance, amend) = opened.await?;
@@ -220,7 +223,7 @@ impl LocalRuntime {
         let opened = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(config.templates)?;
-            let instance = Instance::lasting(&config.data, own, held, &facts)?;
+            let instance = Instance::lasting(&config.data, own, held, config.storage, &facts)?;
             Ok((facts, templates, instance, config.amend))
         });
         let (facts, templates, instance, amend) = opened.await?;
@@ -436,6 +439,9 @@ impl LocalRuntime {
         let name = id.clone();
         let ended = self.change(id, |runtime, entry, place| async move {
             let shared = &runtime.shared;
+            if keep.is_some() && !shared.instance.disk.can_keep() {
+                return Err(cannot_keep());
+            }
             let from = match place {
                 Place::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
@@ -458,7 +464,9 @@ impl LocalRuntime {
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
+                let shared = Arc::clone(shared);
                 tokio::task::spawn_blocking(move || {
+                    let _ = shared.instance.disk.remove(&name);
                     // What is left over is removed with the instance, or at the next start.
                     let _ = crate::instance::remove_directory(&target);
                 });
@@ -481,6 +489,13 @@ impl LocalRuntime {
             memory: Bytes(usage.memory),
             pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
         })
+    }
+
+    /// What a sandbox's files take now, running or not.
+    pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
+        let limit = self.get(id)?.limits.disk;
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        blocking(move || shared.instance.disk.usage(&id, limit)).await
     }
 
     /// The commands of a sandbox, newest first.
@@ -828,6 +843,14 @@ async fn stopped(
 /// Refuses a host on which no sandbox can be made, and says what would help.
 pub fn check_host() -> Result<(), Error> {
     atoll_jail::plan::require(&Facts::read()).map_err(|error| crate::error::jail(&error))
+}
+
+fn cannot_keep() -> Error {
+    Error::invalid(
+        "keep",
+        "what a sandbox wrote to an image cannot be kept beside it",
+        "download what you need, or use storage = plain",
+    )
 }
 
 fn unknown(id: &SandboxId) -> Error {

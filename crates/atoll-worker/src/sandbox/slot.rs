@@ -20,7 +20,7 @@ use atoll_jail::plan::{IdRange, Limits, Plan, Spec, plan};
 use atoll_jail::rootfs;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{
-    Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
+    Bytes, Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -143,6 +143,9 @@ fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
     for (name, value) in &spec.environment {
         crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
     }
+    shared.instance.disk.check(spec.limits.disk)?;
+    let data = &shared.instance.directory;
+    crate::storage::Space::of(data)?.require(data)?;
     let template = shared.templates.get(&spec.template);
     let template = template.map_err(|error| no_template(&error))?;
     check_mounts(spec)?;
@@ -217,11 +220,11 @@ impl Embryo {
         begin: Instant,
     ) -> Result<Self, Error> {
         let (id, ids, old) = (wish.id.clone(), wish.ids, wish.old.is_some());
-        let limits = wish.plan.limits.clone();
+        let (limits, disk) = (wish.plan.limits.clone(), wish.spec.limits.disk);
         let place = {
             let shared = Arc::clone(shared);
             let id = id.clone();
-            blocking(move || Place::make(&shared, &id, ids, &limits, old)).await?
+            blocking(move || Place::make(&shared, &id, ids, (&limits, disk), old)).await?
         };
         let slot = begin.elapsed();
         let begin = Instant::now();
@@ -249,8 +252,9 @@ impl Embryo {
                 })
             }
             Err(error) => {
+                let shared = Arc::clone(shared);
                 let _ = blocking(move || {
-                    place.give_back(old);
+                    place.give_back(&shared, &id, old);
                     Ok(())
                 })
                 .await;
@@ -347,8 +351,9 @@ impl Embryo {
             return Ok(());
         }
         let (group, limits) = (self.group.clone(), wish.plan.limits.clone());
-        let shared = Arc::clone(shared);
+        let (shared, id, disk) = (Arc::clone(shared), self.id.clone(), wish.spec.limits.disk);
         blocking(move || {
+            shared.instance.disk.limit(&id, disk)?;
             let set = group.limit(&limits, &shared.instance.cgroups);
             set.map_err(|error| jail(&error))
         })
@@ -432,9 +437,9 @@ impl Embryo {
             opened: self.opened,
             group: self.group,
         };
-        let old = self.old;
+        let (old, id, kept) = (self.old, self.id, Arc::clone(shared));
         let _ = blocking(move || {
-            place.give_back(old);
+            place.give_back(&kept, &id, old);
             Ok(())
         })
         .await;
@@ -454,23 +459,26 @@ impl Place {
         shared: &Shared,
         id: &SandboxId,
         ids: IdRange,
-        limits: &Limits,
+        (limits, size): (&Limits, Bytes),
         old: bool,
     ) -> Result<Self, Error> {
         let directory = shared.instance.sandboxes().join(id.as_str());
+        let disk = &shared.instance.disk;
         let prepared = (|| {
-            let parts: &[&str] = if old {
-                // What the last mount left there would make the next one fail.
-                crate::instance::remove_directory(&directory.join("work"))?;
-                &["work"]
-            } else {
-                &["", "upper", "work", "execs"]
+            let make = |path: &Path| {
+                fs::create_dir(path).map_err(|error| host_file("make", path, &error))
             };
-            for part in parts {
-                let path = directory.join(part);
-                fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
+            let files = disk.place(id);
+            if old {
+                // What the last mount left there would make the next one fail.
+                crate::instance::remove_directory(&files.join("work"))?;
+                make(&files.join("work"))?;
+            } else {
+                make(&directory)?;
+                make(&directory.join("execs"))?;
+                disk.make(id, size)?;
             }
-            let opened = open_directory(&directory)?;
+            let opened = open_directory(&files)?;
             let group = shared.instance.cgroups.add(id.as_str(), limits, ids);
             Ok((opened, group.map_err(|error| jail(&error))?))
         })();
@@ -482,6 +490,7 @@ impl Place {
             }),
             Err(error) => {
                 if !old {
+                    let _ = disk.remove(id);
                     let _ = crate::instance::remove_directory(&directory);
                 }
                 Err(error)
@@ -517,9 +526,10 @@ impl Place {
     }
 
     /// Nobody is in it any more.
-    fn give_back(self, keep_files: bool) {
+    fn give_back(self, shared: &Shared, id: &SandboxId, keep_files: bool) {
         let _ = self.group.remove();
         if !keep_files {
+            let _ = shared.instance.disk.remove(id);
             let _ = crate::instance::remove_directory(&self.directory);
         }
     }
