@@ -55,8 +55,7 @@ pub fn mount(image: &Path, at: &Path, options: &str) -> Result<(), Error> {
     let file = OpenOptions::new().read(true).write(true).open(image);
     let file = file.step(|| format!("open {}", image.display()))?;
     let (device, path) = attach(&file).step(|| format!("attach {}", image.display()))?;
-    let flags =
-        MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
     let options = std::ffi::CString::new(options)
         .map_err(io::Error::from)
         .step(|| "read mount options".into())?;
@@ -102,8 +101,7 @@ fn attach(file: &File) -> io::Result<(File, String)> {
         config.block_size = 4096;
         config.flags = AUTOCLEAR | DIRECT;
         // SAFETY: the request takes a `loop_config`, which lives across the call.
-        let done =
-            unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw mut config) };
+        let done = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw mut config) };
         if done == 0 {
             return Ok((device, path));
         }

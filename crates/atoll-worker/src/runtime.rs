@@ -11,8 +11,8 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
-    SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
+    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId,
+    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
 use std::os::fd::AsFd;
 

@@ -76,7 +76,11 @@ impl LocalRuntime {
         }
         instance.ranges.release_others();
         let aside = instance.directory.join("orphaned");
-        let known = |id: &SandboxId| [&sandboxes, &aside].iter().any(|at| at.join(id.as_str()).exists());
+        let known = |id: &SandboxId| {
+            [&sandboxes, &aside]
+                .iter()
+                .any(|at| at.join(id.as_str()).exists())
+        };
         instance.disk.sweep(&known)?;
         empty(&instance.directory.join("trash"));
         Ok(())

@@ -465,9 +465,8 @@ impl Place {
         let directory = shared.instance.sandboxes().join(id.as_str());
         let disk = &shared.instance.disk;
         let prepared = (|| {
-            let make = |path: &Path| {
-                fs::create_dir(path).map_err(|error| host_file("make", path, &error))
-            };
+            let make =
+                |path: &Path| fs::create_dir(path).map_err(|error| host_file("make", path, &error));
             let files = disk.place(id);
             if old {
                 // What the last mount left there would make the next one fail.

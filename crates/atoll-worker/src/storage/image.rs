@@ -151,7 +151,14 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
     let program = maker().unwrap_or_else(|| MAKER.into());
     let done = Command::new(&program)
         .args(["--quiet", "--force", "--nodiscard"])
-        .args(["--metadata", "single", "--data", "single", "--label", "atoll"])
+        .args([
+            "--metadata",
+            "single",
+            "--data",
+            "single",
+            "--label",
+            "atoll",
+        ])
         .arg(&new)
         .stdin(Stdio::null())
         .output();
@@ -199,7 +206,10 @@ impl Top {
     fn usage(&self, id: &SandboxId, limit: Bytes) -> Result<DiskUsage, Error> {
         let group = self.group(id)?;
         Ok(DiskUsage {
-            used: Bytes(group.map_or(0, |group| self.number(group, "referenced"))),
+            // Counted, and written but not yet on the disk.
+            used: Bytes(group.map_or(0, |group| {
+                self.number(group, "referenced") + self.number(group, "rsv_data")
+            })),
             limit,
             enforced: true,
             complete: true,
@@ -274,7 +284,10 @@ impl Disk for Image {
         let entries = fs::read_dir(&self.at);
         let entries = entries.map_err(|error| host_file("read", &self.at, &error))?;
         for entry in entries.flatten() {
-            let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let id = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
             if let Some(id) = id
                 && !known(&id)
             {

@@ -47,7 +47,11 @@ pub fn take(data: &Path) -> Result<Survey, Error> {
     };
     survey.add("server", data, &data.join("sandboxes"));
     for run in entries(&data.join("runs")) {
-        let tag = run.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let tag = run
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         survey.add(&tag, &run, &run.join("sandboxes"));
     }
     survey.add("kept", &data.join("kept"), &data.join("kept"));
@@ -70,7 +74,9 @@ impl Survey {
             self.images.0 += found.blocks() * 512;
         }
         for path in entries(sandboxes) {
-            let id = path.file_name().and_then(|name| name.to_str()?.parse().ok());
+            let id = path
+                .file_name()
+                .and_then(|name| name.to_str()?.parse().ok());
             let Some(id) = id else { continue };
             let record = Record::read(&path).ok().flatten();
             let limit = record.map_or(Limits::default().disk, |record| record.info.limits.disk);
