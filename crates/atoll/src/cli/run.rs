@@ -53,7 +53,7 @@ pub(crate) struct Run {
     #[arg(long, default_value_t = Limits::default().pids, value_name = "N")]
     pids: u32,
     /// Disk space of what is written: keeps the sandbox's files in an image of its own [default: 10G,
-    /// kept only with ATOLL_STORAGE=image].
+    /// kept only with `ATOLL_STORAGE=image`].
     #[arg(long, value_name = "SIZE", conflicts_with = "keep")]
     disk: Option<Bytes>,
     /// Kill the command and all it started after this long.

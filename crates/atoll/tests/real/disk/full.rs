@@ -72,9 +72,7 @@ async fn a_full_disk_holds_commands_back_and_loses_nothing() {
     assert_eq!(error.code, Code::DiskFull, "{error:?}");
     let root = atoll_model::Caller::root();
     // What is there can be read.
-    let reader = world
-        .runtime
-        .read_file(&id, &root, b"/home/user/f");
+    let reader = world.runtime.read_file(&id, &root, b"/home/user/f");
     reader.await.unwrap();
     let early = tokio::time::timeout(Duration::from_millis(700), &mut whole).await;
     assert!(
