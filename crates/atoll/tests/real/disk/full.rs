@@ -82,7 +82,9 @@ async fn a_full_disk_holds_commands_back_and_loses_nothing() {
 
     std::fs::remove_file(filler).unwrap();
     let done = whole.await.unwrap().unwrap();
-    let expected: String = (1..=200_000).map(|number| format!("{number}\n")).collect();
+    let expected: String = (1..=200_000)
+        .flat_map(|number| [number.to_string(), "\n".into()])
+        .collect();
     assert!(done.status.success(), "{:?}", done.status);
     assert!(
         done.stdout == expected.as_bytes(),
