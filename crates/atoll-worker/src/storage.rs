@@ -117,10 +117,15 @@ pub fn require(storage: Storage, facts: &Facts) -> Result<(), Error> {
 pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
     let path = data.join("storage.kind");
     let had = match fs::read_to_string(&path) {
-        Ok(text) => text.parse()?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Storage::Plain,
+        Ok(text) => Some(text.parse()?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
         Err(error) => return Err(host_file("read", &path, &error)),
     };
+    if had == Some(wanted) {
+        return Ok(());
+    }
+    // From before there was a choice.
+    let had = had.unwrap_or_default();
     let inhabited = ["sandboxes", "orphaned"].iter().any(|part| {
         fs::read_dir(data.join(part)).is_ok_and(|mut entries| entries.next().is_some())
     });
@@ -132,7 +137,10 @@ pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
             ))
             .detail("storage", had.to_string()));
     }
-    fs::write(&path, format!("{wanted}\n")).map_err(|error| host_file("write", &path, &error))
+    // Whole or not at all: we may be killed at any point.
+    let new = data.join("storage.kind.new");
+    let written = fs::write(&new, format!("{wanted}\n")).and_then(|()| fs::rename(&new, &path));
+    written.map_err(|error| host_file("write", &path, &error))
 }
 
 /// Takes what is mounted for a dead instance away.
