@@ -29,8 +29,9 @@ use crate::sandbox::lock;
 
 /// The group of all sandboxes.
 const ALL: u64 = btrfs::group(0);
-/// What is deleted is free after the next commit. The cleaner wakes with it.
-const OPTIONS: &str = "commit=5,discard=async";
+/// What is deleted is free after the next commit: the cleaner wakes with it, and the host has the room back at
+/// once. Put off, it would be nobody's for minutes, and the ceiling of all too low for as long.
+const OPTIONS: &str = "commit=5,discard=sync";
 /// The least a btrfs can be.
 const LEAST: u64 = 128 << 20;
 /// How often the ceiling of all sandboxes is set by what the host has left.
