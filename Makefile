@@ -45,7 +45,7 @@ check: setup-test
 
 ## Every figure, beside the machine's floor and its peers.
 bench: build setup-bench
-	@$(ATOLL) bench --work --peers
+	@$(ATOLL) bench --work --storage --peers
 
 ## Where build results are.
 target-directory:

@@ -13,10 +13,12 @@
     reason = "this crate is where system calls without a safe wrapper live"
 )]
 
+pub mod btrfs;
 pub mod cgroup;
 pub mod claims;
 pub mod facts;
 pub mod ids;
+pub mod image;
 mod inside;
 pub mod keeper;
 pub mod netns;

@@ -21,7 +21,7 @@ pub use id::{ExecId, SandboxId};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };
-pub use sandbox::{HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
+pub use sandbox::{DiskUsage, HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
 pub use watch::{WatchEvent, WatchOptions};

@@ -18,6 +18,9 @@ pub struct Limits {
     pub memory: Bytes,
     /// Processes and threads.
     pub pids: u32,
+    /// Disk space of what it writes. Records from before there was one have the usual.
+    #[serde(default = "Limits::usual_disk")]
+    pub disk: Bytes,
 }
 
 impl Default for Limits {
@@ -26,6 +29,7 @@ impl Default for Limits {
             cpus: Cpus(2000),
             memory: Bytes(2 << 30),
             pids: 1024,
+            disk: Self::usual_disk(),
         }
     }
 }
@@ -36,13 +40,19 @@ impl Limits {
         cpus: Cpus(4000),
         memory: Bytes(8 << 30),
         pids: 4096,
+        disk: Bytes(50 << 30),
     };
     /// The least that can hold a process.
     pub const LEAST: Self = Self {
         cpus: Cpus(50),
         memory: Bytes(16 << 20),
         pids: 8,
+        disk: Bytes(16 << 20),
     };
+
+    fn usual_disk() -> Bytes {
+        Bytes(10 << 30)
+    }
 
     /// Checks each limit against what one sandbox may have, never above the host's memory. More
     /// processors than the host has are not an error: a ceiling above the roof is no ceiling.
@@ -78,6 +88,13 @@ impl Limits {
             (Self::LEAST.pids..=Self::MOST.pids).contains(&self.pids),
             Self::LEAST.pids.to_string(),
             Self::MOST.pids.to_string(),
+        )?;
+        range(
+            "disk",
+            self.disk.to_string(),
+            (Self::LEAST.disk..=Self::MOST.disk).contains(&self.disk),
+            Self::LEAST.disk.to_string(),
+            Self::MOST.disk.to_string(),
         )
     }
 }
@@ -181,6 +198,20 @@ impl Timings {
     pub fn total(&self) -> Duration {
         self.slot + self.clone + self.root + self.start
     }
+}
+
+/// What a sandbox's files take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskUsage {
+    /// What it wrote, without its template.
+    pub used: Bytes,
+    /// How much it may be.
+    pub limit: Bytes,
+    /// More than that is refused; otherwise the limit is what is expected of it.
+    pub enforced: bool,
+    /// All of it was measured; otherwise there is more.
+    pub complete: bool,
 }
 
 /// What a sandbox uses now.

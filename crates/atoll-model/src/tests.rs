@@ -67,6 +67,22 @@ fn limits_out_of_range_are_refused_by_name() {
         check(Limits { pids: 1, ..fine }),
         "pids 1 is out of range | choose pids from 8 to 4096"
     );
+    assert_eq!(
+        check(Limits {
+            disk: Bytes(51 << 30),
+            ..fine
+        }),
+        "disk 51 GiB is out of range | choose disk from 16 MiB to 50 GiB"
+    );
+}
+
+#[test]
+fn limits_from_before_there_was_one_of_the_disk_have_the_usual() {
+    let old = r#"{"cpus":2000,"memory":2147483648,"pids":1024}"#;
+    assert_eq!(
+        serde_json::from_str::<Limits>(old).expect("old limits"),
+        Limits::default()
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use atoll_jail::ids::Ranges;
 use atoll_model::{Code, Error};
 
 use crate::error::{host_file, internal, jail};
+use crate::storage::{self, Disk, Storage};
 use crate::tree;
 
 /// What all instances of a host share.
@@ -34,6 +35,8 @@ pub struct Instance {
     pub(crate) ranges: Ranges,
     /// The parent of its sandboxes' control groups.
     pub(crate) cgroups: Tree,
+    /// What its sandboxes' files are on.
+    pub(crate) disk: Box<dyn Disk>,
     /// It outlives its server; locked against a second one.
     pub(crate) lasting: Option<File>,
 }
@@ -49,7 +52,8 @@ pub struct Collected {
 
 impl Instance {
     /// Makes a small instance of its own below a data directory, for one run.
-    pub fn ephemeral(data: &Path, facts: &Facts) -> Result<Self, Error> {
+    pub fn ephemeral(data: &Path, storage: Storage, facts: &Facts) -> Result<Self, Error> {
+        storage::require(storage, facts)?;
         data_directory(data)?;
         private_directory(Path::new(SHARED))?;
         let registry = Path::new(SHARED).join("instances");
@@ -65,12 +69,21 @@ impl Instance {
         let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
         let cgroups =
             Tree::create(facts, &tag, for_sandboxes(facts.memory)).map_err(|error| jail(&error))?;
+        let disk = match storage::open(storage, &directory, facts) {
+            Ok(disk) => disk,
+            Err(error) => {
+                // What cannot be taken away now is left to a collector.
+                let _ = dismantle(&tag, &directory, &cgroups);
+                return Err(error);
+            }
+        };
         Ok(Self {
             tag,
             directory,
             lock,
             ranges,
             cgroups,
+            disk,
             lasting: None,
         })
     }
@@ -81,6 +94,7 @@ impl Instance {
         data: &Path,
         own: File,
         held: Vec<OwnedFd>,
+        storage: Storage,
         facts: &Facts,
     ) -> Result<Self, Error> {
         private_directory(Path::new(SHARED))?;
@@ -90,6 +104,8 @@ impl Instance {
             private_directory(&data.join(part))?;
         }
         spread(&data.join("sandboxes"));
+        storage::remembered(data, storage)?;
+        let disk = storage::open(storage, data, facts)?;
         let mut held = held.into_iter();
         let (tag, lock) = match (read_tag(data), held.next()) {
             (Some(tag), Some(lock)) => (tag, File::from(lock)),
@@ -115,6 +131,7 @@ impl Instance {
             lock,
             ranges,
             cgroups,
+            disk,
             lasting: Some(own),
         })
     }
@@ -126,6 +143,7 @@ impl Instance {
 
     /// Takes everything of this instance away. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
+        self.disk.close();
         dismantle(&self.tag, &self.directory, &self.cgroups)
     }
 }
@@ -275,6 +293,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
 
 fn dismantle(tag: &str, directory: &Path, cgroups: &Tree) -> Result<(), Error> {
     cgroups.destroy().map_err(|error| jail(&error))?;
+    storage::dismantle(directory)?;
     remove_directory(directory)?;
     let entry = Path::new(SHARED).join("instances").join(tag);
     match fs::remove_file(&entry) {
@@ -333,7 +352,8 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
             .flatten()
         {
             if !registry.join(entry.file_name()).exists() {
-                match remove_directory(&entry.path()) {
+                let removed = storage::dismantle(&entry.path());
+                match removed.and_then(|()| remove_directory(&entry.path())) {
                     Ok(()) => collected
                         .instances
                         .push(entry.file_name().to_string_lossy().into_owned()),
@@ -392,6 +412,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     if lasting {
         // Its processes are gone; its files are there for good.
         cgroups.destroy().map_err(|error| jail(&error))?;
+        storage::dismantle(&directory)?;
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
     }

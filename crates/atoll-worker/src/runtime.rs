@@ -12,8 +12,8 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId, SandboxInfo,
-    SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
+    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId,
+    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -54,6 +54,8 @@ pub struct Config {
     pub embryos: usize,
     /// How the network `internet` is set up.
     pub network: network::Config,
+    /// What sandboxes' files are on.
+    pub storage: crate::Storage,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -80,6 +82,7 @@ impl Config {
             warm: 0,
             embryos: 0,
             network: network::Config::default(),
+            storage: crate::Storage::default(),
             amend: None,
         }
     }
@@ -220,7 +223,7 @@ impl LocalRuntime {
             let facts = Facts::read();
             crate::instance::data_directory(&config.data)?;
             let templates = open_templates(config.templates)?;
-            let instance = Instance::ephemeral(&config.data, &facts)?;
+            let instance = Instance::ephemeral(&config.data, config.storage, &facts)?;
             let network = network::Network::new(&instance.tag, config.network, None)?;
             Ok((facts, templates, instance, network, config.amend))
         });
@@ -247,7 +250,7 @@ impl LocalRuntime {
         let opened = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(config.templates)?;
-            let instance = Instance::lasting(&config.data, own, held, &facts)?;
+            let instance = Instance::lasting(&config.data, own, held, config.storage, &facts)?;
             let network = network::Network::new(&instance.tag, config.network, addresses)?;
             Ok((facts, templates, instance, network, config.amend))
         });
@@ -475,6 +478,9 @@ impl LocalRuntime {
         let name = id.clone();
         let ended = self.change(id, |runtime, entry, place| async move {
             let shared = &runtime.shared;
+            if keep.is_some() && !shared.instance.disk.can_keep() {
+                return Err(cannot_keep());
+            }
             let from = match place {
                 Place::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
@@ -497,7 +503,9 @@ impl LocalRuntime {
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
+                let shared = Arc::clone(shared);
                 tokio::task::spawn_blocking(move || {
+                    let _ = shared.instance.disk.remove(&name);
                     // What is left over is removed with the instance, or at the next start.
                     let _ = crate::instance::remove_directory(&target);
                 });
@@ -520,6 +528,13 @@ impl LocalRuntime {
             memory: Bytes(usage.memory),
             pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
         })
+    }
+
+    /// What a sandbox's files take now, running or not.
+    pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
+        let limit = self.get(id)?.limits.disk;
+        let (shared, id) = (Arc::clone(&self.shared), id.clone());
+        blocking(move || shared.instance.disk.usage(&id, limit)).await
     }
 
     /// The commands of a sandbox, newest first.
@@ -892,6 +907,14 @@ async fn stopped(
 /// Refuses a host on which no sandbox can be made, and says what would help.
 pub fn check_host() -> Result<(), Error> {
     atoll_jail::plan::require(&Facts::read()).map_err(|error| crate::error::jail(&error))
+}
+
+fn cannot_keep() -> Error {
+    Error::invalid(
+        "keep",
+        "what a sandbox wrote to an image cannot be kept beside it",
+        "download what you need, or use storage = plain",
+    )
 }
 
 fn unknown(id: &SandboxId) -> Error {

@@ -88,19 +88,33 @@ pub fn remove_contents(dir: BorrowedFd<'_>) -> io::Result<()> {
 
 /// What the tree below `dir` takes on disk.
 pub fn usage(dir: BorrowedFd<'_>) -> io::Result<Usage> {
-    let top = rustix::fs::openat(dir, c".", DIRECTORY, Mode::empty())?;
     let mut usage = Usage::default();
+    usage_while(dir, &mut usage, |_| true)?;
+    Ok(usage)
+}
+
+/// Adds up the same as long as `more` says so; whether that was all. What was found before an error counts.
+pub fn usage_while(
+    dir: BorrowedFd<'_>,
+    usage: &mut Usage,
+    more: impl Fn(&Usage) -> bool,
+) -> io::Result<bool> {
+    let top = rustix::fs::openat(dir, c".", DIRECTORY, Mode::empty())?;
     let mut seen = HashSet::new();
     let mut walk = Walk::new(top)?;
-    let directories = measure_directory(walk.here.as_fd(), &mut usage, &mut seen)?;
+    let directories = measure_directory(walk.here.as_fd(), usage, &mut seen, &more)?;
     walk.enter(directories);
-    while let Some(step) = walk.step()? {
-        if matches!(step, Step::Down) {
-            let directories = measure_directory(walk.here.as_fd(), &mut usage, &mut seen)?;
-            walk.enter(directories);
+    while more(usage) {
+        match walk.step()? {
+            None => return Ok(true),
+            Some(Step::Up(_)) => {}
+            Some(Step::Down) => {
+                let directories = measure_directory(walk.here.as_fd(), usage, &mut seen, &more)?;
+                walk.enter(directories);
+            }
         }
     }
-    Ok(usage)
+    Ok(false)
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -140,9 +154,13 @@ fn measure_directory(
     dir: BorrowedFd<'_>,
     usage: &mut Usage,
     seen: &mut HashSet<Id>,
+    more: &impl Fn(&Usage) -> bool,
 ) -> io::Result<Vec<CString>> {
     let mut directories = Vec::new();
     for_each_entry(dir, |name, _| {
+        if !more(usage) {
+            return Ok(());
+        }
         let stat = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(()),

@@ -1,6 +1,7 @@
 //! What was typed, turned once into what it means.
 
 mod bench;
+mod df;
 mod doctor;
 mod gc;
 mod progress;
@@ -27,7 +28,8 @@ use crate::config::Config;
   atoll doctor
   atoll run --help
 
-The data directory is /var/lib/atoll, or ATOLL_DATA_DIR."
+The data directory is /var/lib/atoll, or ATOLL_DATA_DIR. Sandboxes' files are in plain directories
+of it or, with ATOLL_STORAGE=image, in an image that keeps limits of disk space."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -36,11 +38,12 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Run(run::Run),
+    Run(Box<run::Run>),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
     Template(template::Template),
+    Df(df::Df),
     Gc(gc::Gc),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:
@@ -57,13 +60,20 @@ pub(crate) fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return misused(&error),
     };
-    let config = Config::read();
+    let config = match Config::read() {
+        Ok(config) => config,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::from(error.code.exit_code());
+        }
+    };
     let done = match command {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),
+        Command::Df(df) => df.run(&config),
         Command::Gc(gc) => gc.run(&config),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -76,6 +76,13 @@ impl LocalRuntime {
         }
         instance.ranges.release_others();
         self.reconnect()?;
+        let aside = instance.directory.join("orphaned");
+        let known = |id: &SandboxId| {
+            [&sandboxes, &aside]
+                .iter()
+                .any(|at| at.join(id.as_str()).exists())
+        };
+        instance.disk.sweep(&known)?;
         empty(&instance.directory.join("trash"));
         Ok(())
     }

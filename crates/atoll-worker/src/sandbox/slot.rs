@@ -20,7 +20,7 @@ use atoll_jail::plan::{IdRange, Limits, Plan, Spec, plan};
 use atoll_jail::rootfs;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{
-    Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
+    Bytes, Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
 };
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -103,7 +103,9 @@ impl Sandbox {
             blocking(move || check(&shared, &spec).map(|template| (spec, template))).await?
         };
         let (spec, template) = template;
-        if let Some(embryo) = shared.nursery.take() {
+        // An embryo's place has the usual size.
+        let usual = spec.limits.disk == atoll_model::Limits::default().disk;
+        if usual && let Some(embryo) = shared.nursery.take() {
             let mut embryo = embryo;
             let (id, ids) = (embryo.id.clone(), embryo.ids);
             let ready = std::mem::take(&mut embryo.mounts);
@@ -169,6 +171,9 @@ impl Sandbox {
 fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
     spec.check_network()?;
     spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
+    shared.instance.disk.check(spec.limits.disk)?;
+    let data = &shared.instance.directory;
+    crate::storage::Space::of(data)?.require(data)?;
     let template = shared.templates.get(&spec.template);
     let template = template.map_err(|error| no_template(&error))?;
     check_mounts(spec)?;
@@ -251,11 +256,11 @@ impl Embryo {
     ) -> Result<Self, Error> {
         let old = matches!(wish.kind, Kind::Old(_));
         let (id, ids) = (wish.id.clone(), wish.ids);
-        let limits = wish.plan.limits.clone();
+        let (limits, disk) = (wish.plan.limits.clone(), wish.spec.limits.disk);
         let place = {
             let shared = Arc::clone(shared);
             let id = id.clone();
-            blocking(move || Place::make(&shared, &id, ids, &limits, old)).await?
+            blocking(move || Place::make(&shared, &id, ids, (&limits, disk), old)).await?
         };
         let slot = begin.elapsed();
         let begin = Instant::now();
@@ -285,8 +290,9 @@ impl Embryo {
                 })
             }
             Err(error) => {
+                let shared = Arc::clone(shared);
                 let _ = blocking(move || {
-                    place.give_back(old);
+                    place.give_back(&shared, &id, old);
                     Ok(())
                 })
                 .await;
@@ -414,8 +420,9 @@ impl Embryo {
             return Ok(());
         }
         let (group, limits) = (self.group.clone(), wish.plan.limits.clone());
-        let shared = Arc::clone(shared);
+        let (shared, id, disk) = (Arc::clone(shared), self.id.clone(), wish.spec.limits.disk);
         blocking(move || {
+            shared.instance.disk.limit(&id, disk)?;
             let set = group.limit(&limits, &shared.instance.cgroups);
             set.map_err(|error| jail(&error))
         })
@@ -510,9 +517,9 @@ impl Embryo {
             opened: self.opened,
             group: self.group,
         };
-        let old = self.old;
+        let (old, id, kept) = (self.old, self.id, Arc::clone(shared));
         let _ = blocking(move || {
-            place.give_back(old);
+            place.give_back(&kept, &id, old);
             Ok(())
         })
         .await;
@@ -532,23 +539,25 @@ impl Place {
         shared: &Shared,
         id: &SandboxId,
         ids: IdRange,
-        limits: &Limits,
+        (limits, size): (&Limits, Bytes),
         old: bool,
     ) -> Result<Self, Error> {
         let directory = shared.instance.sandboxes().join(id.as_str());
+        let disk = &shared.instance.disk;
         let prepared = (|| {
-            let parts: &[&str] = if old {
+            let make =
+                |path: &Path| fs::create_dir(path).map_err(|error| host_file("make", path, &error));
+            let files = disk.place(id);
+            if old {
                 // What the last mount left there would make the next one fail.
-                crate::instance::remove_directory(&directory.join("work"))?;
-                &["work"]
+                crate::instance::remove_directory(&files.join("work"))?;
+                make(&files.join("work"))?;
             } else {
-                &["", "upper", "work", "execs"]
-            };
-            for part in parts {
-                let path = directory.join(part);
-                fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
+                make(&directory)?;
+                make(&directory.join("execs"))?;
+                disk.make(id, size)?;
             }
-            let opened = open_directory(&directory)?;
+            let opened = open_directory(&files)?;
             let group = shared.instance.cgroups.add(id.as_str(), limits, ids);
             Ok((opened, group.map_err(|error| jail(&error))?))
         })();
@@ -560,6 +569,7 @@ impl Place {
             }),
             Err(error) => {
                 if !old {
+                    let _ = disk.remove(id);
                     let _ = crate::instance::remove_directory(&directory);
                 }
                 Err(error)
@@ -595,9 +605,10 @@ impl Place {
     }
 
     /// Nobody is in it any more.
-    fn give_back(self, keep_files: bool) {
+    fn give_back(self, shared: &Shared, id: &SandboxId, keep_files: bool) {
         let _ = self.group.remove();
         if !keep_files {
+            let _ = shared.instance.disk.remove(id);
             let _ = crate::instance::remove_directory(&self.directory);
         }
     }

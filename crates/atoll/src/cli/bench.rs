@@ -5,6 +5,7 @@
 mod latency;
 mod peers;
 mod serving;
+mod storage;
 mod work;
 
 use std::process::ExitCode;
@@ -33,6 +34,9 @@ pub(crate) struct Bench {
     /// Compare work inside a sandbox with the same on the host.
     #[arg(long)]
     work: bool,
+    /// Compare plain directories with an image that keeps limits.
+    #[arg(long)]
+    storage: bool,
     /// Measure bwrap, runc and podman too.
     #[arg(long)]
     peers: bool,
@@ -168,6 +172,9 @@ impl Bench {
                 rows.push(work::build(config).await?);
                 rows.push(work::clone(config).await?);
                 rows.extend(work::transfer(config).await?);
+            }
+            if self.storage {
+                rows.extend(storage::compare(config).await?);
             }
             Ok(rows)
         };

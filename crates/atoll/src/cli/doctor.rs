@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
+use atoll_worker::storage::{self, Space};
 use atoll_worker::template::{BASE, Options, Source, Store};
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime, instance};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance};
 use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
@@ -64,7 +65,7 @@ impl Doctor {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         let facts = Facts::read();
         let mut checks = features(&facts);
-        checks.extend(surroundings(config));
+        checks.extend(surroundings(config, &facts));
         let sandbox = trial(config);
         let made = sandbox.ok;
         checks.push(sandbox);
@@ -224,7 +225,7 @@ fn features(facts: &Facts) -> Vec<Check> {
 }
 
 /// What is not isolation and still matters.
-fn surroundings(config: &Config) -> Vec<Check> {
+fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     let recommended = |feature, ok: bool, found: String, remedy: String| Check {
         feature,
         ok,
@@ -234,22 +235,35 @@ fn surroundings(config: &Config) -> Vec<Check> {
     };
     let data = config.data.display();
     let mut checks = Vec::new();
-    if let Ok(space) = rustix::fs::statvfs(nearest(&config.data)) {
-        let free = Bytes(space.f_bavail * space.f_frsize);
-        let enough = free >= Bytes(2 << 30);
+    if let Ok(space) = Space::of(nearest(&config.data)) {
+        let Space { free, reserve, .. } = space;
+        let enough = space.left() >= Bytes(1 << 30);
         let remedy = format!("free some space for {data}, or set ATOLL_DATA_DIR");
         checks.push(recommended(
             "disk space",
             enough,
-            format!("{free} free for {data}"),
+            format!("{free} free for {data}, {reserve} of it reserved for the host"),
             remedy,
         ));
     }
+    let possible = storage::require(Storage::Image, facts);
+    let found = match (&possible, config.storage) {
+        (Ok(()), Storage::Image) => "kept for every sandbox, by a btrfs image".into(),
+        (Ok(()), Storage::Plain) => {
+            "kept where asked for: run --disk, ATOLL_STORAGE=image; the default of 10 GiB is advisory"
+                .into()
+        }
+        (Err(error), _) => format!("advisory only: {}", error.message),
+    };
+    let remedy = possible
+        .as_ref()
+        .err()
+        .and_then(|error| error.remedy.clone());
     checks.push(recommended(
         "disk limits",
-        false,
-        "sandboxes share the disk of the data directory".into(),
-        format!("give {data} a file system of its own, so that a sandbox can fill only that"),
+        possible.is_ok(),
+        found,
+        remedy.unwrap_or_default(),
     ));
     let sudo = Path::new("/usr/bin/sudo").exists();
     checks.push(recommended(

@@ -12,7 +12,9 @@ use atoll_model::{
     Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Network,
     Policy, Program, Rule, SandboxId, SandboxSpec, Verdict, parse_duration,
 };
-use atoll_worker::{Config as RuntimeConfig, Control, LocalRuntime, Output, instance, template};
+use atoll_worker::{
+    Config as RuntimeConfig, Control, LocalRuntime, Output, Storage, instance, template,
+};
 use clap::Args;
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,6 +37,7 @@ pub(crate) const OWN_FAILURE: u8 = 125;
   atoll run -- python3 -c 'print(6*7)'
   echo hello | atoll run -- tr a-z A-Z
   atoll run --memory 512M --cpus 1 --timeout 30s -- make test
+  atoll run --disk 1G -- sh -c 'head -c 2G /dev/zero > big'
   atoll run --upload ./project:work --cwd work --download work/out.txt:. -- make
   atoll run --mount /srv/data:/data --user root -- ls -l /data
   atoll run --net internet -- curl -sS https://example.com
@@ -54,6 +57,10 @@ pub(crate) struct Run {
     /// Processes and threads.
     #[arg(long, default_value_t = Limits::default().pids, value_name = "N")]
     pids: u32,
+    /// Disk space of what is written: keeps the sandbox's files in an image of its own [default: 10G,
+    /// kept only with `ATOLL_STORAGE=image`].
+    #[arg(long, value_name = "SIZE", conflicts_with = "keep")]
+    disk: Option<Bytes>,
     /// Kill the command and all it started after this long.
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
@@ -125,7 +132,12 @@ impl Run {
         if self.template == template::BASE {
             ensure_base(config)?;
         }
-        let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
+        let runtime = LocalRuntime::open(RuntimeConfig {
+            // A limit that is asked for is kept.
+            storage: self.disk.map_or(config.storage, |_| Storage::Image),
+            ..RuntimeConfig::new(&config.data)
+        })
+        .await?;
         let done = self.in_sandbox(&runtime, spec, exec, config).await;
         // Whatever happened, nothing of the sandbox stays.
         let closed = runtime.close().await;
@@ -195,6 +207,7 @@ impl Run {
                 cpus: self.cpus,
                 memory: self.memory,
                 pids: self.pids,
+                disk: self.disk.unwrap_or(Limits::default().disk),
             },
             environment: std::collections::BTreeMap::new(),
             mounts: self.mount.iter().map(mount).collect(),

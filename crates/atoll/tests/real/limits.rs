@@ -216,7 +216,7 @@ async fn a_size_out_of_range_is_named_and_nothing_is_made() {
     let least = Limits::LEAST;
     let most = Limits::MOST;
     type Change = Box<dyn FnOnce(&mut Limits)>;
-    let wrong: [(&str, Change); 7] = [
+    let wrong: [(&str, Change); 9] = [
         ("cpus", Box::new(|limits| limits.cpus = Cpus(0))),
         (
             "cpus",
@@ -233,6 +233,14 @@ async fn a_size_out_of_range_is_named_and_nothing_is_made() {
         ("memory", Box::new(|limits| limits.memory = Bytes(u64::MAX))),
         ("pids", Box::new(|limits| limits.pids = 0)),
         ("pids", Box::new(move |limits| limits.pids = most.pids + 1)),
+        (
+            "disk",
+            Box::new(move |limits| limits.disk = Bytes(least.disk.0 - 1)),
+        ),
+        (
+            "disk",
+            Box::new(move |limits| limits.disk = Bytes(most.disk.0 + 1)),
+        ),
     ];
     for (field, change) in wrong {
         let error = refused(&world, |spec| change(&mut spec.limits)).await;
@@ -240,10 +248,13 @@ async fn a_size_out_of_range_is_named_and_nothing_is_made() {
         assert_eq!(error.details["field"], field);
         assert!(error.remedy.unwrap().contains(field));
     }
+    // What of the disk can be kept is another storage's.
+    let disk = Limits::default().disk;
     for limits in [
-        least,
+        Limits { disk, ..least },
         Limits {
             memory: Bytes(1 << 30),
+            disk,
             ..most
         },
     ] {

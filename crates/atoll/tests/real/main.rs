@@ -10,6 +10,7 @@
 
 mod attacks;
 mod cli;
+mod disk;
 mod docs;
 mod exec;
 mod files;

@@ -61,6 +61,19 @@ impl World {
         Self::start(data.to_owned(), |_| {}).await
     }
 
+    /// A runtime on a data directory of the test's own, with the templates that all tests share.
+    pub async fn open_stored(data: &Path, change: impl FnOnce(&mut Config)) -> Self {
+        tokio::task::spawn_blocking(templates).await.unwrap();
+        let mut config = Config {
+            binary: binary(),
+            templates: self::data().join("templates"),
+            ..Config::new(data)
+        };
+        change(&mut config);
+        let runtime = LocalRuntime::open(config).await.unwrap();
+        Self { runtime }
+    }
+
     async fn start(data: PathBuf, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config {
             binary: binary(),

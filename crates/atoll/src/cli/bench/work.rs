@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use atoll_model::{Caller, Code, Error, ExecSpec, HostMount, SandboxId, SandboxSpec, WriteOptions};
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage};
 
 use super::{Row, Samples, failed, progress};
 use crate::config::Config;
@@ -17,14 +17,19 @@ const ROUNDS: usize = 5;
 /// A fresh file system with a runtime on it, all removed at the end. Host and sandboxes work side by
 /// side on it: an old file system is slow wherever much was deleted lately, on whichever side that
 /// happens to be.
-struct Place {
+pub(super) struct Place {
     image: PathBuf,
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     runtime: Option<LocalRuntime>,
 }
 
 impl Place {
     async fn new(config: &Config, name: &str) -> Result<Self, Error> {
+        Self::on(config, name, config.storage).await
+    }
+
+    /// With sandboxes' files on a storage.
+    pub(super) async fn on(config: &Config, name: &str, storage: Storage) -> Result<Self, Error> {
         let stem = format!("bench-{name}-{}", std::process::id());
         let mut place = Self {
             image: config.data.join(format!("{stem}.ext4")),
@@ -42,18 +47,19 @@ impl Place {
         let data = place.directory.join("data");
         let runtime = LocalRuntime::open(RuntimeConfig {
             templates: config.data.join("templates"),
+            storage,
             ..RuntimeConfig::new(data)
         });
         place.runtime = Some(runtime.await?);
         Ok(place)
     }
 
-    fn runtime(&self) -> Result<&LocalRuntime, Error> {
+    pub(super) fn runtime(&self) -> Result<&LocalRuntime, Error> {
         let runtime = self.runtime.as_ref();
         runtime.ok_or_else(|| Error::new(Code::Internal, "the runtime was closed"))
     }
 
-    async fn close(mut self) -> Result<(), Error> {
+    pub(super) async fn close(mut self) -> Result<(), Error> {
         match self.runtime.take() {
             Some(runtime) => runtime.close().await,
             None => Ok(()),
@@ -86,7 +92,11 @@ fn compare(figure: &str, inside: &Samples, host: &Samples, bar: f64) -> Row {
     Row::value(text, format!("{ratio:.2} of host")).bar(format!("≥ {bar} of host"), ratio >= bar)
 }
 
-async fn inside(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> Result<(), Error> {
+pub(super) async fn inside(
+    runtime: &LocalRuntime,
+    id: &SandboxId,
+    line: &str,
+) -> Result<(), Error> {
     let exec = runtime.exec(id, ExecSpec::shell(line)).await?;
     let done = exec.finish(&[], 4096).await?;
     if done.status.success() {
@@ -99,7 +109,7 @@ async fn inside(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> Result<()
     ))
 }
 
-fn on_host(directory: &Path, line: &str) -> Result<(), Error> {
+pub(super) fn on_host(directory: &Path, line: &str) -> Result<(), Error> {
     let done = Command::new("/bin/sh")
         .args(["-c", line])
         .current_dir(directory)
@@ -115,7 +125,7 @@ fn on_host(directory: &Path, line: &str) -> Result<(), Error> {
     ))
 }
 
-async fn sandbox(runtime: &LocalRuntime, source: &Path) -> Result<SandboxId, Error> {
+pub(super) async fn sandbox(runtime: &LocalRuntime, source: &Path) -> Result<SandboxId, Error> {
     let mounts = vec![HostMount {
         source: source.into(),
         target: "/source".into(),
@@ -173,15 +183,17 @@ pub(super) async fn build(config: &Config) -> Result<Row, Error> {
     Ok(compare("C build, 40 files", &there, &here, 0.95))
 }
 
+/// Makes a repository `source` of 1,500 small files.
+pub(super) const REPOSITORY: &str = "git init -q source && cd source && for d in $(seq 30); do mkdir d$d; for f in $(seq 50); do \
+                echo \"file $f of directory $d\" > d$d/f$f.txt; done; done && git add . && \
+                git -c user.name=bench -c user.email=bench@example.org commit -qm files";
+
 /// A clone of a repository with 1,500 small files.
 pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
     progress("a git clone");
     let place = Place::new(config, "clone").await?;
     let runtime = place.runtime()?;
-    let make = "git init -q source && cd source && for d in $(seq 30); do mkdir d$d; for f in $(seq 50); do \
-                echo \"file $f of directory $d\" > d$d/f$f.txt; done; done && git add . && \
-                git -c user.name=bench -c user.email=bench@example.org commit -qm files";
-    on_host(&place.directory, make)?;
+    on_host(&place.directory, REPOSITORY)?;
     let source = place.directory.join("source");
     let line = |from: &str, to: &str| {
         format!("rm -rf {to} && git -c safe.directory='*' clone -q file://{from} {to}")

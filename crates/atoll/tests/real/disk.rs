@@ -1,0 +1,256 @@
+//! Disk space: a sandbox that fills its own harms nobody else, the host keeps a reserve, and a host
+//! without room holds sandboxes back and loses nothing of theirs.
+
+mod full;
+mod mounts;
+
+use std::path::{Path, PathBuf};
+
+use atoll_model::{Bytes, Caller, Code, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
+use atoll_testkit::{Scratch, wait_for};
+use atoll_worker::{Finished, Storage};
+
+use crate::world::{DEADLINE, Kind, World, private, said, template};
+
+const MIB: u64 = 1 << 20;
+
+/// A data directory of the test's own.
+fn data(scratch: &Path) -> PathBuf {
+    let data = scratch.join("data");
+    private(&data);
+    data
+}
+
+async fn open(data: &Path, storage: Storage) -> World {
+    World::open_stored(data, |config| config.storage = storage).await
+}
+
+async fn limited(world: &World, disk: u64) -> SandboxId {
+    let spec = SandboxSpec {
+        limits: atoll_model::Limits {
+            disk: Bytes(disk),
+            ..atoll_model::Limits::default()
+        },
+        ..SandboxSpec::default()
+    };
+    world.runtime.create(spec).await.unwrap().id
+}
+
+async fn shell(world: &World, id: &SandboxId, line: &str) -> Finished {
+    world.exec(id, ExecSpec::shell(line)).await
+}
+
+async fn write(
+    world: &World,
+    id: &SandboxId,
+    path: &str,
+    text: &[u8],
+) -> Result<(), atoll_model::Error> {
+    let root = Caller::root();
+    let options = WriteOptions::default();
+    let mut writer = world
+        .runtime
+        .write_file(id, &root, path.as_bytes(), options)
+        .await?;
+    writer.write(text).await?;
+    writer.commit().await.map(|_| ())
+}
+
+/// Whether the kernel said that there is no room.
+fn no_room(finished: &Finished) -> bool {
+    let text = String::from_utf8_lossy(&finished.stderr).to_lowercase();
+    let text = format!(
+        "{text}{}",
+        String::from_utf8_lossy(&finished.stdout).to_lowercase()
+    );
+    text.contains("quota exceeded") || text.contains("no space left")
+}
+
+/// Ways to take more than one's own: what is run, and as whom.
+const GREED: [(&str, &str, &str); 7] = [
+    ("root", "root", "cat /dev/zero > /big"),
+    ("tmp", "user", "cat /dev/zero > /tmp/big"),
+    (
+        "home",
+        "user",
+        "for i in $(seq 100); do head -c 4M /dev/zero > ~/f$i || exit 1; done",
+    ),
+    ("fallocate", "user", "fallocate -l 1G ~/big"),
+    (
+        "sparse",
+        "user",
+        "truncate -s 8T ~/big && for i in $(seq 200); do dd if=/dev/zero of=$HOME/big bs=1M count=1 seek=$((i * 40000)) conv=notrunc status=none || exit 1; done",
+    ),
+    (
+        "inodes",
+        "user",
+        "python3 -c \"import os\nos.chdir('/home/user')\nfor i in range(10**7): os.close(os.open(f'{i:0200}', os.O_CREAT | os.O_WRONLY))\"",
+    ),
+    ("copies", "user", "cp -r /usr/bin ~/copies"),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_that_is_full_is_full_alone() {
+    let scratch = Scratch::new();
+    let world = open(&data(scratch.path()), Storage::Image).await;
+    let neighbour = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    for (name, user, line) in GREED {
+        let id = limited(&world, 24 * MIB).await;
+        let done = world.exec(&id, ExecSpec::shell(line).user(user)).await;
+        assert!(!done.status.success() && no_room(&done), "{name}: {done:?}");
+        let used = world.runtime.disk_usage(&id).await.unwrap();
+        assert!(used.enforced && used.complete, "{name}: {used:?}");
+        assert!(used.used <= used.limit, "{name}: {used:?}");
+        // A file call is told so by its code.
+        let error = write(&world, &id, "/more", &vec![1; 30 << 20])
+            .await
+            .unwrap_err();
+        assert_eq!(error.code, Code::DiskFull, "{name}: {error:?}");
+        said(&shell(&world, &neighbour, "head -c 30M /dev/zero > ~/fine").await);
+        world.runtime.delete(&id).await.unwrap();
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_removed_in_a_full_sandbox_is_room_again() {
+    let scratch = Scratch::new();
+    let world = open(&data(scratch.path()), Storage::Image).await;
+    let id = limited(&world, 32 * MIB).await;
+    assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
+    said(&shell(&world, &id, "rm ~/big && head -c 20M /dev/zero > ~/smaller").await);
+    world.close().await;
+}
+
+/// The same greed where nothing keeps a limit: what the tests above show is the image's doing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_plain_directories_a_limit_is_advisory_and_another_is_refused() {
+    let scratch = Scratch::new();
+    let disk = atoll_testkit::Cage::disk(scratch.path(), 2 << 30);
+    let world = open(&data(disk.path()), Storage::Plain).await;
+    let id = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    said(&shell(&world, &id, "head -c 200M /dev/zero > ~/big").await);
+    let usage = world.runtime.disk_usage(&id).await.unwrap();
+    assert!(!usage.enforced && usage.complete);
+    assert!((200 * MIB..220 * MIB).contains(&usage.used.0), "{usage:?}");
+    let spec = SandboxSpec {
+        limits: atoll_model::Limits {
+            disk: Bytes(32 * MIB),
+            ..atoll_model::Limits::default()
+        },
+        ..SandboxSpec::default()
+    };
+    let error = world.runtime.create(spec).await.unwrap_err();
+    assert_eq!(error.code, Code::UnsupportedByHost);
+    assert_eq!(error.details["field"], "disk");
+    assert!(error.remedy.unwrap().contains("storage = image"));
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn odd_trees_are_deleted_and_their_room_comes_back() {
+    let scratch = Scratch::new();
+    let data = data(scratch.path());
+    let world = open(&data, Storage::Image).await;
+    let odd = "import os
+os.chdir('/home/user')
+for name in [b'a\\nb', b'x' * 255, b'\\xff\\xfe', b'-rf', b' ']: os.close(os.open(name, os.O_CREAT))
+try: os.open(b'x' * 256, os.O_CREAT)
+except OSError as error: print(error.errno)
+open('kept', 'wb').write(os.urandom(40 << 20))
+for _ in range(4096):
+    os.mkdir('d'); os.chdir('d')
+print('deep')";
+    let id = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    let done = world
+        .exec(&id, ExecSpec::argv(["python3", "-c", odd]))
+        .await;
+    assert_eq!(said(&done), "36\ndeep\n");
+    let tag = world.runtime.tag().to_owned();
+    let image = data.join("runs").join(tag).join("storage.btrfs");
+    // Somebody who stays shares the image's blocks with it.
+    let stays = world.runtime.create(SandboxSpec::default()).await.unwrap();
+    said(&shell(&world, &stays.id, "head -c 2M /dev/urandom > ~/f").await);
+    let blocks =
+        || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512;
+    // A sync inside is none: it has to be on the disk to be given back.
+    let top = std::fs::File::open(image.with_file_name("storage")).unwrap();
+    rustix::fs::syncfs(&top).unwrap();
+    drop(top);
+    assert!(blocks() > 40 * MIB, "{} bytes", blocks());
+    world.runtime.delete(&id).await.unwrap();
+    wait_for("the image to shrink", DEADLINE, || blocks() < 20 * MIB);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_used_is_told_on_both_and_an_embryo_gets_the_limit_too() {
+    let scratch = Scratch::new();
+    for storage in [Storage::Plain, Storage::Image] {
+        let data = data(scratch.path());
+        let world = World::open_stored(&data, |config| {
+            config.storage = storage;
+            config.embryos = 1;
+        });
+        let world = world.await;
+        let id = world
+            .runtime
+            .create(SandboxSpec::default())
+            .await
+            .unwrap()
+            .id;
+        said(&shell(&world, &id, "head -c 8M /dev/urandom > ~/f; sync").await);
+        let usage = world.runtime.disk_usage(&id).await.unwrap();
+        assert!(
+            (8 * MIB..10 * MIB).contains(&usage.used.0),
+            "{storage}: {usage:?}"
+        );
+        assert_eq!(usage.enforced, storage == Storage::Image);
+        world.runtime.stop(&id).await.unwrap();
+        let stopped = world.runtime.disk_usage(&id).await.unwrap();
+        assert!(stopped.used.0 >= 8 * MIB, "{storage}: {stopped:?}");
+        if storage == Storage::Image {
+            for _ in 0..3 {
+                let id = limited(&world, 16 * MIB).await;
+                assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
+            }
+        }
+        world.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_template_of_one_program_works_on_an_image_too() {
+    let scratch = Scratch::new();
+    let world = open(&data(scratch.path()), Storage::Image).await;
+    let id = world.sandbox(Kind::Static).await;
+    assert_eq!(
+        world.runtime.get(&id).unwrap().template,
+        template(Kind::Static)
+    );
+    // What it writes can be run, although nothing of the image can on the host.
+    let copy = world.probe(&id, "root", &["read", "/probe"]).await;
+    write(&world, &id, "/copy", &copy.stdout).await.unwrap();
+    world
+        .runtime
+        .chmod(&id, &Caller::root(), b"/copy", 0o755)
+        .await
+        .unwrap();
+    said(&world.exec(&id, ExecSpec::argv(["/copy", "true"])).await);
+    world.close().await;
+}

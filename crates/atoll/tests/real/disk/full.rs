@@ -1,0 +1,195 @@
+//! The data directory's own disk is full: what is new is refused by name, what runs is held back, and
+//! everything goes on when there is room again.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use atoll_model::{Code, ExecSpec, SandboxSpec};
+use atoll_testkit::{Cage, Scratch, wait_for};
+use atoll_worker::Storage;
+use atoll_worker::storage::Space;
+
+use super::{MIB, data, no_room, open, shell, write};
+use crate::world::{DEADLINE, said};
+
+/// Takes the last byte of a disk.
+fn fill(disk: &Path) -> PathBuf {
+    let path = disk.join("filler");
+    let mut file = File::create(&path).unwrap();
+    for size in [1 << 20, 4096, 1] {
+        while file.write_all(&vec![7; size]).is_ok() {}
+    }
+    path
+}
+
+/// Takes what is beyond some space.
+fn leave(disk: &Path, bytes: u64) -> PathBuf {
+    let path = disk.join("filler");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
+    let free = Space::of(disk).unwrap().free.0;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - bytes).unwrap();
+    path
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_holds_commands_back_and_loses_nothing() {
+    let scratch = Scratch::new();
+    let disk = Cage::disk(scratch.path(), 1 << 30);
+    let world = open(&data(disk.path()), Storage::Plain).await;
+    let id = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    said(&shell(&world, &id, "echo before > ~/f").await);
+    let line = "read go; seq 1 200000; echo end >&2";
+    let exec = world
+        .runtime
+        .exec(&id, ExecSpec::shell(line).open_input().deadline(DEADLINE))
+        .await
+        .unwrap();
+
+    let filler = fill(disk.path());
+    let mut whole = tokio::spawn(async move { exec.finish(b"go\n", 64 << 20).await });
+    let error = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, Code::DiskFull, "{error:?}");
+    assert!(error.remedy.is_some());
+    let error = write(&world, &id, "/home/user/more", &vec![1; 1 << 20])
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, Code::DiskFull, "{error:?}");
+    let root = atoll_model::Caller::root();
+    // What is there can be read.
+    let reader = world.runtime.read_file(&id, &root, b"/home/user/f");
+    reader.await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(700), &mut whole).await;
+    assert!(
+        early.is_err(),
+        "a command ended whose output has no room: {early:?}"
+    );
+
+    std::fs::remove_file(filler).unwrap();
+    let done = whole.await.unwrap().unwrap();
+    let expected: String = (1..=200_000)
+        .flat_map(|number| [number.to_string(), "\n".into()])
+        .collect();
+    assert!(done.status.success(), "{:?}", done.status);
+    assert!(
+        done.stdout == expected.as_bytes(),
+        "{} of {} bytes",
+        done.stdout.len(),
+        expected.len()
+    );
+    assert_eq!(done.stderr, b"end\n");
+    assert_eq!(said(&shell(&world, &id, "cat ~/f").await), "before\n");
+    write(&world, &id, "/home/user/more", b"room")
+        .await
+        .unwrap();
+    let another = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    said(&shell(&world, &another, "echo fine").await);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_that_run_can_be_deleted_on_a_full_disk() {
+    let scratch = Scratch::new();
+    let disk = Cage::disk(scratch.path(), 1 << 30);
+    let world = open(&data(disk.path()), Storage::Plain).await;
+    let id = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    // It is the sandbox itself that fills it.
+    assert!(no_room(&shell(&world, &id, "cat /dev/zero > ~/big").await));
+    world.runtime.delete(&id).await.unwrap();
+    wait_for("the room to come back", DEADLINE, || {
+        Space::of(disk.path()).unwrap().left().0 > 500 * MIB
+    });
+    let id = world
+        .runtime
+        .create(SandboxSpec::default())
+        .await
+        .unwrap()
+        .id;
+    said(&shell(&world, &id, "echo fine").await);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_on_an_image_leave_the_hosts_reserve_alone() {
+    let scratch = Scratch::new();
+    let disk = Cage::disk(scratch.path(), 2 << 30);
+    let world = open(&data(disk.path()), Storage::Image).await;
+    let (one, other) = (
+        world
+            .runtime
+            .create(SandboxSpec::default())
+            .await
+            .unwrap()
+            .id,
+        world
+            .runtime
+            .create(SandboxSpec::default())
+            .await
+            .unwrap()
+            .id,
+    );
+    said(
+        &shell(
+            &world,
+            &one,
+            "head -c 20M /dev/urandom > ~/f; sha256sum ~/f > ~/sum",
+        )
+        .await,
+    );
+    let reserve = Space::of(disk.path()).unwrap().reserve.0;
+    // Somebody else takes all but the reserve and a little.
+    let filler = leave(disk.path(), reserve + 100 * MIB);
+    wait_for("the ceiling to come down", DEADLINE, || {
+        // Nobody is told but by trying.
+        Space::of(disk.path()).unwrap().left().0 <= 101 * MIB
+    });
+    std::thread::sleep(Duration::from_millis(1500));
+    assert!(no_room(
+        &shell(&world, &other, "cat /dev/zero > ~/big").await
+    ));
+    let space = Space::of(disk.path()).unwrap();
+    // Metadata of the image is beside what sandboxes are counted for.
+    assert!(space.free.0 > reserve - 64 * MIB, "{space:?}");
+    said(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
+    world.runtime.delete(&other).await.unwrap();
+
+    std::fs::remove_file(filler).unwrap();
+    let mut last = String::new();
+    let deadline = std::time::Instant::now() + DEADLINE;
+    loop {
+        let done = shell(&world, &one, "head -c 200M /dev/zero > ~/big && echo done").await;
+        if done.status.success() {
+            break;
+        }
+        last.clone_from(&String::from_utf8_lossy(&done.stderr).into_owned());
+        assert!(std::time::Instant::now() < deadline, "{last}");
+        assert!(no_room(&done), "{done:?}");
+    }
+    said(&shell(&world, &one, "sha256sum -c --quiet ~/sum").await);
+    world.close().await;
+}
