@@ -1,7 +1,6 @@
 //! What sandboxes can and cannot reach, shown with packets.
 
 pub(super) mod dns;
-mod figures;
 mod world;
 
 use std::io::{Read, Write};

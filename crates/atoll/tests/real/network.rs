@@ -4,7 +4,6 @@
 mod lasting;
 mod scene;
 
-use std::time::Duration;
 
 use atoll_model::{Code, Network, Policy, PortEvent, SandboxId, SandboxSpec, Verdict};
 use atoll_testkit::{attempts, wait_for};
@@ -362,37 +361,5 @@ fn a_host_that_drops_what_is_forwarded_is_found_out() {
         let error = prove().await.unwrap_err();
         assert_eq!(error.code, Code::UnsupportedByHost);
         assert!(error.remedy.unwrap().contains("atl-"));
-    });
-}
-
-/// Not a fact but a figure: `cargo nextest run --run-ignored only -- figures`.
-#[test]
-#[ignore = "it measures, and this machine may be busy"]
-#[allow(clippy::print_stdout, reason = "the figures are for whoever runs it")]
-fn figures() {
-    Scene::with(async |_| {
-        let world = world().await;
-        let spec = |network| SandboxSpec {
-            template: crate::world::template(Kind::Static),
-            network,
-            ..SandboxSpec::default()
-        };
-        for network in [Network::None, Network::Internet, Network::Internet] {
-            let (begin, mut count) = (std::time::Instant::now(), 0);
-            let turns = async || {
-                let mut count = 0;
-                while begin.elapsed() < Duration::from_secs(5) {
-                    let made = world.runtime.create(spec(network)).await.unwrap();
-                    world.runtime.delete(&made.id).await.unwrap();
-                    count += 1;
-                }
-                count
-            };
-            let (a, b, c, d) = tokio::join!(turns(), turns(), turns(), turns());
-            count += a + b + c + d;
-            let rate = f64::from(count) / begin.elapsed().as_secs_f64();
-            println!("{network}: {rate:.0} created and deleted a second");
-        }
-        world.close().await;
     });
 }
