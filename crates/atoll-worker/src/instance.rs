@@ -409,8 +409,8 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         return Ok(true);
     }
     crate::network::collect(tag)?;
-    if lasting {
-        // Its processes are gone; its files are there for good.
+    if lasting || !directory.exists() {
+        // Its processes are gone; its files are there for good, or somebody removed them.
         cgroups.destroy().map_err(|error| jail(&error))?;
         storage::dismantle(&directory)?;
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;

@@ -810,8 +810,12 @@ impl LocalRuntime {
             }
         }
         self.shared.keeper.stop(lasting).await;
-        if lasting {
-            return self.shared.network.leave().await;
+        if let Some(own) = &self.shared.instance.lasting {
+            self.shared.network.leave().await?;
+            // The next server may come, whoever still holds something of ours.
+            return own
+                .unlock()
+                .map_err(|error| internal("unlock the data directory", &error));
         }
         let shared = self.shared;
         shared.network.dismantle().await?;

@@ -4,7 +4,6 @@
 mod lasting;
 mod scene;
 
-
 use atoll_model::{Code, Network, Policy, PortEvent, SandboxId, SandboxSpec, Verdict};
 use atoll_testkit::{attempts, wait_for};
 use tokio::io::AsyncReadExt;
