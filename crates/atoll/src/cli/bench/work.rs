@@ -31,7 +31,7 @@ impl Place {
     /// With sandboxes' files on a storage.
     pub(super) async fn on(config: &Config, name: &str, storage: Storage) -> Result<Self, Error> {
         let stem = format!("bench-{name}-{}", std::process::id());
-        let mut place = Self {
+        let place = Self {
             image: config.data.join(format!("{stem}.ext4")),
             directory: config.data.join(stem),
             runtime: None,
@@ -44,14 +44,31 @@ impl Place {
             &config.data,
             &format!("mkfs.ext4 -q -F {image} && mount -o loop {image} {at}"),
         )?;
-        let data = place.directory.join("data");
+        place.open(config, storage).await
+    }
+
+    /// On the machine's own file system: much data would be written twice through a second one.
+    async fn beside(config: &Config, name: &str) -> Result<Self, Error> {
+        let stem = format!("bench-{name}-{}", std::process::id());
+        let place = Self {
+            image: config.data.join(format!("{stem}.ext4")),
+            directory: config.data.join(stem),
+            runtime: None,
+        };
+        let made = fs::create_dir_all(&place.directory);
+        made.map_err(|error| failed("make a directory", &error))?;
+        place.open(config, config.storage).await
+    }
+
+    async fn open(mut self, config: &Config, storage: Storage) -> Result<Self, Error> {
+        let data = self.directory.join("data");
         let runtime = LocalRuntime::open(RuntimeConfig {
             templates: config.data.join("templates"),
             storage,
             ..RuntimeConfig::new(data)
         });
-        place.runtime = Some(runtime.await?);
-        Ok(place)
+        self.runtime = Some(runtime.await?);
+        Ok(self)
     }
 
     pub(super) fn runtime(&self) -> Result<&LocalRuntime, Error> {
@@ -75,7 +92,7 @@ impl Drop for Place {
             .arg(&self.directory)
             .stderr(std::process::Stdio::null())
             .status();
-        let _ = fs::remove_dir(&self.directory);
+        let _ = fs::remove_dir_all(&self.directory);
         let _ = fs::remove_file(&self.image);
     }
 }
@@ -222,7 +239,7 @@ pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
 /// A file of 1 GB in and out against `cp`.
 pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     progress("a file of 1 GB");
-    let place = Place::new(config, "transfer").await?;
+    let place = Place::beside(config, "transfer").await?;
     let runtime = place.runtime()?;
     on_host(&place.directory, "head -c 1000000000 /dev/urandom > big")?;
     let big = place.directory.join("big");
