@@ -1,7 +1,7 @@
 //! What sandboxes' files are on, and how much of it they may take.
 //!
-//! Two ways: [`plain`] directories below the data directory, whose limits are what is expected of a
-//! sandbox, and an [`image`] of a file system of our own, whose limits are kept. Records and the output
+//! Two ways: `plain` directories below the data directory, whose limits are what is expected of a
+//! sandbox, and an `image` of a file system of our own, whose limits are kept. Records and the output
 //! of commands are beside either, in the instance's own directories: a sandbox that is full can still be
 //! written down, and deleted.
 //!
