@@ -49,6 +49,9 @@ use self::veth::Family;
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
 
+/// What a kernel answers that was built without a kind of netlink.
+const PROTONOSUPPORT: i32 = rustix::io::Errno::PROTONOSUPPORT.raw_os_error();
+
 /// How an instance's network is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -181,7 +184,10 @@ pub fn collect(tag: &str) -> Result<(), Error> {
     links.map_err(|error| internal("remove an instance's links", &error))?;
     match firewall::open().and_then(|mut socket| firewall::remove(&mut socket, tag)) {
         // A kernel without rules has none of ours.
-        Err(error) if error.kind() != io::ErrorKind::Unsupported => {
+        Err(error)
+            if error.kind() != io::ErrorKind::Unsupported
+                && error.raw_os_error() != Some(PROTONOSUPPORT) =>
+        {
             Err(internal("remove an instance's rules", &error))
         }
         _ => Ok(()),
