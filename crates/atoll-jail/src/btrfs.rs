@@ -225,13 +225,6 @@ pub fn create_group(on: BorrowedFd<'_>, group: u64) -> Result<(), Error> {
     }
 }
 
-/// Takes a group of a subvolume that is gone away.
-pub fn remove_group(on: BorrowedFd<'_>, group: u64) -> Result<(), Error> {
-    let mut change = GroupChange { create: 0, group };
-    // SAFETY: the request takes a `btrfs_ioctl_qgroup_create_args`.
-    unsafe { call(on, QGROUP_CREATE, &mut change) }.step(|| "remove a quota group".into())
-}
-
 /// The most that what a group holds may take.
 pub fn limit(on: BorrowedFd<'_>, group: u64, bytes: u64) -> Result<(), Error> {
     const MAX_REFERENCED: u64 = 1;

@@ -258,6 +258,14 @@ impl Streams {
     }
 }
 
+/// Takes back what was made for a command that did not begin.
+fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
+    sandbox.leave(leaf.into());
+    sandbox.release(request);
+    sandbox.release(input_of(request));
+    sandbox.forget(request);
+}
+
 /// A command about to begin.
 struct Start<'a> {
     id: &'a ExecId,
@@ -283,18 +291,19 @@ impl Start<'_> {
             spare.tell(exec.clone(), inside).await;
             // Written down while the program starts: an exec without a record is nobody's, and nobody is
             // told of it before there is one.
-            let early = spare.pid();
-            let record = early.map(|pid| self.record(pid, &spare.exec)).transpose()?;
+            let request = spare.request();
+            let early = spare.pid().map(|pid| self.record(pid, &spare.exec));
             match spare.started(sandbox).await {
                 Ok((pid, parts)) => {
-                    let record = match record {
-                        Some(record) => record,
-                        None => self.record(pid, &parts)?,
-                    };
-                    return Ok((record, parts));
+                    let record = early.unwrap_or_else(|| self.record(pid, &parts));
+                    // What cannot be written down must not run either.
+                    if record.is_err() {
+                        let _ = parts.leaf.kill();
+                    }
+                    return record.map(|record| (record, parts));
                 }
                 Err(Ok(NotStarted::Gone(leaf))) => {
-                    sandbox.leave(leaf.into());
+                    give_up(sandbox, request, leaf);
                     record::remove(self.stem);
                     if fresh {
                         let message = "the command was killed inside the sandbox before it began";
@@ -302,7 +311,7 @@ impl Start<'_> {
                     }
                 }
                 Err(Ok(NotStarted::Refused(leaf, part, errno))) => {
-                    sandbox.leave(leaf.into());
+                    give_up(sandbox, request, leaf);
                     return Err(refused(part, errno, self.spec));
                 }
                 Err(Err(error)) => return Err(error),
@@ -345,8 +354,8 @@ pub(crate) fn input_of(request: u32) -> u32 {
     request | 1 << 31
 }
 
-/// Takes a command over that another server began. `raw` is how it ended, if PID 1 knows that already;
-/// without a living child (`ended` is closed) it was killed with its sandbox.
+/// Takes a command over that another server began. If `ended` is closed without a word, it was killed
+/// with its sandbox.
 pub(crate) fn adopt(
     sandbox: &Arc<Sandbox>,
     record: Record,
@@ -409,7 +418,7 @@ pub(crate) fn adopt(
         stdin,
         source,
         ended,
-        before: 0,
+        before: sandbox.group.oom_kills(),
     }
     .spawn();
     Ok(())
