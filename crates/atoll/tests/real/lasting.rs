@@ -404,3 +404,31 @@ fn slow() -> SandboxSpec {
     slow.limits.cpus = Cpus(50);
     slow
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commands_that_did_not_begin_leave_nothing_with_the_keeper() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let id = runtime.create(spec()).await.unwrap().id;
+    let pid = keeper(runtime.tag()).unwrap();
+    let held = || {
+        std::fs::read_dir(format!("/proc/{pid}/fd"))
+            .unwrap()
+            .count()
+    };
+    let run = async |words: &[&str]| runtime.exec(&id, probe_spec(words)).await.map(drop);
+    run(&["true"]).await.unwrap();
+    let before = held();
+    for _ in 0..50 {
+        let missing = atoll_model::ExecSpec::argv(["/nowhere"]).open_input();
+        assert_eq!(
+            runtime.exec(&id, missing).await.unwrap_err().code,
+            Code::ProgramNotFound
+        );
+    }
+    // What is given up is told with the next word.
+    run(&["true"]).await.unwrap();
+    run(&["true"]).await.unwrap();
+    wait_for("the keeper to let go", DEADLINE, || held() < before + 20);
+    place.close(runtime).await;
+}
