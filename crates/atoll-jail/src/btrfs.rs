@@ -25,6 +25,7 @@ const READ: u32 = 2;
 const SNAP_DESTROY: u64 = ioctl_number(WRITE, 15, size_of::<Name>());
 const INO_LOOKUP: u64 = ioctl_number(WRITE | READ, 18, size_of::<Lookup>());
 const SUBVOL_CREATE_V2: u64 = ioctl_number(WRITE, 24, size_of::<NewSubvolume>());
+const START_SYNC: u64 = ioctl_number(READ, 24, size_of::<u64>());
 const FS_INFO: u64 = ioctl_number(READ, 31, size_of::<FsInfo>());
 const QUOTA_CTL: u64 = ioctl_number(WRITE | READ, 40, size_of::<QuotaControl>());
 const QGROUP_CREATE: u64 = ioctl_number(WRITE, 42, size_of::<GroupChange>());
@@ -160,6 +161,14 @@ pub fn destroy(parent: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
     };
     // SAFETY: the request takes a `btrfs_ioctl_vol_args`.
     unsafe { call(parent, SNAP_DESTROY, &mut which) }.step(step)
+}
+
+/// Begins a commit and does not wait for it. With it the kernel's cleaner wakes, which takes away what destroyed
+/// subvolumes held; left alone it comes when it comes.
+pub fn begin_commit(on: BorrowedFd<'_>) -> Result<(), Error> {
+    let mut transaction = 0_u64;
+    // SAFETY: the request fills in a 64-bit number.
+    unsafe { call(on, START_SYNC, &mut transaction) }.step(|| "begin a commit".into())
 }
 
 /// The number of the subvolume that a directory is in.

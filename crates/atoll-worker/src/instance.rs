@@ -22,6 +22,9 @@ use crate::tree;
 /// What all instances of a host share.
 const SHARED: &str = "/run/atoll";
 
+/// How long a keeper that was killed may take to be gone.
+const KEEPER_ENDS: std::time::Duration = std::time::Duration::from_secs(10);
+
 /// A living instance.
 #[derive(Debug)]
 pub struct Instance {
@@ -196,7 +199,8 @@ fn register_lasting(
             .open(&path);
         let mut file =
             opened.map_err(|error| host_file("register an instance in", &path, &error))?;
-        if file.try_lock().is_ok() && path.exists() {
+        wait_for_lock(&file, &tag)?;
+        if path.exists() {
             let written = file
                 .set_len(0)
                 .and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes()));
@@ -208,6 +212,22 @@ fn register_lasting(
     let path = data.join("tag");
     fs::write(&path, &tag).map_err(|error| host_file("write", &path, &error))?;
     Ok((tag, file))
+}
+
+/// Waits for the lock of an instance that is ours by its data directory's lock: only its keeper, on its way
+/// out, can still have it.
+fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
+    let until = std::time::Instant::now() + KEEPER_ENDS;
+    while file.try_lock().is_err() {
+        if std::time::Instant::now() >= until {
+            let message = format!("the keeper of instance {tag} lives but does not answer");
+            return Err(Error::new(Code::Conflict, message)
+                .detail("tag", tag)
+                .remedy(format!("end the process \"atoll-keeper {tag}\" first")));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// Asks ext4 to put what is made in a directory into block groups far from each other. Otherwise all
@@ -395,7 +415,8 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         .map_err(|error| host_file("read", entry, &error))?;
     use std::os::unix::ffi::OsStringExt;
     let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
-    let lasting = read_tag(&directory).is_some_and(|own| own == tag);
+    let own = read_tag(&directory);
+    let lasting = own.is_some();
     if let Scope::Below(data) = scope
         && !directory.starts_with(data.join("runs"))
         && !(lasting && directory == data)
@@ -412,7 +433,10 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     if lasting || !directory.exists() {
         // Its processes are gone; its files are there for good, or somebody removed them.
         cgroups.destroy().map_err(|error| jail(&error))?;
-        storage::dismantle(&directory)?;
+        // One that goes on under another tag has its files in use.
+        if own.is_none_or(|own| own == tag) {
+            storage::dismantle(&directory)?;
+        }
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
     }

@@ -13,6 +13,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -29,12 +30,15 @@ use crate::sandbox::lock;
 
 /// The group of all sandboxes.
 const ALL: u64 = btrfs::group(0);
-/// What is deleted is free after the next commit: the cleaner wakes with it, and the host has the room back at
-/// once. Put off, it would be nobody's for minutes, and the ceiling of all too low for as long.
+/// What is deleted is given back to the host with the commit. Put off, it would be nobody's for minutes, and the
+/// ceiling of all too low for as long.
 const OPTIONS: &str = "commit=5,discard=sync";
 /// The least a btrfs can be.
 const LEAST: u64 = 128 << 20;
-/// How often the ceiling of all sandboxes is set by what the host has left.
+/// Commits that a deleted subvolume needs: one that wakes the cleaner, one that gives back what the cleaner freed,
+/// and one for a cleaner that was late.
+const COMMITS: u32 = 3;
+/// How often the ceiling of all sandboxes is set by what the host has left, and commits follow each other.
 const EVERY: Duration = Duration::from_secs(1);
 const MAKER: &str = "mkfs.btrfs";
 
@@ -52,6 +56,8 @@ pub(super) struct Image {
 struct Top {
     opened: OwnedFd,
     groups: PathBuf,
+    /// Commits to begin for what was deleted.
+    due: AtomicU32,
 }
 
 /// Why this host cannot have one, and what would help.
@@ -117,6 +123,7 @@ impl Image {
         let mut set = move || {
             if let Some(top) = &*lock(&top) {
                 last = top.set_ceiling(&directory, last);
+                top.hurry();
             }
         };
         set();
@@ -181,6 +188,7 @@ impl Top {
         Ok(Self {
             opened,
             groups: Path::new("/sys/fs/btrfs").join(id).join("qgroups"),
+            due: AtomicU32::new(0),
         })
     }
 
@@ -215,6 +223,16 @@ impl Top {
             enforced: true,
             complete: true,
         })
+    }
+
+    /// Helps what was deleted on its way.
+    fn hurry(&self) {
+        let due = self.due.load(Relaxed);
+        if due > 0 {
+            self.due.store(due - 1, Relaxed);
+            // Without it the same happens later.
+            let _ = btrfs::begin_commit(self.opened.as_fd());
+        }
     }
 
     /// Lets all sandboxes together take what the host has left, and no more. What was written and is
@@ -277,7 +295,9 @@ impl Disk for Image {
                 return Ok(());
             }
             let gone = btrfs::destroy(top.opened.as_fd(), id.as_str());
-            gone.map_err(|error| jail(&error))
+            gone.map_err(|error| jail(&error))?;
+            top.due.store(COMMITS, Relaxed);
+            Ok(())
         })
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use atoll_model::{Chunk, Code, Cpus, Reason, SandboxId, SandboxSpec, SandboxState, Stream};
 use atoll_testkit::{Scratch, static_layer, wait_for};
+use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Options, Source, Store};
 use atoll_worker::{Config, LocalRuntime};
 
@@ -57,10 +58,12 @@ impl Place {
         }
         let tag = runtime.tag().to_owned();
         runtime.close().await.unwrap();
-        wait_for("the keeper to end", DEADLINE, || keeper(&tag).is_none());
         let facts = atoll_jail::facts::Facts::read();
-        atoll_worker::instance::collect(atoll_worker::instance::Scope::Below(&self.data()), &facts)
-            .unwrap();
+        let scope = Scope::Below(&self.data());
+        // Its keeper is on its way out.
+        wait_for("the instance to be dead", DEADLINE, || {
+            collect(scope, &facts).unwrap().instances.contains(&tag)
+        });
     }
 }
 

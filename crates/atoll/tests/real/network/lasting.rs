@@ -169,13 +169,15 @@ fn a_killed_runs_rules_are_collected() {
         let server = serve(&place, false);
         let tag = links()[0].split('-').nth(1).unwrap().to_owned();
         kill(server);
-        wait_for("the keeper to end", DEADLINE, || keeper(&tag).is_none());
         assert!(sh("nft list tables").contains(&tag));
         let facts = atoll_jail::facts::Facts::read();
         let below = place.data();
         let scope = atoll_worker::instance::Scope::Below(&below);
-        let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
-        assert_eq!(collected.instances, [tag]);
+        // Its keeper is on its way out.
+        wait_for("the run to be dead", DEADLINE, || {
+            let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
+            collected.instances == [tag.clone()]
+        });
         assert!(links().is_empty());
         assert_eq!(sh("nft list tables"), "");
     });
