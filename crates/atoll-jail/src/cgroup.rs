@@ -290,13 +290,16 @@ impl Group {
         write(&self.v2.join("cgroup.kill"), "1")
     }
 
-    /// Lets every process of the sandbox stand still, or go on; returns when they do.
-    pub fn freeze(&self, freeze: bool) -> Result<(), Error> {
-        write(
-            &self.v2.join("cgroup.freeze"),
-            if freeze { "1" } else { "0" },
-        )?;
-        wait_for_event(&self.v2, "frozen", u64::from(freeze))
+    /// Lets every process of the sandbox stand still; returns when they do.
+    pub fn freeze(&self) -> Result<(), Error> {
+        write(&self.v2.join("cgroup.freeze"), "1")?;
+        wait_for_event(&self.v2, "frozen", 1)
+    }
+
+    /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
+    /// where others use all processors.
+    pub fn thaw(&self) -> Result<(), Error> {
+        write(&self.v2.join("cgroup.freeze"), "0")
     }
 
     /// The sandbox stands still, or will in a moment.
@@ -506,7 +509,7 @@ fn wait_for_event(path: &Path, event: &str, value: u64) -> Result<(), Error> {
                 busy,
             ));
         }
-        let pause = if begin.elapsed() < Duration::from_millis(2) {
+        let pause = if begin.elapsed() < Duration::from_millis(10) {
             20
         } else {
             1000

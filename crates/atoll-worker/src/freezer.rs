@@ -3,17 +3,12 @@
 
 use std::sync::mpsc;
 
-use atoll_jail::cgroup::Group;
 use atoll_model::{Code, Error};
 use tokio::sync::oneshot;
 
-use crate::error::{internal, jail};
+use crate::error::internal;
 
-struct Job {
-    group: Group,
-    freeze: bool,
-    done: oneshot::Sender<Result<(), Error>>,
-}
+type Job = Box<dyn FnOnce() + Send>;
 
 /// The thread.
 #[derive(Debug)]
@@ -27,14 +22,7 @@ impl Freezer {
         let work = move || {
             // Where this is not allowed it is merely slower.
             atoll_jail::go_first();
-            for Job {
-                group,
-                freeze,
-                done,
-            } in todo
-            {
-                let _ = done.send(group.freeze(freeze).map_err(|error| jail(&error)));
-            }
+            todo.into_iter().for_each(|job| job());
         };
         let started = std::thread::Builder::new()
             .name("freezer".into())
@@ -43,14 +31,15 @@ impl Freezer {
         Ok(Self { jobs })
     }
 
-    /// Lets every process of a sandbox stand still, or go on; returns when they do.
-    pub(crate) async fn set(&self, group: Group, freeze: bool) -> Result<(), Error> {
+    /// Does something there, to its end whether or not the caller waits for it.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let (done, answer) = oneshot::channel();
-        let job = Job {
-            group,
-            freeze,
-            done,
-        };
+        let job = Box::new(move || {
+            let _ = done.send(work());
+        });
         let lost = || Error::new(Code::Internal, "the thread that pauses sandboxes has ended");
         self.jobs.send(job).map_err(|_| lost())?;
         answer.await.map_err(|_| lost())?

@@ -124,7 +124,7 @@ impl fmt::Debug for Shared {
 #[derive(Debug)]
 struct Entry {
     /// Held while it gets from one state to another: one at a time.
-    gate: tokio::sync::Mutex<()>,
+    gate: Arc<tokio::sync::Mutex<()>>,
     place: Mutex<Place>,
 }
 
@@ -141,7 +141,7 @@ enum Place {
 impl Entry {
     fn new(place: Place) -> Arc<Self> {
         Arc::new(Self {
-            gate: tokio::sync::Mutex::default(),
+            gate: Arc::default(),
             place: Mutex::new(place),
         })
     }
@@ -394,40 +394,31 @@ impl LocalRuntime {
 
     /// Lets all processes of a sandbox stand still.
     pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
-        self.change(id, |runtime, _, place| async move {
-            runtime.freeze(place, Transition::Pause).await
-        })
-        .await
+        self.freeze(id, Transition::Pause).await
     }
 
     /// Lets them go on.
     pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
-        self.change(id, |runtime, _, place| async move {
-            runtime.freeze(place, Transition::Resume).await
-        })
-        .await
+        self.freeze(id, Transition::Resume).await
     }
 
-    async fn freeze(&self, place: Place, transition: Transition) -> Result<(), Error> {
-        let Place::Live(sandbox) = place else {
-            return Err(state_of(&place)
-                .next(transition)
-                .err()
-                .unwrap_or_else(|| SandboxState::Stopped.refusal("changed")));
+    async fn freeze(&self, id: &SandboxId, transition: Transition) -> Result<SandboxInfo, Error> {
+        let _busy = self.shared.busy.begin();
+        let entry = self.entry(id)?;
+        let gate = Arc::clone(&entry.gate).lock_owned().await;
+        let id = id.clone();
+        let work = move || {
+            let _gate = gate;
+            match entry.place() {
+                Place::Live(sandbox) => sandbox.freeze(transition)?,
+                Place::Gone => {}
+                place @ Place::Stopped(..) => {
+                    state_of(&place).next(transition)?;
+                }
+            }
+            entry.info().ok_or_else(|| unknown(&id))
         };
-        let now = *sandbox.state.borrow();
-        let next = now.next(transition)?;
-        if next == now {
-            return Ok(());
-        }
-        let freeze = next == SandboxState::Paused;
-        self.shared
-            .freezer
-            .set(sandbox.group.clone(), freeze)
-            .await?;
-        sandbox.state.send_replace(next);
-        let written = sandbox.write_down(|info| info.state = next);
-        written.map(|_| ())
+        self.shared.freezer.run(work).await
     }
 
     /// Ends a sandbox's processes; its files stay.

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Timings};
+use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition};
 use tokio::sync::watch;
 
 use crate::busy::Busy;
@@ -134,6 +134,23 @@ impl Sandbox {
         change(&mut record.info);
         record.write(&self.directory)?;
         Ok(record.clone())
+    }
+
+    /// Lets all its processes stand still, or go on.
+    pub(crate) fn freeze(&self, transition: Transition) -> Result<(), Error> {
+        let now = *self.state.borrow();
+        let next = now.next(transition)?;
+        if next == now {
+            return Ok(());
+        }
+        let frozen = if next == SandboxState::Paused {
+            self.group.freeze()
+        } else {
+            self.group.thaw()
+        };
+        frozen.map_err(|error| jail(&error))?;
+        self.state.send_replace(next);
+        self.write_down(|info| info.state = next).map(|_| ())
     }
 
     /// Ends all its processes and takes its control groups away; its files stay.

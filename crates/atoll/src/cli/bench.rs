@@ -26,7 +26,8 @@ use crate::config::Config;
 #[command(after_help = "Examples:
   atoll bench                 starts, execs, memory, and what a server has; a minute or two
   atoll bench --work          also a C build, a git clone and a file of 1 GB
-  atoll bench --work --peers  also bwrap, runc and podman, where they are installed")]
+  atoll bench --work --peers  also bwrap, runc and podman, where they are installed
+  atoll bench --only pause    a few rows again")]
 pub(crate) struct Bench {
     /// Print JSON.
     #[arg(long)]
@@ -40,6 +41,10 @@ pub(crate) struct Bench {
     /// Measure bwrap, runc and podman too.
     #[arg(long)]
     peers: bool,
+    /// Measure only what is named: create, exec, sustained, idle, run, warm, embryos, burst, pause, delete,
+    /// stream, echo, neighbour, thousand, adoption, and what the other options add.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    only: Vec<String>,
     /// Be the server that a row kills.
     #[arg(long, hide = true, value_name = "DIR")]
     victim: Option<std::path::PathBuf>,
@@ -154,26 +159,47 @@ impl Bench {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Whether something is to be measured.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
     async fn measure(&self, config: &Config) -> Result<Vec<Row>, Error> {
         let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
         let measured = async {
             let mut rows = vec![latency::floor()?];
-            let cold = latency::create(&runtime).await?;
-            rows.extend(cold.rows.iter().cloned());
-            rows.push(latency::exec(&runtime).await?);
-            rows.push(latency::sustained(&runtime).await?);
-            rows.extend(latency::idle(&runtime).await?);
-            rows.push(latency::command(config)?);
-            rows.extend(serving::measure(config).await?);
-            if self.peers {
-                rows.extend(peers::measure(config, cold.median)?);
+            let peers = self.peers && self.wants("peers");
+            if peers || self.wants("create") {
+                let cold = latency::create(&runtime).await?;
+                rows.extend(cold.rows.iter().cloned());
+                // Beside each other: what the machine does in between is not compared.
+                if peers {
+                    rows.extend(peers::measure(config, cold.median)?);
+                }
             }
-            if self.work {
+            if self.wants("exec") {
+                rows.push(latency::exec(&runtime).await?);
+            }
+            if self.wants("sustained") {
+                rows.push(latency::sustained(&runtime).await?);
+            }
+            if self.wants("idle") {
+                rows.extend(latency::idle(&runtime).await?);
+            }
+            if self.wants("run") {
+                rows.push(latency::command(config)?);
+            }
+            rows.extend(serving::measure(config, self).await?);
+            if self.work && self.wants("build") {
                 rows.push(work::build(config).await?);
+            }
+            if self.work && self.wants("clone") {
                 rows.push(work::clone(config).await?);
+            }
+            if self.work && self.wants("transfer") {
                 rows.extend(work::transfer(config).await?);
             }
-            if self.storage {
+            if self.storage && self.wants("storage") {
                 rows.extend(storage::compare(config).await?);
             }
             Ok(rows)

@@ -10,7 +10,7 @@ use atoll_model::{Chunk, Code, Error, ExecSpec, Network, SandboxId, SandboxSpec,
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
 use super::latency::{Stages, available, run_true};
-use super::{Row, Samples, failed, milliseconds, progress};
+use super::{Bench, Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
 
 /// A data directory of the bench's own, removed at the end.
@@ -47,31 +47,69 @@ impl Drop for Data {
     }
 }
 
-/// All rows of a server.
-pub(super) async fn measure(config: &Config) -> Result<Vec<Row>, Error> {
+/// What is asked for of a server's rows.
+pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, Error> {
     let data = Data::new(config);
-    let runtime = LocalRuntime::open(data.config(config)).await?;
-    let measured = async {
-        let mut rows = vec![warm(&runtime).await?];
-        rows.push(idle_gaps(&runtime).await?);
-        rows.push(burst(&runtime).await?);
-        rows.push(sustained(&runtime, Network::None, 220.0).await?);
-        rows.push(sustained(&runtime, Network::Internet, 100.0).await?);
-        rows.extend(pauses(&runtime).await?);
-        rows.extend(deletes(&runtime).await?);
-        rows.push(stream(&runtime).await?);
-        rows.push(echo(&runtime).await?);
-        rows.push(neighbour(&runtime).await?);
-        Ok::<_, Error>(rows)
-    };
-    let rows = measured.await;
-    for info in runtime.list() {
-        runtime.delete(&info.id).await?;
+    let mut rows = Vec::new();
+    let names = [
+        "warm",
+        "embryos",
+        "burst",
+        "sustained",
+        "pause",
+        "delete",
+        "stream",
+        "echo",
+        "neighbour",
+    ];
+    if names.iter().any(|name| bench.wants(name)) {
+        let runtime = LocalRuntime::open(data.config(config)).await?;
+        let measured = with_all_ready(&runtime, bench).await;
+        for info in runtime.list() {
+            runtime.delete(&info.id).await?;
+        }
+        runtime.close().await?;
+        rows.extend(measured?);
     }
-    runtime.close().await?;
-    let mut rows = rows?;
-    rows.extend(thousand(&data, config).await?);
-    rows.push(adoption(&data, config).await?);
+    if bench.wants("thousand") {
+        rows.extend(thousand(&data, config).await?);
+    }
+    if bench.wants("adoption") {
+        rows.push(adoption(&data, config).await?);
+    }
+    Ok(rows)
+}
+
+async fn with_all_ready(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row>, Error> {
+    let mut rows = Vec::new();
+    if bench.wants("warm") {
+        rows.push(warm(runtime).await?);
+    }
+    if bench.wants("embryos") {
+        rows.push(idle_gaps(runtime).await?);
+    }
+    if bench.wants("burst") {
+        rows.push(burst(runtime).await?);
+    }
+    if bench.wants("sustained") {
+        rows.push(sustained(runtime, Network::None, 220.0).await?);
+        rows.push(sustained(runtime, Network::Internet, 100.0).await?);
+    }
+    if bench.wants("pause") {
+        rows.extend(pauses(runtime).await?);
+    }
+    if bench.wants("delete") {
+        rows.extend(deletes(runtime).await?);
+    }
+    if bench.wants("stream") {
+        rows.push(stream(runtime).await?);
+    }
+    if bench.wants("echo") {
+        rows.push(echo(runtime).await?);
+    }
+    if bench.wants("neighbour") {
+        rows.push(neighbour(runtime).await?);
+    }
     Ok(rows)
 }
 
