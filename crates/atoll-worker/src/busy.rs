@@ -34,6 +34,11 @@ impl Busy {
         *self.count.borrow() > 4
     }
 
+    /// At most one thing is under way: a processor may be free.
+    pub(crate) fn is_alone(&self) -> bool {
+        *self.count.borrow() <= 1
+    }
+
     /// Waits until nothing is under way, nor has been for a moment.
     pub(crate) async fn calm(&self) {
         loop {

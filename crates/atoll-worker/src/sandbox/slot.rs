@@ -1,7 +1,7 @@
 //! How a sandbox is made.
 //!
 //! ```text
-//! slot    ids, directory, control groups
+//! slot    ids, control groups                   (directory and first mounts meanwhile)
 //! clone   keeper: PID 1 in its namespaces, then into the v1 limits: an embryo
 //! root    overlay with PID 1's ids              (PID 1 prepares its mounts meanwhile)
 //! start   root and mounts attached, confined, ready
@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use atoll_jail::cgroup::Group;
-use atoll_jail::plan::{IdRange, Limits, Plan, Spec, plan};
+use atoll_jail::plan::{IdRange, Plan, Spec, plan};
 use atoll_jail::rootfs;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::connection::{self, Linked};
-use super::{Record, Sandbox, TERMINALS, Variables, blocking, variables};
+use super::{Record, Sandbox, TERMINALS, Variables, blocking, lock, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
@@ -44,8 +44,7 @@ pub(crate) struct Wish {
     ids: IdRange,
     spec: SandboxSpec,
     template: Template,
-    plan: Plan,
-    mounts: Vec<OwnedFd>,
+    plan: Arc<Plan>,
     kind: Kind,
 }
 
@@ -71,8 +70,7 @@ impl Kind {
 pub(crate) struct Embryo {
     id: SandboxId,
     ids: IdRange,
-    directory: PathBuf,
-    opened: OwnedFd,
+    files: Files,
     group: Group,
     init: Init,
     parent: Parent,
@@ -82,10 +80,6 @@ pub(crate) struct Embryo {
     attached: JoinHandle<Result<(), Error>>,
     /// It has been told what to become.
     told: bool,
-    /// Mounts that every sandbox has, made with it.
-    mounts: Vec<OwnedFd>,
-    /// Its files were there before.
-    old: bool,
     timings: Timings,
 }
 
@@ -106,10 +100,8 @@ impl Sandbox {
         // An embryo's place has the usual size.
         let usual = spec.limits.disk == atoll_model::Limits::default().disk;
         if usual && let Some(embryo) = shared.nursery.take() {
-            let mut embryo = embryo;
             let (id, ids) = (embryo.id.clone(), embryo.ids);
-            let ready = std::mem::take(&mut embryo.mounts);
-            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled), ready);
+            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled));
             return match wish {
                 Ok(wish) => embryo.become_sandbox(shared, wish, begin).await,
                 Err(error) => {
@@ -134,12 +126,60 @@ impl Sandbox {
         Self::make(shared, info.id, spec, template, kind, begin).await
     }
 
-    /// Takes a new one away that nobody was told of.
-    async fn undo(&self, shared: &Arc<Shared>) {
-        if self.stop(shared).await.is_ok() {
-            let directory = self.directory.clone();
-            let _ = blocking(move || crate::instance::remove_directory(&directory)).await;
+    /// Waits until PID 1 has become a sandbox, and writes it down.
+    async fn come_up(self: &Arc<Self>, shared: &Shared, kind: Kind) -> Result<(), Error> {
+        let begin = Instant::now();
+        if kind != Kind::Warm && self.busy.is_alone() {
+            // The child for its first command is made meanwhile.
+            let (ready, ()) = tokio::join!(self.ready(), Arc::clone(self).refill());
+            ready?;
+        } else {
+            self.ready().await?;
         }
+        self.write_down(|info| info.timings.start = begin.elapsed())?;
+        // For a later server, where there is one.
+        if let (Some(terminals), Some(_)) = (&self.terminals, &shared.instance.lasting) {
+            let _ = self.hold(TERMINALS, &[terminals.as_fd()]).await;
+        }
+        if kind == Kind::Warm {
+            crate::exec::spare::exercise(self).await;
+            Arc::clone(self).refill().await;
+        }
+        match self.tell_names().await {
+            // What its own programs made of its files must not keep it from starting.
+            Err(error) if !matches!(kind, Kind::Old(_)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    async fn ready(&self) -> Result<(), Error> {
+        let mut dying = self.died.clone();
+        tokio::select! {
+            ready = self.init.ready() => ready,
+            // Its last words may still be on the way.
+            () = async { let _ = dying.wait_for(Option::is_some).await; } => {
+                self.init.ready().await?;
+                Err(gone())
+            }
+            () = tokio::time::sleep(PATIENCE) => {
+                Err(Error::new(Code::Timeout, format!("the sandbox was not ready after {PATIENCE:?}"))
+                    .remedy("try again; if it happens often this machine is overloaded"))
+            }
+        }
+    }
+
+    /// Takes one away that did not come up, and its files unless they were there before.
+    async fn undo(&self, shared: &Arc<Shared>, old: bool) {
+        if self.stop(shared).await.is_err() || old {
+            return;
+        }
+        let id = lock(&self.record).info.id.clone();
+        let (directory, shared) = (self.directory.clone(), Arc::clone(shared));
+        let _ = blocking(move || {
+            shared.instance.disk.remove(&id)?;
+            crate::instance::remove_directory(&directory)
+        })
+        .await;
     }
 
     async fn make(
@@ -153,7 +193,7 @@ impl Sandbox {
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
         let made = async {
-            let wish = Wish::new(shared, id, ids, spec, template, kind, Vec::new())?;
+            let wish = Wish::new(shared, id, ids, spec, template, kind)?;
             let embryo = Embryo::make(shared, &wish, begin).await?;
             Ok((embryo, wish))
         };
@@ -188,21 +228,18 @@ impl Wish {
         spec: SandboxSpec,
         template: Template,
         kind: Kind,
-        ready: Vec<OwnedFd>,
     ) -> Result<Self, Error> {
         let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
             .map_err(|error| jail(&error))?;
         if let Some(amend) = &shared.amend {
             amend(&mut plan);
         }
-        let mounts = handed(&plan, ready)?;
         Ok(Self {
             id,
             ids,
             spec,
             template,
-            plan,
-            mounts,
+            plan: Arc::new(plan),
             kind,
         })
     }
@@ -214,7 +251,7 @@ impl Wish {
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
         let (id, kind) = (SandboxId::random(), Kind::New);
-        let wish = Self::new(shared, id, ids, spec, template, kind, Vec::new());
+        let wish = Self::new(shared, id, ids, spec, template, kind);
         if wish.is_err() {
             shared.instance.ranges.release(ids);
         }
@@ -235,17 +272,8 @@ impl Embryo {
             let shared = Arc::clone(shared);
             blocking(move || Wish::ordinary(&shared)).await?
         };
-        let ids = wish.ids;
-        match Self::conceive(shared, &wish, None, Instant::now()).await {
-            Ok(embryo) => Ok(Self {
-                mounts: wish.mounts,
-                ..embryo
-            }),
-            Err(error) => {
-                shared.instance.ranges.release(ids);
-                Err(error)
-            }
-        }
+        let made = Self::conceive(shared, &wish, None, Instant::now()).await;
+        made.inspect_err(|_| shared.instance.ranges.release(wish.ids))
     }
 
     async fn conceive(
@@ -254,48 +282,39 @@ impl Embryo {
         boot: Option<ToInit>,
         begin: Instant,
     ) -> Result<Self, Error> {
-        let old = matches!(wish.kind, Kind::Old(_));
-        let (id, ids) = (wish.id.clone(), wish.ids);
-        let (limits, disk) = (wish.plan.limits.clone(), wish.spec.limits.disk);
-        let place = {
-            let shared = Arc::clone(shared);
-            let id = id.clone();
-            blocking(move || Place::make(&shared, &id, ids, (&limits, disk), old)).await?
+        let files = {
+            let (shared, id) = (Arc::clone(shared), wish.id.clone());
+            let (plan, disk) = (Arc::clone(&wish.plan), wish.spec.limits.disk);
+            let old = matches!(wish.kind, Kind::Old(_));
+            blocking(move || Files::make(&shared, id, &plan, disk, old))
         };
-        let slot = begin.elapsed();
-        let begin = Instant::now();
-        let told = boot.is_some();
-        match place.clone_init(shared, wish, boot).await {
-            Ok((init, parent)) => {
-                let (group, pid) = (place.group.clone(), parent.pid);
+        let process = Process::make(shared, wish, boot, begin);
+        // They need nothing of each other.
+        match tokio::join!(files, process) {
+            (Ok(files), Ok(process)) => {
+                let (group, pid) = (process.group.clone(), process.parent.pid);
                 let attach = blocking(move || group.attach(pid).map_err(|error| jail(&error)));
                 Ok(Self {
-                    id,
-                    ids,
-                    directory: place.directory,
-                    opened: place.opened,
-                    group: place.group,
-                    init,
-                    parent,
+                    id: wish.id.clone(),
+                    ids: wish.ids,
+                    files,
+                    group: process.group,
+                    init: process.init,
+                    parent: process.parent,
                     link: None,
                     attached: tokio::spawn(attach),
-                    told,
-                    mounts: Vec::new(),
-                    old,
-                    timings: Timings {
-                        slot,
-                        clone: begin.elapsed(),
-                        ..Timings::default()
-                    },
+                    told: process.told,
+                    timings: process.timings,
                 })
             }
-            Err(error) => {
-                let shared = Arc::clone(shared);
-                let _ = blocking(move || {
-                    place.give_back(&shared, &id, old);
-                    Ok(())
-                })
-                .await;
+            (Ok(files), Err(error)) => {
+                files.give_back(shared).await;
+                Err(error)
+            }
+            (Err(error), process) => {
+                if let Ok(process) = process {
+                    process.give_back().await;
+                }
                 Err(error)
             }
         }
@@ -330,47 +349,33 @@ impl Embryo {
                 ..Timings::default()
             };
         }
-        let (pooled, old) = (wish.kind == Kind::Warm, self.old);
-        let outcome = self.grow(shared, &wish).await;
-        match outcome {
-            Ok((record, environment)) => {
-                let sandbox = Arc::new(self.into_sandbox(shared, wish, record, environment));
-                if let Some(terminals) = &sandbox.terminals {
-                    // Without a keeper there is no later server either.
-                    let _ = sandbox.hold(TERMINALS, &[terminals.as_fd()]).await;
-                }
-                // Others make a child with their first command, which takes no longer.
-                if pooled {
-                    crate::exec::spare::exercise(&sandbox).await;
-                    Arc::clone(&sandbox).refill().await;
-                }
-                match sandbox.tell_names().await {
-                    // What its own programs made of its files must not keep it from starting.
-                    Err(error) if !old => {
-                        sandbox.undo(shared).await;
-                        Err(error)
-                    }
-                    _ => Ok(sandbox),
-                }
-            }
+        let environment = match self.grow(shared, &wish).await {
+            Ok(environment) => environment,
             Err(error) => {
                 self.give_back(shared).await;
+                return Err(error);
+            }
+        };
+        let (kind, old) = (wish.kind, self.files.old);
+        let sandbox = Arc::new(self.into_sandbox(shared, wish, environment));
+        match sandbox.come_up(shared, kind).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                sandbox.undo(shared, old).await;
                 Err(error)
             }
         }
     }
 
-    /// From an embryo to a sandbox that is written down.
-    async fn grow(
-        &mut self,
-        shared: &Arc<Shared>,
-        wish: &Wish,
-    ) -> Result<(Record, Arc<Variables>), Error> {
+    /// Gives PID 1 everything it needs to become a sandbox.
+    async fn grow(&mut self, shared: &Arc<Shared>, wish: &Wish) -> Result<Arc<Variables>, Error> {
         let environment = variables(&wish.template, &wish.spec)?;
         let begin = Instant::now();
         if !self.told {
             self.init.send(&ToInit::Boot(wish.plan.boot()), &[]).await?;
             self.limit(shared, wish).await?;
+            let ready = std::mem::take(&mut self.files.mounts);
+            self.files.mounts = handed(&wish.plan, ready)?;
         }
         let root = self.root(wish)?;
         let link = connection::attach(shared, self.parent.pid, &wish.spec);
@@ -386,32 +391,12 @@ impl Embryo {
         };
         self.timings.root = begin.elapsed();
 
-        let begin = Instant::now();
         let mut handed = vec![root.as_fd()];
-        handed.extend(wish.mounts.iter().map(AsFd::as_fd));
+        handed.extend(self.files.mounts.iter().map(AsFd::as_fd));
         if let Err(error) = self.init.send(&ToInit::Go, &handed).await {
             return Err(self.init.last_words().await.unwrap_or(error));
         }
-        self.ready().await?;
-        self.timings.start = begin.elapsed();
-        let info = SandboxInfo {
-            id: self.id.clone(),
-            template: wish.spec.template.clone(),
-            state: SandboxState::Creating.next(atoll_model::Transition::Ready)?,
-            reason: None,
-            limits: wish.spec.limits,
-            network: wish.spec.network,
-            created_at: match wish.kind {
-                Kind::Old(since) => since,
-                _ => crate::exec::now(),
-            },
-            timings: self.timings,
-        };
-        let mut record = Record::new(info, wish.spec.clone(), self.ids);
-        record.pooled = wish.kind == Kind::Warm;
-        record.linked = self.link.as_deref().map(Linked::from);
-        record.write(&self.directory)?;
-        Ok((record, environment))
+        Ok(environment)
     }
 
     /// Sets the limits that are asked for, where they are not those it was made with.
@@ -429,22 +414,6 @@ impl Embryo {
         .await
     }
 
-    async fn ready(&self) -> Result<(), Error> {
-        let mut dying = self.parent.died.clone();
-        tokio::select! {
-            ready = self.init.ready() => ready,
-            // Its last words may still be on the way.
-            () = async { let _ = dying.wait_for(Option::is_some).await; } => {
-                self.init.ready().await?;
-                Err(gone())
-            }
-            () = tokio::time::sleep(PATIENCE) => {
-                Err(Error::new(Code::Timeout, format!("the sandbox was not ready after {PATIENCE:?}"))
-                    .remedy("try again; if it happens often this machine is overloaded"))
-            }
-        }
-    }
-
     /// Work that mounts the root.
     fn root(
         &mut self,
@@ -454,7 +423,7 @@ impl Embryo {
             fd.try_clone()
                 .map_err(|error| internal("copy a descriptor", &error))
         };
-        let (layer, directory) = (copy(&wish.template.root)?, copy(&self.opened)?);
+        let (layer, directory) = (copy(&wish.template.root)?, copy(&self.files.opened)?);
         let user_namespace = self.parent.user_namespace.take();
         let (ids, nosuid, taken) = (self.ids, wish.plan.nosuid, wish.plan.layers);
         Ok(move || {
@@ -470,14 +439,25 @@ impl Embryo {
         })
     }
 
-    fn into_sandbox(
-        self,
-        shared: &Shared,
-        wish: Wish,
-        record: Record,
-        environment: Arc<Variables>,
-    ) -> Sandbox {
-        let execs = Table::new(self.directory.join("execs"), !self.old);
+    fn into_sandbox(self, shared: &Shared, wish: Wish, environment: Arc<Variables>) -> Sandbox {
+        let info = SandboxInfo {
+            id: self.id,
+            template: wish.spec.template.clone(),
+            state: SandboxState::Running,
+            reason: None,
+            limits: wish.spec.limits,
+            network: wish.spec.network,
+            created_at: match wish.kind {
+                Kind::Old(since) => since,
+                _ => crate::exec::now(),
+            },
+            timings: self.timings,
+        };
+        let mut record = Record::new(info, wish.spec, self.ids);
+        record.pooled = wish.kind == Kind::Warm;
+        record.linked = self.link.as_deref().map(Linked::from);
+        let files = self.files;
+        let execs = Table::new(files.directory.join("execs"), !files.old);
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
             link.stay();
         }
@@ -500,8 +480,8 @@ impl Embryo {
             spare: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
-            directory: self.directory,
-            terminals: terminals(&wish.plan, wish.mounts),
+            directory: files.directory,
+            terminals: terminals(&wish.plan, files.mounts),
             template: wish.template,
         }
     }
@@ -512,34 +492,31 @@ impl Embryo {
         let kill = self.group.clone();
         let _ = blocking(move || kill.kill().map_err(|error| jail(&error))).await;
         let _ = self.parent.died.wait_for(Option::is_some).await;
-        let place = Place {
-            directory: self.directory,
-            opened: self.opened,
-            group: self.group,
-        };
-        let (old, id, kept) = (self.old, self.id, Arc::clone(shared));
-        let _ = blocking(move || {
-            place.give_back(&kept, &id, old);
-            Ok(())
-        })
-        .await;
+        let group = self.group;
+        let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+        self.files.give_back(shared).await;
         shared.instance.ranges.release(self.ids);
     }
 }
 
-/// Where a sandbox will be: everything that needs no process.
-struct Place {
+/// Where a sandbox's files will be, and its first mounts: everything that needs no process.
+#[derive(Debug)]
+struct Files {
+    id: SandboxId,
     directory: PathBuf,
     opened: OwnedFd,
-    group: Group,
+    /// Those that PID 1 cannot make itself, in the plan's order.
+    mounts: Vec<OwnedFd>,
+    /// They were there before.
+    old: bool,
 }
 
-impl Place {
+impl Files {
     fn make(
         shared: &Shared,
-        id: &SandboxId,
-        ids: IdRange,
-        (limits, size): (&Limits, Bytes),
+        id: SandboxId,
+        plan: &Plan,
+        size: Bytes,
         old: bool,
     ) -> Result<Self, Error> {
         let directory = shared.instance.sandboxes().join(id.as_str());
@@ -547,7 +524,7 @@ impl Place {
         let prepared = (|| {
             let make =
                 |path: &Path| fs::create_dir(path).map_err(|error| host_file("make", path, &error));
-            let files = disk.place(id);
+            let files = disk.place(&id);
             if old {
                 // What the last mount left there would make the next one fail.
                 crate::instance::remove_directory(&files.join("work"))?;
@@ -555,21 +532,21 @@ impl Place {
             } else {
                 make(&directory)?;
                 make(&directory.join("execs"))?;
-                disk.make(id, size)?;
+                disk.make(&id, size)?;
             }
-            let opened = open_directory(&files)?;
-            let group = shared.instance.cgroups.add(id.as_str(), limits, ids);
-            Ok((opened, group.map_err(|error| jail(&error))?))
+            Ok((open_directory(&files)?, handed(plan, Vec::new())?))
         })();
         match prepared {
-            Ok((opened, group)) => Ok(Self {
+            Ok((opened, mounts)) => Ok(Self {
+                id,
                 directory,
                 opened,
-                group,
+                mounts,
+                old,
             }),
             Err(error) => {
                 if !old {
-                    let _ = disk.remove(id);
+                    let _ = disk.remove(&id);
                     let _ = crate::instance::remove_directory(&directory);
                 }
                 Err(error)
@@ -577,14 +554,77 @@ impl Place {
         }
     }
 
+    /// Removes those that are new.
+    async fn give_back(self, shared: &Arc<Shared>) {
+        if self.old {
+            return;
+        }
+        let shared = Arc::clone(shared);
+        let _ = blocking(move || {
+            drop((self.opened, self.mounts));
+            shared.instance.disk.remove(&self.id)?;
+            crate::instance::remove_directory(&self.directory)
+        })
+        .await;
+    }
+}
+
+/// PID 1 in its namespaces and, on cgroup2, in its limits.
+struct Process {
+    group: Group,
+    init: Init,
+    parent: Parent,
+    /// It has been told what to become.
+    told: bool,
+    timings: Timings,
+}
+
+impl Process {
     /// Has PID 1 cloned, and tells it what to become if that is known.
-    async fn clone_init(
-        &self,
-        shared: &Shared,
+    async fn make(
+        shared: &Arc<Shared>,
         wish: &Wish,
         boot: Option<ToInit>,
+        begin: Instant,
+    ) -> Result<Self, Error> {
+        let group = {
+            let (shared, id, ids) = (Arc::clone(shared), wish.id.clone(), wish.ids);
+            let plan = Arc::clone(&wish.plan);
+            blocking(move || {
+                let group = shared.instance.cgroups.add(id.as_str(), &plan.limits, ids);
+                group.map_err(|error| jail(&error))
+            })
+            .await?
+        };
+        let slot = begin.elapsed();
+        let begin = Instant::now();
+        let told = boot.is_some();
+        match Self::clone(shared, wish, &group, boot).await {
+            Ok((init, parent)) => Ok(Self {
+                group,
+                init,
+                parent,
+                told,
+                timings: Timings {
+                    slot,
+                    clone: begin.elapsed(),
+                    ..Timings::default()
+                },
+            }),
+            Err(error) => {
+                let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn clone(
+        shared: &Shared,
+        wish: &Wish,
+        group: &Group,
+        boot: Option<ToInit>,
     ) -> Result<(Init, Parent), Error> {
-        let cgroup = self.group.open().map_err(|error| jail(&error))?;
+        let cgroup = group.open().map_err(|error| jail(&error))?;
         let (outside, inside) =
             wire::pair().map_err(|error| internal("make a sandbox's socket", &error))?;
         let init = Init::new(outside)?;
@@ -604,13 +644,12 @@ impl Place {
         Ok((init, parent))
     }
 
-    /// Nobody is in it any more.
-    fn give_back(self, shared: &Shared, id: &SandboxId, keep_files: bool) {
-        let _ = self.group.remove();
-        if !keep_files {
-            let _ = shared.instance.disk.remove(id);
-            let _ = crate::instance::remove_directory(&self.directory);
-        }
+    async fn give_back(mut self) {
+        let group = self.group.clone();
+        let _ = blocking(move || group.kill().map_err(|error| jail(&error))).await;
+        let _ = self.parent.died.wait_for(Option::is_some).await;
+        let group = self.group;
+        let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
     }
 }
 

@@ -168,17 +168,15 @@ impl Bench {
         let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
         let measured = async {
             let mut rows = vec![latency::floor()?];
-            let peers = self.peers && self.wants("peers");
-            if peers || self.wants("create") {
-                let cold = latency::create(&runtime).await?;
-                rows.extend(cold.rows.iter().cloned());
-                // Beside each other: what the machine does in between is not compared.
-                if peers {
-                    rows.extend(peers::measure(config, cold.median)?);
-                }
+            if self.wants("create") {
+                rows.extend(latency::create(&runtime).await?);
+            }
+            if self.peers && self.wants("peers") {
+                rows.extend(peers::measure(config, &runtime).await?);
             }
             if self.wants("exec") {
-                rows.push(latency::exec(&runtime).await?);
+                let what = "exec of /bin/true in a running sandbox";
+                rows.push(latency::exec(&runtime, what, (1.3, 4.0)).await?);
             }
             if self.wants("sustained") {
                 rows.push(latency::sustained(&runtime).await?);

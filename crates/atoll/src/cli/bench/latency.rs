@@ -26,14 +26,8 @@ pub(super) fn floor() -> Result<Row, Error> {
     ))
 }
 
-/// Rows about starts, and the median of the first.
-pub(super) struct Cold {
-    pub(super) rows: Vec<Row>,
-    pub(super) median: Duration,
-}
-
 /// From nothing to the result of a first command.
-pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
+pub(super) async fn create(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     progress("create → first exec result");
     let mut together = Stages::default();
     for _ in 0..200 {
@@ -44,7 +38,7 @@ pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
         tokio::time::sleep(Duration::from_millis(100)).await;
         apart.once(runtime).await?;
     }
-    let rows = vec![
+    Ok(vec![
         Row::times(
             "create → first exec result, nothing prepared",
             &together.all,
@@ -53,11 +47,7 @@ pub(super) async fn create(runtime: &LocalRuntime) -> Result<Cold, Error> {
         together.row(),
         Row::times("the same after 100 ms of idleness each", &apart.all, None),
         apart.row(),
-    ];
-    Ok(Cold {
-        rows,
-        median: together.all.percentile(50.0),
-    })
+    ])
 }
 
 /// Times of the stages of a create, and all until the result of a first command.
@@ -71,7 +61,7 @@ pub(super) struct Stages {
 }
 
 impl Stages {
-    async fn once(&mut self, runtime: &LocalRuntime) -> Result<(), Error> {
+    pub(super) async fn once(&mut self, runtime: &LocalRuntime) -> Result<(), Error> {
         let begin = Instant::now();
         let made = runtime.create(SandboxSpec::default()).await?;
         run_true(runtime, &made.id).await?;
@@ -122,7 +112,11 @@ pub(super) async fn run_true(
 }
 
 /// A command in a running sandbox, its output read to the end.
-pub(super) async fn exec(runtime: &LocalRuntime) -> Result<Row, Error> {
+pub(super) async fn exec(
+    runtime: &LocalRuntime,
+    what: &str,
+    (p50, p99): (f64, f64),
+) -> Result<Row, Error> {
     progress("exec in a running sandbox");
     let id = runtime.create(SandboxSpec::default()).await?.id;
     let mut samples = Samples::default();
@@ -132,11 +126,7 @@ pub(super) async fn exec(runtime: &LocalRuntime) -> Result<Row, Error> {
         samples.add(begin);
     }
     runtime.delete(&id).await?;
-    Ok(Row::times(
-        "exec of /bin/true in a running sandbox",
-        &samples,
-        Some((1.3, Some(4.0))),
-    ))
+    Ok(Row::times(what, &samples, Some((p50, Some(p99)))))
 }
 
 /// How many sandboxes a second come and go, four callers at once.

@@ -1,21 +1,27 @@
-//! Other programs that isolate, each running /bin/true the way its users would.
+//! Other programs that isolate, each running /bin/true the way its users would, and we in turn with them: this
+//! machine may be twice as fast a second later.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use atoll_model::{Code, Error};
+use atoll_worker::LocalRuntime;
 
+use super::latency::Stages;
 use super::{Row, Samples, failed, progress};
 use crate::config::Config;
 
-/// Measures those that are installed; `own` is our median for the same.
-pub(super) fn measure(config: &Config, own: Duration) -> Result<Vec<Row>, Error> {
+/// How often we do the same after each run of a peer.
+const OWN: u32 = 4;
+
+/// Measures those that are installed.
+pub(super) async fn measure(config: &Config, runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     let layer = config.data.join("templates/base/layer");
     let scratch = config.data.join(format!("bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)
         .map_err(|error| failed("make a scratch directory", &error))?;
-    let rows = all(&layer, &scratch, own);
+    let rows = all(&layer, &scratch, runtime).await;
     // Podman leaves its store mounted on itself.
     let _ = Command::new("umount")
         .arg(scratch.join("podman/overlay"))
@@ -25,7 +31,7 @@ pub(super) fn measure(config: &Config, own: Duration) -> Result<Vec<Row>, Error>
     rows
 }
 
-fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
+async fn all(layer: &Path, scratch: &Path, runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
     let layer = layer.display();
     let mut rows = Vec::new();
     let mut bwrap = Command::new("bwrap");
@@ -34,7 +40,7 @@ fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
         .arg(layer.to_string())
         .arg("/");
     bwrap.args(["--proc", "/proc", "--dev", "/dev", "/bin/true"]);
-    rows.push(peer("bwrap --unshare-all", &bwrap, 100, own, None)?);
+    rows.push(peer("bwrap --unshare-all", again(&bwrap), 60, runtime, None).await?);
 
     let config = runc_config(&layer.to_string(), scratch)?;
     let mut number = 0;
@@ -45,7 +51,7 @@ fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
         command.arg(format!("atoll-bench-{}-{number}", std::process::id()));
         command
     };
-    rows.push(peer_with("runc run", runc, 40, own, Some(3.0))?);
+    rows.push(peer("runc run", runc, 40, runtime, Some(3.0)).await?);
 
     let mut podman = Command::new("podman");
     podman
@@ -68,34 +74,31 @@ fn all(layer: &Path, scratch: &Path, own: Duration) -> Result<Vec<Row>, Error> {
         "--rootfs",
     ]);
     podman.arg(format!("{layer}:O")).arg("/bin/true");
-    rows.push(peer("podman run", &podman, 10, own, Some(30.0))?);
+    rows.push(peer("podman run", again(&podman), 20, runtime, Some(30.0)).await?);
     Ok(rows)
 }
 
-fn peer(
-    name: &str,
-    command: &Command,
-    runs: u32,
-    own: Duration,
-    bar: Option<f64>,
-) -> Result<Row, Error> {
-    let again = || {
-        let mut again = Command::new(command.get_program());
-        again.args(command.get_args());
+/// The same command each time.
+fn again(command: &Command) -> impl FnMut() -> Command {
+    let (program, arguments) = (command.get_program(), command.get_args());
+    let words: Vec<_> = arguments.map(ToOwned::to_owned).collect();
+    let program = program.to_owned();
+    move || {
+        let mut again = Command::new(&program);
+        again.args(&words);
         again
-    };
-    peer_with(name, again, runs, own, bar)
+    }
 }
 
-fn peer_with(
+async fn peer(
     name: &str,
     mut command: impl FnMut() -> Command,
     runs: u32,
-    own: Duration,
+    runtime: &LocalRuntime,
     bar: Option<f64>,
 ) -> Result<Row, Error> {
     progress(name);
-    let mut samples = Samples::default();
+    let (mut samples, mut own) = (Samples::default(), Stages::default());
     for _ in 0..runs {
         let begin = Instant::now();
         let done = command().stdin(Stdio::null()).output();
@@ -112,10 +115,17 @@ fn peer_with(
             return Ok(Row::value(format!("peer: {name} failed: {why}"), "failed"));
         }
         samples.add(begin);
+        for _ in 0..OWN {
+            own.once(runtime).await?;
+        }
     }
-    let ratio = samples.percentile(50.0).as_secs_f64() / own.as_secs_f64();
+    let own = own.all.percentile(50.0).as_secs_f64();
+    let ratio = samples.percentile(50.0).as_secs_f64() / own;
     let row = Row::times(
-        format!("peer: {name}, {ratio:.1} × our create → exec"),
+        format!(
+            "peer: {name}, {ratio:.1} × our create → exec ({:.2} ms in turn)",
+            own * 1000.0
+        ),
         &samples,
         None,
     );

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Chunk, Code, Error, ExecSpec, Network, SandboxId, SandboxSpec, TerminalSize};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
-use super::latency::{Stages, available, run_true};
+use super::latency::{Stages, available, exec, run_true};
 use super::{Bench, Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
 
@@ -42,7 +42,16 @@ impl Drop for Data {
     fn drop(&mut self) {
         let facts = atoll_jail::facts::Facts::read();
         let scope = atoll_worker::instance::Scope::Below(&self.0);
-        let _ = atoll_worker::instance::collect(scope, &facts);
+        // Its keeper may still be on its way out.
+        let until = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < until {
+            match atoll_worker::instance::collect(scope, &facts) {
+                Ok(collected) if collected.instances.is_empty() => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                _ => break,
+            }
+        }
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -55,6 +64,7 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
         "warm",
         "embryos",
         "burst",
+        "exec",
         "sustained",
         "pause",
         "delete",
@@ -90,6 +100,14 @@ async fn with_all_ready(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row
     }
     if bench.wants("burst") {
         rows.push(burst(runtime).await?);
+    }
+    if bench.wants("exec") {
+        let row = exec(
+            runtime,
+            "exec that outlasts its server, durable log",
+            (1.4, 4.0),
+        );
+        rows.push(row.await?);
     }
     if bench.wants("sustained") {
         rows.push(sustained(runtime, Network::None, 220.0).await?);
