@@ -22,7 +22,9 @@ impl Freezer {
         let work = move || {
             // Where this is not allowed it is merely slower.
             atoll_jail::go_first();
-            todo.into_iter().for_each(|job| job());
+            for job in todo {
+                job();
+            }
         };
         let started = std::thread::Builder::new()
             .name("freezer".into())

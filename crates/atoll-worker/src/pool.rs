@@ -101,9 +101,6 @@ impl Pool {
     }
 
     async fn end(shared: &Arc<Shared>, warm: &Arc<Sandbox>) {
-        let _ = warm.stop(shared).await;
-        let directory = warm.directory().to_owned();
-        let _ =
-            crate::sandbox::blocking(move || crate::instance::remove_directory(&directory)).await;
+        warm.undo(shared).await;
     }
 }

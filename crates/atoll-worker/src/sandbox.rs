@@ -160,6 +160,20 @@ impl Sandbox {
         self.clear(shared).await
     }
 
+    /// Takes one away that nobody was told of, with its files.
+    pub(crate) async fn undo(&self, shared: &Arc<Shared>) {
+        if self.stop(shared).await.is_err() {
+            return;
+        }
+        let id = lock(&self.record).info.id.clone();
+        let (directory, shared) = (self.directory.clone(), Arc::clone(shared));
+        let _ = blocking(move || {
+            shared.instance.disk.remove(&id)?;
+            crate::instance::remove_directory(&directory)
+        })
+        .await;
+    }
+
     /// Takes away what is left once its processes are gone, which is waited for.
     pub(crate) async fn clear(&self, shared: &Arc<Shared>) -> Result<(), Error> {
         let mut died = self.died.clone();

@@ -168,20 +168,6 @@ impl Sandbox {
         }
     }
 
-    /// Takes one away that did not come up, and its files unless they were there before.
-    async fn undo(&self, shared: &Arc<Shared>, old: bool) {
-        if self.stop(shared).await.is_err() || old {
-            return;
-        }
-        let id = lock(&self.record).info.id.clone();
-        let (directory, shared) = (self.directory.clone(), Arc::clone(shared));
-        let _ = blocking(move || {
-            shared.instance.disk.remove(&id)?;
-            crate::instance::remove_directory(&directory)
-        })
-        .await;
-    }
-
     async fn make(
         shared: &Arc<Shared>,
         id: SandboxId,
@@ -361,7 +347,11 @@ impl Embryo {
         match sandbox.come_up(shared, kind).await {
             Ok(()) => Ok(sandbox),
             Err(error) => {
-                sandbox.undo(shared, old).await;
+                if old {
+                    let _ = sandbox.stop(shared).await;
+                } else {
+                    sandbox.undo(shared).await;
+                }
                 Err(error)
             }
         }
