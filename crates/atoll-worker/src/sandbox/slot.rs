@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::connection::{self, Linked};
-use super::{Record, Sandbox, TERMINALS, Variables, blocking, lock, variables};
+use super::{Record, Sandbox, TERMINALS, Variables, blocking, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
