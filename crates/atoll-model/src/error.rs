@@ -68,8 +68,28 @@ codes! {
     NotAFile = "NOT_A_FILE", 400, Validation;
     /// Not a directory.
     NotADirectory = "NOT_A_DIRECTORY", 400, Validation;
+    /// The body is not of the kind this route takes.
+    UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE", 415, Validation;
+    /// The request is for a host that we do not serve.
+    Misdirected = "MISDIRECTED_REQUEST", 421, Validation;
+    /// There is no such method here.
+    MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, Validation;
+    /// The request is too large.
+    TooLarge = "PAYLOAD_TOO_LARGE", 413, Quota;
+    /// No key came with the request.
+    Unauthenticated = "UNAUTHENTICATED", 401, Auth;
     /// The file system or the rules refuse it.
     PermissionDenied = "PERMISSION_DENIED", 403, Auth;
+    /// No such route.
+    NotFound = "NOT_FOUND", 404, NotFound;
+    /// No such key.
+    KeyNotFound = "KEY_NOT_FOUND", 404, NotFound;
+    /// No such org.
+    OrgNotFound = "ORG_NOT_FOUND", 404, NotFound;
+    /// No such session in the history.
+    SessionNotFound = "SESSION_NOT_FOUND", 404, NotFound;
+    /// No such terminal.
+    TerminalNotFound = "TERMINAL_NOT_FOUND", 404, NotFound;
     /// No such sandbox.
     SandboxNotFound = "SANDBOX_NOT_FOUND", 404, NotFound;
     /// No such file.
@@ -88,6 +108,8 @@ codes! {
     SandboxPaused = "SANDBOX_PAUSED", 409, Conflict;
     /// The command's standard input is closed, or was never open.
     StdinClosed = "STDIN_CLOSED", 409, Conflict;
+    /// The same idempotency key came with another request.
+    IdempotencyMismatch = "IDEMPOTENCY_MISMATCH", 409, Conflict;
     /// The sandbox could not be made or was lost.
     SandboxFailed = "SANDBOX_FAILED", 410, NotFound;
     /// A limit of the sandbox or the org is reached.

@@ -74,6 +74,16 @@ ids! {
     SandboxId = "i", "a sandbox";
     /// A command's name for good.
     ExecId = "exec_", "an exec";
+    /// Whose sandboxes they are.
+    OrgId = "org_", "an org";
+    /// A key's name, which is no secret.
+    KeyId = "key_", "a key";
+    /// One life of a sandbox in the history.
+    SessionId = "sess_", "a session";
+    /// Something that happened.
+    EventId = "evt_", "an event";
+    /// A request, in answers and in logs.
+    RequestId = "req_", "a request";
 }
 
 /// Characters of `[a-z0-9]` from the system's random source.

@@ -5,7 +5,9 @@ mod error;
 mod exec;
 mod file;
 mod id;
+mod lifetime;
 mod network;
+mod org;
 mod sandbox;
 mod size;
 mod state;
@@ -17,10 +19,12 @@ mod tests;
 pub use error::{Category, Code, Error};
 pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
-pub use id::{ExecId, SandboxId};
+pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, SandboxId, SessionId};
+pub use lifetime::{Ending, Lifetime};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };
+pub use org::{Key, Org, Scope};
 pub use sandbox::{DiskUsage, HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};

@@ -63,7 +63,7 @@ impl Pool {
         lock(&self.ready).iter().any(|warm| warm.info().id == *id)
     }
 
-    /// Takes one in that is complete.
+    /// Takes one in that is complete, or one that was not claimed after all.
     pub(crate) fn add(&self, sandbox: Arc<Sandbox>) {
         lock(&self.ready).push_back(sandbox);
     }
@@ -78,7 +78,14 @@ impl Pool {
             }
             // Creates go first.
             shared.busy.calm().await;
-            match Sandbox::create(&shared, SandboxSpec::default(), true).await {
+            match Sandbox::create(
+                &shared,
+                SandboxSpec::default(),
+                true,
+                crate::runtime::nobody(),
+            )
+            .await
+            {
                 Ok(made) if !pool.closed.load(Ordering::Acquire) => pool.add(made),
                 Ok(made) => Self::end(&shared, &made).await,
                 // No template or no room now: creates will say so themselves.

@@ -36,6 +36,17 @@ pub use connection::PortWatch;
 /// that the same attack would then succeed; nothing else has a use for it.
 pub type Amend = Arc<dyn Fn(&mut Plan) + Send + Sync>;
 
+/// Hears the id of a sandbox that is about to be made, and may still say no.
+pub type Announce = Box<
+    dyn FnOnce(SandboxId) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
+        + Send,
+>;
+
+/// Nobody has to know.
+pub(crate) fn nobody() -> Announce {
+    Box::new(|_| Box::pin(async { Ok(()) }))
+}
+
 /// How a runtime is set up.
 #[derive(Clone)]
 pub struct Config {
@@ -288,13 +299,29 @@ impl LocalRuntime {
     /// Makes a sandbox; an exec works when this returns. A caller that goes away does not leave
     /// half of one.
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxInfo, Error> {
+        self.create_announced(spec, nobody()).await
+    }
+
+    /// The same, for a caller who has to know the sandbox's id before there is anything of it: whoever
+    /// keeps books writes it down first. If that fails nothing is made.
+    pub async fn create_announced(
+        &self,
+        spec: SandboxSpec,
+        announce: Announce,
+    ) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
         let work = tokio::spawn(async move {
             let _busy = runtime.shared.busy.begin();
             let shared = &runtime.shared;
             let sandbox = match shared.pool.take(&spec) {
-                Some(warm) => warm.claim(spec)?,
-                None => Sandbox::create(shared, spec, false).await?,
+                Some(warm) => match announce(warm.info().id).await {
+                    Ok(()) => warm.claim(spec)?,
+                    Err(error) => {
+                        shared.pool.add(warm);
+                        return Err(error);
+                    }
+                },
+                None => Sandbox::create(shared, spec, false, announce).await?,
             };
             Ok(runtime.add(&sandbox))
         });
@@ -462,6 +489,17 @@ impl LocalRuntime {
     /// same file system.
     pub async fn keep(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
         self.end(id, Some(directory)).await
+    }
+
+    /// Ends the processes of a sandbox that nobody knows of, and puts its files where they are found and not
+    /// in the way.
+    pub async fn set_aside(&self, id: &SandboxId) -> Result<(), Error> {
+        let instance = &self.shared.instance;
+        if instance.disk.can_keep() {
+            let aside = instance.directory.join("orphaned").join(id.as_str());
+            return self.keep(id, aside).await;
+        }
+        self.stop(id).await.map(drop)
     }
 
     async fn end(&self, id: &SandboxId, keep: Option<PathBuf>) -> Result<(), Error> {

@@ -6,6 +6,7 @@ mod doctor;
 mod gc;
 mod progress;
 mod run;
+mod serve;
 mod template;
 
 use std::io::{IsTerminal, Write};
@@ -25,6 +26,7 @@ use crate::config::Config;
     max_term_width = 100,
     after_help = "Examples:
   atoll run -- python3 -c 'print(6*7)'
+  atoll serve --dev
   atoll doctor
   atoll run --help
 
@@ -39,6 +41,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Run>),
+    Serve(serve::Serve),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -70,6 +73,7 @@ pub(crate) fn main() -> ExitCode {
     let done = match command {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
+        Command::Serve(serve) => serve.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),

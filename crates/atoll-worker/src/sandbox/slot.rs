@@ -32,7 +32,7 @@ use crate::exec::table::Table;
 use crate::init::{Init, gone};
 use crate::keeper::Parent;
 use crate::network::Link;
-use crate::runtime::Shared;
+use crate::runtime::{Announce, Shared};
 use crate::template::{self, Template};
 
 /// How long PID 1 may take to become a sandbox.
@@ -90,6 +90,7 @@ impl Sandbox {
         shared: &Arc<Shared>,
         spec: SandboxSpec,
         pooled: bool,
+        announce: Announce,
     ) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
         let template = {
@@ -101,8 +102,9 @@ impl Sandbox {
         let usual = spec.limits.disk == atoll_model::Limits::default().disk;
         if usual && let Some(embryo) = shared.nursery.take() {
             let (id, ids) = (embryo.id.clone(), embryo.ids);
-            let wish = Wish::new(shared, id, ids, spec, template, Kind::of(pooled));
-            return match wish {
+            let wish = Wish::new(shared, id.clone(), ids, spec, template, Kind::of(pooled));
+            let announced = announce(id).await;
+            return match announced.and(wish) {
                 Ok(wish) => embryo.become_sandbox(shared, wish, begin).await,
                 Err(error) => {
                     embryo.give_back(shared).await;
@@ -110,8 +112,9 @@ impl Sandbox {
                 }
             };
         }
-        let kind = Kind::of(pooled);
-        Self::make(shared, SandboxId::random(), spec, template, kind, begin).await
+        let (id, kind) = (SandboxId::random(), Kind::of(pooled));
+        announce(id.clone()).await?;
+        Self::make(shared, id, spec, template, kind, begin).await
     }
 
     /// Starts a sandbox again whose files are there.

@@ -1,0 +1,28 @@
+//! On whose behalf something is done.
+
+use atoll_model::{Code, Error, Org, RequestId, Scope};
+
+/// A caller who is known.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Whose sandboxes are meant.
+    pub org: Org,
+    /// What the caller may do.
+    pub scope: Scope,
+    /// The request, in the log and in answers.
+    pub request: RequestId,
+}
+
+impl Context {
+    /// Refuses a caller who may not do this.
+    pub fn require(&self, scope: Scope) -> Result<(), Error> {
+        if self.scope.allows(scope) {
+            return Ok(());
+        }
+        let remedy = match scope {
+            Scope::Admin => "use an admin's key, or the operator's socket on the server's machine",
+            _ => "use a key with the scope sandbox:*",
+        };
+        Err(Error::new(Code::PermissionDenied, "this key may not do that").remedy(remedy))
+    }
+}

@@ -1,0 +1,22 @@
+//! From the store's failures to what a caller is told.
+
+use atoll_model::{Code, Error};
+use std::error::Error as _;
+
+/// The cause is logged here, once; the caller is told only that it was ours.
+pub(crate) fn store(error: atoll_store::Error) -> Error {
+    match error {
+        atoll_store::Error::Taken(what) => {
+            Error::new(Code::Conflict, format!("{what} is taken")).remedy("choose another")
+        }
+        error => {
+            let cause = error.source().map(ToString::to_string);
+            tracing::error!(cause = cause.as_deref(), "{error}");
+            Error::new(
+                Code::Internal,
+                "the server cannot read or write its records",
+            )
+            .remedy("try again; if it goes on, look at the server's log")
+        }
+    }
+}

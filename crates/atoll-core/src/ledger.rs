@@ -1,0 +1,124 @@
+//! The rows of living sandboxes, in memory.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use atoll_model::{Code, Error, OrgId, SandboxId};
+use atoll_store::{SandboxRow, Store};
+
+use crate::error;
+
+/// All living sandboxes.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    all: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    row: Mutex<SandboxRow>,
+    /// Held while it gets from one state to another, and while its row is written.
+    pub(crate) gate: tokio::sync::Mutex<()>,
+    /// When somebody last used it.
+    used: AtomicI64,
+    /// Uses under way.
+    uses: AtomicUsize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Entry {
+    pub(crate) fn new(row: SandboxRow) -> Arc<Self> {
+        Arc::new(Self {
+            used: AtomicI64::new(row.started_at.unwrap_or(row.created_at)),
+            row: Mutex::new(row),
+            gate: tokio::sync::Mutex::default(),
+            uses: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn row(&self) -> SandboxRow {
+        lock(&self.row).clone()
+    }
+
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&SandboxRow) -> T) -> T {
+        look(&lock(&self.row))
+    }
+
+    /// Changes the row, in the store first.
+    pub(crate) async fn write(
+        &self,
+        store: &Store,
+        change: impl FnOnce(&mut SandboxRow),
+    ) -> Result<SandboxRow, Error> {
+        let mut row = self.row();
+        change(&mut row);
+        store.update_sandbox(&row).await.map_err(error::store)?;
+        lock(&self.row).clone_from(&row);
+        Ok(row)
+    }
+
+    pub(crate) fn begin_use(&self) {
+        self.uses.fetch_add(1, Ordering::AcqRel);
+        self.touch();
+    }
+
+    pub(crate) fn end_use(&self) {
+        self.touch();
+        self.uses.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn touch(&self) {
+        self.used.store(crate::now(), Ordering::Release);
+    }
+
+    /// Since when nobody uses it; `None` while somebody does.
+    pub(crate) fn idle_since(&self) -> Option<i64> {
+        (self.uses.load(Ordering::Acquire) == 0).then(|| self.used.load(Ordering::Acquire))
+    }
+}
+
+impl Ledger {
+    pub(crate) fn add(&self, row: SandboxRow) -> Arc<Entry> {
+        let entry = Entry::new(row);
+        let id = entry.with(|row| row.id.clone());
+        lock(&self.all).insert(id, Arc::clone(&entry));
+        entry
+    }
+
+    pub(crate) fn remove(&self, id: &SandboxId) {
+        lock(&self.all).remove(id);
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
+        lock(&self.all).values().cloned().collect()
+    }
+
+    pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
+        lock(&self.all).get(id).cloned()
+    }
+
+    /// An org's sandbox by id or alias. What belongs to another org is not there.
+    pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<Entry>, Error> {
+        let all = lock(&self.all);
+        let by_id = name.parse().ok().and_then(|id: SandboxId| all.get(&id));
+        let found = by_id.or_else(|| {
+            let named = |entry: &&Arc<Entry>| entry.with(|row| row.alias.as_deref() == Some(name));
+            all.values().find(named)
+        });
+        match found.filter(|entry| entry.with(|row| row.org == *org)) {
+            Some(entry) => Ok(Arc::clone(entry)),
+            None => Err(unknown()),
+        }
+    }
+}
+
+/// The same words whether it never was, is deleted or is somebody else's.
+pub(crate) fn unknown() -> Error {
+    Error::new(Code::SandboxNotFound, "there is no such sandbox")
+        .remedy("GET /sandboxes lists yours")
+}

@@ -1,0 +1,70 @@
+//! Ends sandboxes whose time is up: their lifetime, or that of their idleness. Takes no input: it looks at
+//! what should be and makes it so, woken by a change and by the clock.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_model::{Ending, SandboxState};
+
+use crate::ledger::Entry;
+use crate::{Core, Inner, now};
+
+/// Idleness begins and ends without a word: looked at at least so often.
+const EVERY: Duration = Duration::from_secs(1);
+
+pub(crate) async fn watch(inner: Weak<Inner>) {
+    loop {
+        let Some(core) = inner.upgrade().map(|inner| Core { inner }) else {
+            return;
+        };
+        let mut next = now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
+        for entry in core.inner.ledger.all() {
+            match due(&entry) {
+                Some((at, ending)) if at <= now() => end(&core, entry, ending),
+                Some((at, _)) => next = next.min(at),
+                None => {}
+            }
+        }
+        let wait = Duration::from_micros(u64::try_from(next - now()).unwrap_or(0));
+        let inner = Arc::clone(&core.inner);
+        drop(core);
+        let _ = tokio::time::timeout(wait, inner.times.notified()).await;
+    }
+}
+
+/// When something happens to a sandbox by itself, and what.
+fn due(entry: &Entry) -> Option<(i64, Ending)> {
+    let (state, end, lifetime) = entry.with(|row| (row.state, row.end_at, row.lifetime));
+    if state != SandboxState::Running {
+        return None;
+    }
+    let lifetime_over = end.map(|end| (end, lifetime.on_timeout));
+    let idle_over = lifetime.idle_timeout.and_then(|seconds| {
+        let since = entry.idle_since()?;
+        Some((since + i64::from(seconds) * 1_000_000, lifetime.on_idle))
+    });
+    match (lifetime_over, idle_over) {
+        (Some(one), Some(two)) => Some(if two.0 < one.0 { two } else { one }),
+        (one, two) => one.or(two),
+    }
+}
+
+/// One that is being changed by somebody is looked at again when that is done.
+fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
+    if entry.gate.try_lock().is_err() {
+        return;
+    }
+    let core = core.clone();
+    tokio::spawn(async move {
+        let id = entry.with(|row| row.id.clone());
+        let done = match ending {
+            Ending::Destroy => core.delete_entry(entry).await,
+            Ending::Stop => core.stop_entry(entry).await.map(drop),
+            Ending::Pause => core.pause_entry(entry).await.map(drop),
+        };
+        match done {
+            Ok(()) => tracing::info!(sandbox = %id, ?ending, "its time was up"),
+            Err(error) => tracing::warn!(sandbox = %id, ?ending, %error, "its time is up"),
+        }
+    });
+}

@@ -1,0 +1,94 @@
+//! Orgs. The first one, made at the first start, has only the machine's limits.
+
+use atoll_model::{Code, Error, Org, OrgId, Scope};
+use atoll_store::Store;
+
+use crate::{Context, Core, error, now};
+
+/// What an org is to be.
+#[derive(Debug, Clone)]
+pub struct OrgRequest {
+    /// What people call it.
+    pub name: Option<String>,
+    /// How many sandboxes it may have at once; inside, `None` is as many as the machine holds.
+    pub max_sandboxes: Option<Option<u32>>,
+    /// The longest lifetime in seconds; inside, `None` is no end.
+    pub max_timeout: Option<Option<u32>>,
+}
+
+pub(crate) async fn first(store: &Store) -> Result<Org, Error> {
+    let all = store.orgs().await.map_err(error::store)?;
+    if let Some(first) = all.into_iter().last() {
+        return Ok(first);
+    }
+    let org = Org {
+        id: OrgId::random(),
+        name: "main".into(),
+        max_sandboxes: None,
+        max_timeout: None,
+        created_at: now(),
+    };
+    store.add_org(&org).await.map_err(error::store)?;
+    Ok(org)
+}
+
+impl Core {
+    /// All orgs for an admin, the caller's own for others.
+    pub async fn orgs(&self, context: &Context) -> Result<Vec<Org>, Error> {
+        if context.scope == Scope::Admin {
+            return self.inner.store.orgs().await.map_err(error::store);
+        }
+        Ok(vec![context.org.clone()])
+    }
+
+    /// Makes an org.
+    pub async fn make_org(&self, context: &Context, asked: OrgRequest) -> Result<Org, Error> {
+        context.require(Scope::Admin)?;
+        let name = asked.name.unwrap_or_default();
+        Org::check_name(&name)?;
+        let org = Org {
+            id: OrgId::random(),
+            name,
+            max_sandboxes: asked.max_sandboxes.unwrap_or(Some(Org::SANDBOXES)),
+            max_timeout: asked.max_timeout.unwrap_or(Some(Org::TIMEOUT)),
+            created_at: now(),
+        };
+        self.inner.store.add_org(&org).await.map_err(error::store)?;
+        Ok(org)
+    }
+
+    /// An org that the caller may see.
+    pub async fn org(&self, context: &Context, id: &str) -> Result<Org, Error> {
+        let unknown = || Error::new(Code::OrgNotFound, "there is no such org");
+        let id: OrgId = id.parse().map_err(|_| unknown())?;
+        if context.scope != Scope::Admin && context.org.id != id {
+            return Err(unknown());
+        }
+        let org = self.inner.store.org(&id).await.map_err(error::store)?;
+        org.ok_or_else(unknown)
+    }
+
+    /// Changes an org's name and limits.
+    pub async fn change_org(
+        &self,
+        context: &Context,
+        id: &str,
+        asked: OrgRequest,
+    ) -> Result<Org, Error> {
+        context.require(Scope::Admin)?;
+        let mut org = self.org(context, id).await?;
+        if let Some(name) = asked.name {
+            Org::check_name(&name)?;
+            org.name = name;
+        }
+        org.max_sandboxes = asked.max_sandboxes.unwrap_or(org.max_sandboxes);
+        org.max_timeout = asked.max_timeout.unwrap_or(org.max_timeout);
+        self.inner
+            .store
+            .change_org(&org)
+            .await
+            .map_err(error::store)?;
+        self.inner.keys.forget();
+        Ok(org)
+    }
+}

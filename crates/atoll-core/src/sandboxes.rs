@@ -1,0 +1,490 @@
+//! Sandboxes: made, looked at, changed and taken away, each within its org's limits.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use atoll_model::{
+    Code, Error, Lifetime, Limits, Network, Org, Policy, SandboxId, SandboxSpec, SandboxState,
+    Scope, SessionId, Timings,
+};
+use atoll_store::{Claim, Page, SandboxRow};
+
+use crate::ledger::{Entry, unknown};
+use crate::{Context, Core, error, now};
+
+/// What a sandbox is to be.
+#[derive(Debug, Clone)]
+pub struct NewSandbox {
+    /// What the runtime has to know.
+    pub spec: SandboxSpec,
+    /// What else it is called.
+    pub alias: Option<String>,
+    /// What its owner writes on it.
+    pub metadata: BTreeMap<String, String>,
+    /// When its time is up.
+    pub lifetime: Lifetime,
+}
+
+/// What is to be different. What is `None` stays.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxChange {
+    /// What else it is called; inside, `None` is nothing.
+    pub alias: Option<Option<String>>,
+    /// What its owner writes on it.
+    pub metadata: Option<BTreeMap<String, String>>,
+    /// When its time is up, but for the lifetime itself.
+    pub lifetime: Option<Lifetime>,
+}
+
+/// A sandbox as its owner sees it.
+#[derive(Debug, Clone)]
+pub struct SandboxView {
+    /// What should be.
+    pub row: SandboxRow,
+    /// How long the stages of making it took; known to its creator only.
+    pub timings: Option<Timings>,
+}
+
+impl From<SandboxRow> for SandboxView {
+    fn from(row: SandboxRow) -> Self {
+        Self { row, timings: None }
+    }
+}
+
+const MICROSECONDS: i64 = 1_000_000;
+
+/// When a sandbox that begins to run now must end.
+pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
+    let seconds = lifetime.timeout?;
+    Some(now() + i64::from(seconds) * MICROSECONDS)
+}
+
+/// Refuses an alias that could be an id, or is no host name.
+fn check_alias(alias: &str) -> Result<(), Error> {
+    let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let fits = (1..=63).contains(&alias.len())
+        && alias.bytes().all(|byte| letters(byte) || byte == b'-')
+        && alias.bytes().next().is_some_and(letters)
+        && alias.parse::<SandboxId>().is_err();
+    if fits {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "alias",
+        format!("{alias:?} cannot be an alias"),
+        "use at most 63 of a-z, 0-9 and -, beginning with a letter or digit, not of the form of an id",
+    ))
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Error> {
+    let size: usize = metadata
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
+    if metadata.len() <= 64 && size <= 16 << 10 {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "metadata",
+        "metadata has more than 64 entries or 16 KiB",
+        "keep what is larger in a file of the sandbox",
+    ))
+}
+
+/// Refuses a lifetime that the org does not allow.
+pub(crate) fn check_timeout(org: &Org, timeout: Option<u32>) -> Result<(), Error> {
+    let Some(most) = org.max_timeout else {
+        return Ok(());
+    };
+    if timeout.is_some_and(|seconds| seconds <= most) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "timeout",
+        match timeout {
+            Some(seconds) => format!("a timeout of {seconds} s is more than your org's {most} s"),
+            None => format!("your org's sandboxes live for at most {most} s: 0, for ever, is more"),
+        },
+        format!("ask for at most {most}, or have the org's maxTimeout raised"),
+    )
+    .detail("max", most.to_string()))
+}
+
+impl Core {
+    /// Makes a sandbox; a command works when this returns. Whether the caller waits makes no difference.
+    pub async fn create(&self, context: &Context, asked: NewSandbox) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        if let Some(alias) = &asked.alias {
+            check_alias(alias)?;
+        }
+        check_metadata(&asked.metadata)?;
+        check_timeout(&context.org, asked.lifetime.timeout)?;
+        let (core, org) = (self.clone(), context.org.clone());
+        let work = tokio::spawn(async move { core.make(org, asked).await });
+        work.await.map_err(|failure| {
+            tracing::error!(%failure, "a create failed");
+            Error::new(Code::Internal, "the create failed")
+        })?
+    }
+
+    async fn make(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
+        let entry: Arc<Mutex<Option<Arc<Entry>>>> = Arc::default();
+        let announce = {
+            let (core, entry) = (self.clone(), Arc::clone(&entry));
+            let lifetime = asked.lifetime;
+            let (limits, network) = (asked.spec.limits, asked.spec.network);
+            let template = asked.spec.template.clone();
+            Box::new(
+                move |id: SandboxId| -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
+                    Box::pin(async move {
+                        let row = SandboxRow {
+                            id,
+                            session: SessionId::random(),
+                            org: org.id,
+                            alias: asked.alias,
+                            template,
+                            state: SandboxState::Creating,
+                            reason: None,
+                            error: None,
+                            metadata: asked.metadata,
+                            limits,
+                            network,
+                            lifetime,
+                            created_at: now(),
+                            started_at: None,
+                            end_at: None,
+                            time_left: None,
+                            stopped_at: None,
+                            deleted_at: None,
+                        };
+                        let made = core.inner.store.add_sandbox(&row, org.max_sandboxes).await;
+                        if made.map_err(error::store)? == Claim::Full {
+                            return Err(full(org.max_sandboxes));
+                        }
+                        let made = core.inner.ledger.add(row);
+                        *entry.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+                        Ok(())
+                    })
+                },
+            )
+        };
+        let made = self
+            .inner
+            .runtime
+            .create_announced(asked.spec, announce)
+            .await;
+        let entry = entry.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (made, entry) {
+            (Ok(info), Some(entry)) => {
+                let row = entry
+                    .write(&self.inner.store, |row| {
+                        row.state = info.state;
+                        row.started_at = Some(now());
+                        row.end_at = end_of(&row.lifetime);
+                    })
+                    .await?;
+                entry.touch();
+                self.inner.times.notify_one();
+                Ok(SandboxView {
+                    row,
+                    timings: Some(info.timings),
+                })
+            }
+            (Ok(_), None) => Err(Error::new(Code::Internal, "the sandbox was not announced")),
+            (Err(error), None) => Err(error),
+            (Err(error), Some(entry)) => {
+                let text = error.message.clone();
+                // Nobody knows its id: the row is history at once, and its place in the org is free.
+                let written = entry.write(&self.inner.store, |row| {
+                    row.state = SandboxState::Failed;
+                    row.error = Some(text);
+                    row.deleted_at = Some(now());
+                });
+                let written = written.await;
+                self.inner.ledger.remove(&entry.with(|row| row.id.clone()));
+                written?;
+                Err(error)
+            }
+        }
+    }
+
+    /// A sandbox of the caller's.
+    pub fn sandbox(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        context.require(Scope::Read)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        Ok(entry.row().into())
+    }
+
+    /// The caller's sandboxes, newest first; and all there ever were, as history.
+    pub async fn sandboxes(
+        &self,
+        context: &Context,
+        all: bool,
+        page: &Page,
+    ) -> Result<Vec<SandboxView>, Error> {
+        context.require(Scope::Read)?;
+        let rows = self.inner.store.sandboxes(&context.org.id, all, page).await;
+        let rows = rows.map_err(error::store)?;
+        Ok(rows.into_iter().map(SandboxView::from).collect())
+    }
+
+    /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
+    pub async fn delete(&self, context: &Context, name: &str) -> Result<(), Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.delete_entry(entry).await
+    }
+
+    pub(crate) async fn delete_entry(&self, entry: Arc<Entry>) -> Result<(), Error> {
+        let core = self.clone();
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let id = entry.with(|row| row.id.clone());
+            if core.inner.ledger.get(&id).is_none() {
+                return Err(unknown());
+            }
+            // What a row says is deleted is, now or at the next start.
+            let written = entry.write(&core.inner.store, |row| {
+                row.state = SandboxState::Stopped;
+                row.stopped_at.get_or_insert_with(now);
+                row.deleted_at = Some(now());
+                row.end_at = None;
+            });
+            written.await?;
+            core.inner.ledger.remove(&id);
+            match core.inner.runtime.delete(&id).await {
+                Err(error) if error.code != Code::SandboxNotFound => Err(error),
+                _ => Ok(()),
+            }
+        });
+        joined(work.await)
+    }
+
+    /// Ends its processes; its files stay.
+    pub async fn stop(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.stop_entry(entry).await
+    }
+
+    pub(crate) async fn stop_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+        let core = self.clone();
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let id = entry.with(|row| row.id.clone());
+            let info = core.inner.runtime.stop(&id).await?;
+            let written = entry.write(&core.inner.store, |row| {
+                row.state = info.state;
+                row.reason = info.reason;
+                row.stopped_at = Some(now());
+                (row.end_at, row.time_left) = (None, None);
+            });
+            written.await.map(SandboxView::from)
+        });
+        joined(work.await)
+    }
+
+    /// Makes a stopped sandbox run again, with its files. One that runs already is fine as it is.
+    pub async fn start(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let (core, most) = (self.clone(), context.org.max_sandboxes);
+        let work = tokio::spawn(async move {
+            // A stop under way is waited for.
+            let _gate = entry.gate.lock().await;
+            let row = entry.row();
+            if row.state == SandboxState::Running {
+                return Ok(row.into());
+            }
+            if row.state == SandboxState::Stopped {
+                let claim = core.inner.store.claim_again(&row.id, most).await;
+                if claim.map_err(error::store)? == Claim::Full {
+                    return Err(full(most));
+                }
+            }
+            match core.inner.runtime.start(&row.id).await {
+                Ok(info) => {
+                    let written = entry.write(&core.inner.store, |row| {
+                        row.state = info.state;
+                        row.reason = None;
+                        row.started_at = Some(now());
+                        row.stopped_at = None;
+                        row.end_at = end_of(&row.lifetime);
+                    });
+                    let row = written.await?;
+                    entry.touch();
+                    core.inner.times.notify_one();
+                    Ok(row.into())
+                }
+                Err(error) => {
+                    // As it was.
+                    entry.write(&core.inner.store, |_| {}).await?;
+                    Err(error)
+                }
+            }
+        });
+        joined(work.await)
+    }
+
+    /// Lets all its processes stand still.
+    pub async fn pause(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.pause_entry(entry).await
+    }
+
+    pub(crate) async fn pause_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+        let core = self.clone();
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let id = entry.with(|row| row.id.clone());
+            let info = core.inner.runtime.pause(&id).await?;
+            let written = entry.write(&core.inner.store, |row| {
+                row.state = info.state;
+                if let Some(end) = row.end_at.take() {
+                    row.time_left = Some((end - now()).max(0));
+                }
+            });
+            written.await.map(SandboxView::from)
+        });
+        joined(work.await)
+    }
+
+    /// Lets them go on, for as long as was left or as is said.
+    pub async fn resume(
+        &self,
+        context: &Context,
+        name: &str,
+        timeout: Option<u32>,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        if timeout.is_some() {
+            check_timeout(&context.org, timeout)?;
+        }
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.resume_entry(&entry, timeout).await
+    }
+
+    pub(crate) async fn resume_entry(
+        &self,
+        entry: &Arc<Entry>,
+        timeout: Option<u32>,
+    ) -> Result<SandboxView, Error> {
+        let (core, entry) = (self.clone(), Arc::clone(entry));
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let row = entry.row();
+            if row.state == SandboxState::Running && timeout.is_none() {
+                return Ok(row.into());
+            }
+            let info = core.inner.runtime.resume(&row.id).await?;
+            let written = entry.write(&core.inner.store, |row| {
+                row.state = info.state;
+                let left = row.time_left.take();
+                let asked = timeout.map(|seconds| i64::from(seconds) * MICROSECONDS);
+                row.end_at = asked.or(left).map(|left| now() + left);
+            });
+            let row = written.await?;
+            entry.touch();
+            core.inner.times.notify_one();
+            Ok(row.into())
+        });
+        joined(work.await)
+    }
+
+    /// Sets how long it lives from now; `None` is for ever.
+    pub async fn set_timeout(
+        &self,
+        context: &Context,
+        name: &str,
+        timeout: Option<u32>,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        check_timeout(&context.org, timeout)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let _gate = entry.gate.lock().await;
+        let written = entry.write(&self.inner.store, |row| {
+            row.lifetime.timeout = timeout;
+            match row.state {
+                SandboxState::Paused => {
+                    row.time_left = timeout.map(|seconds| i64::from(seconds) * MICROSECONDS);
+                }
+                SandboxState::Running => row.end_at = end_of(&row.lifetime),
+                _ => {}
+            }
+        });
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+
+    /// Counts as a use.
+    pub fn keep_alive(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        entry.touch();
+        Ok(entry.row().into())
+    }
+
+    /// Changes what its owner may change.
+    pub async fn change(
+        &self,
+        context: &Context,
+        name: &str,
+        change: SandboxChange,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        if let Some(Some(alias)) = &change.alias {
+            check_alias(alias)?;
+        }
+        if let Some(metadata) = &change.metadata {
+            check_metadata(metadata)?;
+        }
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let _gate = entry.gate.lock().await;
+        let written = entry.write(&self.inner.store, |row| {
+            row.alias = change.alias.unwrap_or(row.alias.take());
+            row.metadata = change.metadata.unwrap_or(std::mem::take(&mut row.metadata));
+            if let Some(lifetime) = change.lifetime {
+                row.lifetime = Lifetime {
+                    timeout: row.lifetime.timeout,
+                    ..lifetime
+                };
+            }
+        });
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+
+    /// Its place in the history, deleted or not.
+    pub async fn sessions(
+        &self,
+        context: &Context,
+        page: &Page,
+    ) -> Result<Vec<SandboxView>, Error> {
+        self.sandboxes(context, true, page).await
+    }
+
+    /// What a sandbox is given if nothing is said.
+    pub fn defaults() -> (Limits, Network, Policy) {
+        (Limits::default(), Network::None, Policy::default())
+    }
+}
+
+fn full(most: Option<u32>) -> Error {
+    let most = most.unwrap_or_default().to_string();
+    Error::new(
+        Code::QuotaExceeded,
+        format!("concurrent sandbox limit reached: your org may have {most} at once"),
+    )
+    .remedy("delete or stop one, or have the org's maxSandboxes raised")
+    .detail("max", most)
+}
+
+fn joined<T>(done: Result<Result<T, Error>, tokio::task::JoinError>) -> Result<T, Error> {
+    done.unwrap_or_else(|failure| {
+        tracing::error!(%failure, "a change of state failed");
+        Err(Error::new(Code::Internal, "the change of state failed"))
+    })
+}

@@ -1,0 +1,57 @@
+//! How long a sandbox lives, and what happens then.
+
+use serde::{Deserialize, Serialize};
+
+/// What happens to a sandbox whose time is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It is deleted, with its files.
+    #[default]
+    Destroy,
+    /// Its processes end, its files stay.
+    Stop,
+    /// Its processes stand still.
+    Pause,
+}
+
+/// When a sandbox's time is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Lifetime {
+    /// How long it runs from its start, in seconds; `None` is without end.
+    pub timeout: Option<u32>,
+    /// What happens then.
+    #[serde(default)]
+    pub on_timeout: Ending,
+    /// How long it may be idle, in seconds; `None` is for ever.
+    #[serde(default)]
+    pub idle_timeout: Option<u32>,
+    /// What happens then.
+    #[serde(default)]
+    pub on_idle: Ending,
+    /// A use of it while it is paused lets it go on.
+    #[serde(default = "yes")]
+    pub auto_resume: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Lifetime {
+    /// How long a sandbox runs if nothing is said, in seconds.
+    pub const TIMEOUT: u32 = 300;
+}
+
+impl Default for Lifetime {
+    fn default() -> Self {
+        Self {
+            timeout: Some(Self::TIMEOUT),
+            on_timeout: Ending::Destroy,
+            idle_timeout: None,
+            on_idle: Ending::Stop,
+            auto_resume: true,
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Bodies and queries, read strictly: what is wrong is named.
+
+use atoll_model::{Code, Error};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, header};
+use serde::de::DeserializeOwned;
+
+use crate::answer::Failure;
+
+/// The largest body of a route that takes JSON.
+const MOST: usize = 1 << 20;
+
+/// A JSON body.
+#[derive(Debug)]
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let said = is_json(request.headers());
+        let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+        let bytes = bytes.map_err(|_| {
+            Error::new(
+                Code::TooLarge,
+                "the body is larger than 1 MiB, or broke off",
+            )
+            .remedy("files go to PUT …/files")
+        })?;
+        // Nothing at all is an empty object, whatever it calls itself.
+        if bytes.is_empty() {
+            return parse(&Bytes::from_static(b"{}")).map(Self);
+        }
+        if !said {
+            return Err(
+                Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
+                    .remedy("send the header Content-Type: application/json")
+                    .into(),
+            );
+        }
+        parse(&bytes).map(Self)
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    kind.is_some_and(|kind| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("application/json")
+    })
+}
+
+fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Failure> {
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let path = error.path().to_string();
+        wrong(&path, &error.into_inner().to_string())
+    })?;
+    reader
+        .end()
+        .map_err(|error| wrong("", &error.to_string()))?;
+    Ok(parsed)
+}
+
+fn wrong(path: &str, why: &str) -> Failure {
+    // "unknown field `x`, expected …": the field is named by the message, not by the path.
+    let unknown = why
+        .strip_prefix("unknown field `")
+        .and_then(|rest| rest.split('`').next());
+    let missing = why
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.split('`').next());
+    let field = match (unknown.or(missing), path) {
+        (Some(field), "" | ".") => field.to_owned(),
+        // Some kinds of wrong already end the path with it.
+        (Some(field), path) if path == field || path.ends_with(&format!(".{field}")) => {
+            path.to_owned()
+        }
+        (Some(field), path) => format!("{path}.{field}"),
+        (None, "" | ".") => "body".to_owned(),
+        (None, path) => path.to_owned(),
+    };
+    let error = Error::new(Code::InvalidRequest, format!("{field}: {why}"));
+    Failure(error.detail("field", field))
+}
+
+/// What stands behind the question mark.
+#[derive(Debug)]
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        match query {
+            Ok(axum::extract::Query(query)) => Ok(Self(query)),
+            Err(rejection) => {
+                let why = rejection.body_text();
+                let why = why
+                    .strip_prefix("Failed to deserialize query string: ")
+                    .unwrap_or(&why);
+                let (path, why) = why.split_once(": ").unwrap_or(("", why));
+                let known = path.chars().all(|letter| letter.is_ascii_alphanumeric());
+                Err(if known {
+                    wrong(path, why)
+                } else {
+                    wrong("", why)
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Everything that speaks HTTP: thin routes over `atoll-core`. A route contains no decision: it turns a
+//! request into a call, and what came of it into an answer.
+
+mod answer;
+mod body;
+mod guard;
+mod routes;
+mod stream;
+mod views;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use atoll_core::Core;
+use axum::Router;
+
+/// Who is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Whoever has a key.
+    Keys,
+    /// Everybody: the operator's socket, and `--dev`.
+    Open,
+}
+
+/// How requests are taken.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Who is let in.
+    pub access: Access,
+    /// Names of this server, besides `localhost` and addresses.
+    pub hosts: BTreeSet<String>,
+    /// Origins of other pages that browsers may show our answers to.
+    pub origins: BTreeSet<String>,
+}
+
+/// What every route sees.
+#[derive(Debug, Clone)]
+pub(crate) struct App {
+    pub(crate) core: Core,
+    pub(crate) config: Arc<Config>,
+}
+
+/// All routes, with what is checked before them.
+pub fn router(core: Core, config: Config) -> Router {
+    let app = App {
+        core,
+        config: Arc::new(config),
+    };
+    routes::all(&app)
+}

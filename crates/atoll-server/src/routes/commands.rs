@@ -1,0 +1,332 @@
+//! Commands: run and waited for, or started and followed.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use atoll_model::{Code, Error, ExecSpec, Scope};
+use atoll_worker::Control;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use base64::Engine as _;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::App;
+use crate::answer::Answer;
+use crate::body::{Body, Query};
+use crate::guard::Caller;
+use crate::stream;
+use crate::views::{Command, Exit};
+
+/// How long a command that is waited for may take if nothing is said.
+const DEADLINE: Duration = Duration::from_mins(1);
+/// How much of each stream an answer has at most.
+const INLINE: usize = 10 << 20;
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/sandboxes/{id}/commands", post(run).get(list))
+        .route("/sandboxes/{id}/commands/{exec}", get(read))
+        .route("/sandboxes/{id}/commands/{exec}/wait", get(wait))
+        .route("/sandboxes/{id}/commands/{exec}/signal", post(signal))
+        .route("/sandboxes/{id}/commands/{exec}/stdin", post(write))
+        .route("/sandboxes/{id}/commands/{exec}/stdin/close", post(close))
+        .route("/sandboxes/{id}/commands/{exec}/output", get(output))
+}
+
+/// How bytes become JSON.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Encoding {
+    /// As text; what is none becomes U+FFFD.
+    #[default]
+    Text,
+    /// Exactly.
+    Base64,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Run {
+    cmd: String,
+    args: Option<Vec<String>>,
+    #[serde(default)]
+    envs: BTreeMap<String, String>,
+    cwd: Option<String>,
+    user: Option<String>,
+    timeout: Option<f64>,
+    #[serde(default)]
+    background: bool,
+    tag: Option<String>,
+    stdin: Option<String>,
+    #[serde(default)]
+    open_stdin: bool,
+    #[serde(default)]
+    encoding: Encoding,
+}
+
+impl Run {
+    fn spec(&self) -> Result<ExecSpec, Error> {
+        let mut spec = match &self.args {
+            Some(args) => ExecSpec::argv([&self.cmd].into_iter().chain(args)),
+            None => ExecSpec::shell(&self.cmd),
+        };
+        if self.cmd.is_empty() {
+            return Err(Error::invalid(
+                "cmd",
+                "cmd is required",
+                "give a command line",
+            ));
+        }
+        for (name, value) in &self.envs {
+            spec = spec.variable(name, value);
+        }
+        if let Some(directory) = &self.cwd {
+            spec = spec.directory(directory);
+        }
+        if let Some(user) = &self.user {
+            spec = spec.user(user);
+        }
+        if let Some(tag) = &self.tag {
+            spec = spec.tag(tag);
+        }
+        if self.stdin.is_some() && self.background {
+            return Err(Error::invalid(
+                "stdin",
+                "stdin goes with a command that is waited for",
+                "start it with openStdin and write to …/stdin",
+            ));
+        }
+        if self.stdin.is_some() || self.open_stdin {
+            spec = spec.open_input();
+        }
+        spec.deadline = self.deadline()?;
+        Ok(spec)
+    }
+
+    fn deadline(&self) -> Result<Option<Duration>, Error> {
+        let Some(seconds) = self.timeout else {
+            return Ok((!self.background).then_some(DEADLINE));
+        };
+        if seconds == 0.0 {
+            return Ok(None);
+        }
+        let fits = seconds > 0.0 && seconds <= 3_155_760_000.0;
+        let time = fits.then(|| Duration::from_secs_f64(seconds));
+        time.map(Some).ok_or_else(|| {
+            Error::invalid(
+                "timeout",
+                format!("timeout is {seconds}"),
+                "give seconds above 0, or 0 for no end",
+            )
+        })
+    }
+}
+
+/// Bytes of a stream in an answer, and whether they are not exactly those.
+fn text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
+    match encoding {
+        Encoding::Base64 => (
+            base64::engine::general_purpose::STANDARD.encode(bytes),
+            false,
+        ),
+        Encoding::Text => match String::from_utf8(bytes) {
+            Ok(text) => (text, false),
+            Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), true),
+        },
+    }
+}
+
+async fn run(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+    Body(asked): Body<Run>,
+) -> Answer {
+    let spec = asked.spec()?;
+    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let begin = Instant::now();
+    let exec = used.runtime().exec(used.id(), spec).await?;
+    let name = exec.control.id().to_string();
+    if asked.background {
+        let pid = exec.control.info().pid;
+        // Until it ends the sandbox is in use.
+        tokio::spawn(async move {
+            exec.control.wait().await;
+            drop(used);
+        });
+        let body = Json(json!({ "execID": name, "pid": pid }));
+        return Ok((StatusCode::ACCEPTED, body).into_response());
+    }
+    let input = asked.stdin.unwrap_or_default();
+    // A caller who goes away ends nothing: the command has its deadline.
+    let work = tokio::spawn(async move {
+        let finished = exec.finish(input.as_bytes(), INLINE).await;
+        drop(used);
+        finished
+    });
+    let finished = work.await.map_err(|failure| {
+        tracing::error!(%failure, "a command's answer failed");
+        Error::new(Code::Internal, "the command's answer failed")
+    })??;
+    let (stdout, stdout_lossy) = text(finished.stdout, asked.encoding);
+    let (stderr, stderr_lossy) = text(finished.stderr, asked.encoding);
+    let mut body = serde_json::to_value(Exit::from(finished.status)).unwrap_or_default();
+    if let Value::Object(body) = &mut body {
+        body.insert("execID".into(), name.into());
+        body.insert("stdout".into(), stdout.into());
+        body.insert("stderr".into(), stderr.into());
+        body.insert(
+            "durationMs".into(),
+            (begin.elapsed().as_secs_f64() * 1e3).into(),
+        );
+        if stdout_lossy || stderr_lossy {
+            body.insert("lossy".into(), true.into());
+        }
+        if finished.truncated {
+            body.insert("truncated".into(), true.into());
+        }
+    }
+    Ok(Json(body).into_response())
+}
+
+async fn list(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+) -> Answer<Json<Vec<Command>>> {
+    let used = app.core.look(&caller, &id)?;
+    let all = used.runtime().execs(used.id())?;
+    Ok(Json(all.into_iter().map(Command::from).collect()))
+}
+
+/// A command by its id; one by its pid or tag has its own prefix.
+fn find(used: &atoll_core::Use, name: &str) -> Result<Control, Error> {
+    let runtime = used.runtime();
+    if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
+        return runtime.find_exec_by_pid(used.id(), pid);
+    }
+    if let Some(tag) = name.strip_prefix("tag:") {
+        return runtime.find_exec_by_tag(used.id(), tag);
+    }
+    let unknown = |_| Error::new(Code::ExecNotFound, "there is no such command");
+    runtime.find_exec(used.id(), &name.parse().map_err(unknown)?)
+}
+
+async fn read(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+) -> Answer<Json<Command>> {
+    let used = app.core.look(&caller, &id)?;
+    Ok(Json(find(&used, &exec)?.info().into()))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wait {
+    timeout: Option<f64>,
+}
+
+/// Waits for the end, at most a minute or as long as is said; who is not done then is told as it is.
+async fn wait(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Query(asked): Query<Wait>,
+) -> Answer<Json<Command>> {
+    let used = app.core.look(&caller, &id)?;
+    let exec = find(&used, &exec)?;
+    let seconds = asked.timeout.unwrap_or(60.0);
+    if !(0.0..=3600.0).contains(&seconds) {
+        let message = format!("timeout is {seconds}");
+        return Err(Error::invalid("timeout", message, "give 0 to 3600 seconds").into());
+    }
+    let _ = tokio::time::timeout(Duration::from_secs_f64(seconds), exec.wait()).await;
+    Ok(Json(exec.info().into()))
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Signal {
+    signal: i32,
+}
+
+async fn signal(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Body(asked): Body<Signal>,
+) -> Answer<StatusCode> {
+    if !(1..=64).contains(&asked.signal) {
+        let message = format!("signal is {}", asked.signal);
+        return Err(Error::invalid("signal", message, "give a number from 1 to 64").into());
+    }
+    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&used, &exec)?;
+    if asked.signal == 9 {
+        exec.kill()?;
+    } else {
+        exec.signal(asked.signal).await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Offset {
+    #[serde(default)]
+    offset: u64,
+}
+
+/// Takes input from an offset on. What was taken before is not taken twice; the answer says how much is.
+async fn write(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Query(asked): Query<Offset>,
+    bytes: axum::body::Bytes,
+) -> Answer<Json<Value>> {
+    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let taken = find(&used, &exec)?.write_input(asked.offset, &bytes)?;
+    Ok(Json(json!({ "taken": taken })))
+}
+
+async fn close(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+) -> Answer<StatusCode> {
+    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    find(&used, &exec)?.close_input()?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct After {
+    #[serde(default)]
+    after: u64,
+    #[serde(default)]
+    encoding: Encoding,
+}
+
+async fn output(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path((id, exec)): Path<(String, String)>,
+    Query(asked): Query<After>,
+    headers: axum::http::HeaderMap,
+) -> Answer<Response> {
+    let used = app.core.look(&caller, &id)?;
+    let exec = find(&used, &exec)?;
+    // A browser that lost the stream says how far it had come.
+    let last = headers
+        .get("last-event-id")
+        .and_then(|last| last.to_str().ok()?.parse().ok());
+    let after = last.unwrap_or(asked.after);
+    Ok(stream::events(used, &exec, after, asked.encoding))
+}

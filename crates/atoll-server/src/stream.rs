@@ -1,0 +1,82 @@
+//! A command's output as server-sent events: `stdout`, `stderr`, `exit`, `gap`, `ping`. The `id` of an event
+//! is the position after it: whoever asks for `after=ID` misses nothing and gets nothing twice.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use atoll_core::Use;
+use atoll_model::{Chunk, Stream};
+use atoll_worker::Control;
+use axum::body::{Body, Bytes};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use serde_json::json;
+
+use crate::routes::Encoding;
+use crate::views::Exit;
+
+/// A word now and then, so that nobody in between takes the silence for the end.
+const PING: Duration = Duration::from_secs(15);
+
+pub(crate) fn events(used: Use, exec: &Control, after: u64, encoding: Encoding) -> Response {
+    let reader = exec.output(after);
+    let state = (used, reader, false);
+    let stream = futures_util::stream::unfold(state, move |(used, mut reader, over)| async move {
+        if over {
+            return None;
+        }
+        let next = tokio::time::timeout(PING, reader.next()).await;
+        used.touch();
+        let (event, over) = match next {
+            Err(_) => ("event: ping\ndata: {}\n\n".to_owned(), false),
+            Ok(Ok(Some(chunk))) => {
+                let over = matches!(chunk, Chunk::Exit(_));
+                (event(chunk, reader.position(), encoding), over)
+            }
+            Ok(Ok(None)) => return None,
+            Ok(Err(error)) => {
+                let body = json!({ "error": error.message, "code": error.code.name() });
+                (format!("event: error\ndata: {body}\n\n"), true)
+            }
+        };
+        Some((
+            Ok::<_, Infallible>(Bytes::from(event)),
+            (used, reader, over),
+        ))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, Body::from_stream(stream)).into_response()
+}
+
+fn event(chunk: Chunk, position: u64, encoding: Encoding) -> String {
+    let (name, body) = match chunk {
+        Chunk::Data {
+            stream,
+            position,
+            bytes,
+        } => {
+            let name = match stream {
+                Stream::Stdout => "stdout",
+                Stream::Stderr => "stderr",
+            };
+            let body = match encoding {
+                Encoding::Text => {
+                    json!({ "position": position, "text": String::from_utf8_lossy(&bytes) })
+                }
+                Encoding::Base64 => {
+                    let bytes = base64::engine::general_purpose::STANDARD.encode(&bytes);
+                    json!({ "position": position, "base64": bytes })
+                }
+            };
+            (name, body)
+        }
+        Chunk::Gap { from, to } => ("gap", json!({ "from": from, "to": to })),
+        Chunk::Exit(status) => ("exit", json!(Exit::from(status))),
+    };
+    format!("id: {position}\nevent: {name}\ndata: {body}\n\n")
+}

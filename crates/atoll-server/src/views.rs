@@ -1,0 +1,266 @@
+//! How things look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
+
+use std::collections::BTreeMap;
+
+use atoll_core::SandboxView;
+use atoll_model::{
+    Ending, ExecInfo, ExecStatus, Key, Network, Org, Program, Reason, SandboxState, Scope, Timings,
+};
+use serde::Serialize;
+
+/// A time on the wire.
+#[derive(Debug, Clone)]
+pub(crate) struct Time(i64);
+
+impl Serialize for Time {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match jiff::Timestamp::from_microsecond(self.0) {
+            Ok(time) => serializer.collect_str(&format_args!("{time:.6}")),
+            Err(_) => serializer.serialize_none(),
+        }
+    }
+}
+
+/// A sandbox.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Sandbox {
+    #[serde(rename = "sandboxID")]
+    id: String,
+    #[serde(rename = "sessionID")]
+    session: String,
+    #[serde(rename = "templateID")]
+    template: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alias: Option<String>,
+    state: SandboxState,
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<Reason>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    metadata: BTreeMap<String, String>,
+    cpu_count: f64,
+    #[serde(rename = "memoryMB")]
+    memory: u64,
+    #[serde(rename = "diskMB")]
+    disk: u64,
+    pids: u32,
+    network: Network,
+    created_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    started_at: Option<Time>,
+    /// `null` is without end, or not while it does not run.
+    end_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stopped_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deleted_at: Option<Time>,
+    /// In seconds; 0 is without end.
+    timeout: u32,
+    on_timeout: Ending,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_timeout: Option<u32>,
+    on_idle: Ending,
+    auto_resume: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<Stages>,
+}
+
+/// How long the stages of a create took, in milliseconds.
+#[derive(Debug, Serialize)]
+struct Stages {
+    slot: f64,
+    clone: f64,
+    root: f64,
+    start: f64,
+    total: f64,
+}
+
+impl From<Timings> for Stages {
+    fn from(timings: Timings) -> Self {
+        let milliseconds = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        Self {
+            slot: milliseconds(timings.slot),
+            clone: milliseconds(timings.clone),
+            root: milliseconds(timings.root),
+            start: milliseconds(timings.start),
+            total: milliseconds(timings.total()),
+        }
+    }
+}
+
+impl From<SandboxView> for Sandbox {
+    fn from(view: SandboxView) -> Self {
+        let row = view.row;
+        Self {
+            id: row.id.to_string(),
+            session: row.session.to_string(),
+            template: row.template,
+            alias: row.alias,
+            state: row.state,
+            status: match row.state {
+                SandboxState::Failed => "error",
+                state => state.name(),
+            },
+            reason: row.reason,
+            error: row.error,
+            metadata: row.metadata,
+            cpu_count: f64::from(row.limits.cpus.0) / 1000.0,
+            memory: row.limits.memory.0 >> 20,
+            disk: row.limits.disk.0 >> 20,
+            pids: row.limits.pids,
+            network: row.network,
+            created_at: Time(row.created_at),
+            started_at: row.started_at.map(Time),
+            end_at: row.end_at.map(Time),
+            stopped_at: row.stopped_at.map(Time),
+            deleted_at: row.deleted_at.map(Time),
+            timeout: row.lifetime.timeout.unwrap_or(0),
+            on_timeout: row.lifetime.on_timeout,
+            idle_timeout: row.lifetime.idle_timeout,
+            on_idle: row.lifetime.on_idle,
+            auto_resume: row.lifetime.auto_resume,
+            timings: view.timings.map(Stages::from),
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Exit {
+    #[serde(rename = "exitCode")]
+    code: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    oom_killed: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    timed_out: bool,
+}
+
+impl From<ExecStatus> for Exit {
+    fn from(status: ExecStatus) -> Self {
+        Self {
+            code: status.exit_code(),
+            signal: status.signal,
+            oom_killed: status.oom_killed,
+            timed_out: status.timed_out,
+        }
+    }
+}
+
+/// A command. Its variables are not told.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Command {
+    #[serde(rename = "execID")]
+    id: String,
+    pid: i32,
+    cmd: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    args: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cwd: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
+    state: &'static str,
+    started_at: Time,
+    #[serde(flatten)]
+    exit: Option<Exit>,
+}
+
+impl From<ExecInfo> for Command {
+    fn from(info: ExecInfo) -> Self {
+        let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (cmd, args) = match &info.spec.program {
+            Program::Shell(line) => (line.clone(), Vec::new()),
+            Program::Argv(argv) => {
+                let mut words = argv.iter().map(|word| lossy(word));
+                (words.next().unwrap_or_default(), words.collect())
+            }
+        };
+        Self {
+            id: info.id.to_string(),
+            pid: info.pid,
+            cmd,
+            args,
+            cwd: info.spec.directory.as_deref().map(lossy),
+            user: info.spec.user,
+            tag: info.spec.tag,
+            state: if info.status.is_some() {
+                "exited"
+            } else {
+                "running"
+            },
+            started_at: Time(info.started_at),
+            exit: info.status.map(Exit::from),
+        }
+    }
+}
+
+/// A key, and its secret when it is made.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct KeyView {
+    #[serde(rename = "keyID")]
+    id: String,
+    #[serde(rename = "orgID")]
+    org: String,
+    name: String,
+    prefix: String,
+    scope: Scope,
+    created_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_used_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+impl KeyView {
+    pub(crate) fn new(key: Key, secret: Option<String>) -> Self {
+        Self {
+            id: key.id.to_string(),
+            org: key.org.to_string(),
+            name: key.name,
+            prefix: key.prefix,
+            scope: key.scope,
+            created_at: Time(key.created_at),
+            expires_at: key.expires_at.map(Time),
+            last_used_at: key.last_used_at.map(Time),
+            revoked_at: key.revoked_at.map(Time),
+            key: secret,
+        }
+    }
+}
+
+/// An org.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct OrgView {
+    #[serde(rename = "orgID")]
+    id: String,
+    name: String,
+    max_sandboxes: Option<u32>,
+    max_timeout: Option<u32>,
+    created_at: Time,
+}
+
+impl From<Org> for OrgView {
+    fn from(org: Org) -> Self {
+        Self {
+            id: org.id.to_string(),
+            name: org.name,
+            max_sandboxes: org.max_sandboxes,
+            max_timeout: org.max_timeout,
+            created_at: Time(org.created_at),
+        }
+    }
+}

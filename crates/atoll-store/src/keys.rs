@@ -1,0 +1,105 @@
+//! Keys. Of a secret only its hash is here.
+
+use atoll_model::{Key, KeyId, OrgId};
+use sqlx::FromRow;
+
+use crate::{Error, Result, Store, taken, text, word};
+
+const TABLE: &str = "keys";
+const BY_HASH: &str = "SELECT id, org, name, prefix, scope, created_at, expires_at, last_used_at, revoked_at \
+     FROM keys WHERE hash = $1";
+const OF_ORG: &str = "SELECT id, org, name, prefix, scope, created_at, expires_at, last_used_at, revoked_at \
+     FROM keys WHERE org = $1 ORDER BY created_at DESC, id";
+const INSERT: &str = "INSERT INTO keys (id, org, name, hash, prefix, scope, created_at, expires_at) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+const USED: &str = "UPDATE keys SET last_used_at = $2 WHERE id = $1";
+const REVOKE: &str =
+    "UPDATE keys SET revoked_at = $3 WHERE id = $1 AND org = $2 AND revoked_at IS NULL";
+
+#[derive(FromRow)]
+struct Row {
+    id: String,
+    org: String,
+    name: String,
+    prefix: String,
+    scope: String,
+    created_at: i64,
+    expires_at: Option<i64>,
+    last_used_at: Option<i64>,
+    revoked_at: Option<i64>,
+}
+
+impl TryFrom<Row> for Key {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self> {
+        Ok(Self {
+            id: word(TABLE, row.id)?,
+            org: word(TABLE, row.org)?,
+            name: row.name,
+            prefix: row.prefix,
+            scope: word(TABLE, row.scope)?,
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            last_used_at: row.last_used_at,
+            revoked_at: row.revoked_at,
+        })
+    }
+}
+
+/// A key to be kept.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    /// Everything but the secret.
+    pub key: Key,
+    /// What is kept of the secret.
+    pub hash: String,
+}
+
+impl Store {
+    /// The key whose secret has this hash.
+    pub async fn key_by_hash(&self, hash: &str) -> Result<Option<Key>> {
+        let query = sqlx::query_as::<_, Row>(BY_HASH).bind(hash);
+        let row = query.fetch_optional(&self.read).await?;
+        row.map(Key::try_from).transpose()
+    }
+
+    /// The keys of an org, newest first.
+    pub async fn keys(&self, org: &OrgId) -> Result<Vec<Key>> {
+        let query = sqlx::query_as::<_, Row>(OF_ORG).bind(org.as_str());
+        let rows = query.fetch_all(&self.read).await?;
+        rows.into_iter().map(Key::try_from).collect()
+    }
+
+    /// Keeps a key.
+    pub async fn add_key(&self, new: &NewKey) -> Result<()> {
+        let key = &new.key;
+        let query = sqlx::query(INSERT)
+            .bind(key.id.as_str())
+            .bind(key.org.as_str())
+            .bind(&key.name)
+            .bind(&new.hash)
+            .bind(&key.prefix)
+            .bind(text(&key.scope))
+            .bind(key.created_at)
+            .bind(key.expires_at);
+        query.execute(&self.write).await.map_err(taken("the key"))?;
+        Ok(())
+    }
+
+    /// Notes when a key was used.
+    pub async fn key_used(&self, id: &KeyId, at: i64) -> Result<()> {
+        let query = sqlx::query(USED).bind(id.as_str()).bind(at);
+        query.execute(&self.write).await?;
+        Ok(())
+    }
+
+    /// Makes a key useless; says whether it was one of the org's that was not yet.
+    pub async fn revoke_key(&self, org: &OrgId, id: &KeyId, at: i64) -> Result<bool> {
+        let query = sqlx::query(REVOKE)
+            .bind(id.as_str())
+            .bind(org.as_str())
+            .bind(at);
+        Ok(query.execute(&self.write).await?.rows_affected() == 1)
+    }
+}

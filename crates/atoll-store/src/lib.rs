@@ -1,0 +1,118 @@
+//! All SQL: the rows of the control plane. A row says what should be, and is written first.
+//!
+//! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
+//! understands too. No function here contains a rule.
+
+mod keys;
+mod orgs;
+mod sandboxes;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::SqlitePool;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+
+pub use keys::NewKey;
+pub use sandboxes::{Claim, Page, SandboxRow};
+
+/// Why a row cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The database cannot be reached, or is broken.
+    #[error("the database failed")]
+    Database(#[from] sqlx::Error),
+    /// It was made by a newer version, or its history is another.
+    #[error("the database cannot be brought up to date")]
+    Migration(#[from] sqlx::migrate::MigrateError),
+    /// A row is not what we write.
+    #[error("a row of {table} is damaged: {why}")]
+    Damaged {
+        /// The table.
+        table: &'static str,
+        /// What is wrong.
+        why: String,
+    },
+    /// Another row has this already.
+    #[error("{0} is taken")]
+    Taken(&'static str),
+}
+
+/// A result of the store.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The rows of a control plane.
+#[derive(Debug, Clone)]
+pub struct Store {
+    /// One connection: a second writer would only wait.
+    write: SqlitePool,
+    read: SqlitePool,
+}
+
+impl Store {
+    /// Opens the database at a path, makes it if there is none, and brings it up to date.
+    pub async fn open(path: &Path) -> Result<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // With WAL a crash of ours loses nothing; only one of the host may lose the last moments.
+            .synchronous(SqliteSynchronous::Normal)
+            .busy_timeout(Duration::from_secs(5))
+            .foreign_keys(true);
+        let write = SqlitePoolOptions::new().max_connections(1);
+        let write = write.connect_with(options.clone()).await?;
+        sqlx::migrate!("migrations/sqlite").run(&write).await?;
+        let read = SqlitePoolOptions::new().max_connections(4);
+        let read = read.connect_with(options.read_only(true)).await?;
+        Ok(Self { write, read })
+    }
+
+    /// Ends all connections; what was written is in the file.
+    pub async fn close(&self) {
+        self.read.close().await;
+        self.write.close().await;
+    }
+
+    /// The database answers.
+    pub async fn ping(&self) -> Result<()> {
+        sqlx::query("SELECT 1").execute(&self.read).await?;
+        Ok(())
+    }
+}
+
+/// Reads a value that is kept as text.
+fn parse<T: serde::de::DeserializeOwned>(table: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::Damaged {
+        table,
+        why: error.to_string(),
+    })
+}
+
+/// Reads an id, or a word of an enum, that is kept as bare text.
+fn word<T: serde::de::DeserializeOwned>(table: &'static str, text: String) -> Result<T> {
+    serde_json::from_value(serde_json::Value::String(text)).map_err(|error| Error::Damaged {
+        table,
+        why: error.to_string(),
+    })
+}
+
+/// Writes a value as text.
+fn text<T: serde::Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(other) => other.to_string(),
+        // Our own types have string keys and no floats that are not numbers.
+        Err(_) => String::new(),
+    }
+}
+
+/// Tells a value that is taken from other failures.
+fn taken(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+    move |error| match &error {
+        sqlx::Error::Database(told) if told.is_unique_violation() => Error::Taken(what),
+        _ => Error::Database(error),
+    }
+}

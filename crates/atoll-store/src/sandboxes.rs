@@ -1,0 +1,240 @@
+//! Sandboxes: what should be of each, and what was of those that are deleted.
+
+use std::collections::BTreeMap;
+
+use atoll_model::{Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId};
+use sqlx::FromRow;
+
+use crate::{Error, Result, Store, parse, taken, text, word};
+
+const TABLE: &str = "sandboxes";
+const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
+     lifetime, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
+// One statement, so that no two creates can both be the last that fits.
+const INSERT: &str = "INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
+     network, lifetime, created_at) \
+     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10 \
+     WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
+     AND state IN ('creating', 'running', 'stopping', 'paused')) < $11";
+const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state = 'stopped' \
+     AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org \
+     AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
+const DELETED: &str = "SELECT COUNT(*) FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
+const UPDATE: &str = "UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
+     time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
+     network = $13, lifetime = $14 WHERE id = $1";
+
+/// A sandbox's row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxRow {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its name in the history.
+    pub session: SessionId,
+    /// Whose it is.
+    pub org: OrgId,
+    /// What else it is called.
+    pub alias: Option<String>,
+    /// What it was made from.
+    pub template: String,
+    /// Where it is in its life.
+    pub state: SandboxState,
+    /// Why it does not run, if nobody asked for that.
+    pub reason: Option<Reason>,
+    /// Why it could not be made.
+    pub error: Option<String>,
+    /// What its owner wrote on it.
+    pub metadata: BTreeMap<String, String>,
+    /// Its ceilings.
+    pub limits: Limits,
+    /// What it is connected to.
+    pub network: Network,
+    /// When its time is up.
+    pub lifetime: Lifetime,
+    /// When it was asked for.
+    pub created_at: i64,
+    /// When it last began to run.
+    pub started_at: Option<i64>,
+    /// When its time is up, while it runs.
+    pub end_at: Option<i64>,
+    /// What was left of its time when it was paused.
+    pub time_left: Option<i64>,
+    /// When its processes ended.
+    pub stopped_at: Option<i64>,
+    /// When it was deleted.
+    pub deleted_at: Option<i64>,
+}
+
+#[derive(FromRow)]
+struct Row {
+    id: String,
+    session: String,
+    org: String,
+    alias: Option<String>,
+    template: String,
+    state: String,
+    reason: Option<String>,
+    error: Option<String>,
+    metadata: String,
+    limits: String,
+    network: String,
+    lifetime: String,
+    created_at: i64,
+    started_at: Option<i64>,
+    end_at: Option<i64>,
+    time_left: Option<i64>,
+    stopped_at: Option<i64>,
+    deleted_at: Option<i64>,
+}
+
+impl TryFrom<Row> for SandboxRow {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self> {
+        Ok(Self {
+            id: word(TABLE, row.id)?,
+            session: word(TABLE, row.session)?,
+            org: word(TABLE, row.org)?,
+            alias: row.alias,
+            template: row.template,
+            state: word(TABLE, row.state)?,
+            reason: row.reason.map(|reason| word(TABLE, reason)).transpose()?,
+            error: row.error,
+            metadata: parse(TABLE, &row.metadata)?,
+            limits: parse(TABLE, &row.limits)?,
+            network: word(TABLE, row.network)?,
+            lifetime: parse(TABLE, &row.lifetime)?,
+            created_at: row.created_at,
+            started_at: row.started_at,
+            end_at: row.end_at,
+            time_left: row.time_left,
+            stopped_at: row.stopped_at,
+            deleted_at: row.deleted_at,
+        })
+    }
+}
+
+/// How a claim on a place in an org ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// The row is there.
+    Made,
+    /// The org has as many as it may have.
+    Full,
+}
+
+/// Which part of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// At most so many.
+    pub limit: u32,
+    /// Only those before this: when made, and id.
+    pub before: Option<(i64, String)>,
+}
+
+impl Store {
+    /// Writes down that a sandbox is to be, if its org may have one more.
+    pub async fn add_sandbox(&self, row: &SandboxRow, most: Option<u32>) -> Result<Claim> {
+        let query = sqlx::query(INSERT)
+            .bind(row.id.as_str())
+            .bind(row.session.as_str())
+            .bind(row.org.as_str())
+            .bind(&row.alias)
+            .bind(&row.template)
+            .bind(text(&row.metadata))
+            .bind(text(&row.limits))
+            .bind(text(&row.network))
+            .bind(text(&row.lifetime))
+            .bind(row.created_at)
+            .bind(most.map(i64::from));
+        let done = query
+            .execute(&self.write)
+            .await
+            .map_err(taken("the alias"))?;
+        Ok(if done.rows_affected() == 1 {
+            Claim::Made
+        } else {
+            Claim::Full
+        })
+    }
+
+    /// Takes a place in its org for a stopped sandbox that is to run again.
+    pub async fn claim_again(&self, id: &SandboxId, most: Option<u32>) -> Result<Claim> {
+        let query = sqlx::query(AGAIN)
+            .bind(id.as_str())
+            .bind(most.map(i64::from));
+        let done = query.execute(&self.write).await?;
+        Ok(if done.rows_affected() == 1 {
+            Claim::Made
+        } else {
+            Claim::Full
+        })
+    }
+
+    /// There was such a sandbox, and it was deleted.
+    pub async fn was_deleted(&self, id: &SandboxId) -> Result<bool> {
+        let query = sqlx::query_scalar::<_, i64>(DELETED).bind(id.as_str());
+        Ok(query.fetch_one(&self.read).await? > 0)
+    }
+
+    /// The row of a sandbox, by id or by its alias in an org.
+    pub async fn sandbox(&self, org: &OrgId, name: &str) -> Result<Option<SandboxRow>> {
+        let sql = sqlx::AssertSqlSafe(format!(
+            "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND deleted_at IS NULL AND (id = $2 OR alias = $2)"
+        ));
+        let query = sqlx::query_as::<_, Row>(sql).bind(org.as_str()).bind(name);
+        let row = query.fetch_optional(&self.read).await?;
+        row.map(SandboxRow::try_from).transpose()
+    }
+
+    /// The rows of all sandboxes that are not deleted.
+    pub async fn living(&self) -> Result<Vec<SandboxRow>> {
+        let sql = sqlx::AssertSqlSafe(format!(
+            "SELECT {COLUMNS} FROM sandboxes WHERE deleted_at IS NULL"
+        ));
+        let rows = sqlx::query_as::<_, Row>(sql).fetch_all(&self.read).await?;
+        rows.into_iter().map(SandboxRow::try_from).collect()
+    }
+
+    /// Sandboxes of an org, newest first: those that are there, or all that ever were.
+    pub async fn sandboxes(&self, org: &OrgId, all: bool, page: &Page) -> Result<Vec<SandboxRow>> {
+        let (at, id) = page.before.clone().unwrap_or((i64::MAX, String::new()));
+        let sql = sqlx::AssertSqlSafe(format!(
+            "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND ($2 OR deleted_at IS NULL) \
+             AND (created_at < $3 OR (created_at = $3 AND id < $4)) \
+             ORDER BY created_at DESC, id DESC LIMIT $5"
+        ));
+        let query = sqlx::query_as::<_, Row>(sql)
+            .bind(org.as_str())
+            .bind(all)
+            .bind(at)
+            .bind(id)
+            .bind(i64::from(page.limit));
+        let rows = query.fetch_all(&self.read).await?;
+        rows.into_iter().map(SandboxRow::try_from).collect()
+    }
+
+    /// Writes a row as it is now.
+    pub async fn update_sandbox(&self, row: &SandboxRow) -> Result<()> {
+        let query = sqlx::query(UPDATE)
+            .bind(row.id.as_str())
+            .bind(text(&row.state))
+            .bind(row.reason.as_ref().map(text))
+            .bind(&row.error)
+            .bind(row.started_at)
+            .bind(row.end_at)
+            .bind(row.time_left)
+            .bind(row.stopped_at)
+            .bind(row.deleted_at)
+            .bind(&row.alias)
+            .bind(text(&row.metadata))
+            .bind(text(&row.limits))
+            .bind(text(&row.network))
+            .bind(text(&row.lifetime));
+        query
+            .execute(&self.write)
+            .await
+            .map_err(taken("the alias"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,204 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+
+use atoll_model::{
+    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, SandboxId, SandboxState, Scope, SessionId,
+};
+
+use crate::{Claim, Error, NewKey, Page, SandboxRow, Store};
+
+async fn store() -> (tempfile::TempDir, Store) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("atoll.db"))
+        .await
+        .unwrap();
+    (directory, store)
+}
+
+fn org(name: &str) -> Org {
+    Org {
+        id: OrgId::random(),
+        name: name.into(),
+        max_sandboxes: Some(5),
+        max_timeout: None,
+        created_at: 7,
+    }
+}
+
+fn row(org: &Org, created_at: i64) -> SandboxRow {
+    SandboxRow {
+        id: SandboxId::random(),
+        session: SessionId::random(),
+        org: org.id.clone(),
+        alias: None,
+        template: "base".into(),
+        state: SandboxState::Creating,
+        reason: None,
+        error: None,
+        metadata: BTreeMap::from([("a".into(), "b".into())]),
+        limits: Limits::default(),
+        network: Network::Internet,
+        lifetime: Lifetime::default(),
+        created_at,
+        started_at: None,
+        end_at: None,
+        time_left: None,
+        stopped_at: None,
+        deleted_at: None,
+    }
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_after_a_restart() {
+    let (directory, store) = store().await;
+    let org = org("first");
+    store.add_org(&org).await.unwrap();
+    let mut sandbox = row(&org, 10);
+    assert_eq!(
+        store.add_sandbox(&sandbox, Some(1)).await.unwrap(),
+        Claim::Made
+    );
+    sandbox.state = SandboxState::Running;
+    sandbox.end_at = Some(99);
+    sandbox.alias = Some("web".into());
+    store.update_sandbox(&sandbox).await.unwrap();
+    store.close().await;
+    let store = Store::open(&directory.path().join("atoll.db"))
+        .await
+        .unwrap();
+    assert_eq!(store.orgs().await.unwrap(), std::slice::from_ref(&org));
+    for name in [sandbox.id.as_str(), "web"] {
+        assert_eq!(
+            store.sandbox(&org.id, name).await.unwrap().as_ref(),
+            Some(&sandbox)
+        );
+    }
+    assert_eq!(store.living().await.unwrap(), [sandbox]);
+}
+
+#[tokio::test]
+async fn another_orgs_sandbox_is_not_there() {
+    let (_directory, store) = store().await;
+    let (one, other) = (org("one"), org("other"));
+    store.add_org(&one).await.unwrap();
+    store.add_org(&other).await.unwrap();
+    let sandbox = row(&one, 1);
+    store.add_sandbox(&sandbox, None).await.unwrap();
+    assert_eq!(
+        store.sandbox(&other.id, sandbox.id.as_str()).await.unwrap(),
+        None
+    );
+    let page = Page {
+        limit: 100,
+        before: None,
+    };
+    assert_eq!(store.sandboxes(&other.id, true, &page).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
+    let (_directory, store) = store().await;
+    let org = org("small");
+    store.add_org(&org).await.unwrap();
+    let claims = (0..200).map(|number| {
+        let (store, row) = (store.clone(), row(&org, number));
+        tokio::spawn(async move { store.add_sandbox(&row, Some(10)).await.unwrap() })
+    });
+    let mut made = 0;
+    for claim in claims.collect::<Vec<_>>() {
+        made += usize::from(claim.await.unwrap() == Claim::Made);
+    }
+    assert_eq!(made, 10);
+    // One that has failed or was deleted makes room.
+    let mut first = store.living().await.unwrap().remove(0);
+    first.state = SandboxState::Failed;
+    store.update_sandbox(&first).await.unwrap();
+    assert_eq!(
+        store.add_sandbox(&row(&org, 1), Some(10)).await.unwrap(),
+        Claim::Made
+    );
+    assert_eq!(
+        store.add_sandbox(&row(&org, 1), Some(10)).await.unwrap(),
+        Claim::Full
+    );
+}
+
+#[tokio::test]
+async fn an_alias_is_free_again_when_its_sandbox_is_deleted() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    let named = || SandboxRow {
+        alias: Some("web".into()),
+        ..row(&org, 1)
+    };
+    let mut first = named();
+    store.add_sandbox(&first, None).await.unwrap();
+    let refused = store.add_sandbox(&named(), None).await.unwrap_err();
+    assert!(matches!(refused, Error::Taken("the alias")), "{refused:?}");
+    first.deleted_at = Some(5);
+    store.update_sandbox(&first).await.unwrap();
+    store.add_sandbox(&named(), None).await.unwrap();
+}
+
+#[tokio::test]
+async fn pages_follow_each_other_without_gap_or_repetition() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    for number in 0..25 {
+        store
+            .add_sandbox(&row(&org, number / 4), None)
+            .await
+            .unwrap();
+    }
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        let page = Page { limit: 7, before };
+        let rows = store.sandboxes(&org.id, false, &page).await.unwrap();
+        let Some(last) = rows.last() else { break };
+        before = Some((last.created_at, last.id.to_string()));
+        seen.extend(rows);
+    }
+    assert_eq!(seen.len(), 25);
+    assert!(seen.is_sorted_by(
+        |one, two| (one.created_at, one.id.as_str()) > (two.created_at, two.id.as_str())
+    ));
+}
+
+#[tokio::test]
+async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    let key = Key {
+        id: KeyId::random(),
+        org: org.id.clone(),
+        name: "laptop".into(),
+        prefix: "0123abcd".into(),
+        scope: Scope::Sandboxes,
+        created_at: 3,
+        expires_at: Some(50),
+        last_used_at: None,
+        revoked_at: None,
+    };
+    let hash = "aa".repeat(32);
+    store
+        .add_key(&NewKey {
+            key: key.clone(),
+            hash: hash.clone(),
+        })
+        .await
+        .unwrap();
+    assert_eq!(store.key_by_hash(&hash).await.unwrap(), Some(key.clone()));
+    assert_eq!(store.key_by_hash("bb").await.unwrap(), None);
+    store.key_used(&key.id, 9).await.unwrap();
+    assert!(store.revoke_key(&org.id, &key.id, 11).await.unwrap());
+    assert!(!store.revoke_key(&org.id, &key.id, 12).await.unwrap());
+    let found = store.keys(&org.id).await.unwrap();
+    assert_eq!(
+        (found[0].last_used_at, found[0].revoked_at),
+        (Some(9), Some(11))
+    );
+}
