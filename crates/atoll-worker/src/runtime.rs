@@ -294,9 +294,18 @@ impl LocalRuntime {
             let shared = &runtime.shared;
             // Before a warm one is taken: it cannot be put back.
             crate::sandbox::check(shared, &spec)?;
-            let sandbox = match shared.pool.take(&spec) {
-                Some(warm) => warm.claim(shared, spec).await?,
-                None => Sandbox::create(shared, spec, false).await?,
+            let claimed = match shared.pool.take(&spec) {
+                Some(warm) => warm.claim(shared, spec.clone()).await.map(Some),
+                None => Ok(None),
+            };
+            let sandbox = match claimed {
+                Ok(Some(sandbox)) => sandbox,
+                Ok(None) => Sandbox::create(shared, spec, false).await?,
+                // It holds some memory already: a fresh one may be smaller.
+                Err(error) if error.code == Code::Conflict => {
+                    Sandbox::create(shared, spec, false).await?
+                }
+                Err(error) => return Err(error),
             };
             let info = runtime.add(&sandbox);
             shared.pool.asked(&info.template);

@@ -178,8 +178,8 @@ async fn idle_gaps(runtime: &LocalRuntime) -> Result<Row, Error> {
     // With something of the host in it, so that no warm one fits.
     let spec = SandboxSpec {
         mounts: vec![HostMount {
-            source: "/etc/hostname".into(),
-            target: "/etc/hostname.of-the-host".into(),
+            source: "/usr".into(),
+            target: "/mnt".into(),
         }],
         ..SandboxSpec::default()
     };

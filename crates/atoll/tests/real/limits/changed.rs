@@ -111,6 +111,16 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
         writer.commit().await.unwrap();
         check(&world.runtime, &info.id, limits).await;
     }
+    // Whether or not it has room in a warm one.
+    let least = atoll_model::SandboxSpec {
+        limits: Limits {
+            disk: Limits::default().disk,
+            ..Limits::LEAST
+        },
+        ..atoll_model::SandboxSpec::default()
+    };
+    let least = world.runtime.create(least).await.unwrap();
+    said(&world.exec(&least.id, ExecSpec::argv(["true"])).await);
     // Kept, and not only told.
     let small = world.runtime.list().pop().unwrap().id;
     let crowd = "for i in $(seq 40); do sleep 300 & done";
