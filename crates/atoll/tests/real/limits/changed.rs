@@ -89,7 +89,7 @@ fn filled(world: &World, count: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
     let world = warm(2).await;
-    for limits in [size(500, 96 << 20, 24), size(1000, 3 << 30, 2000)] {
+    for limits in [size(500, 96 << 20, 24), size(1000, 5 << 29, 2000)] {
         let create = atoll_model::SandboxSpec {
             limits,
             ..atoll_model::SandboxSpec::default()
