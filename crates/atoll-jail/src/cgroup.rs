@@ -224,26 +224,80 @@ impl Group {
         for path in self.v1.iter().chain([&self.v2]) {
             make(path)?;
         }
-        self.limit(limits, tree)?;
+        for (path, value) in self.files(limits, tree) {
+            write(&path, value)?;
+        }
         // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
         self.hand_over(&self.v2)
     }
 
-    /// Sets its limits.
-    pub fn limit(&self, limits: &Limits, tree: &Tree) -> Result<(), Error> {
-        for (controller, files) in &limits.v1 {
-            let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) else {
-                continue;
-            };
-            let Some(id) = self.v2.file_name() else {
-                continue;
-            };
-            for (file, value) in files {
-                write(&parent.join(id).join(file), value)?;
+    /// Where limits are written, and what.
+    fn files<'a>(&self, limits: &'a Limits, tree: &Tree) -> Vec<(PathBuf, &'a str)> {
+        let id = self.v2.file_name().unwrap_or_default();
+        let mut files = Vec::new();
+        for (controller, of_v1) in &limits.v1 {
+            if let Some((_, parent)) = tree.v1.iter().find(|(known, _)| known == controller) {
+                let at = |file: &String| parent.join(id).join(file);
+                files.extend(of_v1.iter().map(|(file, value)| (at(file), value.as_str())));
             }
         }
-        for (file, value) in &limits.v2 {
-            write(&self.v2.join(file), value)?;
+        let of_v2 = limits.v2.iter();
+        files.extend(of_v2.map(|(file, value)| (self.v2.join(file), value.as_str())));
+        files
+    }
+
+    /// Gets from some limits to others, or stays as it was. Memory that is in use and cannot be had back is
+    /// told as `EBUSY`.
+    pub fn change(&self, from: &Limits, to: &Limits, tree: &Tree) -> Result<(), Error> {
+        let (from, to) = (self.files(from, tree), self.files(to, tree));
+        let changed = self.step(&from, &to);
+        if changed.is_err() {
+            let _ = self.step(&to, &from);
+        }
+        changed
+    }
+
+    fn step(&self, from: &[(PathBuf, &str)], to: &[(PathBuf, &str)]) -> Result<(), Error> {
+        let gone = from
+            .iter()
+            .filter(|(path, _)| to.iter().all(|(other, _)| other != path))
+            .filter_map(|(path, _)| Some((path, unlimited(path)?)));
+        let new = to
+            .iter()
+            .filter(|file| !from.contains(file))
+            .map(|(path, value)| (path, *value));
+        let mut late = Vec::new();
+        for (path, value) in new.chain(gone) {
+            if path.ends_with("memory.max") {
+                self.make_room(value)?;
+            }
+            match write(path, value) {
+                // In v1 memory may never exceed memory and swap: of the two, one has to go first.
+                Err(Error::Step { source, .. }) if source.kind() == io::ErrorKind::InvalidInput => {
+                    late.push((path, value));
+                }
+                written => written?,
+            }
+        }
+        late.iter().try_for_each(|(path, value)| write(path, value))
+    }
+
+    /// Where cgroup2 limits memory it would kill for what is in use above the limit: what can be had back
+    /// is taken before, and what cannot is an error, as it is in v1.
+    fn make_room(&self, limit: &str) -> Result<(), Error> {
+        let used = || self.usage().memory;
+        let Ok(limit) = limit.parse::<u64>() else {
+            return Ok(());
+        };
+        let above = used().saturating_sub(limit);
+        if above > 0 {
+            // It says that it could not get all of it; we look ourselves.
+            let _ = write(&self.v2.join("memory.reclaim"), &above.to_string());
+            if used() > limit {
+                let busy = io::Error::from_raw_os_error(libc::EBUSY);
+                let step = format!("limit the memory of {}", self.v2.display());
+                return Err(Error::step(step, busy));
+            }
         }
         Ok(())
     }
@@ -419,6 +473,15 @@ impl Leaf {
                 _ => End::Gone,
             },
         }
+    }
+}
+
+/// What a file says that limits nothing, where plans leave such a limit out.
+fn unlimited(path: &Path) -> Option<&'static str> {
+    match path.file_name()?.to_str()? {
+        "cpu.cfs_quota_us" => Some("-1"),
+        "cpu.max" => Some("max"),
+        _ => None,
     }
 }
 

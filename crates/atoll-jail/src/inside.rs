@@ -8,6 +8,7 @@ mod exec;
 mod files;
 mod setup;
 mod users;
+mod views;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,13 +19,19 @@ use std::os::unix::fs::FileExt;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::sys;
-use crate::wire::{Boot, Channel, FromInit, Packet, ToInit};
+use crate::wire::{Boot, Channel, FromInit, Packet, Size, ToInit};
+use setup::Made;
+use views::Views;
 
 type Server = Channel<FromInit, ToInit>;
 
 /// Becomes PID 1 of a sandbox. Returns when the sandbox is over.
 pub(crate) fn init(server: Server) {
-    let (boot, oom_score) = match setup::become_sandbox(&server) {
+    let Made {
+        boot,
+        oom_score,
+        views,
+    } = match setup::become_sandbox(&server) {
         Ok(made) => made,
         Err(fault) => {
             let _ = server.send(&FromInit::Fault(fault), &[]);
@@ -40,6 +47,7 @@ pub(crate) fn init(server: Server) {
             boot,
             signals,
             oom_score,
+            views,
             children: BTreeMap::new(),
             ended: BTreeMap::new(),
         }
@@ -53,6 +61,7 @@ struct Init {
     signals: OwnedFd,
     /// PID 1's own.
     oom_score: File,
+    views: Views,
     /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
     /// How execs ended, until the server has it in writing: it may be killed before.
@@ -147,6 +156,17 @@ impl Init {
                 }
                 self.say(&FromInit::Reported { number });
             }
+            ToInit::Resize {
+                request,
+                size,
+                waiting,
+            } => {
+                let errno = match self.resize(&size, &waiting) {
+                    Ok(()) => 0,
+                    Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+                };
+                self.say(&FromInit::Resized { request, errno });
+            }
             // Once is enough.
             ToInit::Boot(_) | ToInit::Go => {}
         }
@@ -160,6 +180,19 @@ impl Init {
         let prepared = exec::prepare(&self.boot, descriptors);
         score(b"0")?;
         prepared
+    }
+
+    /// Tells programs a new size: those that are to come by our own processors, which they inherit.
+    fn resize(&self, size: &Size, waiting: &[u32]) -> io::Result<()> {
+        self.views.rewrite(&size.views)?;
+        sys::set_processors(0, &size.processors)?;
+        for (&pid, child) in &self.children {
+            if matches!(child, Child::Exec { request } if waiting.contains(request)) {
+                // One that has ended meanwhile needs none.
+                let _ = sys::set_processors(pid, &size.processors);
+            }
+        }
+        Ok(())
     }
 
     fn reap(&mut self) {

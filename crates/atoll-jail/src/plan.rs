@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::Error;
 use crate::facts::Facts;
 use crate::seccomp::{self, Policy};
-use crate::wire::{Boot, Mount, Source, User};
+use crate::wire::{self, Boot, Mount, Source, User};
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,6 +168,40 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
             user: spec.user.clone(),
         },
     })
+}
+
+/// What follows from how much a sandbox may use, and can be changed while it runs. How big its file systems
+/// in memory are is not among it: they are as they were made, and count for its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Size {
+    /// Limits, as files of control groups.
+    pub limits: Limits,
+    views: Vec<(String, String)>,
+    processors: Vec<u32>,
+}
+
+/// Decides the same of a size as [`plan`] does.
+pub fn size(spec: &Spec, facts: &Facts) -> Result<Size, Error> {
+    let mut processors = processors(spec, facts);
+    if processors.is_empty() {
+        processors.clone_from(&facts.processors);
+    }
+    Ok(Size {
+        limits: limits(spec, facts)?,
+        views: view::views(spec, processors.len()),
+        processors,
+    })
+}
+
+impl Size {
+    /// What programs of a sandbox that had another size are told.
+    pub fn since(&self, old: &Self) -> wire::Size {
+        let views = self.views.iter().filter(|view| !old.views.contains(view));
+        wire::Size {
+            views: views.cloned().collect(),
+            processors: self.processors.clone(),
+        }
+    }
 }
 
 impl Plan {

@@ -279,8 +279,8 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this process run only on these processors.
-pub(crate) fn set_processors(processors: &[u32]) -> io::Result<()> {
+/// Lets a process, or with 0 this one, run only on these processors.
+pub(crate) fn set_processors(pid: i32, processors: &[u32]) -> io::Result<()> {
     // SAFETY: CPU_SET stays inside the set for numbers below CPU_SETSIZE, which is checked.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -290,7 +290,7 @@ pub(crate) fn set_processors(processors: &[u32]) -> io::Result<()> {
             }
         }
         check(i64::from(libc::sched_setaffinity(
-            0,
+            pid,
             size_of::<libc::cpu_set_t>(),
             &raw const set,
         )))?;

@@ -23,9 +23,11 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The oldest version that servers of this one still speak.
 pub const OLDEST: u32 = 1;
+/// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
+pub const RESIZES: u32 = 2;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,6 +178,15 @@ pub enum ToInit {
         /// Tells this question from one of an earlier server, whose answer may still be on the way.
         number: u64,
     },
+    /// The sandbox's limits are others now: tell programs so. Answered by `Resized`.
+    Resize {
+        /// Comes back in the answer.
+        request: u32,
+        /// What to tell.
+        size: Size,
+        /// Execs that have no program yet: they get the new processors too. Programs keep theirs.
+        waiting: Vec<u32>,
+    },
 }
 wire!(enum ToInit {
     0 => Boot(boot),
@@ -185,6 +196,7 @@ wire!(enum ToInit {
     4 => Signal { request, signal },
     5 => Cancel { request },
     6 => Report { number },
+    7 => Resize { request, size, waiting },
 });
 
 /// What PID 1 says. Hostile by assumption.
@@ -220,6 +232,13 @@ pub enum FromInit {
         /// The question's.
         number: u64,
     },
+    /// Programs are told the new size, or not all of it.
+    Resized {
+        /// The request's.
+        request: u32,
+        /// The kernel's answer; 0 if all went well.
+        errno: i32,
+    },
 }
 wire!(enum FromInit {
     0 => Ready,
@@ -228,6 +247,7 @@ wire!(enum FromInit {
     3 => Refused { request, errno },
     4 => Ended { request, status },
     5 => Reported { number },
+    6 => Resized { request, errno },
 });
 
 /// The part of an exec request that could not be met.
@@ -281,6 +301,16 @@ wire!(struct Boot {
     hostname, sandbox, views, mounts, capabilities, no_new_privs, filter, leaf_filter, processors,
     open_files, loopback, cgroup_namespace, close_descriptors, user
 });
+
+/// What programs are told of a sandbox's size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Size {
+    /// Views (see [`Boot::views`]) that say something else now. Only files that were there from the start.
+    pub views: Vec<(String, String)>,
+    /// Processors the sandbox runs on: never empty.
+    pub processors: Vec<u32>,
+}
+wire!(struct Size { views, processors });
 
 /// A user as the template declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]

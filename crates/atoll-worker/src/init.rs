@@ -6,12 +6,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromInit, ToInit};
+use atoll_jail::wire::{Channel, FromInit, Size, ToInit};
 use atoll_model::{Code, Error};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use crate::keeper::{fault, send, watch_channel};
+
+/// How long PID 1 may take to tell programs a new size: it has little to do, but may have little time.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How the wish for a child was answered: its pid inside, or errno.
 pub(crate) type Prepared = Result<i32, i32>;
@@ -21,6 +24,8 @@ struct Waiting {
     next: u32,
     starts: HashMap<u32, oneshot::Sender<Prepared>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
+    /// Told errno, or 0.
+    sizes: HashMap<u32, oneshot::Sender<i32>>,
     /// Execs of another server that PID 1 has yet to speak of, and the question that it answers.
     unreported: HashSet<u32>,
     question: u64,
@@ -116,6 +121,52 @@ impl Init {
     /// Sends if there is room at once: for words whose loss is harmless.
     pub(crate) fn try_send(&self, message: &ToInit) {
         let _ = self.channel.get_ref().send(message, &[]);
+    }
+
+    /// Has PID 1 tell programs a size; execs that wait for their program get its processors too.
+    pub(crate) async fn resize(&self, size: Size, waiting: Vec<u32>) -> Result<(), Error> {
+        let request = self.number();
+        let (told, answer) = oneshot::channel();
+        {
+            let mut waiting = self.waiting();
+            if waiting.closed {
+                return Err(gone());
+            }
+            waiting.sizes.insert(request, told);
+        }
+        let message = ToInit::Resize {
+            request,
+            size,
+            waiting,
+        };
+        let asked = async {
+            self.send(&message, &[]).await?;
+            answer.await.map_err(|_| gone())
+        };
+        let answered = tokio::time::timeout(PATIENCE, asked).await;
+        self.waiting().sizes.remove(&request);
+        match answered {
+            Ok(Ok(0)) => Ok(()),
+            Ok(Ok(errno)) => Err(fault("tell programs the new size", errno)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let message = format!("the sandbox said nothing to its new size in {PATIENCE:?}");
+                Err(Error::new(Code::Timeout, message))
+            }
+        }
+    }
+
+    /// Has PID 1 do the same when it goes on. It reads nothing before, so we never wait for room.
+    pub(crate) fn resize_later(&self, size: Size) -> Result<(), Error> {
+        let message = ToInit::Resize {
+            request: self.number(),
+            size,
+            waiting: Vec::new(),
+        };
+        self.channel.get_ref().send(&message, &[]).map_err(|_| {
+            let message = "the paused sandbox cannot be told yet another size";
+            Error::new(Code::Conflict, message).remedy("resume it first")
+        })
     }
 
     /// Waits until an exec would work.
@@ -215,6 +266,11 @@ async fn listen(
                     let _ = start.send(Err(errno));
                 }
             }
+            FromInit::Resized { request, errno } => {
+                if let Some(told) = lock().sizes.remove(&request) {
+                    let _ = told.send(errno);
+                }
+            }
             FromInit::Ended { request, status } => {
                 if let Some(end) = lock().ends.remove(&request) {
                     let _ = end.send(status);
@@ -226,4 +282,5 @@ async fn listen(
     waiting.closed = true;
     waiting.starts.clear();
     waiting.ends.clear();
+    waiting.sizes.clear();
 }

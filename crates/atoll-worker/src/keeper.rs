@@ -49,6 +49,8 @@ pub(crate) struct Keeper {
     /// It is being moved to its control group.
     settling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     reader: tokio::task::JoinHandle<()>,
+    /// What it and the PID 1s it clones speak.
+    version: u32,
 }
 
 /// What a keeper kept for us.
@@ -80,7 +82,7 @@ impl Keeper {
     ) -> Result<Self, Error> {
         let (channel, child) =
             atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
-        Self::with(channel, Some(child), Waiting::default())
+        Self::with(channel, Some(child), Waiting::default(), VERSION)
     }
 
     /// Takes over the keeper that another server left, if there is one.
@@ -93,18 +95,20 @@ impl Keeper {
             return Ok(None);
         };
         let mut waiting = Waiting::default();
-        let Some(inventory) = take_inventory(&channel, &mut waiting)? else {
+        let Some((version, inventory)) = take_inventory(&channel, &mut waiting)? else {
             return Ok(None);
         };
         rustix::io::ioctl_fionbio(&channel, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
-        Ok(Some((Self::with(channel, None, waiting)?, inventory)))
+        let keeper = Self::with(channel, None, waiting, version)?;
+        Ok(Some((keeper, inventory)))
     }
 
     fn with(
         channel: Channel<ToKeeper, FromKeeper>,
         child: Option<Child>,
         waiting: Waiting,
+        version: u32,
     ) -> Result<Self, Error> {
         let channel = Arc::new(watch_channel(channel)?);
         let waiting = Arc::new(Mutex::new(waiting));
@@ -115,6 +119,7 @@ impl Keeper {
             child: Mutex::new(child),
             settling: Mutex::default(),
             reader,
+            version,
         })
     }
 
@@ -126,6 +131,11 @@ impl Keeper {
     /// Does something to it in the background, which is waited for before it is let go.
     pub(crate) fn settle(&self, work: impl FnOnce() + Send + 'static) {
         *lock(&self.settling) = Some(tokio::task::spawn_blocking(work));
+    }
+
+    /// It and its sandboxes know what came with this version of the protocol.
+    pub(crate) fn speaks(&self, version: u32) -> bool {
+        self.version >= version
     }
 
     /// It has ended.
@@ -225,12 +235,13 @@ impl Keeper {
     }
 }
 
-/// Hears what a keeper has; nothing if it ended meanwhile.
+/// Hears what a keeper speaks and has; nothing if it ended meanwhile.
 fn take_inventory(
     channel: &Channel<ToKeeper, FromKeeper>,
     waiting: &mut Waiting,
-) -> Result<Option<Inventory>, Error> {
+) -> Result<Option<(u32, Inventory)>, Error> {
     let mut inventory = Inventory::default();
+    let mut spoken = OLDEST;
     loop {
         let received = channel.receive();
         let Some(Packet {
@@ -242,6 +253,7 @@ fn take_inventory(
         };
         match message {
             FromKeeper::Hello { version } if (OLDEST..=VERSION).contains(&version) => {
+                spoken = version;
                 inventory.held = descriptors;
             }
             FromKeeper::Hello { version } => {
@@ -281,7 +293,7 @@ fn take_inventory(
                     death.send_replace(Some(status));
                 }
             }
-            FromKeeper::Complete => return Ok(Some(inventory)),
+            FromKeeper::Complete => return Ok(Some((spoken, inventory))),
             FromKeeper::Spawned { .. } | FromKeeper::Refused { .. } => {}
         }
     }

@@ -1,15 +1,23 @@
-//! Warm sandboxes: complete ones of the template most people ask for, made while nobody waits. A create
-//! that asks for nothing they cannot still be given takes one. None is ever used twice.
+//! Warm sandboxes: complete ones of the templates people ask for, made while nobody waits. A create takes
+//! one whatever size, network and environment it asks for: those are given at the claim. What is mounted in
+//! one is not. None is ever used twice.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use atoll_model::{Limits, Network, SandboxId, SandboxSpec};
+use atoll_model::{SandboxId, SandboxSpec};
 use tokio::sync::Notify;
 
 use crate::runtime::Shared;
 use crate::sandbox::{Sandbox, lock};
+use crate::template::BASE;
+
+/// How many templates besides `base` have warm ones.
+const OTHERS: usize = 4;
 
 /// The warm sandboxes of a runtime.
 #[derive(Debug, Default)]
@@ -17,9 +25,20 @@ pub(crate) struct Pool {
     /// How many there should be.
     size: usize,
     ready: Mutex<VecDeque<Arc<Sandbox>>>,
-    /// One was taken.
-    taken: Notify,
+    /// Templates besides `base`, those that were asked for last first.
+    recent: Mutex<Vec<String>>,
+    /// One was taken, or others are wanted.
+    changed: Notify,
     closed: AtomicBool,
+}
+
+/// What the pool lacks.
+enum Step {
+    /// One that nobody will want.
+    End(Arc<Sandbox>),
+    /// One of this template.
+    Make(String),
+    Nothing,
 }
 
 impl Pool {
@@ -30,27 +49,32 @@ impl Pool {
         }
     }
 
-    /// One that can become this, if there is one: its environment is set at the claim; its size, its
-    /// network and what is mounted in it are not.
+    /// One that can become this, if there is one.
     pub(crate) fn take(&self, spec: &SandboxSpec) -> Option<Arc<Sandbox>> {
-        let ordinary = spec.limits == Limits::default()
-            && spec.mounts.is_empty()
-            && spec.network == Network::None;
-        if !ordinary {
+        if !spec.mounts.is_empty() {
             return None;
         }
         let mut ready = lock(&self.ready);
-        while let Some(index) = ready
-            .iter()
-            .position(|warm| warm.is_made_from(&spec.template))
-        {
-            let warm = ready.remove(index)?;
-            self.taken.notify_one();
-            if warm.died.borrow().is_none() {
-                return Some(warm);
-            }
+        let fits =
+            |warm: &Arc<Sandbox>| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits);
+        let index = ready.iter().position(fits)?;
+        self.changed.notify_one();
+        ready.remove(index)
+    }
+
+    /// Somebody got a sandbox of this template, and may want another.
+    pub(crate) fn asked(&self, template: &str) {
+        if template == BASE {
+            return;
         }
-        None
+        let mut recent = lock(&self.recent);
+        if recent.first().is_some_and(|first| first == template) {
+            return;
+        }
+        recent.retain(|known| known != template);
+        recent.insert(0, template.to_owned());
+        recent.truncate(OTHERS);
+        self.changed.notify_one();
     }
 
     /// How many wait.
@@ -63,51 +87,92 @@ impl Pool {
         lock(&self.ready).iter().any(|warm| warm.info().id == *id)
     }
 
-    /// Takes one in that is complete, or one that was not claimed after all.
-    pub(crate) fn add(&self, sandbox: Arc<Sandbox>) {
-        lock(&self.ready).push_back(sandbox);
+    /// Takes one in that is complete, or gives it back because it is too late for that.
+    pub(crate) fn add(&self, sandbox: Arc<Sandbox>) -> Result<(), Arc<Sandbox>> {
+        let mut ready = lock(&self.ready);
+        if self.closed.load(Ordering::Acquire) {
+            return Err(sandbox);
+        }
+        ready.push_back(sandbox);
+        Ok(())
+    }
+
+    /// What is to be done next. One that is to end is nobody's any more.
+    fn next(&self) -> Step {
+        let recent = lock(&self.recent).clone();
+        let mut lacking = shares(self.size, &recent);
+        let mut ready = lock(&self.ready);
+        let unwanted = ready.iter().position(|warm| {
+            let of =
+                |(template, count): &&mut (&str, usize)| *count > 0 && warm.is_made_from(template);
+            match lacking.iter_mut().find(of) {
+                Some((_, count)) => {
+                    *count -= 1;
+                    false
+                }
+                None => true,
+            }
+        });
+        if let Some(warm) = unwanted.and_then(|index| ready.remove(index)) {
+            return Step::End(warm);
+        }
+        let lacking = lacking.iter().find(|(_, count)| *count > 0);
+        lacking.map_or(Step::Nothing, |(template, _)| {
+            Step::Make((*template).into())
+        })
     }
 
     /// Makes sandboxes until there are enough, and again whenever one was taken.
     pub(crate) async fn tend(shared: Arc<Shared>) {
         let pool = &shared.pool;
         while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
-            if pool.len() >= pool.size {
-                pool.taken.notified().await;
-                continue;
-            }
             // Creates go first.
             shared.busy.calm().await;
-            match Sandbox::create(
-                &shared,
-                SandboxSpec::default(),
-                true,
-                crate::runtime::nobody(),
-            )
-            .await
-            {
-                Ok(made) if !pool.closed.load(Ordering::Acquire) => pool.add(made),
-                Ok(made) => Self::end(&shared, &made).await,
-                // No template or no room now: creates will say so themselves.
-                Err(_) => pool.taken.notified().await,
+            match pool.next() {
+                Step::Nothing => pool.changed.notified().await,
+                Step::End(warm) => warm.undo(&shared).await,
+                Step::Make(template) => pool.make(&shared, template).await,
             }
+        }
+    }
+
+    async fn make(&self, shared: &Arc<Shared>, template: String) {
+        let spec = SandboxSpec {
+            template: template.clone(),
+            ..SandboxSpec::default()
+        };
+        match Sandbox::create(shared, spec, true, crate::runtime::nobody()).await {
+            Ok(made) => {
+                if let Err(late) = self.add(made) {
+                    late.undo(shared).await;
+                }
+            }
+            // No template or no room now: creates will say so themselves.
+            Err(_) if template == BASE => self.changed.notified().await,
+            Err(_) => lock(&self.recent).retain(|known| *known != template),
         }
     }
 
     /// Ends all of them.
     pub(crate) async fn close(shared: &Arc<Shared>) {
         shared.pool.closed.store(true, Ordering::Release);
-        shared.pool.taken.notify_one();
+        shared.pool.changed.notify_one();
         loop {
             let next = lock(&shared.pool.ready).pop_front();
             match next {
-                Some(warm) => Self::end(shared, &warm).await,
+                Some(warm) => warm.undo(shared).await,
                 None => return,
             }
         }
     }
+}
 
-    async fn end(shared: &Arc<Shared>, warm: &Arc<Sandbox>) {
-        warm.undo(shared).await;
-    }
+/// How many of each template there should be: half for those that were asked for lately, the rest of `base`,
+/// which comes last because there may be none.
+fn shares(size: usize, recent: &[String]) -> Vec<(&str, usize)> {
+    let others = &recent[..recent.len().min(size / 2)];
+    let each = (size / 2).checked_div(others.len()).unwrap_or(0);
+    let base = (BASE, size - each * others.len());
+    let others = others.iter().map(|template| (template.as_str(), each));
+    others.chain([base]).collect()
 }

@@ -12,7 +12,7 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Reason, SandboxId,
+    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
     SandboxInfo, SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
 };
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ use crate::keeper::{Inventory, Keeper};
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
-use crate::sandbox::{Record, Sandbox, blocking, lock};
+use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
 pub use connection::PortWatch;
 
@@ -59,7 +59,7 @@ pub struct Config {
     /// Sandboxes outlive this process: the next one that opens the same data directory goes on with them.
     /// Otherwise they are part of a small instance that ends with it.
     pub lasting: bool,
-    /// How many sandboxes of `base` are made in advance.
+    /// How many sandboxes are made in advance: of `base`, and of what was asked for lately.
     pub warm: usize,
     /// How many more are prepared, but for what they are made from.
     pub embryos: usize,
@@ -313,17 +313,31 @@ impl LocalRuntime {
         let work = tokio::spawn(async move {
             let _busy = runtime.shared.busy.begin();
             let shared = &runtime.shared;
-            let sandbox = match shared.pool.take(&spec) {
-                Some(warm) => match announce(warm.info().id).await {
-                    Ok(()) => warm.claim(spec)?,
-                    Err(error) => {
-                        shared.pool.add(warm);
+            // Before a warm one is taken: not every one can be put back.
+            crate::sandbox::check(shared, &spec)?;
+            let begin = std::time::Instant::now();
+            let fitted = match shared.pool.take(&spec) {
+                Some(warm) => warm.fit(shared, &spec).await.map(Some),
+                None => Ok(None),
+            };
+            let sandbox = match fitted {
+                Ok(Some(warm)) => {
+                    if let Err(error) = announce(warm.info().id).await {
+                        warm.put_back(shared, &spec).await;
                         return Err(error);
                     }
-                },
-                None => Sandbox::create(shared, spec, false, announce).await?,
+                    warm.belong(shared, spec, begin).await?
+                }
+                Ok(None) => Sandbox::create(shared, spec, false, announce).await?,
+                // It holds some memory already: a fresh one may be smaller.
+                Err(error) if error.code == Code::Conflict => {
+                    Sandbox::create(shared, spec, false, announce).await?
+                }
+                Err(error) => return Err(error),
             };
-            Ok(runtime.add(&sandbox))
+            let info = runtime.add(&sandbox);
+            shared.pool.asked(&info.template);
+            Ok(info)
         });
         work.await
             .map_err(|error| internal("a create failed", &error))?
@@ -446,6 +460,40 @@ impl LocalRuntime {
             entry.info().ok_or_else(|| unknown(&id))
         };
         self.shared.freezer.run(work).await
+    }
+
+    /// Changes what a sandbox may use. It holds when this returns: the kernel keeps it, and commands that begin
+    /// later are told; programs that run keep their processors. For a paused one programs are told when it
+    /// goes on, for a stopped one when it starts. Memory that is in use cannot be taken away.
+    pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<SandboxInfo, Error> {
+        size::check(&self.shared, &limits)?;
+        self.change(id, move |runtime, entry, place| async move {
+            let shared = &runtime.shared;
+            match place {
+                Place::Live(sandbox) => sandbox.set_limits(shared, limits).await,
+                Place::Stopped(mut record, execs) => {
+                    let name = record.info.id.clone();
+                    if record.info.limits.disk != limits.disk {
+                        // Its files are there although it does not run.
+                        let shared = Arc::clone(shared);
+                        let limit = move || shared.instance.disk.limit(&name, limits.disk);
+                        blocking(limit).await?;
+                    }
+                    record.set_limits(limits);
+                    runtime.rewrite(&entry, record, execs)
+                }
+                Place::Gone => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// Has a sandbox without processes be something else.
+    fn rewrite(&self, entry: &Entry, record: Box<Record>, execs: Arc<Table>) -> Result<(), Error> {
+        let sandboxes = self.shared.instance.sandboxes();
+        record.write(&sandboxes.join(record.info.id.as_str()))?;
+        entry.set(Place::Stopped(record, execs));
+        Ok(())
     }
 
     /// Ends a sandbox's processes; its files stay.

@@ -4,6 +4,7 @@
 mod adopt;
 mod connection;
 mod record;
+pub(crate) mod size;
 mod slot;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,10 @@ use std::time::Instant;
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition};
+use atoll_jail::wire::RESIZES;
+use atoll_model::{
+    Code, Error, Limits, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
+};
 use tokio::sync::watch;
 
 use crate::busy::Busy;
@@ -56,8 +60,7 @@ pub(crate) struct Sandbox {
     pub(crate) busy: Busy,
     /// Directories of ended execs.
     leaves: Mutex<Leaves>,
-    /// A child that waits for the next command's program.
-    spare: Mutex<Option<Spare>>,
+    spare: Mutex<Waiting>,
     /// We have nothing to do with it any more: somebody else will.
     abandoned: watch::Sender<bool>,
     /// Execs that PID 1 and the keeper need not remember any more; told with the next word to them.
@@ -67,6 +70,14 @@ pub(crate) struct Sandbox {
     terminals: Option<OwnedFd>,
     /// Keeps the template's layer from being removed.
     template: Template,
+}
+
+/// A child that waits for the next command's program.
+#[derive(Debug, Default)]
+struct Waiting {
+    child: Option<Spare>,
+    /// How often the sandbox's size changed: a child that was begun before is of the wrong one.
+    sizes: u64,
 }
 
 /// Names and values.
@@ -96,28 +107,95 @@ impl Sandbox {
         }
     }
 
-    /// It was made from this template, as that is now.
+    /// It is alive, and made from this template as that is now.
     pub(crate) fn is_made_from(&self, template: &str) -> bool {
-        lock(&self.record).spec.template == template && !self.template.is_replaced()
+        self.died.borrow().is_none()
+            && lock(&self.record).spec.template == template
+            && !self.template.is_replaced()
     }
 
-    /// Becomes somebody's: until now it was only warm.
-    pub(crate) fn claim(self: Arc<Self>, spec: SandboxSpec) -> Result<Arc<Self>, Error> {
-        let begin = Instant::now();
-        spec.check_network()?;
-        *lock(&self.environment) = variables(&self.template, &spec)?;
-        {
+    /// It can be given this size now.
+    pub(crate) fn can_be(&self, limits: &Limits) -> bool {
+        lock(&self.record).info.limits == *limits || self.keeper.speaks(RESIZES)
+    }
+
+    /// It is as it was made, and so could be anybody's.
+    fn suits(&self, spec: &SandboxSpec) -> bool {
+        spec.limits == lock(&self.record).info.limits && spec.network == Network::None
+    }
+
+    /// Gets the size and the network that somebody asks for: until now it was only warm. What is asked for is
+    /// checked; if it cannot be given after all, nothing is left of it.
+    pub(crate) async fn fit(
+        self: Arc<Self>,
+        shared: &Arc<Shared>,
+        spec: &SandboxSpec,
+    ) -> Result<Arc<Self>, Error> {
+        let fitted = async {
+            *lock(&self.environment) = variables(&self.template, spec)?;
+            if self.suits(spec) {
+                return Ok(());
+            }
+            // A server that is killed from here on leaves one that is neither warm nor somebody's: without
+            // a record the next one ends it.
+            Record::remove(&self.directory)?;
+            let usual = lock(&self.record).info.limits;
+            let resized = self.resize(shared, usual, spec.limits);
+            let (resized, linked) = tokio::join!(resized, self.link_with(shared, spec));
+            resized.and(linked)
+        };
+        match fitted.await {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.undo(shared).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Nobody wants it after all.
+    pub(crate) async fn put_back(self: Arc<Self>, shared: &Arc<Shared>, spec: &SandboxSpec) {
+        let late = if self.suits(spec) {
+            shared.pool.add(self).err()
+        } else {
+            Some(self)
+        };
+        if let Some(late) = late {
+            late.undo(shared).await;
+        }
+    }
+
+    /// Becomes somebody's.
+    pub(crate) async fn belong(
+        self: Arc<Self>,
+        shared: &Arc<Shared>,
+        spec: SandboxSpec,
+        begin: Instant,
+    ) -> Result<Arc<Self>, Error> {
+        let written = {
             let mut record = lock(&self.record);
             record.pooled = false;
+            record.info.limits = spec.limits;
+            record.info.network = spec.network;
             record.spec = spec;
             record.info.created_at = crate::exec::now();
             record.info.timings = Timings {
                 slot: begin.elapsed(),
                 ..Timings::default()
             };
-            record.write(&self.directory)?;
+            record.write(&self.directory)
+        };
+        let told = match written {
+            Ok(()) => self.tell_names().await,
+            Err(error) => Err(error),
+        };
+        match told {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.undo(shared).await;
+                Err(error)
+            }
         }
-        Ok(self)
     }
 
     /// Variables of every command.
@@ -264,7 +342,7 @@ impl Sandbox {
 
     /// The child that waits, if it still does.
     pub(crate) fn take_spare(&self) -> Option<Spare> {
-        let mut spare = lock(&self.spare).take()?;
+        let mut spare = lock(&self.spare).child.take()?;
         if !spare.has_ended() {
             return Some(spare);
         }
@@ -280,20 +358,48 @@ impl Sandbox {
 
     /// How many children wait for a command.
     pub(crate) fn waiting(&self) -> u64 {
-        u64::from(lock(&self.spare).is_some())
+        u64::from(lock(&self.spare).child.is_some())
     }
 
     /// Sees to it that a child waits for the next command.
     pub(crate) async fn refill(self: Arc<Self>) {
-        if lock(&self.spare).is_some() {
-            return;
-        }
+        let sizes = {
+            let waiting = lock(&self.spare);
+            if waiting.child.is_some() {
+                return;
+            }
+            waiting.sizes
+        };
         // Where there is no room for one now, the next command makes its own.
         if let Ok(made) = Spare::prepare(&self).await {
-            let another = lock(&self.spare).replace(made);
-            if let Some(another) = another {
-                self.dismiss(another);
+            let unwanted = {
+                let mut waiting = lock(&self.spare);
+                if waiting.sizes == sizes {
+                    waiting.child.replace(made)
+                } else {
+                    Some(made)
+                }
+            };
+            if let Some(unwanted) = unwanted {
+                self.dismiss(unwanted);
             }
+        }
+    }
+
+    /// The sandbox gets another size: children that are being made are of the old one. Which child waits, to be
+    /// given the new one.
+    fn outdate_spares(&self) -> Option<u32> {
+        let mut waiting = lock(&self.spare);
+        waiting.sizes += 1;
+        waiting.child.as_ref().map(Spare::request)
+    }
+
+    /// Does without the child that waits.
+    fn retire_spare(&self) {
+        self.outdate_spares();
+        let retired = lock(&self.spare).child.take();
+        if let Some(retired) = retired {
+            self.dismiss(retired);
         }
     }
 
@@ -332,11 +438,24 @@ struct Leaves {
     spare: Vec<Leaf>,
 }
 
+/// Refuses what no sandbox here can be, without looking at the disk.
+pub(crate) fn check(shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
+    spec.check_network()?;
+    size::check(shared, &spec.limits)?;
+    let data = &shared.instance.directory;
+    crate::storage::Space::of(data)?.require(data)?;
+    check_variables(spec)
+}
+
+fn check_variables(spec: &SandboxSpec) -> Result<(), Error> {
+    spec.environment.iter().try_for_each(|(name, value)| {
+        crate::exec::check_variable(name.as_bytes(), value.as_bytes())
+    })
+}
+
 /// A sandbox's variables, checked.
 fn variables(template: &Template, spec: &SandboxSpec) -> Result<Arc<Variables>, Error> {
-    for (name, value) in &spec.environment {
-        crate::exec::check_variable(name.as_bytes(), value.as_bytes())?;
-    }
+    check_variables(spec)?;
     let all = template.meta.env.iter().chain(&spec.environment);
     let bytes = all.map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()));
     Ok(Arc::new(bytes.collect()))

@@ -12,8 +12,9 @@ use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount};
 use rustix::thread::UnshareFlags;
 
 use super::Server;
+use super::views::Views;
 use crate::keeper::NEW_ROOT;
-use crate::rootfs::{clone_tree, new_mount, new_mount_with};
+use crate::rootfs::{clone_tree, new_mount_with};
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
@@ -35,9 +36,17 @@ impl From<Error> for Fault {
     }
 }
 
-/// Follows the server's two messages; the sandbox is complete afterwards. The file is PID 1's own
-/// `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself included.
-pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault> {
+/// What PID 1 of a complete sandbox goes on with.
+pub(super) struct Made {
+    pub(super) boot: Boot,
+    /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself
+    /// included.
+    pub(super) oom_score: fs::File,
+    pub(super) views: Views,
+}
+
+/// Follows the server's two messages; the sandbox is complete afterwards.
+pub(super) fn become_sandbox(server: &Server) -> Result<Made, Fault> {
     let Some(Packet {
         message: ToInit::Boot(boot),
         ..
@@ -49,7 +58,7 @@ pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault>
         });
     };
     let oom_score = open_oom_score()?;
-    let prepared = prepare(&boot)?;
+    let (views, prepared) = prepare(&boot)?;
     let Some(Packet {
         message: ToInit::Go,
         descriptors,
@@ -83,7 +92,11 @@ pub(super) fn become_sandbox(server: &Server) -> Result<(Boot, fs::File), Fault>
         unshare(UnshareFlags::NEWCGROUP).step(|| "unshare the cgroup namespace".into())?;
     }
     confine(&boot)?;
-    Ok((boot, oom_score))
+    Ok(Made {
+        boot,
+        oom_score,
+        views,
+    })
 }
 
 fn open_oom_score() -> Result<fs::File, Error> {
@@ -102,8 +115,8 @@ fn unshare(flags: UnshareFlags) -> rustix::io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
-/// Does what needs no root; the detached mounts, where they can be made already.
-fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
+/// Does what needs no root; the views, and the detached mounts where they can be made already.
+fn prepare(boot: &Boot) -> Result<(Views, Vec<Option<OwnedFd>>), Error> {
     sys::default_signals();
     sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64)
         .step(|| "die with the keeper".into())?;
@@ -113,7 +126,7 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
         sys::loopback_up().step(|| "bring the loopback interface up".into())?;
     }
     if !boot.processors.is_empty() {
-        sys::set_processors(&boot.processors).step(|| "choose processors".into())?;
+        sys::set_processors(0, &boot.processors).step(|| "choose processors".into())?;
     }
     let (current, maximum) = boot.open_files;
     rustix::process::setrlimit(
@@ -132,8 +145,9 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
         },
     )
     .step(|| "switch core dumps off".into())?;
-    views(boot)?;
-    boot.mounts
+    let views = Views::make(&boot.views)?;
+    let mounts = boot
+        .mounts
         .iter()
         .map(|mount| match &mount.source {
             Source::New { kind, options } => {
@@ -153,32 +167,8 @@ fn prepare(boot: &Boot) -> Result<Vec<Option<OwnedFd>>, Error> {
             }
             Source::Devices | Source::Terminals | Source::Handed { .. } | Source::Again => Ok(None),
         })
-        .collect()
-}
-
-/// Writes the views into a small file system of their own, mounted where the root will go.
-fn views(boot: &Boot) -> Result<(), Error> {
-    let mount = new_mount("tmpfs", &[("mode", "0755"), ("size", "1m")])?;
-    move_mount(
-        mount.as_fd(),
-        c"",
-        CWD,
-        NEW_ROOT,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )
-    .step(|| "attach the views".into())?;
-    for (path, contents) in &boot.views {
-        let directory = path.ends_with('/');
-        let path = std::path::Path::new(NEW_ROOT).join(path);
-        let written = if directory {
-            fs::create_dir_all(&path)
-        } else {
-            let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
-            parent.and_then(|()| fs::write(&path, contents))
-        };
-        written.step(|| format!("write the view {}", path.display()))?;
-    }
-    Ok(())
+        .collect::<Result<_, Error>>()?;
+    Ok((views, mounts))
 }
 
 fn with_attributes(tree: OwnedFd, mount: &Mount) -> Result<OwnedFd, Error> {

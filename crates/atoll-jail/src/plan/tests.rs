@@ -380,3 +380,42 @@ fn a_plan_depends_on_nothing_but_its_arguments() {
     assert!(plan(&spec(), &facts()).is_ok_and(|plan| plan.inside.filter.is_empty()));
     assert!(plan(&spec(), &facts()).is_ok_and(|plan| !plan.boot().filter.is_empty()));
 }
+
+#[test]
+fn a_size_is_what_the_plan_says_and_its_change_tells_what_differs() {
+    let small = Spec {
+        millicpus: 500,
+        memory: 64 << 20,
+        ..spec()
+    };
+    for facts in [facts(), v2()] {
+        let (old, new) = (size(&spec(), &facts), size(&small, &facts));
+        let (old, new) = (old.expect("a size"), new.expect("a size"));
+        let whole = plan(&small, &facts).expect("a plan");
+        assert_eq!(new.limits, whole.limits);
+        assert_eq!(new.processors, whole.inside.processors);
+        let told = new.since(&old);
+        let mut views = whole.inside.views;
+        views.retain(|view| told.views.contains(view));
+        assert_eq!(views, told.views, "nothing but what a plan would tell");
+        let paths: Vec<&str> = told.views.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "meminfo",
+                "sys/devices/system/cpu/online",
+                "sys/devices/system/cpu/possible",
+                "sys/devices/system/cpu/present",
+                "sys/fs/cgroup/cpu.max",
+                "sys/fs/cgroup/memory.max"
+            ]
+        );
+        // All processors are said one by one: those of before would stay.
+        let all = Spec {
+            millicpus: 8000,
+            ..spec()
+        };
+        let all = size(&all, &facts).expect("a size");
+        assert_eq!(all.since(&new).processors, facts.processors);
+    }
+}

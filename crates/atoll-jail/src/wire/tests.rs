@@ -95,4 +95,22 @@ proptest! {
         call.encode(&mut bytes);
         prop_assert_eq!(ToInit::from_bytes(&bytes), Ok(call));
     }
+
+    #[test]
+    fn a_size_and_its_answer_decode(text in ".{0,99}", processors in prop::collection::vec(any::<u32>(), 0..9), n in any::<u32>()) {
+        let resize = ToInit::Resize {
+            request: n,
+            size: Size { views: vec![("meminfo".into(), text)], processors },
+            waiting: vec![n, 0],
+        };
+        let mut bytes = Vec::new();
+        resize.encode(&mut bytes);
+        // Its number stays what it is: a sandbox outlives the server that it was made by.
+        prop_assert_eq!(bytes[0], 7);
+        prop_assert_eq!(ToInit::from_bytes(&bytes), Ok(resize));
+        let resized = FromInit::Resized { request: n, errno: 28 };
+        bytes.clear();
+        resized.encode(&mut bytes);
+        prop_assert_eq!(FromInit::from_bytes(&bytes), Ok(resized));
+    }
 }

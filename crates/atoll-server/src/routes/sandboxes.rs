@@ -182,7 +182,11 @@ async fn create(
 
 /// A limit by the name it has in requests.
 fn on_the_wire(mut error: Error) -> Error {
-    let names = [("cpus", "cpuCount"), ("memory", "memoryMB"), ("disk", "diskMB")];
+    let names = [
+        ("cpus", "cpuCount"),
+        ("memory", "memoryMB"),
+        ("disk", "diskMB"),
+    ];
     if let Some(field) = error.details.get_mut("field")
         && let Some((_, name)) = names.iter().find(|(name, _)| name == field)
     {

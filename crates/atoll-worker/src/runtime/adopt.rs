@@ -104,7 +104,8 @@ impl LocalRuntime {
             let pooled = record.pooled;
             let sandbox = Sandbox::adopt(&self.shared, path.to_owned(), record, found)?;
             if pooled {
-                self.shared.pool.add(sandbox);
+                self.shared.pool.asked(&sandbox.info().template);
+                let _ = self.shared.pool.add(sandbox);
             } else {
                 self.add(&sandbox);
             }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_model::{Error, Network, Policy, PortEvent, SandboxId, SandboxInfo};
+use atoll_model::{Error, Network, Policy, PortEvent, SandboxId, SandboxInfo, SandboxSpec};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -35,10 +35,45 @@ impl LocalRuntime {
                 Place::Stopped(mut record, execs) => {
                     has_network(&record.info)?;
                     record.spec.policy = policy;
-                    let sandboxes = runtime.shared.instance.sandboxes();
-                    record.write(&sandboxes.join(record.info.id.as_str()))?;
-                    entry.set(Place::Stopped(record, execs));
-                    Ok(())
+                    runtime.rewrite(&entry, record, execs)
+                }
+                Place::Gone => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// Connects a sandbox with another network, under a policy. It holds when this returns; programs that run
+    /// keep the name servers they know. A paused one cannot be given a network: somebody inside has to write
+    /// down whom to ask for names.
+    pub async fn set_network(
+        &self,
+        id: &SandboxId,
+        network: Network,
+        policy: Policy,
+    ) -> Result<SandboxInfo, Error> {
+        let wanted = SandboxSpec {
+            network,
+            policy,
+            ..SandboxSpec::default()
+        };
+        wanted.check_network()?;
+        self.change(id, move |runtime, entry, place| async move {
+            let SandboxSpec {
+                network, policy, ..
+            } = wanted;
+            match place {
+                Place::Live(sandbox) => match (sandbox.info().network, network) {
+                    (Network::Internet, Network::Internet) => sandbox.set_policy(policy).await,
+                    (Network::None, Network::Internet) => {
+                        sandbox.connect(&runtime.shared, policy).await
+                    }
+                    (Network::Internet, Network::None) => sandbox.disconnect().await,
+                    (Network::None, Network::None) => Ok(()),
+                },
+                Place::Stopped(mut record, execs) => {
+                    record.set_network(network, policy);
+                    runtime.rewrite(&entry, record, execs)
                 }
                 Place::Gone => Ok(()),
             }

@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use atoll_jail::netns;
-use atoll_model::{Caller, Error, Network, Policy, SandboxSpec, SandboxState, WriteOptions};
+use atoll_model::{
+    Caller, Error, Network, Policy, SandboxSpec, SandboxState, Verdict, WriteOptions,
+};
 use serde::{Deserialize, Serialize};
 
-use super::{Sandbox, lock};
+use super::{Record, Sandbox, lock};
 use crate::error::jail;
 use crate::files;
 use crate::network::Link;
@@ -89,6 +91,74 @@ impl Sandbox {
         writer.commit().await.map(drop)
     }
 
+    /// Links it with what is asked for; nothing is written down yet.
+    pub(crate) async fn link_with(&self, shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
+        if spec.network == Network::None {
+            return Ok(());
+        }
+        let policy = spec.policy.clone();
+        let link = shared.network.attach(self.namespace()?, policy).await?;
+        if shared.instance.lasting.is_some() {
+            link.stay();
+        }
+        lock(&self.record).linked = Some(Linked::from(&link));
+        *lock(&self.link) = Some(Arc::new(link));
+        if self.died.borrow().is_some() {
+            self.unlink();
+        }
+        Ok(())
+    }
+
+    /// Gives it the network `internet`, under a policy.
+    pub(crate) async fn connect(
+        self: &Arc<Self>,
+        shared: &Shared,
+        policy: Policy,
+    ) -> Result<(), Error> {
+        let state = *self.state.borrow();
+        if state != SandboxState::Running {
+            return Err(state.refusal("connected"));
+        }
+        let spec = SandboxSpec {
+            network: Network::Internet,
+            policy,
+            ..SandboxSpec::default()
+        };
+        self.link_with(shared, &spec).await?;
+        if let Err(error) = self.write_network(spec.network, spec.policy) {
+            self.unlink();
+            let mut record = lock(&self.record);
+            record.linked = None;
+            record.set_network(Network::None, Policy::default());
+            return Err(error);
+        }
+        // What its own programs made of its files is their business.
+        let _ = self.tell_names().await;
+        Ok(())
+    }
+
+    /// Takes the network `internet` from it.
+    pub(crate) async fn disconnect(&self) -> Result<(), Error> {
+        let link = lock(&self.link).clone();
+        if let Some(link) = link {
+            // The link itself goes a little later; nothing passes it from here on.
+            let nothing = Policy {
+                default: Verdict::Deny,
+                ..Policy::default()
+            };
+            link.set_policy(nothing).await?;
+        }
+        self.unlink();
+        lock(&self.record).linked = None;
+        self.write_network(Network::None, Policy::default())
+    }
+
+    fn write_network(&self, network: Network, policy: Policy) -> Result<(), Error> {
+        let mut record = lock(&self.record);
+        record.set_network(network, policy);
+        record.write(&self.directory)
+    }
+
     /// What its record says of its link, and under which policy that is.
     pub(crate) fn linked(&self) -> Option<(Linked, Policy)> {
         let record = lock(&self.record);
@@ -138,5 +208,14 @@ impl Sandbox {
         let old = std::mem::replace(&mut record.spec.policy, policy);
         record.write(&self.directory)?;
         Ok(old)
+    }
+}
+
+impl Record {
+    /// Writes another network in, for now and for when it is started again.
+    pub(crate) fn set_network(&mut self, network: Network, policy: Policy) {
+        self.info.network = network;
+        self.spec.network = network;
+        self.spec.policy = policy;
     }
 }

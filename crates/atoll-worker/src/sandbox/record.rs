@@ -63,6 +63,12 @@ impl Record {
         fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
     }
 
+    /// Takes it away: who finds nothing was never told of the sandbox.
+    pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
+        let path = directory.join("record.json");
+        fs::remove_file(&path).map_err(|error| host_file("remove", &path, &error))
+    }
+
     /// Reads it back; `None` if there is none.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join("record.json");

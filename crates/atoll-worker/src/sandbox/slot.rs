@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::connection::{self, Linked};
-use super::{Record, Sandbox, TERMINALS, Variables, blocking, variables};
+use super::{Record, Sandbox, TERMINALS, Variables, blocking, size, variables};
 use crate::error::{host_file, internal, jail};
 use crate::exec::table::Table;
 use crate::init::{Init, gone};
@@ -198,11 +198,7 @@ impl Sandbox {
 
 /// Refuses what cannot be made; the template, leased.
 fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
-    spec.check_network()?;
-    spec.limits.check(atoll_model::Bytes(shared.facts.memory))?;
-    shared.instance.disk.check(spec.limits.disk)?;
-    let data = &shared.instance.directory;
-    crate::storage::Space::of(data)?.require(data)?;
+    super::check(shared, spec)?;
     let template = shared.templates.get(&spec.template);
     let template = template.map_err(|error| no_template(&error))?;
     check_mounts(spec)?;
@@ -397,14 +393,11 @@ impl Embryo {
         if wish.spec.limits == atoll_model::Limits::default() {
             return Ok(());
         }
-        let (group, limits) = (self.group.clone(), wish.plan.limits.clone());
-        let (shared, id, disk) = (Arc::clone(shared), self.id.clone(), wish.spec.limits.disk);
-        blocking(move || {
-            shared.instance.disk.limit(&id, disk)?;
-            let set = group.limit(&limits, &shared.instance.cgroups);
-            set.map_err(|error| jail(&error))
-        })
-        .await
+        let usual = atoll_model::Limits::default();
+        let from = size::plan(shared, &wish.template, (&self.id, self.ids), usual)?;
+        let from = (from.limits, usual.disk);
+        let to = (wish.plan.limits.clone(), wish.spec.limits.disk);
+        size::enforce(shared, &self.id, &self.group, from, to).await
     }
 
     /// Work that mounts the root.
@@ -661,7 +654,12 @@ fn no_template(error: &template::Error) -> Error {
     }
 }
 
-fn jail_spec(id: &SandboxId, spec: &SandboxSpec, template: &Template, ids: IdRange) -> Spec {
+pub(super) fn jail_spec(
+    id: &SandboxId,
+    spec: &SandboxSpec,
+    template: &Template,
+    ids: IdRange,
+) -> Spec {
     let meta = &template.meta;
     Spec {
         id: id.to_string(),

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Chunk, Code, Error, ExecSpec, Network, SandboxId, SandboxSpec, TerminalSize};
+use atoll_model::{
+    Chunk, Code, Error, ExecSpec, HostMount, Network, SandboxId, SandboxSpec, TerminalSize,
+};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
 use super::latency::{Stages, available, exec, run_true};
@@ -173,9 +175,14 @@ async fn warm(runtime: &LocalRuntime) -> Result<Row, Error> {
 async fn idle_gaps(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("starts from embryos");
     let mut samples = Samples::default();
-    // Other than the usual, so that no warm one fits.
-    let mut spec = SandboxSpec::default();
-    spec.limits.pids -= 1;
+    // With something of the host in it, so that no warm one fits.
+    let spec = SandboxSpec {
+        mounts: vec![HostMount {
+            source: "/usr".into(),
+            target: "/mnt".into(),
+        }],
+        ..SandboxSpec::default()
+    };
     for _ in 0..60 {
         filled(runtime, 0, 8).await?;
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -1,0 +1,153 @@
+//! How much a sandbox may use, and how it gets from one size to another while it runs: limits first, which
+//! the kernel may refuse, then what programs are told of them. What fails leaves the old size.
+
+use std::sync::Arc;
+
+use atoll_jail::plan::{self, IdRange, Size};
+use atoll_jail::wire;
+use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
+
+use super::{Record, Sandbox, blocking, lock, slot};
+use crate::error::jail;
+use crate::runtime::Shared;
+use atoll_jail::cgroup::Group;
+
+/// Refuses a size that no sandbox here can have.
+pub(crate) fn check(shared: &Shared, limits: &Limits) -> Result<(), Error> {
+    limits.check(Bytes(shared.facts.memory))?;
+    shared.instance.disk.check(limits.disk)
+}
+
+/// What a size means for control groups and programs.
+pub(super) fn plan(
+    shared: &Shared,
+    template: &crate::template::Template,
+    (id, ids): (&SandboxId, IdRange),
+    limits: Limits,
+) -> Result<Size, Error> {
+    let spec = SandboxSpec {
+        limits,
+        ..SandboxSpec::default()
+    };
+    let spec = slot::jail_spec(id, &spec, template, ids);
+    plan::size(&spec, &shared.facts).map_err(|error| jail(&error))
+}
+
+/// Has the kernel keep other limits, all of them or none.
+pub(super) async fn enforce(
+    shared: &Arc<Shared>,
+    id: &SandboxId,
+    group: &Group,
+    from: (plan::Limits, Bytes),
+    to: (plan::Limits, Bytes),
+) -> Result<(), Error> {
+    let (shared, id, group) = (Arc::clone(shared), id.clone(), group.clone());
+    blocking(move || {
+        let disk = &shared.instance.disk;
+        if from.1 != to.1 {
+            disk.limit(&id, to.1)?;
+        }
+        let changed = group.change(&from.0, &to.0, &shared.instance.cgroups);
+        if changed.is_err() && from.1 != to.1 {
+            let _ = disk.limit(&id, from.1);
+        }
+        changed.map_err(|error| refused(&error, group.usage().memory))
+    })
+    .await
+}
+
+/// Memory that is in use cannot be taken from programs.
+fn refused(error: &atoll_jail::Error, used: u64) -> Error {
+    match error {
+        atoll_jail::Error::Step { source, .. }
+            if source.kind() == std::io::ErrorKind::ResourceBusy =>
+        {
+            let message = format!(
+                "the sandbox uses {} of memory, more than it would have",
+                Bytes(used)
+            );
+            Error::new(Code::Conflict, message)
+                .remedy("end some of its programs, or choose more memory")
+                .detail("field", "memory")
+        }
+        error => jail(error),
+    }
+}
+
+impl Sandbox {
+    /// Gives it other limits, for good. They are checked.
+    pub(crate) async fn set_limits(
+        &self,
+        shared: &Arc<Shared>,
+        limits: Limits,
+    ) -> Result<(), Error> {
+        let old = lock(&self.record).info.limits;
+        self.resize(shared, old, limits).await?;
+        let written = {
+            let mut record = lock(&self.record);
+            record.set_limits(limits);
+            let written = record.write(&self.directory);
+            if written.is_err() {
+                record.set_limits(old);
+            }
+            written
+        };
+        if written.is_err() {
+            // What is written is what the next server believes.
+            let _ = self.resize(shared, limits, old).await;
+        }
+        written
+    }
+
+    /// Gets it from one size to another; what is written of it stays as it is.
+    pub(super) async fn resize(
+        &self,
+        shared: &Arc<Shared>,
+        from: Limits,
+        to: Limits,
+    ) -> Result<(), Error> {
+        if from == to {
+            return Ok(());
+        }
+        // Limits that programs are not told are worse than none: they would start what they have no room
+        // for. And a PID 1 that does not know the word would end, and its sandbox with it.
+        if !self.keeper.speaks(wire::RESIZES) {
+            let message = "the sandbox was started by an older atoll, which cannot change its size";
+            return Err(Error::new(Code::Conflict, message)
+                .remedy("stop it, change its limits, and start it again"));
+        }
+        let id = lock(&self.record).info.id.clone();
+        let planned = |limits| plan(shared, &self.template, (&id, self.ids), limits);
+        let (old, new) = (planned(from)?, planned(to)?);
+        let (was, is) = (
+            (old.limits.clone(), from.disk),
+            (new.limits.clone(), to.disk),
+        );
+        enforce(shared, &id, &self.group, was.clone(), is.clone()).await?;
+        let told = self.tell_size(new.since(&old)).await;
+        if told.is_err() {
+            let _ = enforce(shared, &id, &self.group, is, was).await;
+            let _ = self.tell_size(old.since(&new)).await;
+        }
+        told
+    }
+
+    /// Has PID 1 tell programs. Commands that begin after this know the new size.
+    async fn tell_size(&self, size: wire::Size) -> Result<(), Error> {
+        if *self.state.borrow() == SandboxState::Paused {
+            // PID 1 hears it when it goes on. A child that waits could be told its program before that.
+            self.retire_spare();
+            return self.init.resize_later(size);
+        }
+        let waiting = self.outdate_spares();
+        self.init.resize(size, waiting.into_iter().collect()).await
+    }
+}
+
+impl Record {
+    /// Writes other limits in, for now and for when it is started again.
+    pub(crate) fn set_limits(&mut self, limits: Limits) {
+        self.info.limits = limits;
+        self.spec.limits = limits;
+    }
+}
