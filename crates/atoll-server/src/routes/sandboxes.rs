@@ -190,7 +190,7 @@ fn on_the_wire(mut error: Error) -> Error {
     if let Some(field) = error.details.get_mut("field")
         && let Some((_, name)) = names.iter().find(|(name, _)| name == field)
     {
-        name.clone_into(field);
+        *field = (*name).to_owned();
     }
     error
 }

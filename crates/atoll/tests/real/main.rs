@@ -8,6 +8,7 @@
     reason = "a test fails where something is not as it should be"
 )]
 
+mod api;
 mod attacks;
 mod cli;
 mod disk;

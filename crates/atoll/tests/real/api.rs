@@ -1,0 +1,9 @@
+//! The API, asked over HTTP of the binary that users run. Answers to single requests are in `api/cases.txt`.
+
+mod access;
+mod cases;
+mod client;
+mod lasting;
+mod lifetimes;
+
+pub use client::{Client, Server};

@@ -1,0 +1,216 @@
+//! Who may do what: every route, asked by everybody who should not get there.
+
+use serde_json::{Value, json};
+
+use super::{Client, Server};
+
+/// Whether a key that may only look may do it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    Read,
+    All,
+    Admin,
+}
+
+/// Every route. `ID` is a sandbox, `EXEC` a command of it.
+const ROUTES: &[(&str, &str, Needs)] = &[
+    ("GET", "/health", Needs::Nothing),
+    ("GET", "/healthz", Needs::Nothing),
+    ("GET", "/readyz", Needs::Nothing),
+    ("GET", "/sandboxes", Needs::Read),
+    ("POST", "/sandboxes", Needs::All),
+    ("GET", "/sandboxes/ID", Needs::Read),
+    ("PATCH", "/sandboxes/ID", Needs::All),
+    ("POST", "/sandboxes/ID/timeout", Needs::All),
+    ("POST", "/sandboxes/ID/keepalive", Needs::All),
+    ("POST", "/sandboxes/ID/pause", Needs::All),
+    ("POST", "/sandboxes/ID/resume", Needs::All),
+    ("POST", "/sandboxes/ID/stop", Needs::All),
+    ("POST", "/sandboxes/ID/start", Needs::All),
+    ("POST", "/sandboxes/ID/restart", Needs::All),
+    ("PUT", "/sandboxes/ID/network", Needs::All),
+    ("GET", "/sandboxes/ID/ports", Needs::Read),
+    ("GET", "/sandboxes/ID/metrics", Needs::Read),
+    ("GET", "/sandboxes/ID/commands", Needs::Read),
+    ("POST", "/sandboxes/ID/commands", Needs::All),
+    ("GET", "/sandboxes/ID/commands/EXEC", Needs::Read),
+    ("GET", "/sandboxes/ID/commands/EXEC/wait", Needs::Read),
+    ("GET", "/sandboxes/ID/commands/EXEC/output", Needs::Read),
+    ("POST", "/sandboxes/ID/commands/EXEC/signal", Needs::All),
+    ("POST", "/sandboxes/ID/commands/EXEC/stdin", Needs::All),
+    (
+        "POST",
+        "/sandboxes/ID/commands/EXEC/stdin/close",
+        Needs::All,
+    ),
+    ("GET", "/sandboxes/ID/files?path=/etc/hostname", Needs::Read),
+    ("PUT", "/sandboxes/ID/files?path=f", Needs::All),
+    ("DELETE", "/sandboxes/ID/files?path=f", Needs::All),
+    ("GET", "/sandboxes/ID/files/list?path=/etc", Needs::Read),
+    ("GET", "/sandboxes/ID/files/stat?path=/etc", Needs::Read),
+    ("POST", "/sandboxes/ID/files/mkdir", Needs::All),
+    ("POST", "/sandboxes/ID/files/rename", Needs::All),
+    ("POST", "/sandboxes/ID/files/move", Needs::All),
+    ("POST", "/sandboxes/ID/files/copy", Needs::All),
+    ("POST", "/sandboxes/ID/files/chmod", Needs::All),
+    ("POST", "/sandboxes/ID/files/chown", Needs::All),
+    ("GET", "/sessions", Needs::Read),
+    ("GET", "/keys", Needs::All),
+    ("POST", "/keys", Needs::All),
+    ("DELETE", "/keys/key_aaaaabbbbbcccccddddd", Needs::All),
+    ("GET", "/orgs", Needs::Read),
+    ("POST", "/orgs", Needs::Admin),
+    ("GET", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Read),
+    ("PATCH", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Admin),
+    // Last: it takes the sandbox away.
+    ("DELETE", "/sandboxes/ID", Needs::All),
+];
+
+/// A body that every check but that of the caller lets through.
+fn body(path: &str) -> Value {
+    let last = path.split('?').next().unwrap().rsplit('/').next().unwrap();
+    match last {
+        "timeout" => json!({ "timeout": 300 }),
+        "commands" => json!({ "cmd": "true" }),
+        "signal" => json!({ "signal": 15 }),
+        "mkdir" => json!({ "path": "d" }),
+        "rename" | "move" | "copy" => json!({ "from": "a", "to": "b" }),
+        "chmod" => json!({ "path": "a", "mode": "600" }),
+        "chown" => json!({ "path": "a", "owner": "user", "group": "user" }),
+        "keys" | "orgs" => json!({ "name": "x" }),
+        _ => json!({}),
+    }
+}
+
+async fn ask(client: &Client, method: &str, path: &str) -> (u16, String) {
+    let headers = [("content-type", "application/json")];
+    let text = if path.contains("/stdin") || method == "GET" || path.contains("/files?") {
+        String::new()
+    } else {
+        body(path).to_string()
+    };
+    let answer = client.send(method, path, &headers, text).await;
+    let code = if answer.status >= 400 {
+        answer.refusal().1
+    } else {
+        String::new()
+    };
+    (answer.status, code)
+}
+
+async fn key(client: &Client, body: Value) -> String {
+    let made = client.post("/keys", &body).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    made.json()["key"].as_str().unwrap().to_owned()
+}
+
+/// A key of another org, made by hand in the database's own way: the operator's socket makes orgs, and keys
+/// belong to the caller's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_refuses_whoever_may_not() {
+    let server = Server::start().await;
+    let admin = server.client();
+    let id = admin.sandbox(&json!({ "timeout": 0 })).await;
+    let begun = json!({ "cmd": "sleep 600", "background": true, "openStdin": true });
+    let begun = admin
+        .post(&format!("/sandboxes/{id}/commands"), &begun)
+        .await;
+    let exec = begun.json()["execID"].as_str().unwrap().to_owned();
+
+    let reader = admin.with_key(Some(
+        &key(&admin, json!({ "name": "r", "scope": "sandbox:read" })).await,
+    ));
+    let user = admin.with_key(Some(&key(&admin, json!({ "name": "u" })).await));
+    let revoked = key(&admin, json!({ "name": "gone" })).await;
+    let listed = admin.get("/keys").await.array();
+    let gone = listed.iter().find(|key| key["name"] == "gone").unwrap();
+    let path = format!("/keys/{}", gone["keyID"].as_str().unwrap());
+    assert_eq!(admin.delete(&path).await.status, 204);
+    assert_eq!(admin.delete(&path).await.status, 404);
+    let strangers = [
+        ("nobody", admin.with_key(None), (401, "UNAUTHENTICATED")),
+        (
+            "a revoked key",
+            admin.with_key(Some(&revoked)),
+            (403, "PERMISSION_DENIED"),
+        ),
+        (
+            "a made-up key",
+            admin.with_key(Some(&format!("atl_{}", "0".repeat(64)))),
+            (403, "PERMISSION_DENIED"),
+        ),
+        (
+            "nonsense",
+            admin.with_key(Some("x")),
+            (403, "PERMISSION_DENIED"),
+        ),
+    ];
+    for (method, path, needs) in ROUTES {
+        let path = path.replace("ID", &id).replace("EXEC", &exec);
+        for (who, client, expected) in &strangers {
+            let (status, code) = ask(client, method, &path).await;
+            if *needs == Needs::Nothing {
+                assert_eq!(status, 200, "{who}: {method} {path}");
+            } else {
+                assert_eq!((status, code.as_str()), *expected, "{who}: {method} {path}");
+            }
+        }
+        if matches!(needs, Needs::All | Needs::Admin) {
+            let (status, code) = ask(&reader, method, &path).await;
+            assert_eq!(
+                (status, code.as_str()),
+                (403, "PERMISSION_DENIED"),
+                "a reader: {method} {path}"
+            );
+        }
+        if *needs == Needs::Admin {
+            let (status, code) = ask(&user, method, &path).await;
+            assert_eq!(
+                (status, code.as_str()),
+                (403, "PERMISSION_DENIED"),
+                "a user: {method} {path}"
+            );
+        }
+    }
+    // Nobody of them did anything.
+    let info = admin.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running");
+    // Who may only look may look.
+    for (method, path, needs) in ROUTES {
+        if *needs == Needs::Read && !path.contains("output") && !path.contains("wait") {
+            let path = path.replace("ID", &id).replace("EXEC", &exec);
+            let (status, code) = ask(&reader, method, &path).await;
+            assert!(
+                status == 200 || code == "ORG_NOT_FOUND",
+                "a reader: {method} {path} {status} {code}"
+            );
+        }
+    }
+    // A key no more powerful than its maker.
+    let made = user
+        .post("/keys", &json!({ "name": "a", "scope": "admin" }))
+        .await;
+    assert_eq!(made.refusal().0, 403);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operators_socket_needs_no_key_and_is_roots_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let server = Server::start().await;
+    for name in ["run/api.sock", "admin.key"] {
+        let path = server.data().join(name);
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+    let mut ask = std::process::Command::new("curl");
+    ask.args(["-s", "--unix-socket"])
+        .arg(server.data().join("run/api.sock"))
+        .arg("http://localhost/keys");
+    let said = atoll_testkit::run(&mut ask);
+    let keys: Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!(keys[0]["name"], "admin");
+    assert!(keys[0]["key"].is_null());
+    server.close().await;
+}

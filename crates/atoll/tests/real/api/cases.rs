@@ -1,0 +1,123 @@
+use bytes::Bytes;
+use serde_json::json;
+
+use super::Server;
+
+/// One case of the file.
+#[derive(Debug, Default)]
+struct Case {
+    name: String,
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: String,
+    /// Status, and for failures the code and the field.
+    expected: Vec<String>,
+    parts: Vec<String>,
+}
+
+fn parse(text: &str) -> Vec<Case> {
+    let paragraphs = text.split("\n\n").skip(1);
+    paragraphs
+        .map(|paragraph| {
+            let mut case = Case::default();
+            for line in paragraph.lines() {
+                if let Some(name) = line.strip_prefix("# ") {
+                    name.clone_into(&mut case.name);
+                } else if case.method.is_empty() {
+                    let (method, path) = line.split_once(' ').unwrap();
+                    (case.method, case.path) = (method.into(), path.into());
+                } else if let Some(expected) = line.strip_prefix("=> ") {
+                    case.expected = expected.split(' ').map(ToOwned::to_owned).collect();
+                } else if !case.expected.is_empty() {
+                    case.parts.push(line.to_owned());
+                } else if let Some((name, value)) = header(line) {
+                    case.headers.push((name.into(), value.into()));
+                } else {
+                    line.clone_into(&mut case.body);
+                }
+            }
+            case
+        })
+        .collect()
+}
+
+fn header(line: &str) -> Option<(&str, &str)> {
+    let (name, value) = line.split_once(": ")?;
+    let plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+    plain.then_some((name, value))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_request_gets_its_answer() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let cases = parse(include_str!("cases.txt"));
+    assert!(cases.len() > 50, "{}", cases.len());
+    for case in cases {
+        let mut headers: Vec<(&str, &str)> = case
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        if !headers.iter().any(|(name, _)| *name == "content-type") {
+            headers.push(("content-type", "application/json"));
+        }
+        let path = case.path.replace("ID", &id);
+        let answer = client
+            .send(
+                &case.method,
+                &path,
+                &headers,
+                Bytes::from(case.body.clone()),
+            )
+            .await;
+        let text = String::from_utf8_lossy(&answer.body).into_owned();
+        let told = format!("{}: {} {text}", case.name, answer.status);
+        assert_eq!(answer.status.to_string(), case.expected[0], "{told}");
+        assert!(answer.headers.contains_key("x-request-id"), "{told}");
+        if answer.status >= 400 {
+            let body = answer.json();
+            assert!(
+                body["request_id"].as_str().unwrap().starts_with("req_"),
+                "{told}"
+            );
+            assert!(!body["error"].as_str().unwrap().is_empty(), "{told}");
+            let (_, code, field) = answer.refusal();
+            assert_eq!(Some(&code), case.expected.get(1), "{told}");
+            if let Some(expected) = case.expected.get(2) {
+                assert_eq!(&field, expected, "{told}");
+            }
+        }
+        for part in &case.parts {
+            assert!(text.contains(part), "{told}\nlacks {part}");
+        }
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_go_in_and_out_as_they_are() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let bytes: Bytes = (0..3_u32 << 20)
+        .map(|number| (number % 251) as u8)
+        .collect();
+    let path = format!("/sandboxes/{id}/files?path=/home/user/big");
+    let written = client.send("PUT", &path, &[], bytes.clone()).await;
+    assert_eq!(written.status, 200, "{written:?}");
+    let read = client.get(&path).await;
+    assert!(read.body == bytes);
+    for (name, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("content-disposition", "attachment"),
+        ("content-security-policy", "sandbox"),
+    ] {
+        assert_eq!(read.headers[name], value);
+    }
+    server.close().await;
+}

@@ -1,0 +1,149 @@
+//! A server that is killed loses nothing that it told anybody.
+
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+
+use super::{Client, Server};
+
+/// Reads server-sent events until the command's end or until the server is gone: bytes, and the last position.
+async fn follow(client: &Client, path: &str, output: &mut Vec<u8>, after: &mut u64) -> bool {
+    let path = format!("{path}?encoding=base64&after={after}");
+    let mut body = client
+        .open("GET", &path, &[], bytes::Bytes::new())
+        .await
+        .into_body();
+    let mut text = String::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        if let Ok(data) = frame.into_data() {
+            text.push_str(std::str::from_utf8(&data).unwrap());
+        }
+        while let Some((event, rest)) = text.split_once("\n\n") {
+            let field = |name: &str| {
+                let line = event.lines().find_map(|line| line.strip_prefix(name));
+                line.unwrap_or_default().trim().to_owned()
+            };
+            let kind = field("event:");
+            if kind == "stdout" || kind == "stderr" {
+                let data: Value = serde_json::from_str(&field("data:")).unwrap();
+                assert_eq!(data["position"], *after, "neither a gap nor a repetition");
+                output.extend(decode(data["base64"].as_str().unwrap()));
+                *after = field("id:").parse().unwrap();
+            }
+            assert_ne!(kind, "gap");
+            if kind == "exit" {
+                return true;
+            }
+            text = rest.to_owned();
+        }
+    }
+    false
+}
+
+fn decode(text: &str) -> Vec<u8> {
+    let digit = |letter: u8| -> u32 {
+        match letter {
+            b'A'..=b'Z' => u32::from(letter - b'A'),
+            b'a'..=b'z' => u32::from(letter - b'a') + 26,
+            b'0'..=b'9' => u32::from(letter - b'0') + 52,
+            b'+' => 62,
+            _ => 63,
+        }
+    };
+    let mut bytes = Vec::new();
+    for four in text.as_bytes().chunks(4) {
+        let known = four.iter().filter(|letter| **letter != b'=').count();
+        let value = four
+            .iter()
+            .fold(0, |value, letter| value << 6 | digit(*letter));
+        bytes.extend_from_slice(&value.to_be_bytes()[1..known]);
+    }
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_on_after_kills_without_gap_or_repetition() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let line = "i=0; while [ $i -lt 3000 ]; do echo line $i; i=$((i+1)); [ $((i % 100)) = 0 ] && sleep 0.05; done";
+    let begun = json!({ "cmd": line, "background": true, "tag": "lines" });
+    let begun = client
+        .post(&format!("/sandboxes/{id}/commands"), &begun)
+        .await;
+    assert_eq!(begun.status, 202, "{begun:?}");
+    let path = "/sandboxes/web/commands/tag:lines/output";
+    let (mut output, mut after) = (Vec::new(), 0);
+    for _ in 0..4 {
+        let client = server.client();
+        let reading = follow(&client, path, &mut output, &mut after);
+        // In the middle of it.
+        let _ = tokio::time::timeout(std::time::Duration::from_millis(300), reading).await;
+        server.kill_and_start();
+    }
+    let client = server.client();
+    assert!(follow(&client, path, &mut output, &mut after).await);
+    let expected: String = (0..3000).map(|number| format!("line {number}\n")).collect();
+    assert!(
+        output == expected.as_bytes(),
+        "{} bytes of {}",
+        output.len(),
+        expected.len()
+    );
+    // The rest is as it was.
+    let info = client.get("/sandboxes/web").await.json();
+    assert_eq!(
+        (&info["sandboxID"], &info["state"]),
+        (&json!(id), &json!("running"))
+    );
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graceful_end_leaves_sandboxes_running() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo here > ~/f").await;
+    server.end();
+    server.kill_and_start();
+    let client = server.client();
+    assert_eq!(client.line(&id, "cat ~/f").await, "here\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo here > ~/f").await;
+    // Its PID 1, from outside.
+    let host = std::fs::read_dir("/proc").unwrap().flatten().find(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        line.starts_with("atoll-init") && line.contains(&id)
+    });
+    let pid: i32 = host.unwrap().file_name().to_str().unwrap().parse().unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+    let path = format!("/sandboxes/{id}");
+    let stopped = async {
+        loop {
+            let info = client.get(&path).await.json();
+            if info["state"] == "stopped" {
+                return info;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    let info = tokio::time::timeout(crate::world::DEADLINE, stopped)
+        .await
+        .unwrap();
+    assert_eq!(info["reason"], "exited");
+    let started = client.post(&format!("{path}/start"), &json!({})).await;
+    assert_eq!(started.status, 200, "{started:?}");
+    assert_eq!(client.line(&id, "cat ~/f").await, "here\n");
+    server.close().await;
+}

@@ -1,0 +1,155 @@
+//! When a sandbox's time is up, and what happens then.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{Client, Server};
+use crate::world::DEADLINE;
+
+async fn state(client: &Client, id: &str) -> Value {
+    let answer = client.get(&format!("/sandboxes/{id}")).await;
+    if answer.status == 404 {
+        return "gone".into();
+    }
+    answer.json()["state"].clone()
+}
+
+/// Waits until a sandbox is in a state.
+async fn becomes(client: &Client, id: &str, expected: &str) {
+    let waiting = async {
+        while state(client, id).await != expected {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let done = tokio::time::timeout(DEADLINE, waiting).await;
+    assert!(done.is_ok(), "{id} did not become {expected}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_the_end_of_its_time_it_goes_stops_or_pauses() {
+    let server = Server::start().await;
+    let client = server.client();
+    let mut ids = Vec::new();
+    for (ending, after) in [
+        ("destroy", "gone"),
+        ("stop", "stopped"),
+        ("pause", "paused"),
+    ] {
+        let asked = json!({ "timeout": 1, "onTimeout": ending });
+        ids.push((client.sandbox(&asked).await, after));
+    }
+    let long = client.sandbox(&json!({ "timeout": 0 })).await;
+    for (id, after) in &ids {
+        becomes(&client, id, after).await;
+    }
+    assert_eq!(state(&client, &long).await, "running");
+    // A use of the paused one lets it go on, with no time of its own left: for a moment.
+    let (paused, _) = &ids[2];
+    let resumed = client
+        .post(
+            &format!("/sandboxes/{paused}/resume"),
+            &json!({ "timeout": 600 }),
+        )
+        .await;
+    assert_eq!(resumed.json()["state"], "running");
+    assert_eq!(client.line(paused, "echo on").await, "on\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 600 })).await;
+    let path = format!("/sandboxes/{id}");
+    let before = client.get(&path).await.json()["endAt"].clone();
+    let asked = json!({ "timeout": 2 });
+    let after = client.post(&format!("{path}/timeout"), &asked).await.json()["endAt"].clone();
+    assert!(after.as_str() < before.as_str(), "{before} {after}");
+    server.kill_and_start();
+    let client = server.client();
+    assert!(
+        ["running", "gone"]
+            .map(Value::from)
+            .contains(&state(&client, &id).await)
+    );
+    becomes(&client, &id, "gone").await;
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_used_is_not_idle() {
+    let server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
+    let (used, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
+    // A command that runs is a use all the time.
+    let begun = json!({ "cmd": "sleep 600", "background": true, "tag": "long" });
+    let begun = client
+        .post(&format!("/sandboxes/{used}/commands"), &begun)
+        .await;
+    assert_eq!(begun.status, 202);
+    becomes(&client, &idle, "stopped").await;
+    assert_eq!(state(&client, &used).await, "running");
+    // Questions about it are none.
+    let path = format!("/sandboxes/{used}/commands/tag:long/signal");
+    assert_eq!(
+        client.post(&path, &json!({ "signal": 9 })).await.status,
+        204
+    );
+    becomes(&client, &used, "stopped").await;
+    // Its files are there.
+    let started = client
+        .post(&format!("/sandboxes/{idle}/start"), &json!({}))
+        .await;
+    assert_eq!(started.json()["state"], "running");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_one_goes_on_when_used_or_says_how() {
+    let server = Server::start().await;
+    let client = server.client();
+    for (wakes, expected) in [(true, 200), (false, 409)] {
+        let id = client.sandbox(&json!({ "autoResume": wakes })).await;
+        let paused = client
+            .post(&format!("/sandboxes/{id}/pause"), &json!({}))
+            .await;
+        assert_eq!(paused.json()["state"], "paused");
+        assert!(paused.json()["endAt"].is_null());
+        let path = format!("/sandboxes/{id}/commands");
+        let run = client.post(&path, &json!({ "cmd": "echo on" })).await;
+        assert_eq!(run.status, expected, "{run:?}");
+        if !wakes {
+            assert_eq!(run.refusal().1, "SANDBOX_PAUSED");
+            assert!(run.json()["remedy"].as_str().unwrap().contains("resume"));
+        }
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_deletes_one_does_it() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let deletes: Vec<_> = (0..10)
+        .map(|_| {
+            let (client, path) = (client.clone(), format!("/sandboxes/{id}"));
+            tokio::spawn(async move { client.delete(&path).await.status })
+        })
+        .collect();
+    let mut told = Vec::new();
+    for delete in deletes {
+        told.push(delete.await.unwrap());
+    }
+    told.sort_unstable();
+    assert_eq!(told[0], 204, "{told:?}");
+    assert!(told[1..].iter().all(|status| *status == 404), "{told:?}");
+    // It is history.
+    let history = client.get("/sessions").await.array();
+    assert_eq!(history[0]["sandboxID"], id);
+    assert!(history[0]["deletedAt"].is_string());
+    server.close().await;
+}
