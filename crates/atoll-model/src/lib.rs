@@ -17,7 +17,7 @@ mod tests;
 pub use error::{Category, Code, Error};
 pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
-pub use id::{ExecId, SandboxId};
+pub use id::{ExecId, RunName, SandboxId};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };

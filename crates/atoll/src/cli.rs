@@ -4,7 +4,9 @@ mod bench;
 mod df;
 mod doctor;
 mod gc;
+mod ls;
 mod progress;
+mod rm;
 mod run;
 mod template;
 
@@ -39,6 +41,8 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Run>),
+    Ls(ls::Ls),
+    Rm(rm::Rm),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -70,6 +74,8 @@ pub(crate) fn main() -> ExitCode {
     let done = match command {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
+        Command::Ls(ls) => ls.run(&config),
+        Command::Rm(rm) => rm.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),

@@ -13,7 +13,8 @@ use crate::config::Config;
 
 /// Remove what dead runs left behind: processes, control groups, files.
 ///
-/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep.
+/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep and what runs
+/// with a name have to tell (atoll rm removes those).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll gc            what runs of this data directory left
