@@ -75,7 +75,8 @@ pub(crate) fn main() -> ExitCode {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
         Command::Ls(ls) => ls.run(&config),
-        Command::Rm(rm) => rm.run(&config),
+        // Each name may fail by itself.
+        Command::Rm(rm) => return rm.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),

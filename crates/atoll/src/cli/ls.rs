@@ -101,8 +101,7 @@ async fn look(place: &Place, config: &Config) -> Option<Line> {
     }
     let unknown = match (seen.served, seen.alive) {
         (Some(pid), _) if !minds(&place.directory, pid) => State::Attached,
-        (Some(_), _) => State::Running,
-        (None, true) => State::Running,
+        (Some(_), _) | (None, true) => State::Running,
         (None, false) => State::Lost,
     };
     Some(line(place, written, unknown))

@@ -22,7 +22,7 @@ pub(crate) struct Rm {
 }
 
 impl Rm {
-    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+    pub(crate) fn run(&self, config: &Config) -> ExitCode {
         let mut failed = None;
         for name in &self.names {
             match block_on(remove(name, config)) {
@@ -33,7 +33,7 @@ impl Rm {
                 }
             }
         }
-        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+        failed.map_or(ExitCode::SUCCESS, ExitCode::from)
     }
 }
 

@@ -354,13 +354,11 @@ async fn on_terminal(control: &Control, signals: &mut Signals) -> Result<ExecSta
     let _raw = terminal::Raw::new()?;
     pass_input(control);
     let shown = async {
-        match terminal::show(control, control.output(0)).await? {
-            Some(status) => Ok(status),
-            None => {
-                control.signal(SignalKind::hangup().as_raw_value()).await?;
-                Ok(control.wait().await)
-            }
+        if let Some(status) = terminal::show(control, control.output(0)).await? {
+            return Ok(status);
         }
+        control.signal(SignalKind::hangup().as_raw_value()).await?;
+        Ok(control.wait().await)
     };
     tokio::select! {
         status = shown => status,

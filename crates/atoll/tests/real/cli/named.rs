@@ -136,6 +136,7 @@ fn two_runs_whose_clients_are_killed_again_and_again_are_read_whole() {
                 client
             })
             .collect();
+        // Each time at another point.
         std::thread::sleep(Duration::from_millis(30 * turn));
         for client in clients {
             kill(client, Signal::KILL);
@@ -154,7 +155,7 @@ fn two_runs_whose_clients_are_killed_again_and_again_are_read_whole() {
 fn what_ended_while_nobody_was_there_is_listed_kept_by_gc_and_told() {
     let named = Named::new("ended");
     kill(
-        named.begin(&[], "echo out; echo err >&2; exit 9"),
+        named.begin(&[], "echo out; echo err >&2; sleep 2; exit 9"),
         Signal::KILL,
     );
     let tag = named.tag();

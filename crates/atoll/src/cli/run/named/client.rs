@@ -110,12 +110,15 @@ impl Client<'_> {
     /// Our own terminal becomes the command's, with what it showed before.
     async fn show(&self, control: &Control, signals: &mut Signals) -> Result<ExecStatus, Away> {
         let size = terminal::size()?;
+        let _raw = terminal::Raw::new()?;
         let output = if self.fresh {
             control.output(0)
         } else {
             let attached = control.attach()?;
             let mut screen = tokio::io::stdout();
             let shown = async {
+                // The replay is for an empty screen.
+                screen.write_all(b"\x1b[H\x1b[2J").await?;
                 screen.write_all(&attached.replay).await?;
                 screen.flush().await
             };
@@ -123,7 +126,6 @@ impl Client<'_> {
             control.resize(size)?;
             attached.output
         };
-        let _raw = terminal::Raw::new()?;
         self.pass_input(control);
         tokio::select! {
             shown = terminal::show(control, output) => shown?.ok_or(Away::Hangup),
