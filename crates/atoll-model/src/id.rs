@@ -86,6 +86,57 @@ ids! {
     RequestId = "req_", "a request";
 }
 
+/// What a run is called by who starts it: a DNS label, and a directory's name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RunName(String);
+
+impl RunName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for RunName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let letters = text
+            .bytes()
+            .all(|byte| LETTERS.contains(&byte) || byte == b'-');
+        if letters && (1..=63).contains(&text.len()) && !text.starts_with('-') {
+            return Ok(Self(text.to_owned()));
+        }
+        Err(Error::invalid(
+            "name",
+            format!(
+                "{text:?} is not a name: it is 1 to 63 of a-z 0-9 -, and does not begin with -"
+            ),
+            "choose one like nightly-build",
+        ))
+    }
+}
+
+impl TryFrom<String> for RunName {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self, Error> {
+        text.parse()
+    }
+}
+
+impl From<RunName> for String {
+    fn from(name: RunName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for RunName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// Characters of `[a-z0-9]` from the system's random source.
 fn random(length: usize) -> String {
     let mut text = String::with_capacity(length);

@@ -19,7 +19,7 @@ mod tests;
 pub use error::{Category, Code, Error};
 pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
-pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, SandboxId, SessionId};
+pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,

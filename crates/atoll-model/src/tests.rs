@@ -166,3 +166,17 @@ proptest! {
         prop_assert_eq!(number.to_string().parse::<Bytes>(), Ok(Bytes(number)));
     }
 }
+
+#[test]
+fn a_name_of_a_run_is_a_label_that_can_be_a_directory() {
+    let long = "x".repeat(63);
+    for name in ["a", "0", "nightly-build", "a-", &long] {
+        assert_eq!(name.parse::<RunName>().map(String::from), Ok(name.into()));
+    }
+    let longer = "x".repeat(64);
+    for name in ["", "-a", "A", "a.b", "a/b", "..", "a b", "\u{e9}", &longer] {
+        let error = name.parse::<RunName>().expect_err(name);
+        assert_eq!(error.details["field"], "name");
+        assert!(error.remedy.is_some());
+    }
+}

@@ -217,7 +217,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     if !sandbox.busy.is_crowded() {
         tokio::spawn(Sandbox::refill(sandbox));
     }
-    Ok(control.exec())
+    Ok(control.follow())
 }
 
 /// What a command reads and writes beside the two pipes every child has.
@@ -444,7 +444,8 @@ impl Control {
         self.shared.info()
     }
 
-    fn exec(self) -> Exec {
+    /// Everything it wrote and will write, as who started it had it.
+    pub fn follow(self) -> Exec {
         let output = |stream| Output::new(self.output(0), stream);
         Exec {
             pid: self.shared.pid,
@@ -463,6 +464,11 @@ impl Control {
     /// The position from which its output is still whole, and the end of it so far.
     pub fn kept(&self) -> (u64, u64) {
         self.shared.log.bounds()
+    }
+
+    /// Nobody saw how it ended: its sandbox was gone before the end was written down.
+    pub fn is_lost(&self) -> bool {
+        self.shared.closed() && self.shared.record(|record| record.status.is_none())
     }
 
     /// Waits for its end.
@@ -518,6 +524,11 @@ impl Control {
     /// be less than was offered.
     pub fn write_input(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         self.stdin()?.write(offset, bytes)
+    }
+
+    /// How many bytes of standard input were taken so far; nothing of a terminal.
+    pub fn input_taken(&self) -> Option<u64> {
+        self.shared.input.as_ref().map(Input::taken)
     }
 
     /// Writes all of it to its standard input or terminal, waiting for the command to read.

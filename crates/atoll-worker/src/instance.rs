@@ -4,6 +4,8 @@
 //! by it (and by its keeper) for as long as it lives. Whose lock can be had is dead: then, and only
 //! then, may its control groups and files be taken away.
 
+pub mod named;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -147,12 +149,36 @@ impl Instance {
     /// Takes everything of this instance away. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
         self.disk.close();
-        dismantle(&self.tag, &self.directory, &self.cgroups)
+        if self.lasting.is_none() {
+            return dismantle(&self.tag, &self.directory, &self.cgroups);
+        }
+        // A keeper that we did not start is on its way out, and in one of these.
+        self.cgroups.destroy().map_err(|error| jail(&error))?;
+        storage::dismantle(&self.directory)?;
+        // At once, so that whoever comes now finds either all of it or a free name.
+        let aside = named::aside(&self.directory, &self.tag);
+        fs::rename(&self.directory, &aside)
+            .map_err(|error| host_file("move to", &aside, &error))?;
+        dismantle(&self.tag, &aside, &self.cgroups)
     }
 }
 
 /// Makes sure that nobody else serves a data directory.
 pub(crate) fn lock_data(data: &Path) -> Result<File, Error> {
+    loop {
+        let file = try_lock_data(data)?;
+        // Somebody may have removed the directory between our opening and our locking it.
+        let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
+        use std::os::unix::fs::MetadataExt;
+        if let (Ok(ours), Ok(there)) = (ours, there)
+            && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+        {
+            return Ok(file);
+        }
+    }
+}
+
+fn try_lock_data(data: &Path) -> Result<File, Error> {
     data_directory(data)?;
     let path = data.join("lock");
     let opened = OpenOptions::new()
@@ -168,6 +194,7 @@ pub(crate) fn lock_data(data: &Path) -> Result<File, Error> {
         let _ = file.read_to_string(&mut holder);
         let message = format!("{} is served by process {}", data.display(), holder.trim());
         return Err(Error::new(Code::Conflict, message)
+            .detail("pid", holder.trim())
             .remedy("end that one first, or choose another data directory"));
     }
     let written = file
@@ -382,6 +409,9 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
             }
         }
     }
+    if let Scope::Below(data) = scope {
+        collected.problems.extend(named::sweep(data));
+    }
     collected.instances.sort();
     collected.instances.dedup();
     Ok(collected)
@@ -416,9 +446,11 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     use std::os::unix::ffi::OsStringExt;
     let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
     let own = read_tag(&directory);
-    let lasting = own.is_some();
+    // One that died before its tag was written down is told by where it is.
+    let lasting = own.is_some() || named::holds(&directory);
     if let Scope::Below(data) = scope
         && !directory.starts_with(data.join("runs"))
+        && !directory.starts_with(data.join(named::DIRECTORY))
         && !(lasting && directory == data)
     {
         return Ok(false);

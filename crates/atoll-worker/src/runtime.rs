@@ -866,10 +866,20 @@ impl LocalRuntime {
     /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
     /// everything of its instance away.
     pub async fn close(self) -> Result<(), Error> {
+        let lasting = self.shared.instance.lasting.is_some();
+        self.finish(lasting).await
+    }
+
+    /// Ends the runtime for good: deletes its sandboxes and takes everything of its instance away, the data
+    /// directory of a lasting one included.
+    pub async fn take_away(self) -> Result<(), Error> {
+        self.finish(false).await
+    }
+
+    async fn finish(self, lasting: bool) -> Result<(), Error> {
         self.shared.busy.quiet().await;
         Pool::close(&self.shared).await;
         Nursery::close(&self.shared).await;
-        let lasting = self.shared.instance.lasting.is_some();
         if !lasting {
             let ids: Vec<SandboxId> = self.sandboxes().keys().cloned().collect();
             for id in ids {
@@ -887,7 +897,7 @@ impl LocalRuntime {
             }
         }
         self.shared.keeper.stop(lasting).await;
-        if let Some(own) = &self.shared.instance.lasting {
+        if lasting && let Some(own) = &self.shared.instance.lasting {
             self.shared.network.leave().await?;
             // The next server may come, whoever still holds something of ours.
             return own

@@ -113,6 +113,12 @@ pub fn require(storage: Storage, facts: &Facts) -> Result<(), Error> {
     }
 }
 
+/// What a data directory was opened with last, if ever.
+pub fn kind(data: &Path) -> Option<Storage> {
+    let text = fs::read_to_string(data.join("storage.kind")).ok()?;
+    text.parse().ok()
+}
+
 /// What a data directory has, which stays as it is as long as there are sandboxes.
 pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
     let path = data.join("storage.kind");

@@ -4,7 +4,9 @@ mod bench;
 mod df;
 mod doctor;
 mod gc;
+mod ls;
 mod progress;
+mod rm;
 mod run;
 mod serve;
 mod template;
@@ -42,6 +44,8 @@ struct Arguments {
 enum Command {
     Run(Box<run::Run>),
     Serve(serve::Serve),
+    Ls(ls::Ls),
+    Rm(rm::Rm),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -74,6 +78,9 @@ pub(crate) fn main() -> ExitCode {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
         Command::Serve(serve) => serve.run(&config),
+        Command::Ls(ls) => ls.run(&config),
+        // Each name may fail by itself.
+        Command::Rm(rm) => return rm.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),

@@ -147,8 +147,8 @@ pub struct Output {
     stream: Stream,
     /// Bytes that did not fit.
     rest: Vec<u8>,
-    /// Some were given up before they were read.
-    gap: bool,
+    /// How many bytes, of both streams, were given up before they were read.
+    lost: u64,
 }
 
 impl Output {
@@ -157,8 +157,13 @@ impl Output {
             reader,
             stream,
             rest: Vec::new(),
-            gap: false,
+            lost: 0,
         }
+    }
+
+    /// How many bytes, of both streams together, were not kept until they could be read.
+    pub fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// Reads some; 0 at the end.
@@ -180,7 +185,7 @@ impl Output {
                 Some(Chunk::Data { stream, bytes, .. }) if stream == self.stream => {
                     return Ok(bytes);
                 }
-                Some(Chunk::Gap { .. }) => self.gap = true,
+                Some(Chunk::Gap { from, to }) => self.lost += to - from,
                 Some(Chunk::Data { .. }) => {}
                 Some(Chunk::Exit(_)) | None => break,
             }
@@ -198,7 +203,7 @@ impl Output {
                 std::mem::take(&mut self.rest)
             };
             if bytes.is_empty() {
-                return Ok(truncated || self.gap);
+                return Ok(truncated || self.lost > 0);
             }
             let room = limit.saturating_sub(into.len()).min(bytes.len());
             into.extend_from_slice(&bytes[..room]);

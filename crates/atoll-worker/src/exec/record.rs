@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_model::{Error, ExecId, ExecSpec, ExecStatus, TerminalSize};
+use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, TerminalSize};
 use serde::{Deserialize, Serialize};
 
 use super::spare::Parts;
@@ -85,6 +85,17 @@ impl Record {
             }),
             status: None,
             resizes: Vec::new(),
+        }
+    }
+
+    /// What it is and how it ended, as far as it is written down.
+    pub(crate) fn info(&self) -> ExecInfo {
+        ExecInfo {
+            id: self.id.clone(),
+            pid: self.pid,
+            spec: self.spec.clone(),
+            started_at: self.started_at,
+            status: self.status,
         }
     }
 

@@ -26,7 +26,7 @@ pub struct Survey {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Line {
-    /// `server`, the tag of a run, or `kept`.
+    /// `server`, the tag of a run, its name if it has one, or `kept`.
     pub instance: String,
     /// Its id.
     #[serde(rename = "sandboxID")]
@@ -53,6 +53,13 @@ pub fn take(data: &Path) -> Result<Survey, Error> {
             .to_string_lossy()
             .into_owned();
         survey.add(&tag, &run, &run.join("sandboxes"));
+    }
+    for run in crate::instance::named::all(data) {
+        survey.add(
+            run.name.as_str(),
+            &run.directory,
+            &run.directory.join("sandboxes"),
+        );
     }
     survey.add("kept", &data.join("kept"), &data.join("kept"));
     Ok(survey)

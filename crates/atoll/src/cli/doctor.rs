@@ -330,7 +330,7 @@ fn egress(config: &Config) -> Check {
 
 /// Makes a sandbox and tries what its network is for.
 fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
-    let templates = Store::open(config.data.join("templates"));
+    let templates = Store::open(config.templates());
     if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
         make_one(&config.data, BASE, network)
     } else {

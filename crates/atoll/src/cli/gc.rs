@@ -13,7 +13,8 @@ use crate::config::Config;
 
 /// Remove what dead runs left behind: processes, control groups, files.
 ///
-/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep.
+/// Sandboxes of living runs and servers are not touched, nor are those you chose to keep and what runs
+/// with a name have to tell (atoll rm removes those).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll gc            what runs of this data directory left
@@ -43,8 +44,8 @@ impl Gc {
             collected.instances.extend(mine.instances);
             collected.problems.extend(mine.problems);
         }
-        let swept = if config.data.join("templates").exists() {
-            let store = Store::open(config.data.join("templates"));
+        let swept = if config.templates().exists() {
+            let store = Store::open(config.templates());
             let swept = store.and_then(|store| store.sweep());
             swept.map_err(|error| Error::new(Code::Internal, format!("old templates: {error}")))?
         } else {

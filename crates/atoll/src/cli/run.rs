@@ -1,5 +1,6 @@
 //! `atoll run`: a sandbox for one command.
 
+pub(crate) mod named;
 mod terminal;
 mod transfer;
 
@@ -10,10 +11,10 @@ use std::time::Duration;
 
 use atoll_model::{
     Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Network,
-    Policy, Program, Rule, SandboxId, SandboxSpec, Verdict, parse_duration,
+    Policy, Program, Rule, RunName, SandboxId, SandboxSpec, Verdict, parse_duration,
 };
 use atoll_worker::{
-    Config as RuntimeConfig, Control, LocalRuntime, Output, Storage, instance, template,
+    Config as RuntimeConfig, Control, Exec, LocalRuntime, Output, Storage, instance, template,
 };
 use clap::Args;
 use tokio::io::AsyncWriteExt;
@@ -32,6 +33,9 @@ pub(crate) const OWN_FAILURE: u8 = 125;
 ///
 /// Input, output and the exit code pass through. 124: the deadline was reached; 137: the sandbox ran
 /// out of memory; 125: Atoll itself failed; 126 and 127: the command cannot be run or was not found.
+///
+/// With --name the sandbox outlives this process: if it is killed or its terminal is lost, the command
+/// goes on, and `atoll run --name NAME` attaches to it.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll run -- python3 -c 'print(6*7)'
@@ -42,9 +46,14 @@ pub(crate) const OWN_FAILURE: u8 = 125;
   atoll run --mount /srv/data:/data --user root -- ls -l /data
   atoll run --net internet -- curl -sS https://example.com
   atoll run --net internet --allow 1.1.1.1:443 -- curl -sS https://1.1.1.1
+  atoll run --name build -- make -j4     outlives this process and its terminal
+  atoll run --name build                 attach: all its output, then its exit code
   atoll run -it                          a shell to stay in
   atoll run -it --user root -- vim /etc/hosts")]
 pub(crate) struct Run {
+    /// Outlive this process; without a command, attach to what runs under this name.
+    #[arg(long)]
+    name: Option<RunName>,
     /// The template to start from.
     #[arg(long, default_value = template::BASE, value_name = "NAME")]
     template: String,
@@ -102,13 +111,17 @@ pub(crate) struct Run {
     #[arg(long, short = 'i', hide = true)]
     interactive: bool,
     /// The command and its arguments; on a terminal, the user's shell if there is none.
-    #[arg(required_unless_present = "tty", last = true, value_name = "CMD")]
+    #[arg(required_unless_present_any = ["tty", "name"], last = true, value_name = "CMD")]
     command: Vec<std::ffi::OsString>,
 }
 
 impl Run {
     pub(crate) fn run(self, config: &Config) -> ExitCode {
-        match block_on(self.whole(config)) {
+        let done = match &self.name {
+            Some(name) => block_on(self.named(name, config)),
+            None => block_on(self.whole(config)),
+        };
+        match done {
             Ok(code) => ExitCode::from(code),
             Err(error) => {
                 complain(&error);
@@ -121,7 +134,7 @@ impl Run {
         }
     }
 
-    async fn whole(self, config: &Config) -> Result<u8, Error> {
+    async fn whole(&self, config: &Config) -> Result<u8, Error> {
         let spec = self.sandbox();
         let exec = self.exec()?;
         spec.check_network()?;
@@ -157,39 +170,19 @@ impl Run {
         let mut signals = Signals::new()?;
         let limits = spec.limits;
         let id = runtime.create(spec).await?.id;
-        let caller = Caller {
-            user: self.user.clone(),
-            ..Caller::default()
-        };
+        let caller = caller(self.user.clone());
         for upload in &self.upload {
             upload.upload(runtime, &id, &caller).await?;
         }
+        let exec = runtime.exec(&id, exec).await?;
         let status = if self.tty {
-            on_terminal(runtime, &id, exec, &mut signals).await?
+            on_terminal(&exec.control, &mut signals).await?
         } else {
-            stream(runtime, &id, exec, &mut signals).await?
+            stream(exec, &mut signals).await?
         };
-        if status.oom_killed {
-            note(&format!(
-                "atoll: killed: the sandbox ran out of memory ({}); give it more with --memory",
-                limits.memory
-            ));
-        } else if status.timed_out {
-            let after = self.timeout.unwrap_or_default();
-            note(&format!(
-                "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
-            ));
-        }
+        explain(&status, limits, self.timeout);
         let code = status.exit_code() as u8;
-        for download in &self.download {
-            if let Err(error) = download.download(runtime, &id, &caller).await {
-                // A command that failed has said so already; its code is the one to tell.
-                if code == 0 {
-                    return Err(error);
-                }
-                complain(&error);
-            }
-        }
+        bring_out(&self.download, runtime, &id, &caller, code).await?;
         if self.keep {
             keep(runtime, &id, config).await?;
         }
@@ -249,6 +242,49 @@ impl Run {
             terminal,
         })
     }
+}
+
+/// Who does file work for a run.
+fn caller(user: Option<String>) -> Caller {
+    Caller {
+        user,
+        ..Caller::default()
+    }
+}
+
+/// Says why a command was killed, if it was us or the kernel on our behalf.
+fn explain(status: &ExecStatus, limits: Limits, deadline: Option<Duration>) {
+    if status.oom_killed {
+        note(&format!(
+            "atoll: killed: the sandbox ran out of memory ({}); give it more with --memory",
+            limits.memory
+        ));
+    } else if status.timed_out {
+        let after = deadline.unwrap_or_default();
+        note(&format!(
+            "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
+        ));
+    }
+}
+
+/// Copies files out after a command has ended with a code.
+async fn bring_out(
+    downloads: &[Transfer],
+    runtime: &LocalRuntime,
+    id: &SandboxId,
+    caller: &Caller,
+    code: u8,
+) -> Result<(), Error> {
+    for download in downloads {
+        if let Err(error) = download.download(runtime, id, caller).await {
+            // A command that failed has said so already; its code is the one to tell.
+            if code == 0 {
+                return Err(error);
+            }
+            complain(&error);
+        }
+    }
+    Ok(())
 }
 
 /// Makes `base` at its first use, with a bar.
@@ -313,19 +349,20 @@ impl Signals {
     }
 }
 
-/// Runs the command on our own terminal.
-async fn on_terminal(
-    runtime: &LocalRuntime,
-    id: &SandboxId,
-    exec: ExecSpec,
-    signals: &mut Signals,
-) -> Result<ExecStatus, Error> {
-    let control = runtime.exec(id, exec).await?.control;
+/// Shows the command on our own terminal.
+async fn on_terminal(control: &Control, signals: &mut Signals) -> Result<ExecStatus, Error> {
     let _raw = terminal::Raw::new()?;
-    pass_input(&control);
+    pass_input(control);
+    let shown = async {
+        if let Some(status) = terminal::show(control, control.output(0)).await? {
+            return Ok(status);
+        }
+        control.signal(SignalKind::hangup().as_raw_value()).await?;
+        Ok(control.wait().await)
+    };
     tokio::select! {
-        status = terminal::show(&control) => status,
-        error = forward(signals, &control) => Err(error),
+        status = shown => status,
+        error = forward(signals, control) => Err(error),
     }
 }
 
@@ -333,23 +370,17 @@ async fn on_terminal(
 fn pass_input(control: &Control) {
     let (read, given) = tokio::sync::mpsc::channel(4);
     // A thread of its own: a read of a terminal cannot be taken back.
-    std::thread::spawn(move || pass_on(std::io::stdin().lock(), &read));
+    std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
     tokio::spawn(feed(control.clone(), given));
 }
 
-/// Runs the command with our own input and output, until it has ended and all was written.
-async fn stream(
-    runtime: &LocalRuntime,
-    id: &SandboxId,
-    exec: ExecSpec,
-    signals: &mut Signals,
-) -> Result<ExecStatus, Error> {
-    let exec = runtime.exec(id, exec).await?;
+/// Gives the command our own input and output, until it has ended and all was written.
+async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStatus, Error> {
     pass_input(&exec.control);
     let outputs = async {
         tokio::join!(
-            copy(exec.stdout, tokio::io::stdout(), &exec.control),
-            copy(exec.stderr, tokio::io::stderr(), &exec.control)
+            pass_output(exec.stdout, tokio::io::stdout(), &exec.control),
+            pass_output(exec.stderr, tokio::io::stderr(), &exec.control)
         )
     };
     let control = exec.control.clone();
@@ -384,33 +415,45 @@ async fn forward(signals: &mut Signals, control: &Control) -> Error {
 
 /// Copies output until its end. When our own reader has gone, the command is told so by the signal that
 /// a closed pipe would have sent it without a sandbox around it.
-async fn copy(
+async fn pass_output(
     mut output: Output,
-    mut to: impl tokio::io::AsyncWrite + Unpin,
+    to: impl tokio::io::AsyncWrite + Unpin,
     control: &Control,
 ) -> Result<(), Error> {
+    match copy(&mut output, to).await? {
+        None => Ok(()),
+        Some(_) => control.signal(SignalKind::pipe().as_raw_value()).await,
+    }
+}
+
+/// Copies output until its end, or until our own reader has gone: then it says how.
+async fn copy(
+    output: &mut Output,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+) -> Result<Option<std::io::Error>, Error> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = output.read(&mut buffer).await?;
         if read == 0 {
-            return Ok(());
+            return Ok(None);
         }
         let written = async {
             to.write_all(&buffer[..read]).await?;
             to.flush().await
         };
-        if written.await.is_err() {
-            return control.signal(SignalKind::pipe().as_raw_value()).await;
+        if let Err(error) = written.await {
+            return Ok(Some(error));
         }
     }
 }
 
-/// Reads our own input.
-fn pass_on(mut from: impl Read, to: &tokio::sync::mpsc::Sender<Vec<u8>>) {
+/// Reads our own input to its end, or for as long as somebody wants it.
+fn pass_on(mut from: impl Read, to: &tokio::sync::mpsc::Sender<Vec<u8>>) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
-    while let Ok(read @ 1..) = from.read(&mut buffer) {
-        if to.blocking_send(buffer[..read].to_vec()).is_err() {
-            return;
+    loop {
+        let read = from.read(&mut buffer)?;
+        if read == 0 || to.blocking_send(buffer[..read].to_vec()).is_err() {
+            return Ok(());
         }
     }
 }

@@ -102,6 +102,7 @@ impl Serve {
             .map_err(|error| failed("ask for the port", &error))?;
         let sandboxes = RuntimeConfig {
             storage: config.storage,
+            templates: config.templates(),
             ..RuntimeConfig::serving(&config.data)
         };
         let sandboxes = LocalRuntime::open(sandboxes).await?;

@@ -83,7 +83,7 @@ pub(crate) fn told(error: &template::Error) -> Error {
 pub(crate) fn store(config: &Config) -> Result<Store, Error> {
     let data = &config.data;
     atoll_worker::instance::data_directory(data)?;
-    Store::open(data.join("templates")).map_err(|error| told(&error))
+    Store::open(config.templates()).map_err(|error| told(&error))
 }
 
 impl Template {

@@ -1,5 +1,6 @@
 //! The command as its users have it: what goes in, what comes out, the exit code, and what is left.
 
+mod named;
 mod parallel;
 mod run;
 mod signals;
@@ -138,7 +139,16 @@ fn open_to_all(path: &std::path::Path) {
 
 #[test]
 fn every_command_shows_examples_and_shells_complete_them() {
-    for command in ["run", "doctor", "bench", "template", "gc", "completions"] {
+    for command in [
+        "run",
+        "ls",
+        "rm",
+        "doctor",
+        "bench",
+        "template",
+        "gc",
+        "completions",
+    ] {
         let output = done(&[command, "--help"]);
         let text = told(&output);
         assert!(

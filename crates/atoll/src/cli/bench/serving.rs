@@ -34,7 +34,7 @@ impl Data {
 
     fn config(&self, config: &Config) -> RuntimeConfig {
         RuntimeConfig {
-            templates: config.data.join("templates"),
+            templates: config.templates(),
             ..RuntimeConfig::serving(&self.0)
         }
     }

@@ -63,7 +63,7 @@ impl Place {
     async fn open(mut self, config: &Config, storage: Storage) -> Result<Self, Error> {
         let data = self.directory.join("data");
         let runtime = LocalRuntime::open(RuntimeConfig {
-            templates: config.data.join("templates"),
+            templates: config.templates(),
             storage,
             ..RuntimeConfig::new(data)
         });

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use atoll_model::{Chunk, Code, Error, ExecStatus, TerminalSize};
-use atoll_worker::Control;
+use atoll_worker::{Control, LogReader};
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,7 +21,8 @@ pub(super) fn size() -> Result<TerminalSize, Error> {
     Ok(current(output.as_fd()))
 }
 
-fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
+/// The size of a terminal that is there.
+pub(super) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
     match tcgetwinsize(terminal) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TerminalSize {
             rows: size.ws_row,
@@ -56,11 +57,14 @@ impl Drop for Raw {
     }
 }
 
-/// Shows what the command writes until it ends, and tells it when our size changes.
-pub(super) async fn show(control: &Control) -> Result<ExecStatus, Error> {
+/// Shows what the command writes until it ends, and tells it when our size changes. Nothing comes back
+/// when our terminal has gone.
+pub(super) async fn show(
+    control: &Control,
+    mut output: LogReader,
+) -> Result<Option<ExecStatus>, Error> {
     let mut resized = signal(SignalKind::window_change())
         .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
-    let mut output = control.output(0);
     let mut screen = tokio::io::stdout();
     loop {
         tokio::select! {
@@ -71,12 +75,12 @@ pub(super) async fn show(control: &Control) -> Result<ExecStatus, Error> {
                         screen.flush().await
                     };
                     if written.await.is_err() {
-                        control.signal(SignalKind::hangup().as_raw_value()).await?;
+                        return Ok(None);
                     }
                 }
                 Some(Chunk::Gap { .. }) => {}
-                Some(Chunk::Exit(status)) => return Ok(status),
-                None => return Ok(control.wait().await),
+                Some(Chunk::Exit(status)) => return Ok(Some(status)),
+                None => return Ok(Some(control.wait().await)),
             },
             _ = resized.recv() => control.resize(current(std::io::stdout().as_fd()))?,
         }

@@ -13,7 +13,7 @@ use atoll_worker::LocalRuntime;
 use crate::cli::note;
 
 /// From where to where.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Transfer {
     pub(crate) source: String,
     pub(crate) target: String,

@@ -30,8 +30,6 @@ impl Server {
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
-        let templates = crate::world::data().join("templates");
-        std::os::unix::fs::symlink(templates, scratch.join("data/templates")).unwrap();
         let (child, address) = spawn(&scratch.join("data"));
         Self {
             scratch,
@@ -98,6 +96,10 @@ fn spawn(data: &Path) -> (Child, String) {
     let mut child = Command::new(binary())
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(data)
+        .env(
+            "ATOLL_TEMPLATES_DIR",
+            crate::world::data().join("templates"),
+        )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

@@ -1,0 +1,401 @@
+//! A run with a name: it outlives the process that started it, and the next one attaches to it.
+//!
+//! ```text
+//!           run            killed, left            the command ends
+//! (no name) ──▶ attached ───────────────▶ running ─────────────────▶ ended
+//!                │    ▲                      │                         │
+//!                │    └───────── run ────────┴─────────────────────────┘
+//!                └── all was passed on ──▶ (no name)
+//! ```
+//! Each is a lasting instance of its own below the data directory, whose lock lets one process attach at
+//! a time. Nothing of it is taken away before its output and its exit code were passed on, or `atoll rm`
+//! was said.
+
+mod client;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use atoll_model::{
+    Code, Error, ExecInfo, ExecSpec, Program, Reason, RunName, SandboxInfo, SandboxSpec,
+    SandboxState,
+};
+use atoll_worker::instance::named::Place;
+use atoll_worker::{Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, storage};
+use serde::{Deserialize, Serialize};
+
+use super::transfer::Transfer;
+use super::{Run, Signals, bring_out, caller, ensure_base, explain, keep};
+use crate::cli::note;
+use crate::config::Config;
+use client::{Client, Outcome};
+
+pub(crate) use client::minds;
+
+/// What the one command of a run is found by.
+const TAG: &str = "run";
+/// How long another look at a run, or the end of one, may hold us up.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a process that only minds a run may take to leave.
+const HANDOVER: Duration = Duration::from_secs(10);
+/// How often the lock of a run is tried.
+const PERIOD: Duration = Duration::from_millis(10);
+
+/// What was asked for at the beginning, beside what sandbox and command remember.
+#[derive(Debug, Serialize, Deserialize)]
+struct Asked {
+    sandbox: SandboxSpec,
+    download: Vec<Transfer>,
+    keep: bool,
+}
+
+impl Asked {
+    fn path(place: &Place) -> PathBuf {
+        place.directory.join("run.json")
+    }
+
+    fn write(&self, place: &Place) -> Result<(), Error> {
+        let (path, new) = (Self::path(place), place.directory.join("run.json.new"));
+        let text = serde_json::to_vec(self).map_err(std::io::Error::from);
+        let written = text
+            .and_then(|text| std::fs::write(&new, text))
+            .and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|error| {
+            Error::new(Code::Internal, format!("write {}: {error}", path.display()))
+        })
+    }
+
+    fn read(place: &Place) -> Result<Self, Error> {
+        let path = Self::path(place);
+        let read = std::fs::read(&path)
+            .and_then(|text| serde_json::from_slice(&text).map_err(std::io::Error::from));
+        read.map_err(|error| {
+            Error::new(Code::Internal, format!("read {}: {error}", path.display()))
+                .remedy(format!("remove it: atoll rm {}", place.name))
+        })
+    }
+}
+
+impl Run {
+    /// Runs the command under a name, or attaches to it.
+    pub(super) async fn named(&self, name: &RunName, config: &Config) -> Result<u8, Error> {
+        let place = Place::of(&config.data, name);
+        let spec = self.sandbox();
+        let exec = self.exec()?.tag(TAG);
+        spec.check_network()?;
+        atoll_worker::check_host()?;
+        let there = place.look().is_some_and(|seen| !seen.sandboxes.is_empty());
+        if !there && !self.begins() {
+            return Err(unknown(name));
+        }
+        if !there {
+            for upload in &self.upload {
+                upload.check_source()?;
+            }
+            if self.template == atoll_worker::template::BASE {
+                ensure_base(config)?;
+            }
+        }
+        let storage = self.disk.map_or(config.storage, |_| Storage::Image);
+        // From here on signals are ours to pass on.
+        let mut signals = Signals::new()?;
+        let runtime = open(&place, config, storage).await?;
+        let done = self
+            .attached(&runtime, &place, spec, exec, config, &mut signals)
+            .await;
+        match done {
+            Ok(Outcome::Ended(code)) => runtime.take_away().await.map(|()| code),
+            Ok(Outcome::Left(code)) => runtime.close().await.map(|()| code),
+            // What never began leaves nothing; what did is there for another try.
+            Err(error) => {
+                let closed = match find(&runtime) {
+                    Some(_) => runtime.close().await,
+                    None => runtime.take_away().await,
+                };
+                Err(closed.err().unwrap_or(error))
+            }
+        }
+    }
+
+    /// Whether a command can be begun.
+    fn begins(&self) -> bool {
+        self.tty || !self.command.is_empty()
+    }
+
+    async fn attached(
+        &self,
+        runtime: &LocalRuntime,
+        place: &Place,
+        spec: SandboxSpec,
+        exec: ExecSpec,
+        config: &Config,
+        signals: &mut Signals,
+    ) -> Result<Outcome, Error> {
+        let (info, exec, asked, fresh) = match find(runtime) {
+            Some((info, control)) => {
+                let asked = Asked::read(place)?;
+                self.check_same(&place.name, &control.info(), &exec, &spec, &asked)?;
+                (info, control.follow(), asked, false)
+            }
+            None if self.begins() => {
+                let (info, exec, asked) = self.begin(runtime, place, spec, exec).await?;
+                (info, exec, asked, true)
+            }
+            None => return Err(unknown(&place.name)),
+        };
+        let control = exec.control.clone();
+        let client = Client {
+            name: &place.name,
+            directory: &place.directory,
+            fresh,
+            repeated: !self.command.is_empty(),
+        };
+        let status = match client.pass(exec, signals).await? {
+            Ok(status) => status,
+            Err(code) => return Ok(Outcome::Left(code)),
+        };
+        if control.is_lost() && info.state == SandboxState::Stopped {
+            return Err(lost(place, &info));
+        }
+        let spec = control.info().spec;
+        explain(&status, info.limits, spec.deadline);
+        let code = status.exit_code() as u8;
+        let downloads = if self.download.is_empty() {
+            &asked.download
+        } else {
+            &self.download
+        };
+        bring_out(downloads, runtime, &info.id, &caller(spec.user), code).await?;
+        if self.keep || asked.keep {
+            keep(runtime, &info.id, config).await?;
+        }
+        Ok(Outcome::Ended(code))
+    }
+
+    /// Makes the sandbox and starts the command.
+    async fn begin(
+        &self,
+        runtime: &LocalRuntime,
+        place: &Place,
+        spec: SandboxSpec,
+        exec: ExecSpec,
+    ) -> Result<(SandboxInfo, Exec, Asked), Error> {
+        // A beginning that was cut off: nobody was told of it.
+        for info in runtime.list() {
+            runtime.delete(&info.id).await?;
+        }
+        let absolute = |transfer: &Transfer| Transfer {
+            source: transfer.source.clone(),
+            target: std::path::absolute(&transfer.target).map_or_else(
+                |_| transfer.target.clone(),
+                |path| path.to_string_lossy().into_owned(),
+            ),
+        };
+        let asked = Asked {
+            sandbox: spec.clone(),
+            // Whoever is there at the end may be somewhere else.
+            download: self.download.iter().map(absolute).collect(),
+            keep: self.keep,
+        };
+        asked.write(place)?;
+        let info = runtime.create(spec).await?;
+        for upload in &self.upload {
+            let caller = caller(self.user.clone());
+            upload.upload(runtime, &info.id, &caller).await?;
+        }
+        let exec = runtime.exec(&info.id, exec).await?;
+        Ok((info, exec, asked))
+    }
+
+    /// Refuses to take something else for what runs under the name.
+    fn check_same(
+        &self,
+        name: &RunName,
+        had: &ExecInfo,
+        exec: &ExecSpec,
+        sandbox: &SandboxSpec,
+        asked: &Asked,
+    ) -> Result<(), Error> {
+        let state = if had.status.is_some() {
+            "ended"
+        } else {
+            "running"
+        };
+        let refused = |what: &str, with: String| {
+            let message = format!("{name} is there already ({state}), with {with}");
+            Err(Error::new(Code::Conflict, message)
+                .detail("field", what)
+                .detail("state", state)
+                .remedy(format!(
+                    "attach to it: atoll run --name {name}, or remove it: atoll rm {name}"
+                )))
+        };
+        let given = !self.command.is_empty();
+        if given && exec.program != had.spec.program {
+            return refused(
+                "command",
+                format!("another command: {}", command(&had.spec)),
+            );
+        }
+        let of = |spec: &ExecSpec| {
+            let ExecSpec {
+                environment,
+                directory,
+                user,
+                deadline,
+                ..
+            } = spec.clone();
+            (environment, directory, user, deadline)
+        };
+        // Without a command nothing need be said again.
+        let unsaid = |same: bool, plain: bool| same || (!given && plain);
+        let plain = ExecSpec::shell("");
+        let same = unsaid(of(exec) == of(&had.spec), of(exec) == of(&plain))
+            && unsaid(
+                *sandbox == asked.sandbox,
+                *sandbox == SandboxSpec::default(),
+            )
+            && (given || self.upload.is_empty());
+        if !same {
+            return refused("options", "other options".into());
+        }
+        if self.tty && had.spec.terminal.is_none() {
+            return refused("tty", "no terminal".into());
+        }
+        Ok(())
+    }
+}
+
+/// The one sandbox and the one command of a run that has begun.
+pub(crate) fn find(runtime: &LocalRuntime) -> Option<(SandboxInfo, Control)> {
+    runtime.list().into_iter().find_map(|info| {
+        let control = runtime.find_exec_by_tag(&info.id, TAG).ok()?;
+        Some((info, control))
+    })
+}
+
+/// The command of a run among what is written down.
+pub(crate) fn find_written(execs: Vec<ExecInfo>) -> Option<ExecInfo> {
+    execs
+        .into_iter()
+        .rev()
+        .find(|exec| exec.spec.tag.as_deref() == Some(TAG))
+}
+
+/// A command as it was typed, more or less.
+pub(crate) fn command(spec: &ExecSpec) -> String {
+    let word = |word: &Vec<u8>| {
+        let word = String::from_utf8_lossy(word);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
+        if !word.is_empty() && word.bytes().all(plain) {
+            return word.into_owned();
+        }
+        // What a terminal would obey is shown, not sent.
+        let shown: String = word
+            .chars()
+            .map(|letter| {
+                if letter.is_control() {
+                    '\u{fffd}'
+                } else {
+                    letter
+                }
+            })
+            .collect();
+        format!("'{}'", shown.replace('\'', r"'\''"))
+    };
+    match &spec.program {
+        Program::Argv(words) => words.iter().map(word).collect::<Vec<_>>().join(" "),
+        Program::Shell(_) => "(a shell)".into(),
+    }
+}
+
+/// Opens the instance of a run, once whoever else has to do with it is done.
+pub(crate) async fn open(
+    place: &Place,
+    config: &Config,
+    storage: Storage,
+) -> Result<LocalRuntime, Error> {
+    let begin = Instant::now();
+    loop {
+        let opened = LocalRuntime::open(RuntimeConfig {
+            lasting: true,
+            templates: config.templates(),
+            // It stays what it is.
+            storage: storage::kind(&place.directory).unwrap_or(storage),
+            ..RuntimeConfig::new(&place.directory)
+        });
+        let error = match opened.await {
+            Err(error) if error.details.contains_key("pid") => error,
+            Ok(runtime) => {
+                client::settled(&place.directory);
+                return Ok(runtime);
+            }
+            Err(error) => return Err(error),
+        };
+        let pid = error.details.get("pid").and_then(|pid| pid.parse().ok());
+        let leaves = pid.is_some_and(|pid| client::ask_to_leave(&place.directory, pid));
+        let patience = if leaves { HANDOVER } else { PATIENCE };
+        if begin.elapsed() >= patience {
+            return Err(taken(&place.name, pid));
+        }
+        tokio::time::sleep(PERIOD).await;
+    }
+}
+
+fn taken(name: &RunName, pid: Option<i32>) -> Error {
+    let who = pid.map_or_else(
+        || "another process".to_owned(),
+        |pid| format!("process {pid}"),
+    );
+    let message = format!("{who} is attached to {name}, and only one can be");
+    let kill = pid.map_or_else(String::new, |pid| {
+        format!("; kill -9 {pid} ends that one and not {name}")
+    });
+    Error::new(Code::Conflict, message)
+        .detail("name", name.as_str())
+        .detail("state", "attached")
+        .remedy(format!("use it there{kill}"))
+}
+
+pub(crate) fn unknown(name: &RunName) -> Error {
+    Error::new(
+        Code::SandboxNotFound,
+        format!("there is no run with the name {name}"),
+    )
+    .detail("name", name.as_str())
+    .remedy(format!(
+        "start one: atoll run --name {name} -- CMD; atoll ls shows those that are there"
+    ))
+}
+
+/// Why a command's end is not known.
+pub(crate) fn why(reason: Option<Reason>) -> &'static str {
+    match reason {
+        Some(Reason::KeeperLost) => "when its keeper was ended",
+        Some(Reason::Oom) => "when its sandbox ran out of memory",
+        Some(Reason::Exited) => "when its sandbox ended",
+        Some(Reason::HostRestart) | None => "with the machine's restart",
+    }
+}
+
+fn lost(place: &Place, info: &SandboxInfo) -> Error {
+    let name = &place.name;
+    let files = place.directory.join("sandboxes").join(info.id.as_str());
+    let message = format!("the command of {name} was lost {}", why(info.reason));
+    let at = if files.join("upper").is_dir() {
+        format!("what it wrote is in {}; ", files.join("upper").display())
+    } else {
+        String::new()
+    };
+    Error::new(Code::SandboxFailed, message)
+        .detail("name", name.as_str())
+        .detail("state", "lost")
+        .remedy(format!("{at}remove it with atoll rm {name}"))
+}
+
+/// Says that a run goes on.
+fn goes_on(name: &RunName) {
+    note(&format!(
+        "atoll: {name} goes on; attach to it with atoll run --name {name}"
+    ));
+}
