@@ -68,10 +68,14 @@ impl Nursery {
         }
     }
 
+    /// No more are made.
+    pub(crate) fn shut(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.taken.notify_one();
+    }
+
     /// Ends all of them.
     pub(crate) async fn close(shared: &Arc<Shared>) {
-        shared.nursery.closed.store(true, Ordering::Release);
-        shared.nursery.taken.notify_one();
         while let Some(embryo) = shared.nursery.take() {
             embryo.give_back(shared).await;
         }

@@ -153,10 +153,14 @@ impl Pool {
         }
     }
 
+    /// No more are made.
+    pub(crate) fn shut(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.changed.notify_one();
+    }
+
     /// Ends all of them.
     pub(crate) async fn close(shared: &Arc<Shared>) {
-        shared.pool.closed.store(true, Ordering::Release);
-        shared.pool.changed.notify_one();
         loop {
             let next = lock(&shared.pool.ready).pop_front();
             match next {

@@ -121,6 +121,8 @@ pub(crate) struct Shared {
     /// Creates under way, whose callers may have gone.
     pub(crate) busy: Busy,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+    /// Those who make sandboxes in advance.
+    tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -219,13 +221,15 @@ impl LocalRuntime {
             freezer: Freezer::start()?,
             busy: Busy::default(),
             sandboxes: Mutex::default(),
+            tending: Mutex::default(),
         });
         let runtime = Self { shared };
         if let Some(inventory) = inventory {
             runtime.take_over(inventory).await?;
         }
-        tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
-        tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
+        let nursery = tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
+        let pool = tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
+        lock(&runtime.shared.tending).extend([nursery, pool]);
         Ok(runtime)
     }
 
@@ -878,6 +882,13 @@ impl LocalRuntime {
 
     async fn finish(self, lasting: bool) -> Result<(), Error> {
         self.shared.busy.quiet().await;
+        self.shared.pool.shut();
+        self.shared.nursery.shut();
+        // What is just being made is taken back by who makes it.
+        let tending = std::mem::take(&mut *lock(&self.shared.tending));
+        for task in tending {
+            let _ = task.await;
+        }
         Pool::close(&self.shared).await;
         Nursery::close(&self.shared).await;
         if !lasting {

@@ -165,7 +165,11 @@ impl Bench {
     }
 
     async fn measure(&self, config: &Config) -> Result<Vec<Row>, Error> {
-        let runtime = LocalRuntime::open(RuntimeConfig::new(&config.data)).await?;
+        let runtime = LocalRuntime::open(RuntimeConfig {
+            templates: config.templates(),
+            ..RuntimeConfig::new(&config.data)
+        })
+        .await?;
         let measured = async {
             let mut rows = vec![latency::floor()?];
             if self.wants("create") {

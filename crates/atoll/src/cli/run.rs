@@ -148,6 +148,7 @@ impl Run {
         let runtime = LocalRuntime::open(RuntimeConfig {
             // A limit that is asked for is kept.
             storage: self.disk.map_or(config.storage, |_| Storage::Image),
+            templates: config.templates(),
             ..RuntimeConfig::new(&config.data)
         })
         .await?;

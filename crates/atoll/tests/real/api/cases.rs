@@ -56,7 +56,7 @@ async fn every_request_gets_its_answer() {
     let client = server.client();
     let id = client.sandbox(&json!({})).await;
     let cases = parse(include_str!("cases.txt"));
-    assert!(cases.len() > 50, "{}", cases.len());
+    assert!(cases.len() >= 50, "{}", cases.len());
     for case in cases {
         let mut headers: Vec<(&str, &str)> = case
             .headers

@@ -122,9 +122,12 @@ async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
     client.line(&id, "echo here > ~/f").await;
     // Its PID 1, from outside.
     let host = std::fs::read_dir("/proc").unwrap().flatten().find(|entry| {
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let line = String::from_utf8_lossy(&line).into_owned();
-        line.starts_with("atoll-init") && line.contains(&id)
+        let read =
+            |name: &str| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let first = read("status")
+            .lines()
+            .any(|line| line.starts_with("NSpid:") && line.split_whitespace().nth(2) == Some("1"));
+        first && read("cgroup").contains(&id)
     });
     let pid: i32 = host.unwrap().file_name().to_str().unwrap().parse().unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
