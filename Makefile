@@ -9,7 +9,7 @@ CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
-.PHONY: run test test-v2 check bench build target-directory setup setup-test setup-bench
+.PHONY: run serve test test-v2 check bench build target-directory setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -22,6 +22,10 @@ run: build
 	@$(ATOLL) run -- sh -c 'id; hostname; nproc; ls /'
 	@echo
 	@echo "The command is $(ATOLL); try: $(ATOLL) run --help"
+
+## Build, and serve sandboxes over HTTP on this machine.
+serve: build
+	@$(ATOLL) serve
 
 build: setup
 	@$(CARGO) build --release --locked -p atoll

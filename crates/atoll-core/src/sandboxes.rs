@@ -34,6 +34,8 @@ pub struct SandboxChange {
     pub metadata: Option<BTreeMap<String, String>>,
     /// When its time is up, but for the lifetime itself.
     pub lifetime: Option<Lifetime>,
+    /// Its ceilings.
+    pub limits: Option<Limits>,
 }
 
 /// A sandbox as its owner sees it.
@@ -442,7 +444,12 @@ impl Core {
         }
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let _gate = entry.gate.lock().await;
+        if let Some(limits) = change.limits {
+            let id = entry.with(|row| row.id.clone());
+            self.inner.runtime.set_limits(&id, limits).await?;
+        }
         let written = entry.write(&self.inner.store, |row| {
+            row.limits = change.limits.unwrap_or(row.limits);
             row.alias = change.alias.unwrap_or(row.alias.take());
             row.metadata = change.metadata.unwrap_or(std::mem::take(&mut row.metadata));
             if let Some(lifetime) = change.lifetime {
@@ -457,6 +464,24 @@ impl Core {
         Ok(row.into())
     }
 
+    /// Connects it, or not, and says what it may reach.
+    pub async fn set_network(
+        &self,
+        context: &Context,
+        name: &str,
+        network: Option<Network>,
+        policy: Policy,
+    ) -> Result<SandboxView, Error> {
+        let used = self.enter(context, name, Scope::Sandboxes).await?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let _gate = entry.gate.lock().await;
+        let network = network.unwrap_or_else(|| entry.with(|row| row.network));
+        let changed = self.inner.runtime.set_network(used.id(), network, policy);
+        changed.await?;
+        let written = entry.write(&self.inner.store, |row| row.network = network);
+        written.await.map(SandboxView::from)
+    }
+
     /// Its place in the history, deleted or not.
     pub async fn sessions(
         &self,
@@ -464,11 +489,6 @@ impl Core {
         page: &Page,
     ) -> Result<Vec<SandboxView>, Error> {
         self.sandboxes(context, true, page).await
-    }
-
-    /// What a sandbox is given if nothing is said.
-    pub fn defaults() -> (Limits, Network, Policy) {
-        (Limits::default(), Network::None, Policy::default())
     }
 }
 

@@ -91,6 +91,33 @@ fn megabytes(field: &str, amount: u64) -> Result<Bytes, Error> {
     })
 }
 
+/// Limits with those changed that something is said of.
+fn limits(
+    mut limits: Limits,
+    cpus: Option<f64>,
+    memory: Option<u64>,
+    disk: Option<u64>,
+    pids: Option<u32>,
+) -> Result<Limits, Error> {
+    if let Some(cpus) = cpus {
+        limits.cpus = cpus.to_string().parse::<Cpus>().map_err(|_| {
+            Error::invalid(
+                "cpuCount",
+                format!("{cpus} is not a number of cpus"),
+                "give a number such as 2 or 0.5",
+            )
+        })?;
+    }
+    if let Some(memory) = memory {
+        limits.memory = megabytes("memoryMB", memory)?;
+    }
+    if let Some(disk) = disk {
+        limits.disk = megabytes("diskMB", disk)?;
+    }
+    limits.pids = pids.unwrap_or(limits.pids);
+    Ok(limits)
+}
+
 impl Create {
     fn template(&self) -> Result<String, Error> {
         match (&self.template_id, &self.template) {
@@ -105,24 +132,13 @@ impl Create {
     }
 
     fn limits(&self) -> Result<Limits, Error> {
-        let mut limits = Limits::default();
-        if let Some(cpus) = self.cpu_count {
-            limits.cpus = cpus.to_string().parse::<Cpus>().map_err(|_| {
-                Error::invalid(
-                    "cpuCount",
-                    format!("{cpus} is not a number of cpus"),
-                    "give a number such as 2 or 0.5",
-                )
-            })?;
-        }
-        if let Some(memory) = self.memory {
-            limits.memory = megabytes("memoryMB", memory)?;
-        }
-        if let Some(disk) = self.disk {
-            limits.disk = megabytes("diskMB", disk)?;
-        }
-        limits.pids = self.pids.unwrap_or(limits.pids);
-        Ok(limits)
+        limits(
+            Limits::default(),
+            self.cpu_count,
+            self.memory,
+            self.disk,
+            self.pids,
+        )
     }
 
     fn network(&self) -> Result<Network, Error> {
@@ -308,6 +324,12 @@ struct Patch {
     idle_timeout: Option<i64>,
     on_idle: Option<Ending>,
     auto_resume: Option<bool>,
+    cpu_count: Option<f64>,
+    #[serde(rename = "memoryMB")]
+    memory: Option<u64>,
+    #[serde(rename = "diskMB")]
+    disk: Option<u64>,
+    pids: Option<u32>,
 }
 
 /// Tells `null` from nothing.
@@ -325,7 +347,15 @@ async fn change(
     Path(id): Path<String>,
     Body(asked): Body<Patch>,
 ) -> Answer<Json<Sandbox>> {
-    let before = app.core.sandbox(&caller, &id)?.row.lifetime;
+    let row = app.core.sandbox(&caller, &id)?.row;
+    let before = row.lifetime;
+    let sized = limits(
+        row.limits,
+        asked.cpu_count,
+        asked.memory,
+        asked.disk,
+        asked.pids,
+    )?;
     let lifetime = Lifetime {
         timeout: before.timeout,
         on_timeout: asked.on_timeout.unwrap_or(before.on_timeout),
@@ -340,8 +370,10 @@ async fn change(
         alias: asked.alias,
         metadata: asked.metadata,
         lifetime: Some(lifetime),
+        limits: (sized != row.limits).then_some(sized),
     };
-    Ok(Json(app.core.change(&caller, &id, change).await?.into()))
+    let changed = app.core.change(&caller, &id, change).await;
+    Ok(Json(changed.map_err(on_the_wire)?.into()))
 }
 
 #[derive(Debug, Deserialize)]
@@ -424,6 +456,7 @@ async fn resume(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rules {
+    network: Option<Network>,
     #[serde(default)]
     allow: Vec<String>,
     #[serde(default)]
@@ -435,14 +468,10 @@ async fn network(
     Caller(caller): Caller,
     Path(id): Path<String>,
     Body(asked): Body<Rules>,
-) -> Answer<StatusCode> {
+) -> Answer<Json<Sandbox>> {
     let rules = policy(&asked.allow, &asked.deny)?;
-    let used = app
-        .core
-        .enter(&caller, &id, atoll_model::Scope::Sandboxes)
-        .await?;
-    used.runtime().set_network_policy(used.id(), rules).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let changed = app.core.set_network(&caller, &id, asked.network, rules);
+    Ok(Json(changed.await?.into()))
 }
 
 async fn ports(
