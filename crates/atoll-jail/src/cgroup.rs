@@ -290,10 +290,12 @@ impl Group {
         write(&self.v2.join("cgroup.kill"), "1")
     }
 
-    /// Lets every process of the sandbox stand still; returns when they do.
+    /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
     pub fn freeze(&self) -> Result<(), Error> {
         write(&self.v2.join("cgroup.freeze"), "1")?;
-        wait_for_event(&self.v2, "frozen", 1)
+        wait_for_event(&self.v2, "frozen", 1).inspect_err(|_| {
+            let _ = self.thaw();
+        })
     }
 
     /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
