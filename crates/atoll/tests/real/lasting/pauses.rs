@@ -11,7 +11,7 @@ use atoll_testkit::{SCRIBBLED, Scribbles, fnv64, wait_for};
 use atoll_worker::LocalRuntime;
 
 use super::{Place, kill, serve as start, spec, word};
-use crate::world::{DEADLINE, probe_spec};
+use crate::world::{DEADLINE, Kind, World, probe_spec};
 
 const PAUSES: usize = 1000;
 /// How many of them a server makes before it is killed.
@@ -74,6 +74,10 @@ pub(super) async fn serve(runtime: &LocalRuntime) {
         random ^= random << 17;
         tokio::time::sleep(Duration::from_micros(random % 1500)).await;
         runtime.pause(&id).await.unwrap();
+        let length = files.length();
+        // What is still on its way would be there in a moment.
+        std::thread::sleep(Duration::from_micros(300));
+        assert_eq!(length, files.length(), "it was not yet paused");
         if number % 25 == 0 {
             files.stand_still("in this server");
         }
@@ -106,6 +110,39 @@ fn expected(steps: u64) -> (Vec<u8>, Vec<u8>) {
         end.extend_from_slice(Scribbles::appended(&bytes));
     }
     (there, end)
+}
+
+/// Of a group with processes of its own and groups below it the kernel says too early that it is frozen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_stands_still_when_a_pause_returns() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    // More of them than processors: most have to wait for one until they can be frozen.
+    for _ in 0..6 {
+        let spin = world.runtime.exec(&id, probe_spec(&["spin", "600"]));
+        spin.await.unwrap();
+    }
+    let root = world.runtime.facts().cgroups.v2.clone().unwrap();
+    let group = root
+        .join(format!("atoll-{}", world.runtime.tag()))
+        .join(id.as_str());
+    let frozen = |path: &Path| {
+        let events = std::fs::read_to_string(path.join("cgroup.events")).unwrap();
+        events.contains("frozen 1")
+    };
+    let all = || -> Vec<PathBuf> {
+        let below = std::fs::read_dir(&group).unwrap().flatten();
+        let below = below.map(|entry| entry.path()).filter(|path| path.is_dir());
+        below.chain([group.clone()]).collect()
+    };
+    for _ in 0..200 {
+        world.runtime.pause(&id).await.unwrap();
+        let all = all();
+        let moving: Vec<_> = all.iter().filter(|path| !frozen(path)).collect();
+        assert!(all.len() > 6 && moving.is_empty(), "{moving:?}");
+        world.runtime.resume(&id).await.unwrap();
+    }
+    world.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
