@@ -226,15 +226,15 @@ async fn what_ended_meanwhile_is_told_after_a_refusal() {
     let between = Between::new(&place, VERSION + 1);
     try_open(&place).await.unwrap_err();
     drop(between);
-    // It is still held, for who comes next.
-    assert!(held() >= open, "{} of {open} descriptors", held());
+    // What it had is still held, for who comes next; a server's own socket comes and goes.
+    assert!(held() + 1 >= open, "{} of {open} descriptors", held());
     let runtime = place.open().await;
     let states: Vec<_> = ids
         .iter()
         .map(|id| runtime.get(id).unwrap().state)
         .collect();
     assert_eq!(states, [SandboxState::Stopped, SandboxState::Running]);
-    wait_for("the keeper to let go", DEADLINE, || held() < open);
+    wait_for("the keeper to let go", DEADLINE, || held() + 2 < open);
     place.close(runtime).await;
 }
 
