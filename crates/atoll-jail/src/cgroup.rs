@@ -344,10 +344,41 @@ impl Group {
         write(&self.v2.join("cgroup.kill"), "1")
     }
 
-    /// Lets every process of the sandbox stand still; returns when they do.
+    /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
     pub fn freeze(&self) -> Result<(), Error> {
         write(&self.v2.join("cgroup.freeze"), "1")?;
-        wait_for_event(&self.v2, "frozen", 1)
+        let what = || format!("wait until {} stands still", self.v2.display());
+        wait_until(what, || self.stands_still()).inspect_err(|_| {
+            let _ = self.thaw();
+        })
+    }
+
+    /// No process is on its way any more. Of a group that has processes and groups below it the kernel says that it
+    /// is frozen as soon as the ones or the others are, so both are asked.
+    fn stands_still(&self) -> bool {
+        let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
+            Ok(events) => number_after(&events, "frozen") == 1,
+            // An exec that ended meanwhile.
+            Err(_) => true,
+        };
+        let below = fs::read_dir(&self.v2).into_iter().flatten().flatten();
+        frozen(&self.v2)
+            && below
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .all(|entry| frozen(&entry.path()))
+            && !self.has_moving()
+    }
+
+    /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
+    /// by that, and sleeps again only when it is.
+    fn has_moving(&self) -> bool {
+        let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
+        own.lines().any(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The name before it may have any form.
+            let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+            state.is_some_and(|state| state.starts_with(['R', 'D']))
+        })
     }
 
     /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
@@ -555,22 +586,20 @@ fn number_after(text: &str, name: &str) -> u64 {
 
 /// Waits until no process is left below a cgroup2 directory.
 fn wait_empty(path: &Path) -> Result<(), Error> {
-    wait_for_event(path, "populated", 0)
+    let events = path.join("cgroup.events");
+    let what = || format!("wait until {} is empty", path.display());
+    wait_until(what, || counter(&events, "populated") == 0)
 }
 
-/// Waits until the kernel says so of a cgroup2 directory.
-fn wait_for_event(path: &Path, event: &str, value: u64) -> Result<(), Error> {
+/// Waits until something is so, which takes a moment.
+fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
     const PATIENCE: Duration = Duration::from_secs(10);
-    let events = path.join("cgroup.events");
     let begin = Instant::now();
-    // A poll on this file wakes at most once in 10 ms: read it closely first, then less so.
-    while counter(&events, event) != value {
+    // A poll on the kernel's files wakes at most once in 10 ms: read them closely first, then less so.
+    while !is_so() {
         if begin.elapsed() > PATIENCE {
             let busy = io::Error::from_raw_os_error(libc::EBUSY);
-            return Err(Error::step(
-                format!("wait for {event} {value} of {}", path.display()),
-                busy,
-            ));
+            return Err(Error::step(what(), busy));
         }
         let pause = if begin.elapsed() < Duration::from_millis(10) {
             20

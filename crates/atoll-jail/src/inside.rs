@@ -136,6 +136,9 @@ impl Init {
                             let _ = sys::kill(*pid, signal);
                         }
                     }
+                    if matches!(child, Child::Helper { request: r } if *r == request) {
+                        let _ = sys::kill(*pid, signal);
+                    }
                 }
             }
             ToInit::Cancel { request } => {

@@ -22,6 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{CWD, FileType, MemfdFlags, Mode, SealFlags};
@@ -35,6 +36,8 @@ use crate::{Error, Step};
 
 /// What the keeper is called: the first argument tells `main` to become one.
 pub const NAME: &str = "atoll-keeper";
+/// How long a server waits for a keeper's next word while it takes over.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// What `ps` calls PID 1 inside a sandbox.
 const TITLE: &str = "atoll-init";
 /// Where the keeper's root has a place to put a sandbox's root before it becomes one.
@@ -85,11 +88,16 @@ pub fn connect(
     directory: BorrowedFd<'_>,
     name: &str,
 ) -> Result<Option<Channel<ToKeeper, FromKeeper>>, Error> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     let step = || format!("connect to {name}");
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .step(step)?;
+    // It answers at once, or something is wrong with it.
+    for way in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&socket, way, Some(PATIENCE)).step(step)?;
+    }
     match rustix::net::connect(&socket, &address(directory, name)?) {
         Ok(()) => {}
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => return Ok(None),
@@ -270,14 +278,14 @@ impl Keeper {
         else {
             return false;
         };
+        if !matches!(message, ToKeeper::Hello { .. }) {
+            // It goes on with what it was told; one that could not would have gone.
+            self.dead.clear();
+        }
         match message {
             ToKeeper::Hello { .. } => {
                 self.held.extend(descriptors);
-                let told = self.tell_all().is_ok();
-                if told {
-                    self.dead.clear();
-                }
-                return told;
+                return self.tell_all().is_ok();
             }
             ToKeeper::Spawn {
                 token,

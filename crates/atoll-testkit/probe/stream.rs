@@ -96,3 +96,45 @@ pub fn fnv64(bytes: &[u8]) -> u64 {
     let _ = hash.write(bytes);
     hash.hash
 }
+
+/// How large the file of [`Scribbles`] is.
+pub const SCRIBBLED: u64 = 1 << 20;
+
+/// Writes of random bytes at random places, the same for the same seed: what `probe scribble` does.
+#[derive(Debug, Clone)]
+pub struct Scribbles {
+    state: u64,
+}
+
+impl Scribbles {
+    /// Those of a seed, from the first on.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        }
+    }
+
+    fn random(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+
+    /// The next write: where it goes in a file of [`SCRIBBLED`] bytes, and its bytes.
+    pub fn step(&mut self, bytes: &mut Vec<u8>) -> u64 {
+        let length = 1 + self.random() as usize % 512;
+        bytes.clear();
+        while bytes.len() < length {
+            let word = self.random();
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.truncate(length);
+        self.random() % (SCRIBBLED - 512)
+    }
+
+    /// What of a write is added to the end of the other file.
+    pub fn appended(bytes: &[u8]) -> &[u8] {
+        &bytes[..bytes.len().min(32)]
+    }
+}

@@ -27,4 +27,4 @@ pub use probe::{Attempt, attempts, probe, static_layer};
 pub use residue::Residue;
 pub use run::{run, run_within, wait_for};
 pub use scratch::Scratch;
-pub use stream::{Fnv64, Pattern, fnv64, pattern};
+pub use stream::{Fnv64, Pattern, SCRIBBLED, Scribbles, fnv64, pattern};

@@ -194,7 +194,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         started_at,
         request: parts.request,
         leaf: Some(Arc::new(parts.leaf)),
-        log: Arc::new(Log::new(record.stem().to_owned())),
+        log: Arc::new(Log::new(record.stem().to_owned()).patience(sandbox.patience)),
         input,
         terminal,
         progress: watch::Sender::default(),
@@ -314,6 +314,12 @@ impl Start<'_> {
                     give_up(sandbox, request, leaf);
                     return Err(refused(part, errno, self.spec));
                 }
+                Err(Ok(NotStarted::Silent(leaf))) => {
+                    // It must not begin later, when nobody knows of it any more.
+                    let _ = leaf.kill();
+                    give_up(sandbox, request, leaf);
+                    return Err(sandbox.silent());
+                }
                 Err(Err(error)) => return Err(error),
             }
         }
@@ -365,6 +371,7 @@ pub(crate) fn adopt(
     let failed = |error: std::io::Error| internal("take a command over", &error);
     let stem = record.stem().to_owned();
     let log = Log::open(stem.clone()).map_err(failed)?;
+    let log = log.patience(sandbox.patience);
     let mut streams = held.streams.into_iter();
     let mut next = || streams.next();
     let (first, second, third) = (next(), next(), next());
@@ -549,7 +556,7 @@ impl Control {
         let request = self.shared.request;
         let message = ToInit::Signal { request, signal };
         match &self.sandbox {
-            Some(sandbox) => sandbox.init.send(&message, &[]).await,
+            Some(sandbox) => sandbox.say(&message, &[]).await,
             None => Ok(()),
         }
     }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::wire::{self, Channel, Failure, FileCall, FileWork, FromHelper, ToHelper, ToInit};
-use atoll_model::{Authority, Caller, Code, Entry, EntryKind, Error, WriteOptions};
+use atoll_model::{Authority, Caller, Code, Entry, EntryKind, Error, SandboxState, WriteOptions};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::SpliceFlags;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,10 +19,11 @@ use crate::exec::{new_pipe, nonblocking};
 use crate::keeper::watch_channel;
 use crate::sandbox::{Sandbox, blocking};
 
-/// A helper that says and moves nothing for so long is stuck on something that will never come.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// A helper that says nothing for so long may have been stopped by somebody inside.
+const SILENCE: Duration = Duration::from_secs(1);
 /// Large transfers want large pipes; the kernel gives a megabyte to anyone.
 const PIPE: usize = 1 << 20;
+const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 /// A file call under way. Dropping it ends the helper.
 #[derive(Debug)]
@@ -65,8 +67,7 @@ impl Call {
         let mut descriptors = vec![inside.as_fd()];
         descriptors.extend(data.iter().map(AsFd::as_fd));
         sandbox
-            .init
-            .send(&ToInit::File { request, call }, &descriptors)
+            .say(&ToInit::File { request, call }, &descriptors)
             .await?;
         Ok(Self {
             sandbox,
@@ -78,13 +79,31 @@ impl Call {
 
     /// The helper's next word, within a time in which something must happen.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
-        match tokio::time::timeout(PATIENCE, self.listen()).await {
-            Ok(word) => word,
-            Err(_) => Err(Error::new(
-                Code::Timeout,
-                format!("the sandbox did not answer within {PATIENCE:?}"),
-            )
-            .remedy("the file may be one that never ends or never begins; try another")),
+        let deadline = tokio::time::Instant::now() + self.patience();
+        loop {
+            if let Ok(word) = tokio::time::timeout(SILENCE, self.listen()).await {
+                return word;
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(self.silent("the sandbox did not answer"));
+            }
+            // Perhaps somebody inside has stopped it.
+            self.sandbox.init.try_send(&ToInit::Signal {
+                request: self.request,
+                signal: rustix::process::Signal::CONT.as_raw(),
+            });
+        }
+    }
+
+    /// A helper that says and moves nothing for so long is stuck on something that will never come.
+    fn patience(&self) -> Duration {
+        self.sandbox.patience
+    }
+
+    fn silent(&self, what: &str) -> Error {
+        match *self.sandbox.state.borrow() {
+            SandboxState::Running => silent(what, self.patience()),
+            state => state.refusal("used"),
         }
     }
 
@@ -116,7 +135,9 @@ impl Call {
 
     /// Says something to the helper.
     pub(crate) async fn say(&self, word: &ToHelper) -> Result<(), Error> {
-        crate::keeper::send(&self.answers, word, &[]).await
+        let said = crate::keeper::send(&self.answers, word, &[]);
+        let said = tokio::time::timeout(self.patience(), said).await;
+        said.unwrap_or_else(|_| Err(self.silent("the sandbox heard nothing")))
     }
 
     /// Everything the helper says until it is done, at most so many entries.
@@ -141,6 +162,12 @@ impl Call {
             }
         }
     }
+}
+
+fn silent(what: &str, patience: Duration) -> Error {
+    Error::new(Code::Timeout, format!("{what} for {patience:?}")).remedy(
+        "the file may be one that never ends or never begins, or something stops what works on it",
+    )
 }
 
 fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
@@ -210,17 +237,14 @@ pub struct Reader {
 impl Reader {
     /// Reads some; 0 at the end. A read that fails half-way is an error, never a short file.
     pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        match tokio::time::timeout(PATIENCE, self.pipe.read(buffer)).await {
+        match tokio::time::timeout(self.call.patience(), self.pipe.read(buffer)).await {
             Ok(Ok(0)) => {
                 self.end().await?;
                 Ok(0)
             }
             Ok(Ok(read)) => Ok(read),
             Ok(Err(error)) => Err(internal("read a file", &error)),
-            Err(_) => Err(Error::new(
-                Code::Timeout,
-                format!("the file gave nothing for {PATIENCE:?}"),
-            )),
+            Err(_) => Err(self.call.silent("the file gave nothing")),
         }
     }
 
@@ -247,16 +271,22 @@ impl Reader {
     pub async fn save(mut self, file: File) -> Result<u64, Error> {
         let pipe = self
             .pipe
-            .into_blocking_fd()
+            .into_nonblocking_fd()
             .map_err(|error| internal("change a pipe", &error))?;
         self.pipe = empty_pipe()?;
+        let patience = self.call.patience();
         let total = blocking(move || {
             let mut total = 0;
             loop {
-                match rustix::pipe::splice(&pipe, None, &file, None, PIPE, SpliceFlags::MOVE) {
+                match rustix::pipe::splice(&pipe, None, &file, None, PIPE, SPLICE) {
                     Ok(0) => return Ok(total),
                     Ok(moved) => total += moved as u64,
                     Err(rustix::io::Errno::INTR) => {}
+                    Err(rustix::io::Errno::AGAIN) => {
+                        if !comes(&pipe, PollFlags::IN, patience)? {
+                            return Err(silent("the file gave nothing", patience));
+                        }
+                    }
                     Err(error) => {
                         return Err(internal(
                             "write a file of the host",
@@ -280,6 +310,18 @@ impl Reader {
     }
 }
 
+/// Waits until a pipe can be used, or is at its end; false if that did not come in time.
+fn comes(pipe: &OwnedFd, what: PollFlags, patience: Duration) -> Result<bool, Error> {
+    let failed =
+        |error: rustix::io::Errno| internal("wait for a pipe", &std::io::Error::from(error));
+    let patience = Timespec::try_from(patience).map_err(|_| failed(rustix::io::Errno::INVAL))?;
+    match rustix::event::poll(&mut [PollFd::new(pipe, what)], Some(&patience)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(error) => Err(failed(error)),
+    }
+}
+
 /// A pipe at its end.
 fn empty_pipe() -> Result<pipe::Receiver, Error> {
     let (reader, _) = new_pipe()?;
@@ -300,14 +342,11 @@ impl Writer {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
-        match tokio::time::timeout(PATIENCE, pipe.write_all(bytes)).await {
+        match tokio::time::timeout(self.call.patience(), pipe.write_all(bytes)).await {
             Ok(Ok(())) => Ok(()),
             // The helper has closed its end: it says why.
             Ok(Err(_)) => Err(self.why().await),
-            Err(_) => Err(Error::new(
-                Code::Timeout,
-                format!("the sandbox took nothing for {PATIENCE:?}"),
-            )),
+            Err(_) => Err(self.call.silent("the sandbox took nothing")),
         }
     }
 
@@ -317,15 +356,21 @@ impl Writer {
             return Ok(0);
         };
         let pipe = pipe
-            .into_blocking_fd()
+            .into_nonblocking_fd()
             .map_err(|error| internal("change a pipe", &error))?;
+        let patience = self.call.patience();
         let (pipe, sent) = blocking(move || {
             let mut total = 0;
             loop {
-                match rustix::pipe::splice(&file, None, &pipe, None, PIPE, SpliceFlags::MOVE) {
+                match rustix::pipe::splice(&file, None, &pipe, None, PIPE, SPLICE) {
                     Ok(0) => return Ok((pipe, Some(total))),
                     Ok(moved) => total += moved as u64,
                     Err(rustix::io::Errno::INTR) => {}
+                    Err(rustix::io::Errno::AGAIN) => {
+                        if !comes(&pipe, PollFlags::OUT, patience)? {
+                            return Err(silent("the sandbox took nothing", patience));
+                        }
+                    }
                     Err(rustix::io::Errno::PIPE) => return Ok((pipe, None)),
                     Err(error) => {
                         return Err(internal(
@@ -339,7 +384,7 @@ impl Writer {
         .await?;
         match sent {
             Some(total) => {
-                let pipe = pipe::Sender::from_owned_fd(nonblocking(pipe)?);
+                let pipe = pipe::Sender::from_owned_fd(pipe);
                 self.pipe = Some(pipe.map_err(|error| internal("watch a pipe", &error))?);
                 Ok(total)
             }

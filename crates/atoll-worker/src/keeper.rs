@@ -91,7 +91,11 @@ impl Keeper {
         name: &str,
     ) -> Result<Option<(Self, Inventory)>, Error> {
         let connected = atoll_jail::keeper::connect(directory, name);
-        let Some(channel) = connected.map_err(|error| jail(&error))? else {
+        let connected = connected.map_err(|error| match &error {
+            atoll_jail::Error::Step { source, .. } if is_silence(source) => silent(),
+            _ => jail(&error),
+        });
+        let Some(channel) = connected? else {
             return Ok(None);
         };
         let mut waiting = Waiting::default();
@@ -211,6 +215,11 @@ impl Keeper {
         send(&self.channel, &message, descriptors).await
     }
 
+    /// Tells a keeper that was taken over that it need not remember what ended before.
+    pub(crate) async fn accept(&self) -> Result<(), Error> {
+        self.hold(0, 0, Vec::new(), &[]).await
+    }
+
     /// Lets the keeper go. One that does not outlive its server ends now, with all its sandboxes, and
     /// is waited for.
     pub(crate) async fn stop(&self, lasting: bool) {
@@ -247,7 +256,10 @@ fn take_inventory(
         let Some(Packet {
             message,
             descriptors,
-        }) = received.map_err(|error| internal("take the keeper over", &error))?
+        }) = received.map_err(|error| match error {
+            error if is_silence(&error) => silent(),
+            error => internal("take the keeper over", &error),
+        })?
         else {
             return Ok(None);
         };
@@ -306,6 +318,19 @@ pub(crate) fn fault(step: &str, errno: i32) -> Error {
         step: step.to_owned(),
         source,
     })
+}
+
+fn is_silence(error: &std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::WouldBlock
+}
+
+/// It is there, and nothing was changed.
+fn silent() -> Error {
+    Error::new(
+        Code::Timeout,
+        "the keeper of the running sandboxes does not answer",
+    )
+    .remedy("see whether the process atoll-keeper is stopped, and start atoll again")
 }
 
 fn lost() -> Error {

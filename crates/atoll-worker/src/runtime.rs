@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
@@ -67,6 +68,9 @@ pub struct Config {
     pub network: network::Config,
     /// What sandboxes' files are on.
     pub storage: crate::Storage,
+    /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
+    /// nothing while the command waits for it.
+    pub patience: Duration,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -94,6 +98,7 @@ impl Config {
             embryos: 0,
             network: network::Config::default(),
             storage: crate::Storage::default(),
+            patience: Duration::from_secs(30),
             amend: None,
         }
     }
@@ -116,6 +121,7 @@ pub(crate) struct Shared {
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
+    pub(crate) patience: Duration,
     pub(crate) amend: Option<Amend>,
     freezer: Freezer,
     /// Creates under way, whose callers may have gone.
@@ -201,7 +207,7 @@ impl LocalRuntime {
             // A server answers although its sandboxes take all processor time they can get.
             atoll_jail::go_before_others();
         }
-        let binary = config.binary.clone();
+        let (binary, patience) = (config.binary.clone(), config.patience);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -217,6 +223,7 @@ impl LocalRuntime {
             nursery,
             pool,
             network,
+            patience,
             amend,
             freezer: Freezer::start()?,
             busy: Busy::default(),

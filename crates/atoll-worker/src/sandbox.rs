@@ -10,11 +10,11 @@ mod slot;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_jail::wire::RESIZES;
+use atoll_jail::wire::{RESIZES, ToInit};
 use atoll_model::{
     Code, Error, Limits, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
 };
@@ -58,6 +58,8 @@ pub(crate) struct Sandbox {
     keeper: Arc<Keeper>,
     /// What its runtime does besides.
     pub(crate) busy: Busy,
+    /// How long it may be silent when it is asked for something.
+    pub(crate) patience: Duration,
     /// Directories of ended execs.
     leaves: Mutex<Leaves>,
     spare: Mutex<Waiting>,
@@ -262,6 +264,31 @@ impl Sandbox {
         blocking(move || group.remove().map_err(|error| jail(&error))).await?;
         shared.instance.ranges.release(self.ids);
         Ok(())
+    }
+
+    /// Says something to its PID 1, which takes it in time or not at all: one that is paused does not, once
+    /// much has been said to it.
+    pub(crate) async fn say(
+        &self,
+        message: &ToInit,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Error> {
+        let said = tokio::time::timeout(self.patience, self.init.send(message, descriptors));
+        said.await.unwrap_or_else(|_| Err(self.silent()))
+    }
+
+    /// What a caller is told when nothing came back in time.
+    pub(crate) fn silent(&self) -> Error {
+        match *self.state.borrow() {
+            SandboxState::Running => Error::new(
+                Code::Timeout,
+                format!("the sandbox did not answer within {:?}", self.patience),
+            )
+            .remedy(
+                "something inside stops its processes; end that, or stop and start the sandbox",
+            ),
+            state => state.refusal("used"),
+        }
     }
 
     /// Lets it go on without us.

@@ -1,9 +1,9 @@
 //! Files, made and looked at from inside.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use crate::sys::{self, Errno};
@@ -15,6 +15,11 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command::new("stat", "PATH (does not follow a link)", stat),
     Command::new("ls", "PATH", list),
     Command::new("mkfile", "PATH BYTES (the pattern of spew)", make_file),
+    Command::new(
+        "scribble",
+        "DIRECTORY SEED (writes at random into `there`, adds to `end`, until there is `stop`)",
+        scribble,
+    ),
     Command::new("mkdir", "PATH", |args| {
         done(args, |path| fs::create_dir(path))
     }),
@@ -101,6 +106,27 @@ fn make_file(args: &Args) -> Outcome {
         path,
         fs::File::create(path).and_then(|mut file| io::copy(&mut pattern, &mut file)),
     )?;
+    Ok(0)
+}
+
+fn scribble(args: &Args) -> Outcome {
+    let place = args.path(0, "DIRECTORY")?;
+    let mut scribbles = stream::Scribbles::new(args.number(1, "SEED")?);
+    let (there, end, stop) = (place.join("there"), place.join("end"), place.join("stop"));
+    let file = told(&there, fs::File::create_new(&there))?;
+    told(&there, file.set_len(stream::SCRIBBLED))?;
+    let mut added = told(
+        &end,
+        fs::File::options().append(true).create_new(true).open(&end),
+    )?;
+    let (mut bytes, mut steps) = (Vec::new(), 0_u64);
+    while fs::symlink_metadata(&stop).is_err() {
+        let at = scribbles.step(&mut bytes);
+        told(&there, file.write_all_at(&bytes, at))?;
+        told(&end, added.write_all(stream::Scribbles::appended(&bytes)))?;
+        steps += 1;
+    }
+    out::say(&format!("steps {steps}"));
     Ok(0)
 }
 

@@ -24,8 +24,6 @@ use tokio::sync::{Notify, watch};
 
 /// How much of a command's output is kept.
 pub(crate) const WINDOW: u64 = 64 << 20;
-/// A reader that takes nothing for so long does not hold the command back any more.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// Old bytes are given up in pieces of at least this size.
 const PIECE: u64 = 1 << 20;
 /// What may still arrive when the window is full: two pipes' contents.
@@ -46,6 +44,8 @@ pub(crate) struct Log {
     grown: watch::Sender<u64>,
     /// A reader got on.
     pub(super) moved: Notify,
+    /// A reader that takes nothing for so long does not hold the command back any more.
+    patience: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -182,7 +182,14 @@ impl Log {
             readers: Mutex::default(),
             grown,
             moved: Notify::new(),
+            patience: Duration::ZERO,
         }
+    }
+
+    /// Waits so long for a reader that takes nothing.
+    pub(crate) fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -240,13 +247,13 @@ impl Log {
         let mut readers = self.readers();
         let now = Instant::now();
         readers.at.retain(|_, (position, since)| {
-            *position + (WINDOW - REST) > end || now < *since + PATIENCE
+            *position + (WINDOW - REST) > end || now < *since + self.patience
         });
         let behind = readers
             .at
             .values()
             .filter(|(position, _)| *position + (WINDOW - REST) <= end);
-        match behind.map(|(_, since)| *since + PATIENCE).min() {
+        match behind.map(|(_, since)| *since + self.patience).min() {
             Some(until) => Room::Full(until),
             None => Room::Yes,
         }
@@ -514,7 +521,7 @@ mod tests {
     #[test]
     fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
         let place = Place::new();
-        let log = Log::new(place.0.join("x"));
+        let log = Log::new(place.0.join("x")).patience(Duration::from_mins(1));
         let reader = log.arrive(None, 0);
         let turn = vec![7; 60_000];
         while matches!(log.room(), Room::Yes) {

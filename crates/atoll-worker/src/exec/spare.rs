@@ -58,6 +58,8 @@ pub(super) enum NotStarted {
     Gone(Leaf),
     /// A part of the request could not be met.
     Refused(Leaf, Part, i32),
+    /// Nothing was heard of the child for too long.
+    Silent(Leaf),
 }
 
 impl Spare {
@@ -78,7 +80,7 @@ impl Spare {
             .await?;
         let forget = sandbox.forgotten();
         let message = ToInit::Prepare { request, forget };
-        sandbox.init.send(&message, &handed).await?;
+        sandbox.say(&message, &handed).await?;
         Ok(Self {
             socket: watch_channel(socket)?,
             prepared,
@@ -134,9 +136,13 @@ impl Spare {
     ) -> Result<(i32, Parts), Result<NotStarted, Error>> {
         let parts = self.exec;
         let mut heard = false;
+        let deadline = tokio::time::Instant::now() + sandbox.patience;
         loop {
             if !self.told {
                 break;
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(Ok(NotStarted::Silent(parts.leaf)));
             }
             match tokio::time::timeout(SILENCE, next(&self.socket)).await {
                 Ok(Some(FromChild::Heard)) => heard = true,
@@ -152,7 +158,10 @@ impl Spare {
         }
         let prepared = match self.pid {
             Some(prepared) => Ok(prepared),
-            None => self.prepared.await,
+            None => match tokio::time::timeout_at(deadline, self.prepared).await {
+                Ok(prepared) => prepared,
+                Err(_) => return Err(Ok(NotStarted::Silent(parts.leaf))),
+            },
         };
         match prepared {
             Ok(Ok(pid)) if heard => Ok((pid, parts)),
@@ -180,7 +189,9 @@ pub(crate) async fn exercise(sandbox: &Sandbox) {
             let _ = parts.ended.await;
             parts.leaf
         }
-        Err(Ok(NotStarted::Gone(leaf) | NotStarted::Refused(leaf, ..))) => leaf,
+        Err(Ok(
+            NotStarted::Gone(leaf) | NotStarted::Silent(leaf) | NotStarted::Refused(leaf, ..),
+        )) => leaf,
         Err(Err(_)) => return,
     };
     sandbox.leave(leaf.into());

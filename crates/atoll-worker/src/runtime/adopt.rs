@@ -26,7 +26,10 @@ impl LocalRuntime {
             let _entered = handle.enter();
             runtime.take_all_over(inventory)
         })
-        .await
+        .await?;
+        // That it is gone will be noticed soon enough.
+        let _ = self.shared.keeper.accept().await;
+        Ok(())
     }
 
     fn take_all_over(&self, inventory: Inventory) -> Result<(), Error> {

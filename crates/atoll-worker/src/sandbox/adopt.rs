@@ -32,8 +32,9 @@ impl Sandbox {
         let ids = record.ids();
         shared.instance.ranges.inherit(ids);
         let group = shared.instance.cgroups.group(record.info.id.as_str(), ids);
-        // What is, not what was to be: we may have been killed between the two.
-        record.info.state = if group.is_frozen() {
+        // What is, not what was to be: we may have been killed between the two, and before its last process stood
+        // still.
+        record.info.state = if group.is_frozen() && group.freeze().is_ok() {
             SandboxState::Paused
         } else {
             SandboxState::Running
@@ -75,6 +76,7 @@ impl Sandbox {
             token: found.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),
+            patience: shared.patience,
             leaves: Mutex::default(),
             spare: Mutex::default(),
             over: Mutex::default(),

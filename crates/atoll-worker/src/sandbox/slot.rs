@@ -462,6 +462,7 @@ impl Embryo {
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),
+            patience: shared.patience,
             leaves: Mutex::default(),
             spare: Mutex::default(),
             over: Mutex::default(),

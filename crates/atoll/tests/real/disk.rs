@@ -93,12 +93,7 @@ const GREED: [(&str, &str, &str); 7] = [
 async fn a_sandbox_that_is_full_is_full_alone() {
     let scratch = Scratch::new();
     let world = open(&data(scratch.path()), Storage::Image).await;
-    let neighbour = world
-        .runtime
-        .create(SandboxSpec::default())
-        .await
-        .unwrap()
-        .id;
+    let neighbour = world.create().await;
     for (name, user, line) in GREED {
         let id = limited(&world, 24 * MIB).await;
         let done = world.exec(&id, ExecSpec::shell(line).user(user)).await;
@@ -133,12 +128,7 @@ async fn on_plain_directories_a_limit_is_advisory_and_another_is_refused() {
     let scratch = Scratch::new();
     let disk = atoll_testkit::Cage::disk(scratch.path(), 2 << 30);
     let world = open(&data(disk.path()), Storage::Plain).await;
-    let id = world
-        .runtime
-        .create(SandboxSpec::default())
-        .await
-        .unwrap()
-        .id;
+    let id = world.create().await;
     said(&shell(&world, &id, "head -c 200M /dev/zero > ~/big").await);
     let usage = world.runtime.disk_usage(&id).await.unwrap();
     assert!(!usage.enforced && usage.complete);
@@ -157,6 +147,64 @@ async fn on_plain_directories_a_limit_is_advisory_and_another_is_refused() {
     world.close().await;
 }
 
+/// ext4 with blocks of 4 KiB ends one block before 16 TiB; a btrfs goes far beyond (C04).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
+    const HUGE: u64 = 16 << 40;
+    let scratch = Scratch::new();
+    let disk = atoll_testkit::Cage::disk(scratch.path(), 1 << 30);
+    for storage in [Storage::Plain, Storage::Image] {
+        let world = open(&data(disk.path()), storage).await;
+        let (root, runtime) = (Caller::root(), &world.runtime);
+        let id = world.create().await;
+        let huge = format!("truncate -s {HUGE} ~/huge");
+        let made = shell(&world, &id, &huge).await;
+        let size = if storage == Storage::Plain {
+            let complaint = String::from_utf8_lossy(&made.stderr);
+            assert!(complaint.contains("File too large"), "{made:?}");
+            // The most there can be is as good.
+            let largest = HUGE - 4096;
+            said(&shell(&world, &id, &format!("truncate -s {largest} ~/huge")).await);
+            largest
+        } else {
+            said(&made);
+            HUGE
+        };
+        // One that is written in its middle and at its end.
+        let line = "for at in 1 8000000 16777214; do printf x | dd of=$HOME/huge bs=1M seek=$at conv=notrunc status=none; done; sync ~/huge";
+        said(&shell(&world, &id, line).await);
+        let path = b"/home/user/huge";
+        let entry = runtime.stat(&id, &root, path, false).await.unwrap();
+        assert_eq!(entry.size, size, "{storage}");
+        let used = runtime.disk_usage(&id).await.unwrap();
+        assert!(
+            used.complete && used.used.0 < 8 * MIB,
+            "{storage}: {used:?}"
+        );
+        // It can be read where it is something, and is not read where that is asked too much.
+        let part = runtime.read_part(&id, &root, path, 8_000_000 * MIB, 2);
+        let part = part.await.unwrap().read_to_end(16).await.unwrap();
+        assert_eq!(part, b"x\0", "{storage}");
+        let all = runtime.read_file(&id, &root, path).await.unwrap();
+        let error = all.read_to_end(1 << 20).await.unwrap_err();
+        assert_eq!(error.code, Code::QuotaExceeded, "{storage}: {error:?}");
+        // A copy of it keeps its holes, or ends with the disk it fills, and harms nobody.
+        let copied = runtime.copy(&id, &root, path, b"/home/user/copy", false);
+        match tokio::time::timeout(DEADLINE, copied)
+            .await
+            .expect("it ends")
+        {
+            Ok(()) => {
+                let used = runtime.disk_usage(&id).await.unwrap();
+                assert!(used.used.0 < 16 * MIB, "{storage}: {used:?}");
+            }
+            Err(error) => assert_eq!(error.code, Code::DiskFull, "{storage}: {error:?}"),
+        }
+        runtime.delete(&id).await.unwrap();
+        world.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn odd_trees_are_deleted_and_their_room_comes_back() {
     let scratch = Scratch::new();
@@ -171,12 +219,7 @@ open('kept', 'wb').write(os.urandom(40 << 20))
 for _ in range(4096):
     os.mkdir('d'); os.chdir('d')
 print('deep')";
-    let id = world
-        .runtime
-        .create(SandboxSpec::default())
-        .await
-        .unwrap()
-        .id;
+    let id = world.create().await;
     let done = world
         .exec(&id, ExecSpec::argv(["python3", "-c", odd]))
         .await;
@@ -184,8 +227,8 @@ print('deep')";
     let tag = world.runtime.tag().to_owned();
     let image = data.join("runs").join(tag).join("storage.btrfs");
     // Somebody who stays shares the image's blocks with it.
-    let stays = world.runtime.create(SandboxSpec::default()).await.unwrap();
-    said(&shell(&world, &stays.id, "head -c 2M /dev/urandom > ~/f").await);
+    let stays = world.create().await;
+    said(&shell(&world, &stays, "head -c 2M /dev/urandom > ~/f").await);
     let blocks =
         || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).unwrap()) * 512;
     // A sync inside is none: it has to be on the disk to be given back.
@@ -208,12 +251,7 @@ async fn what_is_used_is_told_on_both_and_an_embryo_gets_the_limit_too() {
             config.embryos = 1;
         });
         let world = world.await;
-        let id = world
-            .runtime
-            .create(SandboxSpec::default())
-            .await
-            .unwrap()
-            .id;
+        let id = world.create().await;
         said(&shell(&world, &id, "head -c 8M /dev/urandom > ~/f; sync").await);
         let usage = world.runtime.disk_usage(&id).await.unwrap();
         assert!(

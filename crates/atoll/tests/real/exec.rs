@@ -2,6 +2,7 @@
 //! how it ends are in the files below.
 
 mod ending;
+mod flood;
 mod identity;
 mod streams;
 

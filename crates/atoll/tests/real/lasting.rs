@@ -3,6 +3,8 @@
 
 mod churn;
 mod follow;
+mod pauses;
+mod versions;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -128,6 +130,7 @@ async fn as_a_server() {
     match job.as_str() {
         "follow" => follow::serve(&runtime).await,
         "churn" => churn::serve(&runtime).await,
+        "pauses" => pauses::serve(&runtime).await,
         "make" => make(&runtime).await,
         _ => panic!("{job}"),
     }

@@ -20,6 +20,7 @@ mod lifecycle;
 mod limits;
 mod network;
 mod packages;
+mod silence;
 mod terminal;
 mod watch;
 mod world;

@@ -1,6 +1,7 @@
 //! Watching directories: every kind of event, trees that grow and move, and what must be told when
 //! not everything can be.
 
+mod million;
 mod storms;
 
 use std::collections::BTreeMap;

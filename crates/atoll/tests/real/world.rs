@@ -84,6 +84,12 @@ impl World {
         Self { runtime }
     }
 
+    /// A sandbox of `base` as anybody gets it, without the probe.
+    pub async fn create(&self) -> SandboxId {
+        let made = self.runtime.create(SandboxSpec::default()).await;
+        made.unwrap().id
+    }
+
     /// A sandbox with everything by default.
     pub async fn sandbox(&self, kind: Kind) -> SandboxId {
         self.sandbox_spec(kind, |_| {}).await

@@ -1,7 +1,7 @@
 //! Copying within a sandbox.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -122,11 +122,41 @@ fn copy_one(caller: &Caller, from: &Path, to: &Path, found: &fs::Metadata) -> Re
         | rustix::fs::OFlags::NONBLOCK
         | rustix::fs::OFlags::CLOEXEC;
     let written = rustix::fs::open(path, flags, rustix::fs::Mode::from_raw_mode(0o600)).at(to)?;
-    let mut written = File::from(written);
-    io::copy(&mut &read, &mut written).at(to)?;
+    let written = File::from(written);
+    copy_bytes(&read, &written).at(to)?;
     caller.own(to)?;
     let mode = found.permissions().mode() & 0o7777;
     written
         .set_permissions(fs::Permissions::from_mode(mode))
         .at(to)
+}
+
+/// Copies what is in a file. Where there is nothing, the copy has nothing either: a hole may be larger than any
+/// disk.
+fn copy_bytes(from: &File, to: &File) -> io::Result<()> {
+    use rustix::fs::SeekFrom::{Data, Hole, Start};
+    let mut at = 0;
+    loop {
+        let begin = match rustix::fs::seek(from, Data(at)) {
+            Ok(begin) => begin,
+            Err(rustix::io::Errno::NXIO) => break,
+            // A file system that knows of no holes: all of it is data.
+            Err(rustix::io::Errno::INVAL) if at == 0 => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(from, Hole(begin)).unwrap_or(u64::MAX);
+        rustix::fs::seek(from, Start(begin))?;
+        rustix::fs::seek(to, Start(begin))?;
+        let copied = io::copy(&mut from.take(end - begin), &mut &*to)?;
+        at = begin + copied;
+        if at < end {
+            // It got shorter, or ended.
+            break;
+        }
+    }
+    let length = from.metadata()?.len();
+    if to.metadata()?.len() < length {
+        to.set_len(length)?;
+    }
+    Ok(())
 }

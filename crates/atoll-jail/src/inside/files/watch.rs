@@ -33,6 +33,8 @@ use tree::Tree;
 const TOGETHER: usize = 6 * 1024;
 /// Events read and not understood yet; four times what the kernel keeps.
 const QUEUE: usize = 65_536;
+/// After so many directories the server is told that this goes on: it does not wait for who is silent.
+const ALIVE: usize = 4096;
 /// The two halves of a rename come one behind the other, or nearly so.
 const APART: usize = 64;
 
@@ -112,6 +114,8 @@ struct Watcher<'a> {
     changes: Vec<Change>,
     bytes: usize,
     limited: bool,
+    /// How many directories were looked at.
+    entered: usize,
     ended: bool,
 }
 
@@ -144,6 +148,7 @@ pub(super) fn watch(
         changes: Vec::new(),
         bytes: 0,
         limited: false,
+        entered: 0,
         ended: false,
     };
     watcher.plant().at(top)?;
@@ -489,6 +494,10 @@ impl Watcher<'_> {
         }
         let mut next = vec![(parent, name.to_vec())];
         while let Some((parent, name)) = next.pop() {
+            self.entered += 1;
+            if self.entered.is_multiple_of(ALIVE) {
+                self.answer.send(&FromHelper::Changes(Vec::new()), &[])?;
+            }
             let Some(path) = self.tree.path(parent, &name) else {
                 self.say(Change::Overflow)?;
                 continue;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use atoll_model::{Code, SandboxSpec, SandboxState};
+use atoll_model::{Code, SandboxState};
 use atoll_testkit::{Scratch, mounts, run_within, wait_for};
 use atoll_worker::instance::{Scope, collect};
 use atoll_worker::{Config, LocalRuntime, Storage};
@@ -193,12 +193,7 @@ async fn groups_of_deleted_sandboxes_do_not_pile_up() {
     let world = open(&data, Storage::Image).await;
     let at = data.join("runs").join(world.runtime.tag()).join("storage");
     for _ in 0..20 {
-        let id = world
-            .runtime
-            .create(SandboxSpec::default())
-            .await
-            .unwrap()
-            .id;
+        let id = world.create().await;
         world.runtime.delete(&id).await.unwrap();
     }
     let fs = std::fs::File::open(&at).unwrap();

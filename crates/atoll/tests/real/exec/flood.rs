@@ -1,0 +1,172 @@
+//! Commands that write as fast as they can (C06): what is kept of it is bounded, on the disk and in memory, and
+//! what was given up is told.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use atoll_model::{Chunk, SandboxId};
+use atoll_testkit::wait_for;
+use atoll_worker::{Control, LogReader};
+
+use crate::world::{DEADLINE, Kind, World, data, probe_spec};
+
+const MIB: u64 = 1 << 20;
+/// What is kept of a command's output.
+const WINDOW: u64 = 64 * MIB;
+/// What may be kept beyond that before it is given up.
+const SLACK: u64 = 4 * MIB;
+/// More than the window several times over.
+const FLOOD: u64 = 320 * MIB;
+/// What the server may take for it: a few chunks of a reader, whatever is written.
+const MEMORY: u64 = 48 * MIB;
+
+async fn flood(world: &World, id: &SandboxId, bytes: u64) -> Control {
+    let spec = probe_spec(&["spew", &bytes.to_string()]).deadline(DEADLINE * 2);
+    let exec = world.runtime.exec(id, spec).await.unwrap();
+    exec.control
+}
+
+/// What the file of a command's output takes on the disk.
+fn on_disk(world: &World, id: &SandboxId, control: &Control) -> u64 {
+    let path: PathBuf = [
+        data().join("runs").join(world.runtime.tag()),
+        "sandboxes".into(),
+        id.as_str().into(),
+        "execs".into(),
+        format!("{}.log", control.id().as_str()).into(),
+    ]
+    .iter()
+    .collect();
+    std::fs::metadata(path).map_or(0, |found| found.blocks() * 512)
+}
+
+/// The memory of this process, which is the server here.
+fn memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let size = line.unwrap().split_whitespace().nth(1).unwrap();
+    size.parse::<u64>().unwrap() * 1024
+}
+
+/// Waits for a command's end, and sees that neither disk nor memory are taken meanwhile.
+async fn bounded(world: &World, id: &SandboxId, control: &Control, before: u64) {
+    let (mut disk, mut most) = (0, 0);
+    wait_for("the flood to end", DEADLINE * 2, || {
+        disk = disk.max(on_disk(world, id, control));
+        most = most.max(memory());
+        control.info().status.is_some()
+    });
+    assert!(control.wait().await.success());
+    assert!(
+        disk > 0 && disk <= WINDOW + SLACK,
+        "{disk} bytes on the disk"
+    );
+    assert!(most < before + MEMORY, "{before} bytes became {most}");
+}
+
+/// Reads to the end without a gap; how many bytes that were.
+async fn rest(reader: &mut LogReader, mut position: u64) -> u64 {
+    let begin = position;
+    loop {
+        match reader.next().await.unwrap().unwrap() {
+            Chunk::Data {
+                position: at,
+                bytes,
+                ..
+            } => {
+                assert_eq!(at, position);
+                check(at, &bytes);
+                position += bytes.len() as u64;
+            }
+            Chunk::Exit(status) => {
+                assert!(status.success(), "{status:?}");
+                return position - begin;
+            }
+            gap @ Chunk::Gap { .. } => panic!("{gap:?} at {position}"),
+        }
+    }
+}
+
+/// Each line of what the probe writes is its own number; some of them are looked at.
+fn check(position: u64, bytes: &[u8]) {
+    let first = position.div_ceil(16);
+    let lines = bytes[(first * 16 - position) as usize..].chunks_exact(16);
+    for (number, line) in (first..).zip(lines).step_by(997) {
+        assert_eq!(line, format!("{number:015x}\n").as_bytes(), "at {position}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    let before = memory();
+    let control = flood(&world, &id, FLOOD).await;
+    bounded(&world, &id, &control, before).await;
+    let (start, end) = control.kept();
+    assert_eq!(end, FLOOD);
+    assert!(
+        start > 0 && (WINDOW..=WINDOW + SLACK).contains(&(end - start)),
+        "{start} {end}"
+    );
+    // Who comes late is told what is missing, and gets the rest.
+    let mut reader = control.output(0);
+    let gap = reader.next().await.unwrap().unwrap();
+    assert_eq!(gap, Chunk::Gap { from: 0, to: start });
+    assert_eq!(rest(&mut reader, start).await, end - start);
+    // Who comes from where it is whole is not.
+    let mut reader = control.output(end - 17);
+    assert_eq!(rest(&mut reader, end - 17).await, 17);
+    assert!(memory() < before + MEMORY);
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Static).await;
+    let neighbour = world.sandbox(Kind::Static).await;
+    let before = memory();
+    let control = flood(&world, &id, FLOOD).await;
+    let mut reader = control.output(0);
+    let Chunk::Data { bytes, .. } = reader.next().await.unwrap().unwrap() else {
+        panic!("no data first");
+    };
+    check(0, &bytes);
+    let read = bytes.len() as u64;
+    let written = || control.kept().1;
+    wait_for("the window to be full", DEADLINE, || {
+        written() > WINDOW - MIB
+    });
+    // Others write as they like meanwhile, as much as would fill what is left many times.
+    let other = flood(&world, &neighbour, 2 * WINDOW).await;
+    assert!(other.wait().await.success());
+    assert!(written() <= read + WINDOW, "{} bytes", written());
+    assert_eq!((control.kept().0, control.info().status), (0, None));
+    // It goes on as the reader does.
+    assert_eq!(rest(&mut reader, read).await, FLOOD - read);
+    assert!(on_disk(&world, &id, &control) <= WINDOW + SLACK);
+    assert!(memory() < before + MEMORY, "{before} became {}", memory());
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_falls_silent_is_let_go_and_told_of_the_gap() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let world = World::open_as(|config| config.patience = PATIENCE).await;
+    let id = world.sandbox(Kind::Static).await;
+    let before = memory();
+    let control = flood(&world, &id, FLOOD).await;
+    let mut reader = control.output(0);
+    reader.next().await.unwrap().unwrap();
+    let (from, since) = (reader.position(), Instant::now());
+    bounded(&world, &id, &control, before).await;
+    assert!(since.elapsed() >= PATIENCE, "{:?}", since.elapsed());
+    let (start, end) = control.kept();
+    assert!(end == FLOOD && start > from, "{start} {end}");
+    let gap = reader.next().await.unwrap().unwrap();
+    assert_eq!(gap, Chunk::Gap { from, to: start });
+    assert_eq!(rest(&mut reader, start).await, end - start);
+    world.close().await;
+}

@@ -1,0 +1,378 @@
+//! Sandboxes in which nothing answers (C11): everything inside is stopped, is stopped again and again, or is frozen
+//! with the sandbox. Every kind of call comes back in time, with what was asked for or with an error that says why.
+
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::time::Duration;
+
+use atoll_model::{
+    Authority, Caller, Code, Error, ExecSpec, SandboxId, SandboxState, TerminalSize, WatchOptions,
+    WriteOptions,
+};
+use atoll_testkit::wait_for;
+use atoll_worker::{Control, LocalRuntime, Watch};
+
+use crate::world::{DEADLINE, Kind, World, probe_spec, said};
+
+/// How long a server waits for a sandbox here.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// When a call hangs: every one of them waits a few times at most.
+const HANGS: Duration = Duration::from_secs(30);
+
+type Done = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
+
+/// What is open in a sandbox before it falls silent.
+struct Open {
+    watch: Watch,
+    terminal: Control,
+    long: Control,
+}
+
+impl Open {
+    async fn new(runtime: &LocalRuntime, id: &SandboxId, user: &str) -> Self {
+        let size = TerminalSize {
+            rows: 24,
+            columns: 80,
+        };
+        let start = async |spec: ExecSpec| {
+            let exec = runtime.exec(id, spec.user(user)).await;
+            exec.unwrap().control
+        };
+        let caller = caller(user);
+        let watch = runtime.watch(id, &caller, b"/tmp", WatchOptions::recursive());
+        Self {
+            watch: watch.await.unwrap(),
+            terminal: start(probe_spec(&["sleep", "600"]).terminal(size)).await,
+            long: start(probe_spec(&["sleep", "600"]).open_input()).await,
+        }
+    }
+}
+
+fn caller(user: &str) -> Caller {
+    Caller {
+        user: Some(user.into()),
+        authority: Authority::User,
+    }
+}
+
+/// Every kind of call, by name, as a user.
+fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<(String, Done)> {
+    let mut all: Vec<(String, Done)> = Vec::new();
+    macro_rules! call {
+        ($name:literal, |$runtime:ident, $id:ident, $caller:ident| $work:expr) => {{
+            let ($runtime, $id, $caller) = (runtime.clone(), id.clone(), caller(user));
+            let work = async move {
+                $work;
+                Ok(())
+            };
+            all.push((format!("{} as {user}", $name), Box::pin(work)));
+        }};
+    }
+    let path = |name: &str| format!("/tmp/{name}-{user}").into_bytes();
+    let (one, two, new) = (path("one"), path("two"), path("new"));
+    let Open {
+        mut watch,
+        terminal,
+        long,
+    } = open;
+    call!("exec", |runtime, id, caller| {
+        let spec = probe_spec(&["echo", "on"]).user(caller.user.unwrap());
+        let done = runtime.exec(&id, spec).await?;
+        done.control.kill()?;
+    });
+    call!("exec with input", |runtime, id, caller| {
+        let spec = probe_spec(&["cat"]).user(caller.user.unwrap()).open_input();
+        runtime.exec(&id, spec).await?.control.kill()?;
+    });
+    call!("terminal", |runtime, id, caller| {
+        let (rows, columns) = (24, 80);
+        let spec = probe_spec(&["cat"]).terminal(TerminalSize { rows, columns });
+        let spec = spec.user(caller.user.unwrap());
+        runtime.exec(&id, spec).await?.control.kill()?;
+    });
+    let (path, data) = (one.clone(), vec![7; 3 << 20]);
+    call!("write", |runtime, id, caller| {
+        let options = WriteOptions::default();
+        let mut writer = runtime.write_file(&id, &caller, &path, options).await?;
+        writer.write(&data).await?;
+        writer.commit().await?;
+    });
+    call!("send", |runtime, id, caller| {
+        let options = WriteOptions::default();
+        let mut writer = runtime.write_file(&id, &caller, &two, options).await?;
+        let program = std::fs::File::open(atoll_testkit::probe()).unwrap();
+        writer.send(program).await?;
+        writer.commit().await?;
+    });
+    call!("read", |runtime, id, caller| {
+        let reader = runtime.read_file(&id, &caller, b"/probe").await?;
+        reader.read_to_end(64 << 20).await?;
+    });
+    call!("save", |runtime, id, caller| {
+        let reader = runtime.read_file(&id, &caller, b"/probe").await?;
+        let file = rustix::fs::memfd_create("saved", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        reader.save(OwnedFd::into(file)).await?;
+    });
+    call!("stat", |runtime, id, caller| runtime
+        .stat(&id, &caller, b"/probe", true)
+        .await?);
+    call!("list", |runtime, id, caller| runtime
+        .list_files(&id, &caller, b"/etc", 3, 10_000)
+        .await?);
+    call!("make a directory", |runtime, id, caller| runtime
+        .make_directory(&id, &caller, &new, 0o755, true)
+        .await?);
+    let there = one;
+    call!("copy", |runtime, id, caller| {
+        let to = [&there[..], b".copy"].concat();
+        runtime.copy(&id, &caller, b"/probe", &to, true).await?;
+    });
+    call!("watch", |runtime, id, caller| {
+        let options = WatchOptions::recursive();
+        let mut watch = runtime.watch(&id, &caller, b"/tmp", options).await?;
+        watch.drain().await?;
+    });
+    call!("drain a watch", |_runtime, _id, _caller| watch
+        .drain()
+        .await?);
+    call!("attach", |_runtime, _id, _caller| {
+        terminal.attach()?;
+        let (rows, columns) = (30, 90);
+        terminal.resize(TerminalSize { rows, columns })?;
+        terminal.write_all(b"typed").await?;
+    });
+    call!("input", |_runtime, _id, _caller| {
+        long.write_all(b"some").await?;
+        long.signal(rustix::process::Signal::USR1.as_raw()).await?;
+    });
+    call!("usage", |runtime, id, _caller| {
+        runtime.usage(&id)?;
+        runtime.disk_usage(&id).await?;
+        runtime.execs(&id)?;
+        runtime.get(&id)?;
+    });
+    call!("ports", |runtime, id, _caller| {
+        runtime.ports(&id).await?;
+        runtime.watch_ports(&id).await?;
+    });
+    call!("dial", |runtime, id, _caller| runtime.dial(&id, 9).await?);
+    all
+}
+
+/// Makes all calls at once and says how each ended.
+async fn all(calls: Vec<(String, Done)>) -> Vec<(String, Result<(), Error>)> {
+    let each = calls.into_iter().map(|(name, work)| {
+        tokio::spawn(async move {
+            let ended = tokio::time::timeout(HANGS, work).await;
+            let ended = ended.unwrap_or_else(|_| panic!("{name}: it hangs"));
+            (name, ended)
+        })
+    });
+    let mut ended = Vec::new();
+    for call in each.collect::<Vec<_>>() {
+        ended.push(call.await.unwrap());
+    }
+    ended
+}
+
+/// What failed with another code than these. Nobody listens at the port that is dialled.
+fn unexpected(ended: Vec<(String, Result<(), Error>)>, codes: &[Code]) -> Vec<String> {
+    let wrong = ended.into_iter().filter_map(|(name, ended)| match ended {
+        Err(error) if name.starts_with("dial") && error.code == Code::Conflict => None,
+        Err(error) if !codes.contains(&error.code) => Some(format!("{name}: {error:?}")),
+        _ => None,
+    });
+    wrong.collect()
+}
+
+async fn in_time<T>(what: &str, work: impl Future<Output = Result<T, Error>>) -> T {
+    let ended = tokio::time::timeout(HANGS, work).await;
+    let ended = ended.unwrap_or_else(|_| panic!("{what}: it hangs"));
+    ended.unwrap_or_else(|error| panic!("{what}: {error:?}"))
+}
+
+async fn impatient() -> World {
+    World::open_as(|config| config.patience = PATIENCE).await
+}
+
+/// It ends as any other: once by a stop, and for good.
+async fn end(world: &World, id: &SandboxId) {
+    let runtime = &world.runtime;
+    in_time("stop", runtime.stop(id)).await;
+    in_time("start", runtime.start(id)).await;
+    said(&world.probe(id, "user", &["true"]).await);
+    in_time("delete", runtime.delete(id)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_works_although_everything_inside_was_stopped() {
+    let world = impatient().await;
+    for stopper in ["root", "user"] {
+        let id = world.sandbox(Kind::Base).await;
+        let mut asked = Vec::new();
+        for user in ["root", "user"] {
+            let open = Open::new(&world.runtime, &id, user).await;
+            asked.extend(calls(&world.runtime, &id, user, open));
+        }
+        said(
+            &world
+                .exec(&id, ExecSpec::shell("kill -STOP -1").user(stopper))
+                .await,
+        );
+        assert_eq!(unexpected(all(asked).await, &[]), [""; 0], "{stopper}");
+        end(&world, &id).await;
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_comes_back_although_everything_inside_is_stopped_all_the_time() {
+    let world = impatient().await;
+    let neighbour = world.sandbox(Kind::Base).await;
+    let id = world.sandbox(Kind::Base).await;
+    let (mut asked, mut others) = (Vec::new(), Vec::new());
+    for user in ["root", "user"] {
+        let open = Open::new(&world.runtime, &id, user).await;
+        asked.extend(calls(&world.runtime, &id, user, open));
+        let open = Open::new(&world.runtime, &neighbour, user).await;
+        others.extend(calls(&world.runtime, &neighbour, user, open));
+    }
+    let storm = ExecSpec::shell("trap '' CONT; while :; do kill -STOP -1; done").user("root");
+    let storm = world.runtime.exec(&id, storm).await.unwrap();
+    let ended = all(asked).await;
+    let silent = ended.iter().filter(|(_, ended)| ended.is_err()).count();
+    // The control: without the storm nothing fails.
+    assert!(silent > 2, "{ended:?}");
+    let codes = [Code::Timeout, Code::Conflict];
+    assert_eq!(unexpected(ended, &codes), [""; 0]);
+    assert_eq!(unexpected(all(others).await, &[]), [""; 0]);
+    storm.kill().unwrap();
+    storm.wait().await;
+    end(&world, &id).await;
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_comes_back_from_a_paused_sandbox() {
+    let world = impatient().await;
+    let runtime = &world.runtime;
+    let id = world.sandbox(Kind::Base).await;
+    let mut asked = Vec::new();
+    let mut long = None;
+    for user in ["root", "user"] {
+        let open = Open::new(runtime, &id, user).await;
+        long = Some(open.long.clone());
+        asked.extend(calls(runtime, &id, user, open));
+    }
+    // What is under way while it falls silent.
+    let root = Caller::root();
+    let fast = std::fs::File::open("/dev/zero").unwrap();
+    let options = WriteOptions::default();
+    let mut sending = runtime
+        .write_file(&id, &root, b"/big", options)
+        .await
+        .unwrap();
+    let sending = tokio::spawn(async move { sending.send(fast).await });
+    wait_for("the transfer to be under way", DEADLINE, || {
+        let pid = runtime.host_pid(&id).unwrap();
+        let entries = std::fs::read_dir(format!("/proc/{pid}/root")).unwrap();
+        let sizes = entries.flatten().filter_map(|entry| entry.metadata().ok());
+        sizes.map(|found| found.len()).sum::<u64>() > 8 << 20
+    });
+    in_time("pause", runtime.pause(&id)).await;
+    let ended = all(asked).await;
+    for (name, ended) in &ended {
+        let works = ["attach", "input", "usage"]
+            .iter()
+            .any(|it| name.starts_with(it));
+        assert_eq!(ended.is_ok(), works, "{name}: {ended:?}");
+    }
+    assert_eq!(unexpected(ended, &[Code::SandboxPaused]), [""; 0]);
+    let sent = tokio::time::timeout(HANGS, sending)
+        .await
+        .expect("it hangs");
+    let error = sent.unwrap().unwrap_err();
+    assert!(
+        [Code::SandboxPaused, Code::Timeout].contains(&error.code),
+        "{error:?}"
+    );
+    // Signals wait for it, as many as there is room for.
+    let long = long.unwrap();
+    let refused = async {
+        loop {
+            let sent = long.signal(rustix::process::Signal::WINCH.as_raw()).await;
+            if let Err(error) = sent {
+                break error;
+            }
+        }
+    };
+    let refused = tokio::time::timeout(HANGS, refused).await;
+    assert_eq!(refused.expect("it hangs").code, Code::SandboxPaused);
+    in_time("resume", runtime.resume(&id)).await;
+    said(&world.probe(&id, "user", &["true"]).await);
+    // What was not sent to its end is not there.
+    let found = runtime.stat(&id, &root, b"/big", true).await;
+    assert_eq!(found.unwrap_err().code, Code::FileNotFound);
+    in_time("pause", runtime.pause(&id)).await;
+    end(&world, &id).await;
+    // Paused to its end.
+    let id = world.sandbox(Kind::Static).await;
+    in_time("pause", runtime.pause(&id)).await;
+    in_time("delete", runtime.delete(&id)).await;
+    world.close().await;
+}
+
+/// A command that is about to begin as its sandbox is paused begins, or is refused and never begins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_meets_a_pause_begins_or_is_refused() {
+    let world = impatient().await;
+    let runtime = &world.runtime;
+    let id = world.sandbox(Kind::Static).await;
+    let root = Caller::root();
+    let made = runtime.make_directory(&id, &root, b"/begun", 0o777, true);
+    made.await.unwrap();
+    let (mut begun, mut refused) = (0, 0);
+    for round in 0..4 {
+        let mut starts = Vec::new();
+        for number in 0..8 {
+            let (runtime, inside) = (runtime.clone(), id.clone());
+            starts.push(tokio::spawn(async move {
+                let name = format!("/begun/{round}-{number}");
+                let started = runtime.exec(&inside, probe_spec(&["touch", &name])).await;
+                (name, started)
+            }));
+            if number == round {
+                tokio::task::yield_now().await;
+                let paused = in_time("pause", world.runtime.pause(&id)).await;
+                assert_eq!(paused.state, SandboxState::Paused);
+            }
+        }
+        let mut expected = Vec::new();
+        for start in starts {
+            let (name, started) = tokio::time::timeout(HANGS, start)
+                .await
+                .expect("it hangs")
+                .unwrap();
+            expected.push((name, started));
+        }
+        in_time("resume", world.runtime.resume(&id)).await;
+        for (name, started) in expected {
+            let there = match started {
+                Ok(exec) => {
+                    begun += 1;
+                    assert!(exec.wait().await.success());
+                    true
+                }
+                Err(error) => {
+                    refused += 1;
+                    assert_eq!(error.code, Code::SandboxPaused, "{error:?}");
+                    false
+                }
+            };
+            let found = runtime.stat(&id, &root, name.as_bytes(), true).await;
+            assert_eq!(found.is_ok(), there, "{name}: {found:?}");
+        }
+    }
+    assert!(refused > 0, "{begun} begun");
+    world.close().await;
+}

@@ -1,0 +1,210 @@
+//! A tree of a million entries is watched (D09).
+//!
+//! To make so many takes minutes wherever they are made one by one. A btrfs makes a copy of ten thousand in a
+//! millisecond, so the tree is a hundred snapshots of one, and the sandbox sees it as a directory of the host.
+
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use atoll_model::{Caller, Code, HostMount, SandboxId, WatchEvent, WatchOptions};
+use atoll_testkit::{Scratch, run, wait_for};
+use atoll_worker::Watch;
+
+use super::{descriptors, drained};
+use crate::world::{DEADLINE, Kind, World};
+
+const COPIES: usize = 100;
+/// Of each copy, besides its top: ten, and a hundred below them.
+const DIRECTORIES: usize = 110;
+const FILES: usize = 99;
+/// A million and some.
+const ENTRIES: usize = COPIES * (1 + DIRECTORIES + 100 * FILES);
+/// The top of all, the copies and what is in them.
+const WATCHES: usize = 1 + COPIES * (1 + DIRECTORIES);
+/// What the kernel lets the sandbox watch here: one and a half trees.
+const MOST: usize = WATCHES * 3 / 2;
+
+/// The mounted tree.
+struct Tree {
+    at: PathBuf,
+}
+
+fn sound(command: &mut Command) {
+    let output = run(command);
+    assert!(output.status.success(), "{command:?}: {output:?}");
+}
+
+impl Tree {
+    fn new(scratch: &Scratch) -> Self {
+        let (image, at) = (scratch.join("tree.image"), scratch.join("tree"));
+        let file = File::create_new(&image).unwrap();
+        file.set_len(2 << 30).unwrap();
+        std::fs::create_dir(&at).unwrap();
+        sound(Command::new("mkfs.btrfs").arg("-q").arg(&image));
+        let options = ["-o", "loop,noatime"];
+        sound(Command::new("mount").args(options).arg(&image).arg(&at));
+        let tree = Self { at };
+        let first = tree.copy(0);
+        sound(
+            Command::new("btrfs")
+                .args(["-q", "subvolume", "create"])
+                .arg(&first),
+        );
+        for number in 0..100 {
+            let directory = first.join(format!("{}/{number}", number % 10));
+            std::fs::create_dir_all(&directory).unwrap();
+            for file in 0..FILES {
+                File::create_new(directory.join(format!("f{file}"))).unwrap();
+            }
+        }
+        for number in 1..COPIES {
+            let copy = ["-q", "subvolume", "snapshot"];
+            sound(
+                Command::new("btrfs")
+                    .args(copy)
+                    .arg(&first)
+                    .arg(tree.copy(number)),
+            );
+        }
+        let count = [
+            "-c",
+            &format!("find {} | wc -l", tree.copy(COPIES - 1).display()),
+        ];
+        let counted = run(Command::new("sh").args(count)).stdout;
+        let counted = String::from_utf8(counted).unwrap();
+        assert_eq!(counted.trim(), (ENTRIES / COPIES).to_string());
+        tree
+    }
+
+    fn copy(&self, number: usize) -> PathBuf {
+        self.at.join(format!("c{number}"))
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        // Whoever looks at it last lets it go.
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+/// How many inotify watches the processes of a sandbox have.
+fn watched(world: &World, id: &SandboxId) -> usize {
+    let pid = world.runtime.host_pid(id).unwrap();
+    let below = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let lines = |child: &str| -> usize {
+        let all = std::fs::read_dir(format!("/proc/{child}/fdinfo"));
+        let all = all.into_iter().flatten().flatten();
+        let texts = all.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+        texts.map(|text| text.matches("inotify wd:").count()).sum()
+    };
+    below.split_whitespace().map(lines).sum()
+}
+
+/// Sets how much the kernel lets anybody of a sandbox watch, which is more than a test wants to wait for.
+fn limit(world: &World, id: &SandboxId, watches: usize) {
+    let pid = world.runtime.host_pid(id).unwrap();
+    let line = format!("echo {watches} > /proc/sys/user/max_inotify_watches");
+    sound(
+        Command::new("nsenter")
+            .args(["-U", "-t", &pid.to_string(), "sh", "-c", &line])
+            .current_dir("/"),
+    );
+}
+
+async fn watch(world: &World, id: &SandboxId, directories: u32) -> Watch {
+    let options = WatchOptions {
+        recursive: true,
+        directories,
+    };
+    let root = Caller::root();
+    let watch = world.runtime.watch(id, &root, b"/tree", options);
+    watch.await.unwrap()
+}
+
+fn touch(path: &Path) {
+    File::create_new(path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
+    let scratch = Scratch::new();
+    let tree = Tree::new(&scratch);
+    let world = World::open().await;
+    let shown = async || {
+        let mount = HostMount {
+            source: tree.at.clone(),
+            target: "/tree".into(),
+        };
+        world
+            .sandbox_spec(Kind::Static, |spec| spec.mounts.push(mount))
+            .await
+    };
+    let (id, neighbour) = (shown().await, shown().await);
+    let pids = || world.runtime.usage(&id).unwrap().pids;
+    let (before, open, root) = (pids(), descriptors(), Caller::root());
+    // All of it, and another of the same sandbox has what the kernel leaves it, and says so.
+    limit(&world, &id, MOST);
+    let mut whole = watch(&world, &id, u32::MAX).await;
+    assert_eq!(drained(&mut whole).await, [""; 0]);
+    assert_eq!(watched(&world, &id), WATCHES);
+    let mut second = watch(&world, &id, u32::MAX).await;
+    assert_eq!(drained(&mut second).await, ["limit"]);
+    assert_eq!(watched(&world, &id), MOST);
+    // Not one more, of any kind: that is an error with a remedy.
+    let refused = world
+        .runtime
+        .watch(&id, &root, b"/", WatchOptions::default());
+    let refused = refused.await.unwrap_err();
+    assert_eq!(refused.code, Code::QuotaExceeded, "{refused:?}");
+    assert!(refused.remedy.unwrap().contains("max_user_watches"));
+    // The neighbour has its own, and its own wish.
+    let mut other = watch(&world, &neighbour, u32::MAX).await;
+    assert_eq!(drained(&mut other).await, [""; 0]);
+    assert_eq!(watched(&world, &neighbour), WATCHES);
+    let mut few = watch(&world, &neighbour, 20).await;
+    assert_eq!(drained(&mut few).await, ["limit"]);
+    assert_eq!(watched(&world, &neighbour), WATCHES + 20);
+
+    // Each sees what happens anywhere.
+    for number in [0, COPIES / 2, COPIES - 1] {
+        touch(&tree.copy(number).join("7/17/new"));
+        let path = format!("c{number}/7/17/new");
+        for told in [&mut whole, &mut other] {
+            let seen = drained(told).await;
+            assert!(seen.contains(&format!("create {path}")), "{seen:?}");
+        }
+    }
+    drop((second, other, few));
+
+    // More than the kernel keeps while nobody reads: it is said, and everything is watched again.
+    world.runtime.pause(&id).await.unwrap();
+    let queue = std::fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+    let busy = tree.copy(3).join("5/15");
+    for number in 0..queue.trim().parse::<u32>().unwrap() + 100 {
+        let mode = Permissions::from_mode(0o600 | number & 0o77);
+        std::fs::set_permissions(busy.join(format!("f{}", number % 2)), mode).unwrap();
+    }
+    world.runtime.resume(&id).await.unwrap();
+    let told = whole.drain().await.unwrap();
+    assert!(
+        told.contains(&WatchEvent::Overflow),
+        "{} events",
+        told.len()
+    );
+    assert_eq!(watched(&world, &id), WATCHES);
+    touch(&tree.copy(COPIES - 1).join("9/99/last"));
+    assert!(
+        drained(&mut whole)
+            .await
+            .contains(&"create c99/9/99/last".into())
+    );
+
+    // And nothing is left of it.
+    drop(whole);
+    wait_for("the helpers to end", DEADLINE, || pids() == before);
+    assert_eq!(watched(&world, &id) + watched(&world, &neighbour), 0);
+    assert!(descriptors() <= open, "{} {open}", descriptors());
+}
