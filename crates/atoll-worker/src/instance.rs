@@ -462,7 +462,9 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         return Ok(true);
     }
     crate::network::collect(tag)?;
-    if lasting || !directory.exists() {
+    // Only a directory of the form that we make for a run is ever removed.
+    let for_one_run = directory.file_name().is_some_and(|name| name == tag);
+    if lasting || !for_one_run || !directory.exists() {
         // Its processes are gone; its files are there for good, or somebody removed them.
         cgroups.destroy().map_err(|error| jail(&error))?;
         // One that goes on under another tag has its files in use.
@@ -471,13 +473,6 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         }
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
-    }
-    // Only ever a directory of the form we make ourselves.
-    if directory.file_name().is_none_or(|name| name != tag) {
-        return Err(Error::new(
-            Code::Internal,
-            format!("{} names a foreign directory", entry.display()),
-        ));
     }
     dismantle(tag, &directory, &cgroups)?;
     Ok(true)
