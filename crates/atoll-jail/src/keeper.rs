@@ -52,7 +52,11 @@ pub fn start(
     listener: Option<OwnedFd>,
     held: &[BorrowedFd<'_>],
 ) -> Result<(Channel<ToKeeper, FromKeeper>, Child), Error> {
-    let binary = sealed_copy(binary).step(|| format!("copy {}", binary.display()))?;
+    let binary = match shown_read_only(binary) {
+        Ok(shown) => shown,
+        // Without the right to mount.
+        Err(_) => sealed_copy(binary).step(|| format!("copy {}", binary.display()))?,
+    };
     let (ours, its) = crate::wire::pair().step(|| "make the keeper's socket".into())?;
     // Room for a title of any length: `ps` shows what fits into the arguments we start with.
     let child = Command::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))
@@ -116,7 +120,20 @@ fn address(directory: BorrowedFd<'_>, name: &str) -> Result<rustix::net::SocketA
     rustix::net::SocketAddrUnix::new(path).step(|| format!("name the socket {name}"))
 }
 
-/// A copy that nobody can write: a sandbox that reached it could change nothing.
+/// The binary through a mount of its own, read-only and nowhere attached: a sandbox that reached it could change
+/// nothing. What runs from it shares its pages with us.
+fn shown_read_only(binary: &Path) -> io::Result<OwnedFd> {
+    use rustix::mount::{OpenTreeFlags, open_tree};
+    // The file itself: what `/proc/self/exe` leads to.
+    let path = fs::canonicalize(binary)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let shown = open_tree(CWD, &path, flags)?;
+    let attributes = (libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID) as u64;
+    sys::mount_setattr(shown.as_fd(), attributes, None)?;
+    Ok(shown)
+}
+
+/// A copy that nobody can write, where there can be no mount.
 fn sealed_copy(binary: &Path) -> io::Result<OwnedFd> {
     let copy = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let own = fs::File::open(binary)?;

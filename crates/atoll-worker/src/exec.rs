@@ -286,7 +286,7 @@ impl Start<'_> {
                 Some(spare) => spare,
                 None => Spare::prepare(sandbox).await?,
             };
-            self.hold(sandbox, spare.request()).await?;
+            self.hold(sandbox, &spare.exec).await?;
             let inside = self.inside.as_ref().map(AsFd::as_fd);
             spare.tell(exec.clone(), inside).await;
             // Written down while the program starts: an exec without a record is nobody's, and nobody is
@@ -325,17 +325,19 @@ impl Start<'_> {
         }
     }
 
-    /// Has the keeper hold what is only this command's.
-    async fn hold(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
+    /// Has the keeper hold what is this command's, before it begins: what it does not hold would be lost with us.
+    async fn hold(&self, sandbox: &Sandbox, parts: &Parts) -> Result<(), Error> {
+        let request = parts.request;
         if let Some((queue, pipe)) = self.input {
             let file = queue.file();
             let both = [file.as_fd(), pipe.as_fd()];
             sandbox.hold(input_of(request), &both).await?;
         }
         if let Some(ends) = self.terminal {
-            sandbox.hold(request, &ends.all()).await?;
+            return sandbox.hold(request, &ends.all()).await;
         }
-        Ok(())
+        let streams = [parts.stdout.get_ref(), parts.stderr.get_ref()];
+        sandbox.hold(request, &streams.map(AsFd::as_fd)).await
     }
 
     /// Writes down that it begins.

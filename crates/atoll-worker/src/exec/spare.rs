@@ -74,10 +74,6 @@ impl Spare {
         let (stderr, stderr_inside) = stream(sandbox.ids)?;
         let mut handed = vec![inside.as_fd(), stdout_inside.as_fd(), stderr_inside.as_fd()];
         handed.extend(leaf.directory());
-        // The keeper first: what it does not hold would be lost with us.
-        sandbox
-            .hold(request, &[stdout.as_fd(), stderr.as_fd()])
-            .await?;
         let forget = sandbox.forgotten();
         let message = ToInit::Prepare { request, forget };
         sandbox.say(&message, &handed).await?;

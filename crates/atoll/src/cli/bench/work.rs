@@ -239,7 +239,7 @@ pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
 /// Has memory for the page cache ready. A virtual machine gives back what it freed, and gets it again page by
 /// page: the same `cp` then takes a third of a second or three.
 fn take_memory() {
-    drop(std::hint::black_box(vec![1_u8; 3 << 29]));
+    drop(std::hint::black_box(vec![1_u8; 3 << 30]));
 }
 
 /// A file of 1 GB in and out against `cp`.
