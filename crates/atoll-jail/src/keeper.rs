@@ -128,7 +128,7 @@ fn shown_read_only(binary: &Path) -> io::Result<OwnedFd> {
     let path = fs::canonicalize(binary)?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let shown = open_tree(CWD, &path, flags)?;
-    let attributes = (libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID) as u64;
+    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID;
     sys::mount_setattr(shown.as_fd(), attributes, None)?;
     Ok(shown)
 }

@@ -104,7 +104,8 @@ impl FromRequestParts<App> for Caller {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let request = parts.extensions.get::<RequestId>().cloned();
         let request = request.unwrap_or_else(RequestId::random);
-        let context = match (app.config.access, secret(&parts.headers)) {
+        let given = secret(&parts.headers).or_else(|| secret_of_socket(parts));
+        let context = match (app.config.access, given) {
             (Access::Open, None) => app.core.operator(request).await?,
             (_, Some(secret)) => app.core.authenticate(secret, request).await?,
             (Access::Keys, None) => {
@@ -115,6 +116,18 @@ impl FromRequestParts<App> for Caller {
         };
         Ok(Self(context))
     }
+}
+
+/// Browsers cannot send headers of their own with a WebSocket: its key may stand behind the question mark.
+fn secret_of_socket(parts: &Parts) -> Option<&str> {
+    let upgrade = parts.headers.get(header::UPGRADE)?;
+    if !upgrade.as_bytes().eq_ignore_ascii_case(b"websocket") {
+        return None;
+    }
+    let words = parts.uri.query()?.split('&');
+    words
+        .into_iter()
+        .find_map(|word| word.strip_prefix("api_key="))
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {

@@ -5,6 +5,7 @@ mod answer;
 mod body;
 mod guard;
 mod routes;
+mod socket;
 mod stream;
 mod views;
 

@@ -5,6 +5,7 @@ mod files;
 mod keys;
 mod orgs;
 mod sandboxes;
+mod terminals;
 
 use atoll_model::{Code, Error};
 use axum::extract::State;
@@ -23,6 +24,7 @@ pub(crate) fn all(app: &App) -> Router {
     let api = sandboxes::routes()
         .merge(commands::routes())
         .merge(files::routes())
+        .merge(terminals::routes())
         .merge(keys::routes())
         .merge(orgs::routes());
     // `/api/sessions` is not this one.

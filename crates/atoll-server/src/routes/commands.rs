@@ -18,6 +18,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Query};
 use crate::guard::Caller;
+use crate::socket::{self, Upgrade};
 use crate::stream;
 use crate::views::{Command, Exit};
 
@@ -307,7 +308,10 @@ async fn close(
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct After {
+struct Follow {
+    /// Checked before any route.
+    #[serde(rename = "api_key")]
+    _api_key: Option<String>,
     #[serde(default)]
     after: u64,
     #[serde(default)]
@@ -318,11 +322,26 @@ async fn output(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, exec)): Path<(String, String)>,
-    Query(asked): Query<After>,
+    Query(asked): Query<Follow>,
+    Upgrade(upgrade): Upgrade,
     headers: axum::http::HeaderMap,
 ) -> Answer<Response> {
-    let used = app.core.look(&caller, &id)?;
-    let exec = find(&used, &exec)?;
+    let found = || {
+        let used = app.core.look(&caller, &id)?;
+        let exec = find(&used, &exec)?;
+        Ok((used, exec))
+    };
+    if let Some(upgrade) = upgrade {
+        // Its input goes the same way.
+        let found = caller.require(Scope::Sandboxes).and_then(|()| found());
+        return Ok(upgrade.on_upgrade(move |socket| async move {
+            match found {
+                Ok((used, exec)) => socket::output(socket, used, exec, asked.after).await,
+                Err(error) => socket::refuse(socket, &error).await,
+            }
+        }));
+    }
+    let (used, exec) = found()?;
     // A browser that lost the stream says how far it had come.
     let last = headers
         .get("last-event-id")

@@ -5,5 +5,6 @@ mod cases;
 mod client;
 mod lasting;
 mod lifetimes;
+mod sockets;
 
 pub use client::{Client, Server};

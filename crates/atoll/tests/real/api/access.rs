@@ -55,6 +55,11 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/sandboxes/ID/files/copy", Needs::All),
     ("POST", "/sandboxes/ID/files/chmod", Needs::All),
     ("POST", "/sandboxes/ID/files/chown", Needs::All),
+    ("GET", "/sandboxes/ID/pty", Needs::Read),
+    ("POST", "/sandboxes/ID/pty", Needs::All),
+    ("GET", "/sandboxes/ID/pty/PTY", Needs::All),
+    ("POST", "/sandboxes/ID/pty/PTY/resize", Needs::All),
+    ("DELETE", "/sandboxes/ID/pty/PTY", Needs::All),
     ("GET", "/sessions", Needs::Read),
     ("GET", "/keys", Needs::All),
     ("POST", "/keys", Needs::All),
@@ -72,6 +77,7 @@ fn body(path: &str) -> Value {
     let last = path.split('?').next().unwrap().rsplit('/').next().unwrap();
     match last {
         "timeout" => json!({ "timeout": 300 }),
+        "resize" => json!({ "cols": 80, "rows": 24 }),
         "commands" => json!({ "cmd": "true" }),
         "signal" => json!({ "signal": 15 }),
         "mkdir" => json!({ "path": "d" }),
@@ -147,6 +153,7 @@ async fn every_route_refuses_whoever_may_not() {
         ),
     ];
     for (method, path, needs) in ROUTES {
+        let path = path.replace("PTY", "pty_aaaaabbbbbcccccddddd");
         let path = path.replace("ID", &id).replace("EXEC", &exec);
         for (who, client, expected) in &strangers {
             let (status, code) = ask(client, method, &path).await;

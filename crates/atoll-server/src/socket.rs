@@ -1,0 +1,277 @@
+//! WebSockets: a terminal, or a command's output, for as long as somebody is there.
+//!
+//! Browsers show a refused upgrade as nothing but "failed". So an upgrade is accepted, and what is wrong is said
+//! by a close code: 4001 not there, 4002 over, 4004 wrong, 4005 too much, 4008 not allowed, 1011 ours.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use atoll_core::Use;
+use atoll_model::{Category, Chunk, Code, Error, Stream, TerminalSize};
+use atoll_worker::Control;
+use axum::body::Bytes;
+use axum::extract::FromRequestParts;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
+use axum::http::request::Parts;
+use serde::Deserialize;
+use tokio::time::{Instant, timeout};
+
+use crate::views::Exit;
+
+/// A word now and then, so that nobody in between takes the silence for the end.
+const PING: Duration = Duration::from_secs(30);
+/// Whoever does not answer it for so long is gone.
+const GRACE: Duration = Duration::from_secs(10);
+/// How long a last word may take.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// A request to go on as a WebSocket, if it is one.
+pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
+        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
+        Ok(Self(upgrade.ok()))
+    }
+}
+
+/// The close code of a failure.
+fn close_code(code: Code) -> u16 {
+    match code {
+        Code::SandboxStopped | Code::SandboxPaused | Code::SandboxFailed => 4002,
+        Code::UnknownTemplate => 4003,
+        code => match code.category() {
+            Category::NotFound => 4001,
+            Category::Validation | Category::Conflict => 4004,
+            Category::Quota => 4005,
+            Category::Auth => 4008,
+            Category::Unavailable => 4007,
+            Category::Internal => 1011,
+        },
+    }
+}
+
+/// Says what went wrong, and ends.
+pub(crate) async fn refuse(socket: WebSocket, error: &Error) {
+    close(socket, close_code(error.code), &error.message).await;
+}
+
+async fn close(mut socket: WebSocket, code: u16, reason: &str) {
+    // A reason has 123 bytes.
+    let mut end = reason.len().min(123);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    let frame = CloseFrame {
+        code,
+        reason: reason[..end].into(),
+    };
+    let _ = timeout(FAREWELL, socket.send(Message::Close(Some(frame)))).await;
+}
+
+/// When somebody was last heard, and when to ask.
+struct Pulse {
+    heard: Instant,
+    asked: bool,
+}
+
+impl Pulse {
+    fn new() -> Self {
+        Self {
+            heard: Instant::now(),
+            asked: false,
+        }
+    }
+
+    fn heard(&mut self) {
+        (self.heard, self.asked) = (Instant::now(), false);
+    }
+
+    fn next(&self) -> Instant {
+        self.heard + if self.asked { PING + GRACE } else { PING }
+    }
+
+    /// Asks whether somebody is there; says whether that makes sense.
+    async fn ask(&mut self, socket: &mut WebSocket) -> bool {
+        if self.asked {
+            return false;
+        }
+        self.asked = true;
+        socket.send(Message::Ping(Bytes::new())).await.is_ok()
+    }
+}
+
+/// What a client says about its terminal.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+enum Word {
+    Resize { cols: u16, rows: u16 },
+    Ping,
+}
+
+/// Joins a client with a terminal: what it shows first, then what comes. Binary frames are keys and output;
+/// text that says so is a change of size, other text is keys too.
+pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control) {
+    let joined = match exec.attach() {
+        Ok(joined) => joined,
+        Err(error) => return refuse(socket, &error).await,
+    };
+    let mut output = joined.output;
+    if socket
+        .send(Message::Binary(joined.replay.into()))
+        .await
+        .is_err()
+    {
+        return;
+    }
+    let mut pulse = Pulse::new();
+    loop {
+        tokio::select! {
+            chunk = output.next() => match chunk {
+                Ok(Some(Chunk::Data { bytes, .. })) => {
+                    used.touch();
+                    if socket.send(Message::Binary(bytes.into())).await.is_err() {
+                        return;
+                    }
+                }
+                // Too slow: what it missed is not worth telling, what it shows is.
+                Ok(Some(Chunk::Gap { .. })) => match exec.attach() {
+                    Ok(joined) => {
+                        output = joined.output;
+                        if socket.send(Message::Binary(joined.replay.into())).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => return refuse(socket, &error).await,
+                },
+                Ok(Some(Chunk::Exit(_)) | None) => return close(socket, 1000, "exited").await,
+                Err(error) => return refuse(socket, &error).await,
+            },
+            said = socket.recv() => {
+                pulse.heard();
+                used.touch();
+                let done = match said {
+                    Some(Ok(Message::Binary(keys))) => exec.write_all(&keys).await,
+                    Some(Ok(Message::Text(text))) => match serde_json::from_str::<Word>(&text) {
+                        Ok(Word::Resize { cols, rows }) => exec.resize(size(cols, rows)),
+                        Ok(Word::Ping) => Ok(()),
+                        Err(_) => exec.write_all(text.as_bytes()).await,
+                    },
+                    Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                };
+                match done {
+                    // Keys for a program that has just ended.
+                    Err(error) if error.code == Code::StdinClosed => {}
+                    Err(error) => return refuse(socket, &error).await,
+                    Ok(()) => {}
+                }
+            },
+            () = tokio::time::sleep_until(pulse.next()) => {
+                if !pulse.ask(&mut socket).await {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A size that a terminal can have.
+pub(crate) fn size(columns: u16, rows: u16) -> TerminalSize {
+    TerminalSize {
+        rows: rows.clamp(1, 500),
+        columns: columns.clamp(1, 500),
+    }
+}
+
+/// What the first byte of a frame says.
+mod kind {
+    pub(super) const STDIN: u8 = 0;
+    pub(super) const STDOUT: u8 = 1;
+    pub(super) const STDERR: u8 = 2;
+    pub(super) const EXIT: u8 = 3;
+    pub(super) const LIVE: u8 = 4;
+}
+
+/// Sends a command's output from a position on, and takes its input. The first byte of a frame says what the rest
+/// is; a gap is told as text.
+pub(crate) async fn output(mut socket: WebSocket, used: Use, exec: Control, after: u64) {
+    let mut reader = exec.output(after);
+    // What was written before now has been told when the position is here.
+    let end = exec.kept().1;
+    let mut live = false;
+    let mut pulse = Pulse::new();
+    loop {
+        if !live && reader.position() >= end {
+            live = true;
+            if socket
+                .send(Message::Binary(vec![kind::LIVE].into()))
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+        tokio::select! {
+            chunk = reader.next() => {
+                used.touch();
+                let (message, over) = match chunk {
+                    Ok(Some(Chunk::Data { stream, bytes, .. })) => {
+                        let mut frame = Vec::with_capacity(bytes.len() + 1);
+                        frame.push(match stream {
+                            Stream::Stdout => kind::STDOUT,
+                            Stream::Stderr => kind::STDERR,
+                        });
+                        frame.extend_from_slice(&bytes);
+                        (Message::Binary(frame.into()), false)
+                    }
+                    Ok(Some(Chunk::Gap { from, to })) => {
+                        let text = serde_json::json!({ "type": "gap", "from": from, "to": to });
+                        (Message::Text(text.to_string().into()), false)
+                    }
+                    Ok(Some(Chunk::Exit(status))) => {
+                        let mut frame = vec![kind::EXIT];
+                        let _ = serde_json::to_writer(&mut frame, &Exit::from(status));
+                        (Message::Binary(frame.into()), true)
+                    }
+                    Ok(None) => return close(socket, 1000, "over").await,
+                    Err(error) => return refuse(socket, &error).await,
+                };
+                if socket.send(message).await.is_err() {
+                    return;
+                }
+                if over {
+                    return close(socket, 1000, "exited").await;
+                }
+            }
+            said = socket.recv() => {
+                pulse.heard();
+                match said {
+                    Some(Ok(Message::Binary(frame))) => {
+                        let done = match frame.split_first() {
+                            Some((&kind::STDIN, [])) => exec.close_input(),
+                            Some((&kind::STDIN, keys)) => exec.write_all(keys).await,
+                            _ => Err(Error::invalid(
+                                "frame",
+                                "a frame begins with 0 and goes on with input",
+                                "send 0 alone to close the input",
+                            )),
+                        };
+                        if let Err(error) = done {
+                            return refuse(socket, &error).await;
+                        }
+                    }
+                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Ok(_)) => {}
+                }
+            }
+            () = tokio::time::sleep_until(pulse.next()) => {
+                if !pulse.ask(&mut socket).await {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Terminals and outputs over WebSockets.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+use super::{Client, Server};
+use crate::world::DEADLINE;
+
+type Socket = WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>;
+
+/// Opens a WebSocket as a browser would: the key behind the question mark.
+async fn open(client: &Client, path: &str) -> Socket {
+    let mark = if path.contains('?') { '&' } else { '?' };
+    let key = client.key.clone().unwrap_or_default();
+    let url = format!("ws://{}{path}{mark}api_key={key}", client.address);
+    tokio_tungstenite::connect_async(url).await.unwrap().0
+}
+
+/// Reads binary frames until what came contains something; all of it.
+async fn until(socket: &mut Socket, text: &str) -> String {
+    let mut seen = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&seen).contains(text) {
+            match socket.next().await.unwrap().unwrap() {
+                Message::Binary(bytes) => seen.extend_from_slice(&bytes),
+                Message::Close(frame) => panic!("{frame:?}"),
+                _ => {}
+            }
+        }
+    };
+    let done = tokio::time::timeout(DEADLINE, reading).await;
+    let seen = String::from_utf8_lossy(&seen).into_owned();
+    assert!(done.is_ok(), "waited for {text:?}: {seen:?}");
+    seen
+}
+
+/// Reads to the end: the close code.
+async fn closed(socket: &mut Socket) -> u16 {
+    let reading = async {
+        while let Some(Ok(message)) = socket.next().await {
+            if let Message::Close(frame) = message {
+                return frame.map_or(1005, |frame| u16::from(frame.code));
+            }
+        }
+        1006
+    };
+    tokio::time::timeout(DEADLINE, reading).await.unwrap()
+}
+
+async fn send(socket: &mut Socket, bytes: &[u8]) {
+    let message = Message::Binary(bytes.to_vec().into());
+    socket.send(message).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let asked = json!({ "cols": 90, "rows": 20, "shell": "/bin/sh" });
+    let made = client.post(&format!("/sandboxes/{id}/pty"), &asked).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    let pty = made.json()["ptyID"].as_str().unwrap().to_owned();
+    assert!(pty.starts_with("pty_"));
+    let path = format!("/sandboxes/{id}/pty/{pty}");
+    let (mut one, mut two) = (open(&client, &path).await, open(&client, &path).await);
+    send(&mut one, b"stty size; echo do''ne\n").await;
+    // Both see all of it.
+    for socket in [&mut one, &mut two] {
+        let seen = until(socket, "done").await;
+        assert!(seen.contains("20 90"), "{seen:?}");
+    }
+    let word = json!({ "type": "resize", "cols": 100, "rows": 30 }).to_string();
+    two.send(Message::Text(word.into())).await.unwrap();
+    send(&mut two, b"stty size; echo ag''ain\n").await;
+    let seen = until(&mut two, "again").await;
+    assert!(seen.contains("30 100"), "{seen:?}");
+    drop((one, two));
+    // Also after the server was killed, it shows what it showed.
+    server.kill_and_start();
+    let client = server.client();
+    let mut socket = open(&client, &path).await;
+    until(&mut socket, "again").await;
+    let listed = client.get(&format!("/sandboxes/{id}/pty")).await.array();
+    assert_eq!((listed.len(), &listed[0]["cols"]), (1, &json!(100)));
+    // Its end is told, and it is gone.
+    send(&mut socket, b"exit\n").await;
+    assert_eq!(closed(&mut socket).await, 1000);
+    assert_eq!(client.get(&path).await.refusal().1, "TERMINAL_NOT_FOUND");
+    assert_eq!(
+        client.get(&format!("/sandboxes/{id}/pty")).await.array(),
+        Vec::<Value>::new()
+    );
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let mut socket = open(&client, &format!("/sandboxes/{id}/pty?cols=70&rows=10")).await;
+    send(&mut socket, b"echo si''ze $(stty size)\n").await;
+    until(&mut socket, "size 10 70").await;
+    let unknown = format!("/sandboxes/{id}/pty/pty_aaaaabbbbbcccccddddd");
+    assert_eq!(closed(&mut open(&client, &unknown).await).await, 4001);
+    let path = "/sandboxes/iaaaaabbbbbcccccddddd/pty";
+    assert_eq!(closed(&mut open(&client, path).await).await, 4001);
+    // A page of another origin, and a key that is none, do not get that far.
+    let url = format!(
+        "ws://{}/sandboxes/{id}/pty?api_key={}",
+        client.address,
+        client.key.clone().unwrap()
+    );
+    let mut request = url.into_client_request().unwrap();
+    request
+        .headers_mut()
+        .insert("origin", "http://evil.example".parse().unwrap());
+    let refused = tokio_tungstenite::connect_async(request).await.unwrap_err();
+    assert!(refused.to_string().contains("403"), "{refused}");
+    let url = format!("ws://{}/sandboxes/{id}/pty?api_key=atl_0", client.address);
+    let refused = tokio_tungstenite::connect_async(url).await.unwrap_err();
+    assert!(refused.to_string().contains("403"), "{refused}");
+    // A stopped sandbox says so.
+    client
+        .post(&format!("/sandboxes/{id}/stop"), &json!({}))
+        .await;
+    assert_eq!(
+        closed(&mut open(&client, &format!("/sandboxes/{id}/pty")).await).await,
+        4002
+    );
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commands_output_and_input_are_frames() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let begun = json!({ "cmd": "echo early; echo bad >&2; cat; exit 5", "background": true, "openStdin": true });
+    let begun = client
+        .post(&format!("/sandboxes/{id}/commands"), &begun)
+        .await;
+    let exec = begun.json()["execID"].as_str().unwrap().to_owned();
+    let path = format!("/sandboxes/{id}/commands/{exec}/output");
+    let mut socket = open(&client, &path).await;
+    let (mut streams, mut live, mut exit) = ([Vec::new(), Vec::new()], false, Value::Null);
+    let reading = async {
+        let mut sent = false;
+        while let Some(Ok(message)) = socket.next().await {
+            let Message::Binary(frame) = message else {
+                continue;
+            };
+            let (kind, rest) = frame.split_first().unwrap();
+            match kind {
+                1 | 2 => streams[usize::from(kind - 1)].extend_from_slice(rest),
+                3 => exit = serde_json::from_slice(rest).unwrap(),
+                4 => live = true,
+                kind => panic!("{kind}"),
+            }
+            if live && !sent {
+                sent = true;
+                let input = Message::Binary(b"\0typed\n".to_vec().into());
+                socket.send(input).await.unwrap();
+                socket
+                    .send(Message::Binary(b"\0".to_vec().into()))
+                    .await
+                    .unwrap();
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), reading)
+        .await
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&streams[0]), "early\ntyped\n");
+    assert_eq!(String::from_utf8_lossy(&streams[1]), "bad\n");
+    assert_eq!(exit["exitCode"], 5);
+    server.close().await;
+}
