@@ -29,17 +29,27 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Connects from a sandbox's namespace through the host; how long that took.
 pub(crate) fn egress(tag: &str, sandbox: BorrowedFd<'_>) -> Result<Duration, Error> {
+    let name = format!("atd-{tag}");
+    let tried = connected(tag, &name, sandbox);
+    // It would go with its namespace, a moment later.
+    if let Ok(mut links) = Socket::open(ROUTE)
+        && let Ok(link) = veth::find(&mut links, &name)
+    {
+        let _ = veth::delete(&mut links, &Family::of(tag), &[link]);
+    }
+    tried
+}
+
+fn connected(tag: &str, name: &str, sandbox: BorrowedFd<'_>) -> Result<Duration, Error> {
     let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
-    // The link goes with its namespace, when this returns.
     let outside = netns::create().map_err(|error| jail(&error))?;
     let ipv6 = match std::fs::exists("/proc/sys/net/ipv6") {
         Ok(true) => Ipv6::Known,
         _ => Ipv6::Unknown,
     };
-    let name = format!("atd-{tag}");
     let mut links = Socket::open(ROUTE).map_err(failed("speak with the kernel about links"))?;
     let family = Family::of(tag);
-    veth::pair(&mut links, &family, &name, THERE, outside.as_fd())
+    veth::pair(&mut links, &family, name, THERE, outside.as_fd())
         .and_then(|index| veth::outside(&mut links, index, HERE, THERE, ipv6))
         .map_err(failed("make a link to try"))?;
     let server = netns::within(outside.as_fd(), || {
@@ -49,7 +59,7 @@ pub(crate) fn egress(tag: &str, sandbox: BorrowedFd<'_>) -> Result<Duration, Err
     let server = server
         .map_err(|error| jail(&error))?
         .map_err(failed("make a server to try"))?;
-    veth::settle(&mut links, &name).map_err(failed("make a link to try"))?;
+    veth::settle(&mut links, name).map_err(failed("make a link to try"))?;
     let address = server.local_addr().map_err(failed("ask for an address"))?;
     let table = firewall::table(tag);
     firewall::nft(&format!(
