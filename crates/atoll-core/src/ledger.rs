@@ -49,15 +49,17 @@ impl Entry {
         look(&lock(&self.row))
     }
 
-    /// Changes the row, in the store first.
+    /// Changes the row, in the store first, with what happened.
     pub(crate) async fn write(
         &self,
         store: &Store,
         change: impl FnOnce(&mut SandboxRow),
     ) -> Result<SandboxRow, Error> {
-        let mut row = self.row();
+        let before = self.row();
+        let mut row = before.clone();
         change(&mut row);
-        store.update_sandbox(&row).await.map_err(error::store)?;
+        let written = store.update_sandbox(&row, kind(&before, &row), crate::now());
+        written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
         Ok(row)
     }
@@ -80,6 +82,17 @@ impl Entry {
     pub(crate) fn idle_since(&self) -> Option<i64> {
         (self.uses.load(Ordering::Acquire) == 0).then(|| self.used.load(Ordering::Acquire))
     }
+}
+
+/// What a change is called.
+pub(crate) fn kind(before: &SandboxRow, after: &SandboxRow) -> &'static str {
+    if after.deleted_at.is_some() {
+        return "deleted";
+    }
+    if before.state == after.state {
+        return "changed";
+    }
+    after.state.name()
 }
 
 impl Ledger {

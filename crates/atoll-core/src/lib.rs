@@ -9,6 +9,7 @@
 
 mod context;
 mod error;
+mod events;
 mod gate;
 mod keys;
 mod ledger;
@@ -24,7 +25,9 @@ use atoll_store::Store;
 use atoll_worker::LocalRuntime;
 use tokio::sync::Notify;
 
+pub use atoll_store::{Again, Event};
 pub use context::Context;
+pub use events::EventReader;
 pub use gate::Use;
 pub use keys::{KeyRequest, MadeKey};
 pub use orgs::OrgRequest;
@@ -63,6 +66,7 @@ impl Core {
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));
         tokio::spawn(reconcile::follow(Arc::downgrade(&core.inner)));
+        tokio::spawn(events::forget(Arc::downgrade(&core.inner)));
         Ok(core)
     }
 

@@ -11,7 +11,7 @@ use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, kind};
 use crate::sandboxes::end_of;
 use crate::{Inner, error, now};
 
@@ -40,7 +40,9 @@ pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger
                 deleted_at: Some(now()),
                 ..row
             };
-            store.update_sandbox(&gone).await.map_err(error::store)?;
+            let written = store.update_sandbox(&gone, "deleted", now()).await;
+            written.map_err(error::store)?;
+            store.forget_said(&gone.id).await.map_err(error::store)?;
             continue;
         }
         let joined = match found {
@@ -54,7 +56,8 @@ pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger
             },
         };
         if joined != row {
-            store.update_sandbox(&joined).await.map_err(error::store)?;
+            let written = store.update_sandbox(&joined, kind(&row, &joined), now());
+            written.await.map_err(error::store)?;
         }
         ledger.add(joined);
     }

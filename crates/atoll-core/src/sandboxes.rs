@@ -7,7 +7,7 @@ use atoll_model::{
     Code, Error, Lifetime, Limits, Network, Org, Policy, SandboxId, SandboxSpec, SandboxState,
     Scope, SessionId, Timings,
 };
-use atoll_store::{Claim, Page, SandboxRow};
+use atoll_store::{Again, Claim, Page, SandboxRow};
 
 use crate::ledger::{Entry, unknown};
 use crate::{Context, Core, error, now};
@@ -23,6 +23,8 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     /// When its time is up.
     pub lifetime: Lifetime,
+    /// By which this can be said again.
+    pub again: Option<Again>,
 }
 
 /// What is to be different. What is `None` stays.
@@ -54,6 +56,8 @@ impl From<SandboxRow> for SandboxView {
 }
 
 const MICROSECONDS: i64 = 1_000_000;
+/// What the store calls a key that somebody else uses just now.
+const SAID: &str = "the idempotency key";
 
 /// When a sandbox that begins to run now must end.
 pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
@@ -122,11 +126,47 @@ impl Core {
         check_metadata(&asked.metadata)?;
         check_timeout(&context.org, asked.lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
-        let work = tokio::spawn(async move { core.make(org, asked).await });
+        let work = tokio::spawn(async move {
+            if let Some(again) = asked.again.clone() {
+                return core.make_once(org, asked, again).await;
+            }
+            core.make(org, asked).await
+        });
         work.await.map_err(|failure| {
             tracing::error!(%failure, "a create failed");
             Error::new(Code::Internal, "the create failed")
         })?
+    }
+
+    /// Makes a sandbox unless it was made when the same was said before.
+    async fn make_once(
+        &self,
+        org: Org,
+        asked: NewSandbox,
+        again: Again,
+    ) -> Result<SandboxView, Error> {
+        loop {
+            let before = self.inner.store.said_before(&org.id, &again.key).await;
+            let Some((fingerprint, row)) = before.map_err(error::store)? else {
+                match self.make(org.clone(), asked.clone()).await {
+                    // Somebody says the same just now.
+                    Err(error) if error.message.contains(SAID) => continue,
+                    made => return made,
+                }
+            };
+            if fingerprint != again.fingerprint {
+                return Err(Error::new(
+                    Code::IdempotencyMismatch,
+                    "this Idempotency-Key came before with another request",
+                )
+                .remedy("use a new key for a new request"));
+            }
+            if row.state != SandboxState::Creating {
+                return Ok(row.into());
+            }
+            // Its maker is at work in this very process; a server that is killed leaves none.
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
     }
 
     async fn make(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
@@ -134,6 +174,7 @@ impl Core {
         let announce = {
             let (core, entry) = (self.clone(), Arc::clone(&entry));
             let lifetime = asked.lifetime;
+            let asked = asked.clone();
             let (limits, network) = (asked.spec.limits, asked.spec.network);
             let template = asked.spec.template.clone();
             Box::new(
@@ -159,7 +200,9 @@ impl Core {
                             stopped_at: None,
                             deleted_at: None,
                         };
-                        let made = core.inner.store.add_sandbox(&row, org.max_sandboxes).await;
+                        let store = &core.inner.store;
+                    let made = store.add_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
+                    let made = made.await;
                         if made.map_err(error::store)? == Claim::Full {
                             return Err(full(org.max_sandboxes));
                         }
@@ -203,8 +246,11 @@ impl Core {
                     row.deleted_at = Some(now());
                 });
                 let written = written.await;
-                self.inner.ledger.remove(&entry.with(|row| row.id.clone()));
+                let id = entry.with(|row| row.id.clone());
+                self.inner.ledger.remove(&id);
                 written?;
+                let forgotten = self.inner.store.forget_said(&id).await;
+                forgotten.map_err(error::store)?;
                 Err(error)
             }
         }

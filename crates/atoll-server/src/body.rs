@@ -1,11 +1,13 @@
 //! Bodies and queries, read strictly: what is wrong is named.
 
+use atoll_core::Again;
 use atoll_model::{Code, Error};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 
 use crate::answer::Failure;
 
@@ -20,6 +22,40 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        parse(&read(request).await?).map(Self)
+    }
+}
+
+/// A JSON body that may come again: with what it is in short, and the key by which it is known.
+#[derive(Debug)]
+pub(crate) struct Repeatable<T>(pub(crate) T, pub(crate) Option<Again>);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let key = request.headers().get("idempotency-key").map(|key| {
+            let key = key.to_str().ok().filter(|key| (1..=255).contains(&key.len()));
+            key.map(ToOwned::to_owned).ok_or_else(|| {
+                Error::invalid(
+                    "Idempotency-Key",
+                    "the Idempotency-Key is empty, longer than 255 characters or no text",
+                    "use a random id for each request",
+                )
+            })
+        });
+        let key = key.transpose()?;
+        let bytes = read(request).await?;
+        let again = key.map(|key| Again {
+            key,
+            fingerprint: format!("{:x}", Sha256::digest(&bytes)),
+        });
+        Ok(Self(parse(&bytes)?, again))
+    }
+}
+
+/// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.
+async fn read(request: Request) -> Result<Bytes, Failure> {
         let said = is_json(request.headers());
         let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
         let bytes = bytes.map_err(|_| {
@@ -29,19 +65,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             )
             .remedy("files go to PUT …/files")
         })?;
-        // Nothing at all is an empty object, whatever it calls itself.
         if bytes.is_empty() {
-            return parse(&Bytes::from_static(b"{}")).map(Self);
+            return Ok(Bytes::from_static(b"{}"));
         }
         if !said {
-            return Err(
-                Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
-                    .remedy("send the header Content-Type: application/json")
-                    .into(),
-            );
+            return Err(Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
+                .remedy("send the header Content-Type: application/json")
+                .into());
         }
-        parse(&bytes).map(Self)
-    }
+        Ok(bytes)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

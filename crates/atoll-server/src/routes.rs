@@ -1,6 +1,7 @@
 //! Every route. Each stands once below `/` and once below `/api`.
 
 mod commands;
+mod events;
 mod files;
 mod keys;
 mod orgs;
@@ -23,6 +24,7 @@ pub(crate) use commands::Encoding;
 pub(crate) fn all(app: &App) -> Router {
     let api = sandboxes::routes()
         .merge(commands::routes())
+        .merge(events::routes())
         .merge(files::routes())
         .merge(terminals::routes())
         .merge(keys::routes())

@@ -12,6 +12,12 @@ use serde::Serialize;
 #[derive(Debug, Clone)]
 pub(crate) struct Time(i64);
 
+impl Time {
+    pub(crate) fn new(microseconds: i64) -> Self {
+        Self(microseconds)
+    }
+}
+
 impl Serialize for Time {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match jiff::Timestamp::from_microsecond(self.0) {

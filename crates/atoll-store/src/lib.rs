@@ -3,6 +3,7 @@
 //! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
 //! understands too. No function here contains a rule.
 
+mod events;
 mod keys;
 mod orgs;
 mod sandboxes;
@@ -10,13 +11,16 @@ mod sandboxes;
 mod tests;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::SqlitePool;
+use tokio::sync::watch;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 
+pub use events::Event;
 pub use keys::NewKey;
-pub use sandboxes::{Claim, Page, SandboxRow};
+pub use sandboxes::{Again, Claim, Page, SandboxRow};
 
 /// Why a row cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +53,8 @@ pub struct Store {
     /// One connection: a second writer would only wait.
     write: SqlitePool,
     read: SqlitePool,
+    /// Something has happened.
+    news: Arc<watch::Sender<()>>,
 }
 
 impl Store {
@@ -67,13 +73,22 @@ impl Store {
         sqlx::migrate!("migrations/sqlite").run(&write).await?;
         let read = SqlitePoolOptions::new().max_connections(4);
         let read = read.connect_with(options.read_only(true)).await?;
-        Ok(Self { write, read })
+        Ok(Self {
+            write,
+            read,
+            news: Arc::new(watch::Sender::new(())),
+        })
     }
 
     /// Ends all connections; what was written is in the file.
     pub async fn close(&self) {
         self.read.close().await;
         self.write.close().await;
+    }
+
+    /// Wakes when something has happened.
+    pub fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
     }
 
     /// The database answers.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId};
+use atoll_model::{EventId, Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId};
 use sqlx::FromRow;
 
 use crate::{Error, Result, Store, parse, taken, text, word};
@@ -20,6 +20,11 @@ const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND s
      AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
 const DELETED: &str = "SELECT COUNT(*) FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
+const REMEMBER: &str = "INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) \
+     VALUES ($1, $2, $3, $4, $5)";
+const RECALL: &str = "SELECT fingerprint, sandbox FROM idempotency WHERE org = $1 AND key = $2";
+const UNSAY: &str = "DELETE FROM idempotency WHERE sandbox = $1";
+const FORGET: &str = "DELETE FROM idempotency WHERE created_at < $1";
 const UPDATE: &str = "UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
      network = $13, lifetime = $14 WHERE id = $1";
@@ -114,6 +119,15 @@ impl TryFrom<Row> for SandboxRow {
     }
 }
 
+/// By which a create can be said again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Again {
+    /// The caller's key.
+    pub key: String,
+    /// What was asked for, in short.
+    pub fingerprint: String,
+}
+
 /// How a claim on a place in an org ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
@@ -133,8 +147,26 @@ pub struct Page {
 }
 
 impl Store {
-    /// Writes down that a sandbox is to be, if its org may have one more.
-    pub async fn add_sandbox(&self, row: &SandboxRow, most: Option<u32>) -> Result<Claim> {
+    /// Writes down that a sandbox is to be, if its org may have one more; and how this can be said again.
+    pub async fn add_sandbox(
+        &self,
+        row: &SandboxRow,
+        most: Option<u32>,
+        again: Option<&Again>,
+    ) -> Result<Claim> {
+        let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
+        if let Some(again) = again {
+            let query = sqlx::query(REMEMBER)
+                .bind(row.org.as_str())
+                .bind(&again.key)
+                .bind(&again.fingerprint)
+                .bind(row.id.as_str())
+                .bind(row.created_at);
+            query
+                .execute(&mut *transaction)
+                .await
+                .map_err(taken("the idempotency key"))?;
+        }
         let query = sqlx::query(INSERT)
             .bind(row.id.as_str())
             .bind(row.session.as_str())
@@ -148,14 +180,48 @@ impl Store {
             .bind(row.created_at)
             .bind(most.map(i64::from));
         let done = query
-            .execute(&self.write)
+            .execute(&mut *transaction)
             .await
             .map_err(taken("the alias"))?;
-        Ok(if done.rows_affected() == 1 {
-            Claim::Made
-        } else {
-            Claim::Full
-        })
+        if done.rows_affected() == 0 {
+            return Ok(Claim::Full);
+        }
+        happened(&mut transaction, row, "created", row.created_at).await?;
+        transaction.commit().await?;
+        self.news.send_replace(());
+        Ok(Claim::Made)
+    }
+
+    /// The fingerprint of a create that was said before by a key, and the sandbox it made.
+    pub async fn said_before(
+        &self,
+        org: &OrgId,
+        key: &str,
+    ) -> Result<Option<(String, SandboxRow)>> {
+        let query = sqlx::query_as::<_, (String, String)>(RECALL)
+            .bind(org.as_str())
+            .bind(key);
+        let Some((fingerprint, sandbox)) = query.fetch_optional(&self.read).await? else {
+            return Ok(None);
+        };
+        let sql = sqlx::AssertSqlSafe(format!("SELECT {COLUMNS} FROM sandboxes WHERE id = $1"));
+        let query = sqlx::query_as::<_, Row>(sql).bind(sandbox);
+        let row = query.fetch_optional(&self.read).await?;
+        let row = row.map(SandboxRow::try_from).transpose()?;
+        Ok(row.map(|row| (fingerprint, row)))
+    }
+
+    /// A create that failed may be tried again by the same key.
+    pub async fn forget_said(&self, sandbox: &SandboxId) -> Result<()> {
+        let query = sqlx::query(UNSAY).bind(sandbox.as_str());
+        query.execute(&self.write).await?;
+        Ok(())
+    }
+
+    /// Forgets what was said before a time.
+    pub async fn forget_said_before(&self, before: i64) -> Result<u64> {
+        let query = sqlx::query(FORGET).bind(before);
+        Ok(query.execute(&self.write).await?.rows_affected())
     }
 
     /// Takes a place in its org for a stopped sandbox that is to run again.
@@ -214,8 +280,9 @@ impl Store {
         rows.into_iter().map(SandboxRow::try_from).collect()
     }
 
-    /// Writes a row as it is now.
-    pub async fn update_sandbox(&self, row: &SandboxRow) -> Result<()> {
+    /// Writes a row as it is now, and what happened to it.
+    pub async fn update_sandbox(&self, row: &SandboxRow, kind: &str, at: i64) -> Result<()> {
+        let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
         let query = sqlx::query(UPDATE)
             .bind(row.id.as_str())
             .bind(text(&row.state))
@@ -232,9 +299,34 @@ impl Store {
             .bind(text(&row.network))
             .bind(text(&row.lifetime));
         query
-            .execute(&self.write)
+            .execute(&mut *transaction)
             .await
             .map_err(taken("the alias"))?;
+        happened(&mut transaction, row, kind, at).await?;
+        transaction.commit().await?;
+        self.news.send_replace(());
         Ok(())
     }
+}
+
+/// Writes down what happened to a sandbox, with its row.
+async fn happened(
+    transaction: &mut sqlx::Transaction<'_, sqlx::Sqlite>,
+    row: &SandboxRow,
+    kind: &str,
+    at: i64,
+) -> Result<()> {
+    let payload = serde_json::json!({
+        "state": row.state, "reason": row.reason, "error": row.error, "alias": row.alias,
+        "templateID": row.template,
+    });
+    let query = sqlx::query(crate::events::INSERT)
+        .bind(EventId::random().as_str().to_owned())
+        .bind(row.org.as_str())
+        .bind(row.id.as_str())
+        .bind(kind)
+        .bind(payload.to_string())
+        .bind(at);
+    query.execute(&mut **transaction).await?;
+    Ok(())
 }

@@ -56,13 +56,13 @@ async fn what_was_written_is_there_after_a_restart() {
     store.add_org(&org).await.unwrap();
     let mut sandbox = row(&org, 10);
     assert_eq!(
-        store.add_sandbox(&sandbox, Some(1)).await.unwrap(),
+        store.add_sandbox(&sandbox, Some(1), None).await.unwrap(),
         Claim::Made
     );
     sandbox.state = SandboxState::Running;
     sandbox.end_at = Some(99);
     sandbox.alias = Some("web".into());
-    store.update_sandbox(&sandbox).await.unwrap();
+    store.update_sandbox(&sandbox, "changed", 1).await.unwrap();
     store.close().await;
     let store = Store::open(&directory.path().join("atoll.db"))
         .await
@@ -84,7 +84,7 @@ async fn another_orgs_sandbox_is_not_there() {
     store.add_org(&one).await.unwrap();
     store.add_org(&other).await.unwrap();
     let sandbox = row(&one, 1);
-    store.add_sandbox(&sandbox, None).await.unwrap();
+    store.add_sandbox(&sandbox, None, None).await.unwrap();
     assert_eq!(
         store.sandbox(&other.id, sandbox.id.as_str()).await.unwrap(),
         None
@@ -103,7 +103,7 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
     store.add_org(&org).await.unwrap();
     let claims = (0..200).map(|number| {
         let (store, row) = (store.clone(), row(&org, number));
-        tokio::spawn(async move { store.add_sandbox(&row, Some(10)).await.unwrap() })
+        tokio::spawn(async move { store.add_sandbox(&row, Some(10), None).await.unwrap() })
     });
     let mut made = 0;
     for claim in claims.collect::<Vec<_>>() {
@@ -113,13 +113,13 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
     // One that has failed or was deleted makes room.
     let mut first = store.living().await.unwrap().remove(0);
     first.state = SandboxState::Failed;
-    store.update_sandbox(&first).await.unwrap();
+    store.update_sandbox(&first, "changed", 1).await.unwrap();
     assert_eq!(
-        store.add_sandbox(&row(&org, 1), Some(10)).await.unwrap(),
+        store.add_sandbox(&row(&org, 1), Some(10), None).await.unwrap(),
         Claim::Made
     );
     assert_eq!(
-        store.add_sandbox(&row(&org, 1), Some(10)).await.unwrap(),
+        store.add_sandbox(&row(&org, 1), Some(10), None).await.unwrap(),
         Claim::Full
     );
 }
@@ -134,12 +134,12 @@ async fn an_alias_is_free_again_when_its_sandbox_is_deleted() {
         ..row(&org, 1)
     };
     let mut first = named();
-    store.add_sandbox(&first, None).await.unwrap();
-    let refused = store.add_sandbox(&named(), None).await.unwrap_err();
+    store.add_sandbox(&first, None, None).await.unwrap();
+    let refused = store.add_sandbox(&named(), None, None).await.unwrap_err();
     assert!(matches!(refused, Error::Taken("the alias")), "{refused:?}");
     first.deleted_at = Some(5);
-    store.update_sandbox(&first).await.unwrap();
-    store.add_sandbox(&named(), None).await.unwrap();
+    store.update_sandbox(&first, "changed", 1).await.unwrap();
+    store.add_sandbox(&named(), None, None).await.unwrap();
 }
 
 #[tokio::test]
@@ -149,7 +149,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
     store.add_org(&org).await.unwrap();
     for number in 0..25 {
         store
-            .add_sandbox(&row(&org, number / 4), None)
+            .add_sandbox(&row(&org, number / 4), None, None)
             .await
             .unwrap();
     }
@@ -201,4 +201,51 @@ async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
         (found[0].last_used_at, found[0].revoked_at),
         (Some(9), Some(11))
     );
+}
+
+#[tokio::test]
+async fn what_happened_is_told_in_order_and_only_to_its_org() {
+    let (_directory, store) = store().await;
+    let (one, other) = (org("one"), org("other"));
+    store.add_org(&one).await.unwrap();
+    store.add_org(&other).await.unwrap();
+    let mut sandbox = row(&one, 1);
+    store.add_sandbox(&sandbox, None, None).await.unwrap();
+    store.add_sandbox(&row(&other, 2), None, None).await.unwrap();
+    sandbox.state = SandboxState::Running;
+    store.update_sandbox(&sandbox, "running", 3).await.unwrap();
+    let told = store.events(&one.id, None, 0, 10).await.unwrap();
+    let kinds: Vec<&str> = told.iter().map(|event| event.kind.as_str()).collect();
+    assert_eq!(kinds, ["created", "running"]);
+    assert_eq!(told[1].payload["state"], "running");
+    let rest = store.events(&one.id, Some(&sandbox.id), told[0].number, 10).await.unwrap();
+    assert_eq!(rest, told[1..]);
+    assert_eq!(store.last_event().await.unwrap(), told[1].number);
+    assert_eq!(store.forget_events(3).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_create_that_is_said_again_is_found() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    let sandbox = row(&org, 1);
+    let again = crate::Again {
+        key: "k".into(),
+        fingerprint: "f".into(),
+    };
+    store.add_sandbox(&sandbox, Some(1), Some(&again)).await.unwrap();
+    let refused = store.add_sandbox(&row(&org, 2), None, Some(&again)).await.unwrap_err();
+    assert!(matches!(refused, Error::Taken("the idempotency key")), "{refused:?}");
+    let (fingerprint, found) = store.said_before(&org.id, "k").await.unwrap().unwrap();
+    assert_eq!((fingerprint.as_str(), &found.id), ("f", &sandbox.id));
+    // One that found no place has said nothing.
+    let other = crate::Again {
+        key: "other".into(),
+        ..again
+    };
+    assert_eq!(store.add_sandbox(&row(&org, 3), Some(1), Some(&other)).await.unwrap(), Claim::Full);
+    assert_eq!(store.said_before(&org.id, "other").await.unwrap(), None);
+    store.forget_said(&sandbox.id).await.unwrap();
+    assert_eq!(store.said_before(&org.id, "k").await.unwrap(), None);
 }

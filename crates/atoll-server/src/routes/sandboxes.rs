@@ -16,7 +16,7 @@ use serde::Deserialize;
 use super::{Made, made};
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query};
+use crate::body::{Body, Query, Repeatable};
 use crate::guard::Caller;
 use crate::views::Sandbox;
 
@@ -177,7 +177,7 @@ impl Create {
 async fn create(
     State(app): State<App>,
     Caller(caller): Caller,
-    Body(asked): Body<Create>,
+    Repeatable(asked, again): Repeatable<Create>,
 ) -> Made<Sandbox> {
     let asked = NewSandbox {
         spec: SandboxSpec {
@@ -191,6 +191,7 @@ async fn create(
         lifetime: asked.lifetime()?,
         alias: asked.alias,
         metadata: asked.metadata,
+        again,
     };
     let sandbox = app.core.create(&caller, asked).await.map_err(on_the_wire)?;
     Ok(made(sandbox))

@@ -60,6 +60,8 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/sandboxes/ID/pty/PTY", Needs::All),
     ("POST", "/sandboxes/ID/pty/PTY/resize", Needs::All),
     ("DELETE", "/sandboxes/ID/pty/PTY", Needs::All),
+    ("GET", "/sandboxes/ID/events", Needs::Read),
+    ("GET", "/events?after=0", Needs::Read),
     ("GET", "/sessions", Needs::Read),
     ("GET", "/keys", Needs::All),
     ("POST", "/keys", Needs::All),
@@ -185,7 +187,8 @@ async fn every_route_refuses_whoever_may_not() {
     assert_eq!(info["state"], "running");
     // Who may only look may look.
     for (method, path, needs) in ROUTES {
-        if *needs == Needs::Read && !path.contains("output") && !path.contains("wait") {
+        let endless = ["output", "wait", "/events?"];
+        if *needs == Needs::Read && !endless.iter().any(|word| path.contains(word)) {
             let path = path.replace("ID", &id).replace("EXEC", &exec);
             let (status, code) = ask(&reader, method, &path).await;
             assert!(

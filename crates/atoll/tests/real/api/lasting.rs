@@ -151,3 +151,76 @@ async fn a_sandbox_whose_processes_end_is_told_as_stopped_and_why() {
     assert_eq!(client.line(&id, "cat ~/f").await, "here\n");
     server.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_said_again_is_the_same_also_after_a_kill() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let body = json!({ "timeout": 0 }).to_string();
+    let headers = [("content-type", "application/json"), ("idempotency-key", "one")];
+    // A hundred at once make one.
+    let creates: Vec<_> = (0..100)
+        .map(|_| {
+            let (client, body) = (client.clone(), body.clone());
+            tokio::spawn(async move { client.send("POST", "/sandboxes", &headers, body).await })
+        })
+        .collect();
+    let mut ids = std::collections::BTreeSet::new();
+    for create in creates {
+        let answer = create.await.unwrap();
+        assert_eq!(answer.status, 201, "{answer:?}");
+        ids.insert(answer.json()["sandboxID"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(ids.len(), 1);
+    assert_eq!(client.get("/sandboxes").await.array().len(), 1);
+    server.kill_and_start();
+    let client = server.client();
+    let answer = client.send("POST", "/sandboxes", &headers, body).await;
+    assert!(ids.contains(answer.json()["sandboxID"].as_str().unwrap()));
+    // Something else by the same key is refused.
+    let other = json!({ "timeout": 5 }).to_string();
+    let refused = client.send("POST", "/sandboxes", &headers, other).await;
+    assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
+    // A create that failed has said nothing.
+    let headers = [("content-type", "application/json"), ("idempotency-key", "two")];
+    for _ in 0..2 {
+        let wrong = json!({ "template": "no-such" }).to_string();
+        let refused = client.send("POST", "/sandboxes", &headers, wrong).await;
+        assert_eq!(refused.refusal().1, "UNKNOWN_TEMPLATE");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_happens_is_told_in_order_also_after_a_kill() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    for verb in ["pause", "resume", "stop"] {
+        let done = client.post(&format!("/sandboxes/{id}/{verb}"), &json!({})).await;
+        assert_eq!(done.status, 200, "{done:?}");
+    }
+    server.kill_and_start();
+    let client = server.client();
+    client.post(&format!("/sandboxes/{id}/start"), &json!({})).await;
+    let listed = client.get(&format!("/sandboxes/{id}/events")).await.array();
+    let kinds: Vec<&str> = listed.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    let expected = ["created", "running", "paused", "running", "stopped", "running"];
+    assert_eq!(kinds, expected.map(|kind| format!("sandbox.{kind}")));
+    // The same as a stream, from the third on, and what comes.
+    let after = listed[1]["number"].as_i64().unwrap();
+    let path = format!("/events?after={after}");
+    let mut body = client.open("GET", &path, &[], bytes::Bytes::new()).await.into_body();
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+    let mut text = String::new();
+    let reading = async {
+        while !text.contains("sandbox.deleted") {
+            let frame = body.frame().await.unwrap().unwrap();
+            text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
+        }
+    };
+    tokio::time::timeout(crate::world::DEADLINE, reading).await.unwrap();
+    let told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("event: sandbox.")).collect();
+    assert_eq!(told, ["paused", "running", "stopped", "running", "deleted"]);
+    server.close().await;
+}

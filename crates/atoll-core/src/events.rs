@@ -1,0 +1,97 @@
+//! What happened to an org's sandboxes: from a number on, then live.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use atoll_model::{Error, Scope};
+use atoll_store::Event;
+
+use crate::{Context, Core, Inner, error, now};
+
+/// How many are read at a time.
+const BATCH: u32 = 256;
+/// How long events are kept, in microseconds: a week.
+const KEPT: i64 = 7 * 24 * 3_600_000_000;
+/// How long a create may be said again, in microseconds: a day.
+const SAID: i64 = 24 * 3_600_000_000;
+/// How often is looked for what is older.
+const EVERY: Duration = Duration::from_mins(10);
+
+/// Somebody who is told what happens.
+#[derive(Debug)]
+pub struct EventReader {
+    core: Core,
+    context: Context,
+    after: i64,
+    news: tokio::sync::watch::Receiver<()>,
+}
+
+impl EventReader {
+    /// What happened next: at least one thing, waited for.
+    pub async fn next(&mut self) -> Result<Vec<Event>, Error> {
+        loop {
+            self.news.mark_unchanged();
+            let store = &self.core.inner.store;
+            let found = store.events(&self.context.org.id, None, self.after, BATCH).await;
+            let found = found.map_err(error::store)?;
+            if let Some(last) = found.last() {
+                self.after = last.number;
+                return Ok(found);
+            }
+            // The store lives as long as we do.
+            let _ = self.news.changed().await;
+        }
+    }
+}
+
+impl Core {
+    /// Tells what happens after a number, or from now on.
+    pub async fn follow_events(
+        &self,
+        context: &Context,
+        after: Option<i64>,
+    ) -> Result<EventReader, Error> {
+        context.require(Scope::Read)?;
+        let store = &self.inner.store;
+        let after = match after {
+            Some(after) => after,
+            None => store.last_event().await.map_err(error::store)?,
+        };
+        Ok(EventReader {
+            core: self.clone(),
+            context: context.clone(),
+            after,
+            news: store.news(),
+        })
+    }
+
+    /// What happened to one sandbox, oldest first.
+    pub async fn events_of(
+        &self,
+        context: &Context,
+        name: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Event>, Error> {
+        let row = self.sandbox(context, name)?.row;
+        let store = &self.inner.store;
+        let events = store.events(&context.org.id, Some(&row.id), after, limit);
+        events.await.map_err(error::store)
+    }
+}
+
+/// Forgets what is older than it is worth.
+pub(crate) async fn forget(inner: Weak<Inner>) {
+    let mut clock = tokio::time::interval(EVERY);
+    loop {
+        clock.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        let forgotten = async {
+            inner.store.forget_events(now() - KEPT).await?;
+            inner.store.forget_said_before(now() - SAID).await
+        };
+        if let Err(failure) = forgotten.await {
+            tracing::warn!(%failure, "old records stay");
+        }
+    }
+}
