@@ -32,7 +32,9 @@ impl EventReader {
         loop {
             self.news.mark_unchanged();
             let store = &self.core.inner.store;
-            let found = store.events(&self.context.org.id, None, self.after, BATCH).await;
+            let found = store
+                .events(&self.context.org.id, None, self.after, BATCH)
+                .await;
             let found = found.map_err(error::store)?;
             if let Some(last) = found.last() {
                 self.after = last.number;

@@ -201,8 +201,8 @@ impl Core {
                             deleted_at: None,
                         };
                         let store = &core.inner.store;
-                    let made = store.add_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
-                    let made = made.await;
+                        let made = store.add_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
+                        let made = made.await;
                         if made.map_err(error::store)? == Claim::Full {
                             return Err(full(org.max_sandboxes));
                         }

@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
+use base64::Engine as _;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
@@ -35,7 +36,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
         let key = request.headers().get("idempotency-key").map(|key| {
-            let key = key.to_str().ok().filter(|key| (1..=255).contains(&key.len()));
+            let key = key
+                .to_str()
+                .ok()
+                .filter(|key| (1..=255).contains(&key.len()));
             key.map(ToOwned::to_owned).ok_or_else(|| {
                 Error::invalid(
                     "Idempotency-Key",
@@ -48,7 +52,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
         let bytes = read(request).await?;
         let again = key.map(|key| Again {
             key,
-            fingerprint: format!("{:x}", Sha256::digest(&bytes)),
+            fingerprint: base64::engine::general_purpose::STANDARD.encode(Sha256::digest(&bytes)),
         });
         Ok(Self(parse(&bytes)?, again))
     }
@@ -56,24 +60,26 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
 
 /// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.
 async fn read(request: Request) -> Result<Bytes, Failure> {
-        let said = is_json(request.headers());
-        let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
-        let bytes = bytes.map_err(|_| {
-            Error::new(
-                Code::TooLarge,
-                "the body is larger than 1 MiB, or broke off",
-            )
-            .remedy("files go to PUT …/files")
-        })?;
-        if bytes.is_empty() {
-            return Ok(Bytes::from_static(b"{}"));
-        }
-        if !said {
-            return Err(Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
+    let said = is_json(request.headers());
+    let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+    let bytes = bytes.map_err(|_| {
+        Error::new(
+            Code::TooLarge,
+            "the body is larger than 1 MiB, or broke off",
+        )
+        .remedy("files go to PUT …/files")
+    })?;
+    if bytes.is_empty() {
+        return Ok(Bytes::from_static(b"{}"));
+    }
+    if !said {
+        return Err(
+            Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
                 .remedy("send the header Content-Type: application/json")
-                .into());
-        }
-        Ok(bytes)
+                .into(),
+        );
+    }
+    Ok(bytes)
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{EventId, Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId};
+use atoll_model::{
+    EventId, Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId,
+};
 use sqlx::FromRow;
 
 use crate::{Error, Result, Store, parse, taken, text, word};

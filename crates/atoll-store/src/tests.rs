@@ -115,11 +115,17 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
     first.state = SandboxState::Failed;
     store.update_sandbox(&first, "changed", 1).await.unwrap();
     assert_eq!(
-        store.add_sandbox(&row(&org, 1), Some(10), None).await.unwrap(),
+        store
+            .add_sandbox(&row(&org, 1), Some(10), None)
+            .await
+            .unwrap(),
         Claim::Made
     );
     assert_eq!(
-        store.add_sandbox(&row(&org, 1), Some(10), None).await.unwrap(),
+        store
+            .add_sandbox(&row(&org, 1), Some(10), None)
+            .await
+            .unwrap(),
         Claim::Full
     );
 }
@@ -211,14 +217,20 @@ async fn what_happened_is_told_in_order_and_only_to_its_org() {
     store.add_org(&other).await.unwrap();
     let mut sandbox = row(&one, 1);
     store.add_sandbox(&sandbox, None, None).await.unwrap();
-    store.add_sandbox(&row(&other, 2), None, None).await.unwrap();
+    store
+        .add_sandbox(&row(&other, 2), None, None)
+        .await
+        .unwrap();
     sandbox.state = SandboxState::Running;
     store.update_sandbox(&sandbox, "running", 3).await.unwrap();
     let told = store.events(&one.id, None, 0, 10).await.unwrap();
     let kinds: Vec<&str> = told.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["created", "running"]);
     assert_eq!(told[1].payload["state"], "running");
-    let rest = store.events(&one.id, Some(&sandbox.id), told[0].number, 10).await.unwrap();
+    let rest = store
+        .events(&one.id, Some(&sandbox.id), told[0].number, 10)
+        .await
+        .unwrap();
     assert_eq!(rest, told[1..]);
     assert_eq!(store.last_event().await.unwrap(), told[1].number);
     assert_eq!(store.forget_events(3).await.unwrap(), 2);
@@ -234,9 +246,18 @@ async fn a_create_that_is_said_again_is_found() {
         key: "k".into(),
         fingerprint: "f".into(),
     };
-    store.add_sandbox(&sandbox, Some(1), Some(&again)).await.unwrap();
-    let refused = store.add_sandbox(&row(&org, 2), None, Some(&again)).await.unwrap_err();
-    assert!(matches!(refused, Error::Taken("the idempotency key")), "{refused:?}");
+    store
+        .add_sandbox(&sandbox, Some(1), Some(&again))
+        .await
+        .unwrap();
+    let refused = store
+        .add_sandbox(&row(&org, 2), None, Some(&again))
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(refused, Error::Taken("the idempotency key")),
+        "{refused:?}"
+    );
     let (fingerprint, found) = store.said_before(&org.id, "k").await.unwrap().unwrap();
     assert_eq!((fingerprint.as_str(), &found.id), ("f", &sandbox.id));
     // One that found no place has said nothing.
@@ -244,7 +265,13 @@ async fn a_create_that_is_said_again_is_found() {
         key: "other".into(),
         ..again
     };
-    assert_eq!(store.add_sandbox(&row(&org, 3), Some(1), Some(&other)).await.unwrap(), Claim::Full);
+    assert_eq!(
+        store
+            .add_sandbox(&row(&org, 3), Some(1), Some(&other))
+            .await
+            .unwrap(),
+        Claim::Full
+    );
     assert_eq!(store.said_before(&org.id, "other").await.unwrap(), None);
     store.forget_said(&sandbox.id).await.unwrap();
     assert_eq!(store.said_before(&org.id, "k").await.unwrap(), None);

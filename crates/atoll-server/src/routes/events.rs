@@ -51,15 +51,24 @@ async fn follow(
 ) -> Answer<Response> {
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| last.to_str().ok()?.parse().ok());
-    let reader = app.core.follow_events(&caller, last.or(asked.after)).await?;
+    let reader = app
+        .core
+        .follow_events(&caller, last.or(asked.after))
+        .await?;
     let stream = futures_util::stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
         match tokio::time::timeout(PING, reader.next()).await {
-            Err(_) => Some((Bytes::from_static(b"event: ping\ndata: {}\n\n"), Some(reader))),
+            Err(_) => Some((
+                Bytes::from_static(b"event: ping\ndata: {}\n\n"),
+                Some(reader),
+            )),
             Ok(Ok(events)) => {
                 let lines = events.iter().map(|event| {
                     let body = view(event);
-                    format!("id: {}\nevent: sandbox.{}\ndata: {body}\n\n", event.number, event.kind)
+                    format!(
+                        "id: {}\nevent: sandbox.{}\ndata: {body}\n\n",
+                        event.number, event.kind
+                    )
                 });
                 let text: Vec<String> = lines.collect();
                 Some((Bytes::from(text.concat()), Some(reader)))

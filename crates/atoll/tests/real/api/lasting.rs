@@ -157,7 +157,10 @@ async fn a_create_said_again_is_the_same_also_after_a_kill() {
     let mut server = Server::start().await;
     let client = server.client();
     let body = json!({ "timeout": 0 }).to_string();
-    let headers = [("content-type", "application/json"), ("idempotency-key", "one")];
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "one"),
+    ];
     // A hundred at once make one.
     let creates: Vec<_> = (0..100)
         .map(|_| {
@@ -182,7 +185,10 @@ async fn a_create_said_again_is_the_same_also_after_a_kill() {
     let refused = client.send("POST", "/sandboxes", &headers, other).await;
     assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
     // A create that failed has said nothing.
-    let headers = [("content-type", "application/json"), ("idempotency-key", "two")];
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "two"),
+    ];
     for _ in 0..2 {
         let wrong = json!({ "template": "no-such" }).to_string();
         let refused = client.send("POST", "/sandboxes", &headers, wrong).await;
@@ -197,20 +203,32 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     for verb in ["pause", "resume", "stop"] {
-        let done = client.post(&format!("/sandboxes/{id}/{verb}"), &json!({})).await;
+        let done = client
+            .post(&format!("/sandboxes/{id}/{verb}"), &json!({}))
+            .await;
         assert_eq!(done.status, 200, "{done:?}");
     }
     server.kill_and_start();
     let client = server.client();
-    client.post(&format!("/sandboxes/{id}/start"), &json!({})).await;
+    client
+        .post(&format!("/sandboxes/{id}/start"), &json!({}))
+        .await;
     let listed = client.get(&format!("/sandboxes/{id}/events")).await.array();
-    let kinds: Vec<&str> = listed.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    let expected = ["created", "running", "paused", "running", "stopped", "running"];
+    let kinds: Vec<&str> = listed
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "created", "running", "paused", "running", "stopped", "running",
+    ];
     assert_eq!(kinds, expected.map(|kind| format!("sandbox.{kind}")));
     // The same as a stream, from the third on, and what comes.
     let after = listed[1]["number"].as_i64().unwrap();
     let path = format!("/events?after={after}");
-    let mut body = client.open("GET", &path, &[], bytes::Bytes::new()).await.into_body();
+    let mut body = client
+        .open("GET", &path, &[], bytes::Bytes::new())
+        .await
+        .into_body();
     assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
     let mut text = String::new();
     let reading = async {
@@ -219,8 +237,13 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
             text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
         }
     };
-    tokio::time::timeout(crate::world::DEADLINE, reading).await.unwrap();
-    let told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("event: sandbox.")).collect();
+    tokio::time::timeout(crate::world::DEADLINE, reading)
+        .await
+        .unwrap();
+    let told: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("event: sandbox."))
+        .collect();
     assert_eq!(told, ["paused", "running", "stopped", "running", "deleted"]);
     server.close().await;
 }
