@@ -207,4 +207,5 @@ async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
     wait_for("the helpers to end", DEADLINE, || pids() == before);
     assert_eq!(watched(&world, &id) + watched(&world, &neighbour), 0);
     assert!(descriptors() <= open, "{} {open}", descriptors());
+    world.close().await;
 }
