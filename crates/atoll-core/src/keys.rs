@@ -103,7 +103,7 @@ impl Core {
                 Code::PermissionDenied,
                 "this key is not known here, or not any more",
             )
-            .remedy("use a key of this server: atoll key ls, on its machine, lists them")
+            .remedy("use a key of this server: GET /keys over run/api.sock of its data directory lists them")
         };
         let hash = hash(secret).ok_or_else(refused)?;
         let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {
