@@ -8,15 +8,35 @@ use atoll_worker::LocalRuntime;
 use crate::ledger::Entry;
 use crate::{Context, Core};
 
-/// Somebody uses a sandbox: as long as this lives it is not idle.
+/// Somebody uses a sandbox, which is not idle as long as this lives; or only looks at it.
 #[derive(Debug)]
 pub struct Use {
+    kind: Kind,
     id: SandboxId,
     entry: Arc<Entry>,
     runtime: LocalRuntime,
 }
 
+/// Whether it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Use,
+    Look,
+}
+
 impl Use {
+    fn new(core: &Core, entry: Arc<Entry>, kind: Kind) -> Self {
+        if kind == Kind::Use {
+            entry.begin_use();
+        }
+        Self {
+            kind,
+            id: entry.with(|row| row.id.clone()),
+            entry,
+            runtime: core.inner.runtime.clone(),
+        }
+    }
+
     /// The sandbox.
     pub fn id(&self) -> &SandboxId {
         &self.id
@@ -35,7 +55,9 @@ impl Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.entry.end_use();
+        if self.kind == Kind::Use {
+            self.entry.end_use();
+        }
     }
 }
 
@@ -44,14 +66,8 @@ impl Core {
     pub async fn enter(&self, context: &Context, name: &str, scope: Scope) -> Result<Use, Error> {
         context.require(scope)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let (id, state, wakes) =
-            entry.with(|row| (row.id.clone(), row.state, row.lifetime.auto_resume));
-        entry.begin_use();
-        let used = Use {
-            id,
-            entry,
-            runtime: self.inner.runtime.clone(),
-        };
+        let (state, wakes) = entry.with(|row| (row.state, row.lifetime.auto_resume));
+        let used = Use::new(self, entry, Kind::Use);
         match state {
             SandboxState::Running => Ok(used),
             SandboxState::Paused if wakes => {
@@ -62,15 +78,20 @@ impl Core {
         }
     }
 
-    /// Lets a caller look at what is left of a sandbox in whatever state: the logs of its commands.
+    /// Lets a caller look at a sandbox in whatever state: what it uses, the logs of its commands. That is no use of
+    /// it.
     pub fn look(&self, context: &Context, name: &str) -> Result<Use, Error> {
+        self.at(context, name, Kind::Look)
+    }
+
+    /// Lets a caller follow what happens in a sandbox in whatever state, which holds it as a use does.
+    pub fn follow(&self, context: &Context, name: &str) -> Result<Use, Error> {
+        self.at(context, name, Kind::Use)
+    }
+
+    fn at(&self, context: &Context, name: &str, kind: Kind) -> Result<Use, Error> {
         context.require(Scope::Read)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        entry.begin_use();
-        Ok(Use {
-            id: entry.with(|row| row.id.clone()),
-            entry,
-            runtime: self.inner.runtime.clone(),
-        })
+        Ok(Use::new(self, entry, kind))
     }
 }

@@ -19,7 +19,7 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
         };
         let mut next = now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
         for entry in core.inner.ledger.all() {
-            match due(&entry) {
+            match due(&core, &entry) {
                 Some((at, ending)) if at <= now() => end(&core, entry, ending),
                 Some((at, _)) => next = next.min(at),
                 None => {}
@@ -33,20 +33,34 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
 }
 
 /// When something happens to a sandbox by itself, and what.
-fn due(entry: &Entry) -> Option<(i64, Ending)> {
+fn due(core: &Core, entry: &Entry) -> Option<(i64, Ending)> {
     let (state, end, lifetime) = entry.with(|row| (row.state, row.end_at, row.lifetime));
     if state != SandboxState::Running {
         return None;
     }
     let lifetime_over = end.map(|end| (end, lifetime.on_timeout));
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
-        let since = entry.idle_since()?;
-        Some((since + i64::from(seconds) * 1_000_000, lifetime.on_idle))
+        let over = |since: i64| since + i64::from(seconds) * 1_000_000;
+        let mut since = entry.idle_since()?;
+        // A command that runs holds it, whichever server began it; a terminal that nobody looks at does not.
+        if over(since) <= now() && works(core, entry) {
+            entry.touch();
+            since = now();
+        }
+        Some((over(since), lifetime.on_idle))
     });
     match (lifetime_over, idle_over) {
         (Some(one), Some(two)) => Some(if two.0 < one.0 { two } else { one }),
         (one, two) => one.or(two),
     }
+}
+
+/// Some command of it runs.
+fn works(core: &Core, entry: &Entry) -> bool {
+    let id = entry.with(|row| row.id.clone());
+    let all = core.inner.runtime.execs(&id).unwrap_or_default();
+    all.iter()
+        .any(|exec| exec.status.is_none() && exec.spec.terminal.is_none())
 }
 
 /// One that is being changed by somebody is looked at again when that is done.

@@ -56,8 +56,6 @@ impl From<SandboxRow> for SandboxView {
 }
 
 const MICROSECONDS: i64 = 1_000_000;
-/// What the store calls a key that somebody else uses just now.
-const SAID: &str = "the idempotency key";
 
 /// When a sandbox that begins to run now must end.
 pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
@@ -145,27 +143,25 @@ impl Core {
         asked: NewSandbox,
         again: Again,
     ) -> Result<SandboxView, Error> {
+        let mut news = self.inner.store.news();
         loop {
+            news.mark_unchanged();
             let before = self.inner.store.said_before(&org.id, &again.key).await;
             let Some((fingerprint, row)) = before.map_err(error::store)? else {
                 match self.make(org.clone(), asked.clone()).await {
                     // Somebody says the same just now.
-                    Err(error) if error.message.contains(SAID) => continue,
+                    Err(error) if error.code == Code::IdempotencyMismatch => continue,
                     made => return made,
                 }
             };
             if fingerprint != again.fingerprint {
-                return Err(Error::new(
-                    Code::IdempotencyMismatch,
-                    "this Idempotency-Key came before with another request",
-                )
-                .remedy("use a new key for a new request"));
+                return Err(error::store(atoll_store::Error::Said));
             }
             if row.state != SandboxState::Creating {
                 return Ok(row.into());
             }
-            // Its maker is at work in this very process; a server that is killed leaves none.
-            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+            // Its maker is at work in this very process, and what becomes of it is news.
+            let _ = news.changed().await;
         }
     }
 
@@ -221,13 +217,20 @@ impl Core {
         let entry = entry.lock().unwrap_or_else(PoisonError::into_inner).take();
         match (made, entry) {
             (Ok(info), Some(entry)) => {
-                let row = entry
-                    .write(&self.inner.store, |row| {
-                        row.state = info.state;
-                        row.started_at = Some(now());
-                        row.end_at = end_of(&row.lifetime);
-                    })
-                    .await?;
+                let written = entry.write(&self.inner.store, |row| {
+                    row.state = info.state;
+                    row.started_at = Some(now());
+                    row.end_at = end_of(&row.lifetime);
+                });
+                let row = match written.await {
+                    Ok(row) => row,
+                    Err(error) => {
+                        // Nobody is told of it: it must not run on. Its row is cleared at the next start.
+                        self.inner.ledger.remove(&info.id);
+                        let _ = self.inner.runtime.delete(&info.id).await;
+                        return Err(error);
+                    }
+                };
                 entry.touch();
                 self.inner.times.notify_one();
                 Ok(SandboxView {
@@ -374,6 +377,24 @@ impl Core {
         joined(work.await)
     }
 
+    /// Ends its processes and starts it again.
+    pub async fn restart(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        self.stop(context, name).await?;
+        self.start(context, name).await
+    }
+
+    /// Deletes every sandbox of every org.
+    pub async fn delete_all(&self) -> Result<(), Error> {
+        for entry in self.inner.ledger.all() {
+            match self.delete_entry(entry).await {
+                // Somebody else was quicker.
+                Err(error) if error.code != Code::SandboxNotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Lets all its processes stand still.
     pub async fn pause(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
@@ -398,15 +419,15 @@ impl Core {
         joined(work.await)
     }
 
-    /// Lets them go on, for as long as was left or as is said.
+    /// Lets them go on, for as long as was left or as is said; inside, `None` is for ever.
     pub async fn resume(
         &self,
         context: &Context,
         name: &str,
-        timeout: Option<u32>,
+        timeout: Option<Option<u32>>,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
-        if timeout.is_some() {
+        if let Some(timeout) = timeout {
             check_timeout(&context.org, timeout)?;
         }
         let entry = self.inner.ledger.find(&context.org.id, name)?;
@@ -416,7 +437,7 @@ impl Core {
     pub(crate) async fn resume_entry(
         &self,
         entry: &Arc<Entry>,
-        timeout: Option<u32>,
+        timeout: Option<Option<u32>>,
     ) -> Result<SandboxView, Error> {
         let (core, entry) = (self.clone(), Arc::clone(entry));
         let work = tokio::spawn(async move {
@@ -429,8 +450,9 @@ impl Core {
             let written = entry.write(&core.inner.store, |row| {
                 row.state = info.state;
                 let left = row.time_left.take();
-                let asked = timeout.map(|seconds| i64::from(seconds) * MICROSECONDS);
-                row.end_at = asked.or(left).map(|left| now() + left);
+                let asked =
+                    timeout.map(|time| time.map(|seconds| i64::from(seconds) * MICROSECONDS));
+                row.end_at = asked.unwrap_or(left).map(|left| now() + left);
             });
             let row = written.await?;
             entry.touch();

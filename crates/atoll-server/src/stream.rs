@@ -1,11 +1,11 @@
-//! A command's output as server-sent events: `stdout`, `stderr`, `exit`, `gap`, `ping`. The `id` of an event
+//! Server-sent events, and a command's output as such: `stdout`, `stderr`, `exit`, `gap`, `ping`. The `id` of an event
 //! is the position after it: whoever asks for `after=ID` misses nothing and gets nothing twice.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use atoll_core::Use;
-use atoll_model::{Chunk, Stream};
+use atoll_model::{Chunk, Error, Stream};
 use atoll_worker::Control;
 use axum::body::{Body, Bytes};
 use axum::http::header;
@@ -17,7 +17,27 @@ use crate::routes::Encoding;
 use crate::views::Exit;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
-const PING: Duration = Duration::from_secs(15);
+pub(crate) const PING: Duration = Duration::from_secs(15);
+
+/// What is sent then.
+pub(crate) const PINGED: &str = "event: ping\ndata: {}\n\n";
+
+/// An answer that goes on.
+pub(crate) fn answer(events: impl futures_util::Stream<Item = Bytes> + Send + 'static) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    let events = futures_util::StreamExt::map(events, Ok::<_, Infallible>);
+    (headers, Body::from_stream(events)).into_response()
+}
+
+/// The last word of a stream that cannot go on.
+pub(crate) fn failed(error: &Error) -> String {
+    let body = json!({ "error": error.message, "code": error.code.name() });
+    format!("event: error\ndata: {body}\n\n")
+}
 
 pub(crate) fn events(used: Use, exec: &Control, after: u64, encoding: Encoding) -> Response {
     let reader = exec.output(after);
@@ -29,28 +49,17 @@ pub(crate) fn events(used: Use, exec: &Control, after: u64, encoding: Encoding) 
         let next = tokio::time::timeout(PING, reader.next()).await;
         used.touch();
         let (event, over) = match next {
-            Err(_) => ("event: ping\ndata: {}\n\n".to_owned(), false),
+            Err(_) => (PINGED.to_owned(), false),
             Ok(Ok(Some(chunk))) => {
                 let over = matches!(chunk, Chunk::Exit(_));
                 (event(chunk, reader.position(), encoding), over)
             }
             Ok(Ok(None)) => return None,
-            Ok(Err(error)) => {
-                let body = json!({ "error": error.message, "code": error.code.name() });
-                (format!("event: error\ndata: {body}\n\n"), true)
-            }
+            Ok(Err(error)) => (failed(&error), true),
         };
-        Some((
-            Ok::<_, Infallible>(Bytes::from(event)),
-            (used, reader, over),
-        ))
+        Some((Bytes::from(event), (used, reader, over)))
     });
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, Body::from_stream(stream)).into_response()
+    answer(stream)
 }
 
 fn event(chunk: Chunk, position: u64, encoding: Encoding) -> String {

@@ -39,6 +39,9 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// A create was said by this key before, or is just being made.
+    #[error("the idempotency key is taken")]
+    Said,
     /// Another row has this already.
     #[error("{0} is taken")]
     Taken(&'static str),

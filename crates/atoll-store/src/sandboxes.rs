@@ -164,10 +164,12 @@ impl Store {
                 .bind(&again.fingerprint)
                 .bind(row.id.as_str())
                 .bind(row.created_at);
-            query
-                .execute(&mut *transaction)
-                .await
-                .map_err(taken("the idempotency key"))?;
+            query.execute(&mut *transaction).await.map_err(|error| {
+                match taken("the key")(error) {
+                    Error::Taken(_) => Error::Said,
+                    error => error,
+                }
+            })?;
         }
         let query = sqlx::query(INSERT)
             .bind(row.id.as_str())

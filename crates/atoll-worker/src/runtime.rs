@@ -2,6 +2,7 @@
 
 mod adopt;
 mod connection;
+mod files;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,10 +12,9 @@ use std::time::Duration;
 
 use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
-use atoll_jail::wire::FileWork;
 use atoll_model::{
-    Bytes, Caller, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
-    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage, WriteOptions,
+    Bytes, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
+    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -22,7 +22,6 @@ use crate::busy::Busy;
 use crate::error::{host_file, internal};
 use crate::exec::table::Table;
 use crate::exec::{self, Control, Exec};
-use crate::files::{self, Reader, Writer};
 use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::keeper::{Inventory, Keeper};
@@ -667,211 +666,6 @@ impl LocalRuntime {
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
         self.shared.busy.touch();
         exec::start(self.find(id)?, spec).await
-    }
-
-    /// Reads a file as a stream.
-    pub async fn read_file(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-    ) -> Result<Reader, Error> {
-        files::read(self.find(id)?, caller, path, 0, None).await
-    }
-
-    /// Reads a part of a file as a stream.
-    pub async fn read_part(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        offset: u64,
-        length: u64,
-    ) -> Result<Reader, Error> {
-        files::read(self.find(id)?, caller, path, offset, Some(length)).await
-    }
-
-    /// Writes a file as a stream.
-    pub async fn write_file(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        options: WriteOptions,
-    ) -> Result<Writer, Error> {
-        files::write(self.find(id)?, caller, path, options).await
-    }
-
-    async fn work(&self, id: &SandboxId, caller: &Caller, work: FileWork) -> Result<(), Error> {
-        files::simple(self.find(id)?, caller, work, 1)
-            .await
-            .map(|_| ())
-    }
-
-    /// Describes a path; with `follow`, what a symbolic link points to.
-    pub async fn stat(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        follow: bool,
-    ) -> Result<atoll_model::Entry, Error> {
-        let work = FileWork::Stat {
-            path: path.into(),
-            follow,
-        };
-        let (entries, _) = files::simple(self.find(id)?, caller, work, 1).await?;
-        entries
-            .into_iter()
-            .next()
-            .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
-    }
-
-    /// Lists what is below a directory, `depth` levels deep and at most `limit` entries; says
-    /// whether something was left out.
-    pub async fn list_files(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        depth: u32,
-        limit: u32,
-    ) -> Result<(Vec<atoll_model::Entry>, bool), Error> {
-        let work = FileWork::List {
-            path: path.into(),
-            depth,
-            limit,
-        };
-        files::simple(self.find(id)?, caller, work, limit as usize).await
-    }
-
-    /// Makes a directory; with `parents`, missing ones above it too, and it may be there already.
-    pub async fn make_directory(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        mode: u32,
-        parents: bool,
-    ) -> Result<(), Error> {
-        self.work(
-            id,
-            caller,
-            FileWork::Mkdir {
-                path: path.into(),
-                parents,
-                mode,
-            },
-        )
-        .await
-    }
-
-    /// Removes a file or directory.
-    pub async fn remove(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        recursive: bool,
-    ) -> Result<(), Error> {
-        self.work(
-            id,
-            caller,
-            FileWork::Remove {
-                path: path.into(),
-                recursive,
-            },
-        )
-        .await
-    }
-
-    /// Renames.
-    pub async fn rename(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        from: &[u8],
-        to: &[u8],
-        replace: bool,
-    ) -> Result<(), Error> {
-        self.work(
-            id,
-            caller,
-            FileWork::Rename {
-                from: from.into(),
-                to: to.into(),
-                replace,
-            },
-        )
-        .await
-    }
-
-    /// Copies a file, or a directory with all that is in it.
-    pub async fn copy(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        from: &[u8],
-        to: &[u8],
-        replace: bool,
-    ) -> Result<(), Error> {
-        self.work(
-            id,
-            caller,
-            FileWork::Copy {
-                from: from.into(),
-                to: to.into(),
-                replace,
-            },
-        )
-        .await
-    }
-
-    /// Sets permission bits.
-    pub async fn chmod(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        mode: u32,
-    ) -> Result<(), Error> {
-        self.work(
-            id,
-            caller,
-            FileWork::Chmod {
-                path: path.into(),
-                mode,
-            },
-        )
-        .await
-    }
-
-    /// Sets owner and group; an empty name leaves one as it is.
-    pub async fn chown(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        owner: &str,
-        group: &str,
-    ) -> Result<(), Error> {
-        let work = FileWork::Chown {
-            path: path.into(),
-            owner: owner.into(),
-            group: group.into(),
-        };
-        self.work(id, caller, work).await
-    }
-
-    /// Watches a directory; whatever happens after this returns is told.
-    pub async fn watch(
-        &self,
-        id: &SandboxId,
-        caller: &Caller,
-        path: &[u8],
-        options: atoll_model::WatchOptions,
-    ) -> Result<crate::watch::Watch, Error> {
-        crate::watch::watch(self.find(id)?, caller, path, options).await
     }
 
     /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes

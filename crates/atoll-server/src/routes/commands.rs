@@ -82,15 +82,7 @@ impl Run {
                 "give a command line",
             ));
         }
-        for (name, value) in &self.envs {
-            spec = spec.variable(name, value);
-        }
-        if let Some(directory) = &self.cwd {
-            spec = spec.directory(directory);
-        }
-        if let Some(user) = &self.user {
-            spec = spec.user(user);
-        }
+        spec = surrounded(spec, &self.envs, self.cwd.as_ref(), self.user.as_ref());
         if let Some(tag) = &self.tag {
             spec = spec.tag(tag);
         }
@@ -127,6 +119,25 @@ impl Run {
     }
 }
 
+/// A command with variables, a directory and a user of its own, where they are given.
+pub(super) fn surrounded(
+    mut spec: ExecSpec,
+    envs: &BTreeMap<String, String>,
+    directory: Option<&String>,
+    user: Option<&String>,
+) -> ExecSpec {
+    for (name, value) in envs {
+        spec = spec.variable(name, value);
+    }
+    if let Some(directory) = directory {
+        spec = spec.directory(directory);
+    }
+    match user {
+        Some(user) => spec.user(user),
+        None => spec,
+    }
+}
+
 /// Bytes of a stream in an answer, and whether they are not exactly those.
 fn text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
     match encoding {
@@ -154,11 +165,6 @@ async fn run(
     let name = exec.control.id().to_string();
     if asked.background {
         let pid = exec.control.info().pid;
-        // Until it ends the sandbox is in use.
-        tokio::spawn(async move {
-            exec.control.wait().await;
-            drop(used);
-        });
         let body = Json(json!({ "execID": name, "pid": pid }));
         return Ok((StatusCode::ACCEPTED, body).into_response());
     }
@@ -239,7 +245,7 @@ async fn wait(
     Path((id, exec)): Path<(String, String)>,
     Query(asked): Query<Wait>,
 ) -> Answer<Json<Command>> {
-    let used = app.core.look(&caller, &id)?;
+    let used = app.core.follow(&caller, &id)?;
     let exec = find(&used, &exec)?;
     let seconds = asked.timeout.unwrap_or(60.0);
     if !(0.0..=3600.0).contains(&seconds) {
@@ -327,7 +333,7 @@ async fn output(
     headers: axum::http::HeaderMap,
 ) -> Answer<Response> {
     let found = || {
-        let used = app.core.look(&caller, &id)?;
+        let used = app.core.follow(&caller, &id)?;
         let exec = find(&used, &exec)?;
         Ok((used, exec))
     };

@@ -1,14 +1,11 @@
 //! What happened to the caller's sandboxes.
 
-use std::convert::Infallible;
-use std::time::Duration;
-
 use atoll_core::Event;
 use atoll_model::Error;
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::HeaderMap;
+use axum::response::Response;
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -18,10 +15,8 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::guard::Caller;
+use crate::stream;
 use crate::views::Time;
-
-/// A word now and then, so that nobody in between takes the silence for the end.
-const PING: Duration = Duration::from_secs(15);
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -55,36 +50,23 @@ async fn follow(
         .core
         .follow_events(&caller, last.or(asked.after))
         .await?;
-    let stream = futures_util::stream::unfold(Some(reader), |reader| async {
+    let events = futures_util::stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
-        match tokio::time::timeout(PING, reader.next()).await {
-            Err(_) => Some((
-                Bytes::from_static(b"event: ping\ndata: {}\n\n"),
-                Some(reader),
-            )),
+        match tokio::time::timeout(stream::PING, reader.next()).await {
+            Err(_) => Some((Bytes::from_static(stream::PINGED.as_bytes()), Some(reader))),
             Ok(Ok(events)) => {
-                let lines = events.iter().map(|event| {
-                    let body = view(event);
-                    format!(
-                        "id: {}\nevent: sandbox.{}\ndata: {body}\n\n",
-                        event.number, event.kind
-                    )
-                });
-                let text: Vec<String> = lines.collect();
+                let text: Vec<String> = events.iter().map(line).collect();
                 Some((Bytes::from(text.concat()), Some(reader)))
             }
-            Ok(Err(error)) => {
-                let body = json!({ "error": error.message, "code": error.code.name() });
-                Some((Bytes::from(format!("event: error\ndata: {body}\n\n")), None))
-            }
+            Ok(Err(error)) => Some((Bytes::from(stream::failed(&error)), None)),
         }
     });
-    let stream = futures_util::StreamExt::map(stream, Ok::<_, Infallible>);
-    let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    Ok((headers, Body::from_stream(stream)).into_response())
+    Ok(stream::answer(events))
+}
+
+fn line(event: &Event) -> String {
+    let (number, kind, body) = (event.number, &event.kind, view(event));
+    format!("id: {number}\nevent: sandbox.{kind}\ndata: {body}\n\n")
 }
 
 #[derive(Debug, Deserialize)]

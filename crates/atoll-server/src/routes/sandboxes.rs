@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use atoll_core::{NewSandbox, SandboxChange};
 use atoll_model::{
-    Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, SandboxSpec, Verdict,
+    Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, SandboxSpec, SandboxState,
+    Verdict,
 };
 use atoll_store::Page;
 use axum::extract::{Path, State};
@@ -233,6 +234,7 @@ pub(super) struct Listed {
 
 impl Listed {
     fn page(&self) -> Result<Page, Error> {
+        self.check()?;
         let limit = self.limit.unwrap_or(100);
         if !(1..=100).contains(&limit) {
             let message = format!("limit is {limit}");
@@ -253,6 +255,25 @@ impl Listed {
             limit,
             before: before.transpose()?,
         })
+    }
+
+    /// Refuses a state that there is not.
+    fn check(&self) -> Result<(), Error> {
+        for (field, word) in [("state", &self.state), ("status", &self.status)] {
+            if let Some(word) = word
+                && word != "error"
+                && !SandboxState::ALL.iter().any(|state| state.name() == word)
+            {
+                let known = SandboxState::ALL.map(SandboxState::name).join(", ");
+                let message = format!("{word:?} is not a state");
+                return Err(Error::invalid(
+                    field,
+                    message,
+                    format!("choose one of {known}"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn fits(&self, view: &atoll_core::SandboxView) -> bool {
@@ -422,8 +443,7 @@ async fn restart(
     Caller(caller): Caller,
     Path(id): Path<String>,
 ) -> Answer<Json<Sandbox>> {
-    app.core.stop(&caller, &id).await?;
-    Ok(Json(app.core.start(&caller, &id).await?.into()))
+    Ok(Json(app.core.restart(&caller, &id).await?.into()))
 }
 
 async fn pause(
@@ -450,7 +470,7 @@ async fn resume(
         .timeout
         .map(|time| seconds("timeout", time))
         .transpose()?;
-    let resumed = app.core.resume(&caller, &id, time.flatten()).await?;
+    let resumed = app.core.resume(&caller, &id, time).await?;
     Ok(Json(resumed.into()))
 }
 

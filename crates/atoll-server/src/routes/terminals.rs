@@ -14,6 +14,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::commands::surrounded;
 use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Query};
@@ -45,27 +46,20 @@ struct New {
 
 impl New {
     fn spec(&self) -> ExecSpec {
-        let mut spec = match &self.shell {
+        let spec = match &self.shell {
             Some(shell) => ExecSpec::argv([shell]),
             // The best there is, as a login would give.
             None => ExecSpec::shell(
                 "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh; fi",
             ),
         };
-        spec = spec.terminal(socket::size(
-            self.cols.unwrap_or(80),
-            self.rows.unwrap_or(24),
-        ));
-        for (name, value) in &self.envs {
-            spec = spec.variable(name, value);
-        }
-        if let Some(directory) = &self.cwd {
-            spec = spec.directory(directory);
-        }
-        if let Some(user) = &self.user {
-            spec = spec.user(user);
-        }
-        spec
+        let size = socket::size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
+        surrounded(
+            spec.terminal(size),
+            &self.envs,
+            self.cwd.as_ref(),
+            self.user.as_ref(),
+        )
     }
 }
 

@@ -143,9 +143,7 @@ impl Serve {
         // A stream has no end of its own: its client goes on at the next server.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(5), both).await;
         if self.on_exit == OnExit::Destroy {
-            for info in core.runtime().list() {
-                core.runtime().delete(&info.id).await?;
-            }
+            core.delete_all().await?;
         }
         core.close().await
     }

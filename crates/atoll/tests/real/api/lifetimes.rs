@@ -53,7 +53,19 @@ async fn at_the_end_of_its_time_it_goes_stops_or_pauses() {
         )
         .await;
     assert_eq!(resumed.json()["state"], "running");
+    assert!(resumed.json()["endAt"].is_string());
     assert_eq!(client.line(paused, "echo on").await, "on\n");
+    // For ever is not "as long as was left".
+    client
+        .post(&format!("/sandboxes/{paused}/pause"), &json!({}))
+        .await;
+    let path = format!("/sandboxes/{paused}/resume");
+    let resumed = client.post(&path, &json!({ "timeout": 0 })).await;
+    assert!(resumed.json()["endAt"].is_null(), "{resumed:?}");
+    // A restart is a stop and a start, from wherever it is.
+    let path = format!("/sandboxes/{paused}/restart");
+    let restarted = client.post(&path, &json!({})).await;
+    assert_eq!(restarted.json()["state"], "running", "{restarted:?}");
     server.close().await;
 }
 
@@ -80,7 +92,7 @@ async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_used_is_not_idle() {
-    let server = Server::start().await;
+    let mut server = Server::start().await;
     let client = server.client();
     let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
     let (used, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
@@ -90,9 +102,21 @@ async fn who_is_used_is_not_idle() {
         .post(&format!("/sandboxes/{used}/commands"), &begun)
         .await;
     assert_eq!(begun.status, 202);
-    becomes(&client, &idle, "stopped").await;
+    // Also one that an earlier server began.
+    server.kill_and_start();
+    let client = server.client();
+    // Questions about a sandbox are no uses of it.
+    let asking = async {
+        while state(&client, &idle).await != "stopped" {
+            for what in ["commands", "metrics", "pty", "events"] {
+                client.get(&format!("/sandboxes/{idle}/{what}")).await;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let stopped = tokio::time::timeout(DEADLINE, asking).await;
+    assert!(stopped.is_ok(), "questions held it");
     assert_eq!(state(&client, &used).await, "running");
-    // Questions about it are none.
     let path = format!("/sandboxes/{used}/commands/tag:long/signal");
     assert_eq!(
         client.post(&path, &json!({ "signal": 9 })).await.status,
