@@ -15,9 +15,11 @@
 //! control socket and the streams of every exec, and hands them to the next server that connects. It
 //! ends when it has neither sandboxes nor a server. Without one it ends its sandboxes with its server.
 
+mod cradle;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -30,9 +32,10 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
 use crate::inside;
 use crate::rootfs::new_mount;
-use crate::sys::{self, Cloned};
+use crate::sys;
 use crate::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper, VERSION};
 use crate::{Error, Step};
+use cradle::Cradle;
 
 /// What the keeper is called: the first argument tells `main` to become one.
 pub const NAME: &str = "atoll-keeper";
@@ -174,6 +177,8 @@ struct Keeper {
     dead: Vec<(Kept, i32)>,
     /// The instance's locks: it is alive as long as we are.
     held: Vec<OwnedFd>,
+    /// Where the next PID 1 comes from.
+    cradle: Cradle,
 }
 
 /// What is kept of a sandbox for the next server.
@@ -200,6 +205,7 @@ impl Kept {
 }
 
 fn run() -> Result<(), Error> {
+    let cradle = Cradle::new().step(|| "reserve descriptors".into())?;
     // Our server's socket is our standard input, the listening one our standard output.
     let take = |stream: BorrowedFd<'_>| {
         let taken = stream.try_clone_to_owned();
@@ -224,6 +230,7 @@ fn run() -> Result<(), Error> {
         sandboxes: BTreeMap::new(),
         dead: Vec::new(),
         held: Vec::new(),
+        cradle,
     };
     while keeper.is_needed() {
         keeper.turn(&signals)?;
@@ -252,6 +259,10 @@ impl Keeper {
             ready.push(PollFd::new(listener, PollFlags::IN));
             ready.len() - 1
         });
+        let gate = self.cradle.gate().map(|gate| {
+            ready.push(PollFd::from_borrowed_fd(gate, PollFlags::IN));
+            ready.len() - 1
+        });
         match rustix::event::poll(&mut ready, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::step("poll", error)),
@@ -260,6 +271,9 @@ impl Keeper {
             index.is_some_and(|index| ready.get(index).is_some_and(|fd| !fd.revents().is_empty()))
         };
         let (died, spoken, knocked) = (happened(Some(0)), happened(server), happened(listener));
+        if happened(gate) {
+            self.cradle.settle();
+        }
         if died {
             self.bury(signals);
         }
@@ -391,30 +405,17 @@ impl Keeper {
             return Err(fault("no control socket", libc::EPROTO));
         };
         let cgroup = descriptors.next();
-        let (mut mapped, mapper) = io::pipe().map_err(named("make a pipe"))?;
         let users = namespaces & libc::CLONE_NEWUSER as u64 != 0;
         if users {
             sys::set_effective_uid(ids.0).map_err(named("take the sandbox's id"))?;
         }
+        let cgroup = cgroup.as_ref().map(AsFd::as_fd);
         // SAFETY: the keeper has one thread.
-        let cloned = unsafe { sys::clone(namespaces, cgroup.as_ref().map(AsFd::as_fd)) };
-        if let Ok(Cloned::Child) = cloned {
-            drop(mapper);
-            if mapped.read_exact(&mut [0]).is_ok()
-                && let Ok(control) = leave(control)
-            {
-                sys::set_title(TITLE);
-                sys::set_name(c"atoll-init");
-                inside::init(Channel::new(control));
-            }
-            sys::exit(1);
-        }
+        let cloned = unsafe { self.cradle.clone(namespaces, cgroup, control.as_fd(), live) };
         if users {
             sys::set_effective_uid(0).map_err(named("take our own id back"))?;
         }
-        let Cloned::Parent(pid) = cloned.map_err(named("clone PID 1"))? else {
-            return Err(fault("clone PID 1", libc::EPROTO));
-        };
+        let pid = cloned.map_err(named("clone PID 1"))?;
         let kept = Kept {
             token,
             name,
@@ -422,7 +423,11 @@ impl Keeper {
             execs: BTreeMap::new(),
         };
         self.sandboxes.insert(pid, kept);
-        let prepared = prepare(pid, ids, users, mapper);
+        let prepared = map(pid, ids, users).and_then(|namespace| {
+            let gone_on = self.cradle.let_go();
+            gone_on.map_err(named("let PID 1 go on"))?;
+            Ok(namespace)
+        });
         if prepared.is_err() {
             let _ = sys::kill(pid, libc::SIGKILL);
         }
@@ -430,34 +435,25 @@ impl Keeper {
     }
 }
 
-/// Leaves every descriptor of the keeper behind but one.
-fn leave(control: OwnedFd) -> io::Result<OwnedFd> {
-    let control = rustix::io::fcntl_dupfd_cloexec(control, 10)?;
-    let null = fs::File::open("/dev/null")?;
-    for number in 0..=2 {
-        sys::place(null.as_fd(), number)?;
-    }
-    drop(null);
-    sys::keep_only(control, 3)
+/// PID 1, once its ids are mapped.
+fn live(control: OwnedFd) -> ! {
+    sys::set_title(TITLE);
+    sys::set_name(c"atoll-init");
+    inside::init(Channel::new(control));
+    sys::exit(1);
 }
 
-/// Maps the ids of a fresh PID 1 and lets it go on; its user namespace.
-fn prepare(
-    pid: i32,
-    (base, count): (u32, u32),
-    users: bool,
-    mut mapper: io::PipeWriter,
-) -> Result<Option<OwnedFd>, Fault> {
-    let mut namespace = None;
-    if users {
-        let map = format!("0 {base} {count}\n");
-        fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(named("map group ids"))?;
-        fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(named("map user ids"))?;
-        let opened = fs::File::open(format!("/proc/{pid}/ns/user"));
-        namespace = Some(opened.map_err(named("open the user namespace"))?.into());
+/// Maps the ids of a fresh PID 1; its user namespace.
+fn map(pid: i32, (base, count): (u32, u32), users: bool) -> Result<Option<OwnedFd>, Fault> {
+    if !users {
+        return Ok(None);
     }
-    mapper.write_all(&[1]).map_err(named("let PID 1 go on"))?;
-    Ok(namespace)
+    let map = format!("0 {base} {count}\n");
+    fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(named("map group ids"))?;
+    fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(named("map user ids"))?;
+    let opened = fs::File::open(format!("/proc/{pid}/ns/user"));
+    let namespace = opened.map_err(named("open the user namespace"))?;
+    Ok(Some(namespace.into()))
 }
 
 fn fault(step: &str, errno: i32) -> Fault {

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -24,14 +24,15 @@ pub(crate) enum Cloned {
 /// Too wide for the type libc gives it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Clones this process like `fork`, into new namespaces and a cgroup2 directory if given.
+/// Clones this process like `fork`, into new namespaces and a cgroup2 directory if given; with other flags of the
+/// kernel's, except shared memory.
 ///
 /// # Safety
 /// The process must have a single thread: the child goes on with a copy of this one only.
-pub(crate) unsafe fn clone(namespaces: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
+pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
     // SAFETY: an all-zero clone_args is valid.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    arguments.flags = namespaces;
+    arguments.flags = flags;
     arguments.exit_signal = libc::SIGCHLD as u64;
     if let Some(cgroup) = cgroup {
         arguments.flags |= CLONE_INTO_CGROUP;
@@ -237,6 +238,14 @@ pub(crate) fn close_from(first: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes the descriptors below `first` into a table of this process's own, and leaves the rest behind.
+pub(crate) fn own_descriptors_below(first: u32) -> io::Result<()> {
+    let flags = libc::CLOSE_RANGE_UNSHARE;
+    // SAFETY: the caller gives up all those descriptors; nothing that owns one is used again.
+    check(unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, flags) })?;
+    Ok(())
+}
+
 /// Copies a descriptor to a number, which survives an exec unless it is above 2.
 pub(crate) fn place(descriptor: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     let flags = if number > 2 { libc::O_CLOEXEC } else { 0 };
@@ -399,16 +408,6 @@ pub(crate) fn set_title(title: &str) {
     // SAFETY: the kernel says that our argument strings are at exactly this place; they are
     // writable memory of this process and nothing in it holds a reference to them any more.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start as *mut u8, length) };
-}
-
-/// Puts a descriptor at a number and closes everything above.
-pub(crate) fn keep_only(descriptor: OwnedFd, number: i32) -> io::Result<OwnedFd> {
-    place(descriptor.as_fd(), number)?;
-    // Closed below with all others, its owner must not do it again.
-    std::mem::forget(descriptor);
-    close_from(number as u32 + 1)?;
-    // SAFETY: the number was just placed and belongs to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Takes a descriptor by its number.

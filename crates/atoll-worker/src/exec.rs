@@ -336,8 +336,10 @@ impl Start<'_> {
         if let Some(ends) = self.terminal {
             return sandbox.hold(request, &ends.all()).await;
         }
-        let streams = [parts.stdout.get_ref(), parts.stderr.get_ref()];
-        sandbox.hold(request, &streams.map(AsFd::as_fd)).await
+        if parts.held {
+            return Ok(());
+        }
+        parts.hold(sandbox).await
     }
 
     /// Writes down that it begins.

@@ -388,28 +388,43 @@ impl Sandbox {
         u64::from(lock(&self.spare).child.is_some())
     }
 
-    /// Sees to it that a child waits for the next command.
+    /// Sees to it that a child waits for the next command, with nothing left to be done for it.
     pub(crate) async fn refill(self: Arc<Self>) {
+        let Some((mut spare, sizes)) = self.another_spare().await else {
+            return;
+        };
+        spare.hold(&self).await;
+        self.keep_spare(spare, sizes);
+    }
+
+    /// Sees to it that a child waits for the first command, which comes at once: the keeper is left alone.
+    pub(crate) async fn fill(&self) {
+        if let Some((spare, sizes)) = self.another_spare().await {
+            self.keep_spare(spare, sizes);
+        }
+    }
+
+    /// A child, if none waits, and of which size it is. Where there is no room for one now, the next command makes
+    /// its own.
+    async fn another_spare(&self) -> Option<(Spare, u64)> {
         let sizes = {
             let waiting = lock(&self.spare);
-            if waiting.child.is_some() {
-                return;
-            }
-            waiting.sizes
+            waiting.child.is_none().then_some(waiting.sizes)?
         };
-        // Where there is no room for one now, the next command makes its own.
-        if let Ok(made) = Spare::prepare(&self).await {
-            let unwanted = {
-                let mut waiting = lock(&self.spare);
-                if waiting.sizes == sizes {
-                    waiting.child.replace(made)
-                } else {
-                    Some(made)
-                }
-            };
-            if let Some(unwanted) = unwanted {
-                self.dismiss(unwanted);
+        Spare::prepare(self).await.ok().map(|made| (made, sizes))
+    }
+
+    fn keep_spare(&self, made: Spare, sizes: u64) {
+        let unwanted = {
+            let mut waiting = lock(&self.spare);
+            if waiting.sizes == sizes {
+                waiting.child.replace(made)
+            } else {
+                Some(made)
             }
+        };
+        if let Some(unwanted) = unwanted {
+            self.dismiss(unwanted);
         }
     }
 

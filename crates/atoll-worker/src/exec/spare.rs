@@ -48,8 +48,18 @@ pub(super) struct Parts {
     pub(super) leaf: Leaf,
     pub(super) stdout: Pipe,
     pub(super) stderr: Pipe,
+    /// The keeper holds its streams.
+    pub(super) held: bool,
     /// Told the raw status of the child.
     pub(super) ended: oneshot::Receiver<i32>,
+}
+
+impl Parts {
+    /// Has the keeper hold the streams: what it does not hold would be lost with us.
+    pub(super) async fn hold(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        let streams = [self.stdout.get_ref(), self.stderr.get_ref()];
+        sandbox.hold(self.request, &streams.map(AsFd::as_fd)).await
+    }
 }
 
 /// Why a program did not start.
@@ -86,10 +96,17 @@ impl Spare {
                 request,
                 stdout: receiver(stdout)?,
                 stderr: receiver(stderr)?,
+                held: false,
                 leaf,
                 ended,
             },
         })
+    }
+
+    /// Has the keeper hold its streams before there is a command for it, so that none has to wait for that.
+    pub(crate) async fn hold(&mut self, sandbox: &Sandbox) {
+        // What is not held now is held when the command begins.
+        self.exec.held = self.exec.hold(sandbox).await.is_ok();
     }
 
     /// The child is known to have ended.

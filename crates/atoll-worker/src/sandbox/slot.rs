@@ -134,7 +134,7 @@ impl Sandbox {
         let begin = Instant::now();
         if kind != Kind::Warm && self.busy.is_alone() {
             // The child for its first command is made meanwhile.
-            let (ready, ()) = tokio::join!(self.ready(), Arc::clone(self).refill());
+            let (ready, ()) = tokio::join!(self.ready(), self.fill());
             ready?;
         } else {
             self.ready().await?;

@@ -2,6 +2,7 @@
 //! asked, beside other programs that isolate. Everything is measured in one run, default
 //! configuration.
 
+mod http;
 mod latency;
 mod peers;
 mod serving;
@@ -42,7 +43,8 @@ pub(crate) struct Bench {
     #[arg(long)]
     peers: bool,
     /// Measure only what is named: create, exec, sustained, idle, run, warm, embryos, burst, pause, delete,
-    /// stream, echo, neighbour, thousand, adoption, and what the other options add.
+    /// stream, echo, neighbour, thousand, adoption, http-memory, http-warm, http-burst, http-command, http-rate,
+    /// http-get, http-stream, http-transfer, http-restart, http-thousand, and what the other options add.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
     /// Be the server that a row kills.
@@ -192,6 +194,7 @@ impl Bench {
                 rows.push(latency::command(config)?);
             }
             rows.extend(serving::measure(config, self).await?);
+            rows.extend(http::measure(config, self).await?);
             if self.work && self.wants("build") {
                 rows.push(work::build(config).await?);
             }

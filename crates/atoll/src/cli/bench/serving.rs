@@ -19,7 +19,11 @@ use crate::config::Config;
 pub(super) struct Data(PathBuf);
 
 impl Data {
-    fn new(config: &Config) -> Self {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn new(config: &Config) -> Self {
         let name = format!("bench-serving-{}", std::process::id());
         Self(config.data.join(name))
     }
@@ -222,7 +226,9 @@ async fn burst(runtime: &LocalRuntime) -> Result<Row, Error> {
     Ok(row.bar("p99 ≤ 250", p99 <= 250.0))
 }
 
-fn joined<T>(done: Result<Result<T, Error>, tokio::task::JoinError>) -> Result<T, Error> {
+pub(super) fn joined<T>(
+    done: Result<Result<T, Error>, tokio::task::JoinError>,
+) -> Result<T, Error> {
     done.map_err(|error| Error::new(Code::Internal, error.to_string()))?
 }
 

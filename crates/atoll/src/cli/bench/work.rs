@@ -98,7 +98,7 @@ impl Drop for Place {
 }
 
 /// The sandbox's speed as a part of the host's.
-fn compare(figure: &str, inside: &Samples, host: &Samples, bar: f64) -> Row {
+pub(super) fn compare(figure: &str, inside: &Samples, host: &Samples, bar: f64) -> Row {
     let median = |samples: &Samples| samples.percentile(50.0).as_secs_f64();
     let ratio = median(host) / median(inside);
     let text = format!(
@@ -236,11 +236,13 @@ pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
     Ok(compare("git clone, 1,500 files", &there, &here, 0.6))
 }
 
-/// Has memory for the page cache ready. A virtual machine gives back what it freed, and gets it again page by
-/// page: the same `cp` then takes a third of a second or three. Not more than a file's: much that is free is
-/// given back at once.
-fn take_memory() {
+/// Makes a large copy's place free, and has memory for its pages ready. A virtual machine gives back what it freed,
+/// and gets it again page by page: the same `cp` then takes a third of a second or three. Not more than a file's:
+/// much that is free is given back at once.
+pub(super) fn made_ready(directory: &Path, name: &str) -> Result<(), Error> {
+    on_host(directory, &format!("rm -f {name} && sync -f ."))?;
     drop(std::hint::black_box(vec![1_u8; 1000 << 20]));
+    Ok(())
 }
 
 /// A file of 1 GB in and out against `cp`.
@@ -257,13 +259,11 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     for _ in 0..3 {
         // A sandbox each time: what was written before must not slow down what comes after.
         let id = runtime.create(SandboxSpec::default()).await?.id;
-        on_host(&place.directory, "rm -f copy && sync -f .")?;
-        take_memory();
+        made_ready(&place.directory, "copy")?;
         let begin = Instant::now();
         on_host(&place.directory, "cp big copy")?;
         copy.add(begin);
-        on_host(&place.directory, "rm -f copy && sync -f .")?;
-        take_memory();
+        made_ready(&place.directory, "copy")?;
         let begin = Instant::now();
         let mut writer = runtime
             .write_file(&id, &caller, b"big", WriteOptions::default())
@@ -271,8 +271,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
         writer.send(open(&big)?).await?;
         writer.commit().await?;
         there.add(begin);
-        on_host(&place.directory, "rm -f back && sync -f .")?;
-        take_memory();
+        made_ready(&place.directory, "back")?;
         let begin = Instant::now();
         let reader = runtime.read_file(&id, &caller, b"big").await?;
         let file = File::create(place.directory.join("back"))
