@@ -10,6 +10,7 @@
 )]
 
 mod cage;
+mod cutter;
 mod deb;
 #[path = "../probe/mountinfo.rs"]
 mod mountinfo;
@@ -21,6 +22,7 @@ mod scratch;
 mod stream;
 
 pub use cage::{Cage, Disk};
+pub use cutter::Cutter;
 pub use deb::make_deb;
 pub use mountinfo::{Mount, mounts};
 pub use probe::{Attempt, attempts, probe, static_layer};

@@ -167,10 +167,20 @@ impl Client {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> Response<Incoming> {
+        self.try_open(method, path, headers, body).await.unwrap()
+    }
+
+    /// The same over a line that may break.
+    pub async fn try_open(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> hyper::Result<Response<Incoming>> {
         let stream = TcpStream::connect(&self.address).await.unwrap();
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .unwrap();
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         let mut request = Request::builder()
             .method(Method::from_bytes(method.as_bytes()).unwrap())
@@ -185,7 +195,25 @@ impl Client {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(body)).unwrap();
-        sender.send_request(request).await.unwrap()
+        sender.send_request(request).await
+    }
+
+    /// The same over a line that may break; the whole answer, if it came.
+    pub async fn try_send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> hyper::Result<Answer> {
+        let response = self.try_open(method, path, headers, body).await?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let body = response.into_body().collect().await?.to_bytes();
+        Ok(Answer {
+            status,
+            headers,
+            body,
+        })
     }
 
     pub async fn send(
@@ -195,14 +223,8 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> Answer {
-        let response = self.open(method, path, headers, body.into()).await;
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        Answer {
-            status,
-            headers,
-            body,
-        }
+        let answer = self.try_send(method, path, headers, body.into()).await;
+        answer.unwrap()
     }
 
     pub async fn get(&self, path: &str) -> Answer {

@@ -6,12 +6,19 @@ use serde_json::{Value, json};
 use super::{Client, Server};
 
 /// Reads server-sent events until the command's end or until the server is gone: bytes, and the last position.
-async fn follow(client: &Client, path: &str, output: &mut Vec<u8>, after: &mut u64) -> bool {
+pub(super) async fn follow(
+    client: &Client,
+    path: &str,
+    output: &mut Vec<u8>,
+    after: &mut u64,
+) -> bool {
     let path = format!("{path}?encoding=base64&after={after}");
-    let mut body = client
-        .open("GET", &path, &[], bytes::Bytes::new())
-        .await
-        .into_body();
+    let opened = client.try_open("GET", &path, &[], bytes::Bytes::new());
+    let Ok(answer) = opened.await else {
+        return false;
+    };
+    assert_eq!(answer.status(), 200);
+    let mut body = answer.into_body();
     let mut text = String::new();
     while let Some(Ok(frame)) = body.frame().await {
         if let Ok(data) = frame.into_data() {

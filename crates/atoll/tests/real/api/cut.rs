@@ -1,0 +1,150 @@
+//! A line that breaks again and again: whoever goes on where it broke gets every byte once.
+
+use atoll_testkit::{Cutter, fnv64};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use serde_json::json;
+use tokio_tungstenite::tungstenite::Message;
+
+use super::lasting::follow;
+use super::{Client, Server};
+
+/// So many lines, a few megabytes.
+const LINES: u64 = 200_000;
+
+/// A server behind a bad line, and a sandbox.
+async fn begin() -> (Server, Cutter, Client, Client, String) {
+    let server = Server::start().await;
+    let direct = server.client();
+    let cutter = Cutter::new(&direct.address, 7);
+    let client = Client {
+        address: cutter.address(),
+        key: direct.key.clone(),
+    };
+    let id = direct.sandbox(&json!({ "timeout": 0 })).await;
+    (server, cutter, direct, client, id)
+}
+
+/// Starts a line whose input stays open; where it is.
+async fn start(direct: &Client, id: &str, line: &str) -> String {
+    let path = format!("/sandboxes/{id}/commands");
+    let begun = json!({ "cmd": line, "background": true, "openStdin": true });
+    let begun = direct.post(&path, &begun).await.json();
+    format!("{path}/{}", begun["execID"].as_str().unwrap())
+}
+
+/// Has both streams filled with numbers; where its output is.
+async fn numbers(direct: &Client, id: &str) -> String {
+    let line = format!("seq {LINES} & seq {LINES} >&2; wait");
+    start(direct, id, &line).await + "/output"
+}
+
+/// What one of the streams says.
+fn expected() -> Vec<u8> {
+    let all: Vec<String> = (1..=LINES).map(|number| format!("{number}\n")).collect();
+    all.concat().into_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_sent_events_go_on_where_they_broke() {
+    let (server, cutter, direct, client, id) = begin().await;
+    let path = numbers(&direct, &id).await;
+    let (mut broken, mut after) = (Vec::new(), 0);
+    while !follow(&client, &path, &mut broken, &mut after).await {}
+    let (mut whole, mut after) = (Vec::new(), 0);
+    assert!(follow(&direct, &path, &mut whole, &mut after).await);
+    assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
+    assert_eq!(whole.len(), 2 * expected().len());
+    assert_eq!(hash(&broken), hash(&whole));
+    drop(cutter);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_go_on_where_they_broke() {
+    let (server, cutter, direct, client, id) = begin().await;
+    let path = numbers(&direct, &id).await;
+    let mut streams = [Vec::new(), Vec::new()];
+    let mut over = false;
+    while !over {
+        let after = streams[0].len() + streams[1].len();
+        let (address, key) = (&client.address, client.key.clone().unwrap());
+        let url = format!("ws://{address}{path}?after={after}&api_key={key}");
+        let Ok((mut socket, _)) = tokio_tungstenite::connect_async(url).await else {
+            continue;
+        };
+        while let Some(Ok(message)) = socket.next().await {
+            let Message::Binary(frame) = message else {
+                continue;
+            };
+            let (kind, rest) = frame.split_first().unwrap();
+            match kind {
+                1 | 2 => streams[usize::from(kind - 1)].extend_from_slice(rest),
+                kind => over |= *kind == 3,
+            }
+        }
+    }
+    assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
+    for stream in streams {
+        assert_eq!(hash(&stream), hash(&expected()));
+    }
+    drop(cutter);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_is_taken_once_however_often_it_is_sent() {
+    let (server, cutter, direct, client, id) = begin().await;
+    let path = start(&direct, &id, "cat > ~/taken").await;
+    let input = Bytes::from(expected());
+    let mut taken = 0;
+    while taken < input.len() {
+        let part = input.slice(taken..input.len().min(taken + 20_000));
+        let end = taken + part.len();
+        let sent = format!("{path}/stdin?offset={taken}");
+        // An answer that got lost may mean anything: it is said again.
+        if let Ok(answer) = client.try_send("POST", &sent, &[], part).await {
+            assert_eq!(answer.status, 200, "{answer:?}");
+            taken = answer.json()["taken"].as_u64().unwrap() as usize;
+            assert!(taken <= end);
+        }
+    }
+    assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
+    let closed = format!("{path}/stdin/close");
+    assert_eq!(direct.post(&closed, &json!({})).await.status, 204);
+    let done = direct.get(&format!("{path}/wait")).await.json();
+    assert_eq!(done["exitCode"], 0, "{done}");
+    let file = format!("/sandboxes/{id}/files?path=taken");
+    assert_eq!(hash(&direct.get(&file).await.body), hash(&input));
+    drop(cutter);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_is_said_again_until_it_is_answered_makes_one_sandbox() {
+    let (server, cutter, direct, client, _) = begin().await;
+    for number in 0..30 {
+        let key = format!("create-{number}");
+        let headers = [
+            ("content-type", "application/json"),
+            ("idempotency-key", key.as_str()),
+        ];
+        let body = Bytes::from_static(b"{\"timeout\":0}");
+        loop {
+            let sent = client.try_send("POST", "/sandboxes", &headers, body.clone());
+            if let Ok(answer) = sent.await {
+                assert_eq!(answer.status, 201, "{answer:?}");
+                break;
+            }
+        }
+    }
+    assert!(cutter.cuts() > 1, "{} cuts", cutter.cuts());
+    assert_eq!(direct.get("/sandboxes").await.array().len(), 31);
+    drop(cutter);
+    server.close().await;
+}
+
+/// In short, so that a failure can be read.
+fn hash(bytes: &[u8]) -> (usize, u64) {
+    (bytes.len(), fnv64(bytes))
+}
