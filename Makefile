@@ -9,7 +9,7 @@ CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
-.PHONY: run serve test test-v2 check bench build target-directory setup setup-test setup-bench
+.PHONY: run serve test test-v2 soak check bench build target-directory setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -36,6 +36,11 @@ test: setup-test
 	@$(CARGO) nextest run --locked --workspace
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
+
+## Lives of sandboxes and kills of their server for SECONDS (an hour): nothing grows.
+soak: setup-test
+	@$(CARGO) build --locked -p atoll
+	@ATOLL_SOAK_SECONDS=$(or $(SECONDS),3600) $(CARGO) nextest run --locked -p atoll --profile soak -E 'test(soak)'
 
 ## A short form of the suite on Debian's kernel with cgroup v2 alone, in an emulated machine.
 test-v2: setup-test

@@ -6,6 +6,7 @@ mod client;
 mod cut;
 mod lasting;
 mod lifetimes;
+mod soak;
 mod sockets;
 
 pub use client::{Client, Server};

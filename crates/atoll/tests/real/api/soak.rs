@@ -1,0 +1,205 @@
+//! Lives of sandboxes one after the other for a long time, while the server is killed now and then: nothing grows.
+//! A minute in the ordinary suite; `make soak` takes longer.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::{Client, Server};
+use crate::lasting::keeper;
+use crate::world::DEADLINE;
+
+/// Five lives begin every second.
+const PACE: Duration = Duration::from_millis(200);
+/// The server is killed so often.
+const KILLS: Duration = Duration::from_secs(7);
+
+/// What must stay as it was when nothing is under way.
+#[derive(Debug, PartialEq, Eq)]
+struct Stock {
+    sandboxes: usize,
+    control_groups: usize,
+    files: usize,
+    keepers_mounts: usize,
+    processes: usize,
+}
+
+/// So long, unless somebody wants it longer.
+fn length() -> Duration {
+    let asked = std::env::var("ATOLL_SOAK_SECONDS").ok();
+    let seconds = asked.map_or(60, |asked| asked.parse().expect("seconds"));
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heavy_nothing_grows_through_lives_and_kills() {
+    let mut server = Server::start().await;
+    // As at the start, so that what is kept for good is there before it is counted.
+    live(&mut server, length() / 4, 0).await;
+    let before = settled(&server).await;
+    let (memory, descriptors) = keepers(&server);
+    let lives = live(&mut server, length() * 3 / 4, 1).await;
+    let after = settled(&server).await;
+    assert_eq!(before, after, "after {lives} lives");
+    let (memory_after, descriptors_after) = keepers(&server);
+    // How many streams and children are just being made differs by a few.
+    assert!(
+        descriptors_after <= descriptors + 64,
+        "{descriptors} → {descriptors_after} descriptors after {lives} lives"
+    );
+    assert!(
+        memory_after <= memory + 4096,
+        "{memory} → {memory_after} kB after {lives} lives"
+    );
+    server.close().await;
+}
+
+/// Lives for a while; how many.
+async fn live(server: &mut Server, length: Duration, round: u32) -> u32 {
+    let begin = Instant::now();
+    let (mut number, mut whole, mut killed) = (0, 0, Instant::now());
+    let mut under_way = tokio::task::JoinSet::new();
+    while begin.elapsed() < length {
+        number += 1;
+        under_way.spawn(life(server.client(), format!("life-{round}-{number}")));
+        tokio::time::sleep(PACE).await;
+        if killed.elapsed() > KILLS {
+            // Whoever is in the middle of something notices, and cannot go on at another port: what it had
+            // made is deleted at the end.
+            server.kill_and_start();
+            killed = Instant::now();
+        }
+        while let Some(done) = under_way.try_join_next() {
+            whole += u32::from(done.unwrap());
+        }
+    }
+    while let Some(done) = under_way.join_next().await {
+        whole += u32::from(done.unwrap());
+    }
+    assert!(2 * whole > number, "{whole} of {number} lives were whole");
+    number
+}
+
+/// One life, as far as it comes; whether that was its end.
+async fn life(client: Client, key: String) -> bool {
+    lived(&client, &key).await.is_ok()
+}
+
+/// Each differs from the next.
+async fn lived(client: &Client, key: &str) -> hyper::Result<()> {
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", key),
+    ];
+    let network = if key.ends_with('3') {
+        "internet"
+    } else {
+        "none"
+    };
+    let body = json!({ "timeout": 0, "network": network }).to_string();
+    let made = client
+        .try_send("POST", "/sandboxes", &headers, body.into())
+        .await?;
+    assert_eq!(made.status, 201, "{made:?}");
+    let id = made.json()["sandboxID"].as_str().unwrap().to_owned();
+    let path = format!("/sandboxes/{id}");
+    let post = async |what: &str, body: Value| {
+        let headers = [("content-type", "application/json")];
+        let (path, body) = (format!("{path}/{what}"), Bytes::from(body.to_string()));
+        let answer = client.try_send("POST", &path, &headers, body).await?;
+        assert!(answer.status < 300, "{what}: {answer:?}");
+        hyper::Result::Ok(())
+    };
+    post("commands", json!({ "cmd": "echo $RANDOM > ~/f; seq 1000" })).await?;
+    let background = json!({ "cmd": "sleep 600", "background": true });
+    post("commands", background).await?;
+    match key.as_bytes().last() {
+        Some(b'0' | b'5') => {
+            post("stop", json!({})).await?;
+            post("start", json!({})).await?;
+        }
+        Some(b'1' | b'6') => {
+            post("pause", json!({})).await?;
+            post("resume", json!({})).await?;
+        }
+        Some(b'2') => post("pty", json!({ "cols": 80, "rows": 24 })).await?,
+        _ => {}
+    }
+    let gone = client.try_send("DELETE", &path, &[], Bytes::new()).await?;
+    assert_eq!(gone.status, 204, "{gone:?}");
+    Ok(())
+}
+
+/// What is there when everything is deleted and the pool is full.
+async fn settled(server: &Server) -> Stock {
+    let client = server.client();
+    loop {
+        let all = client.get("/sandboxes").await.array();
+        if all.is_empty() {
+            break;
+        }
+        for sandbox in all {
+            let path = format!("/sandboxes/{}", sandbox["sandboxID"].as_str().unwrap());
+            let gone = client.delete(&path).await.status;
+            assert!(gone == 204 || gone == 404, "{gone}");
+        }
+    }
+    // What is done behind the callers' backs takes its time.
+    let begin = Instant::now();
+    let mut last = None;
+    loop {
+        let pool = client.get("/readyz").await.json()["pool"].clone();
+        let now = (pool, stock(server));
+        if last.as_ref() == Some(&now) && begin.elapsed() > Duration::from_secs(3) {
+            return now.1;
+        }
+        assert!(begin.elapsed() < 2 * DEADLINE, "{last:?}, now {now:?}");
+        last = Some(now);
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+fn tag(server: &Server) -> String {
+    std::fs::read_to_string(server.data().join("tag")).unwrap()
+}
+
+fn stock(server: &Server) -> Stock {
+    let (tag, data) = (tag(server), server.data());
+    let keeper = keeper(&tag).expect("a keeper");
+    let mounts = std::fs::read_to_string(format!("/proc/{keeper}/mountinfo")).unwrap();
+    let groups = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let groups = groups.map(|root| count(&Path::new(root).join(format!("atoll-{tag}"))));
+    let children = format!("/proc/{keeper}/task/{keeper}/children");
+    let children = std::fs::read_to_string(children).unwrap();
+    Stock {
+        sandboxes: entries(&data.join("sandboxes")).len(),
+        control_groups: groups.into_iter().sum(),
+        files: count(&data.join("sandboxes")),
+        keepers_mounts: mounts.lines().count(),
+        processes: children.split_whitespace().count(),
+    }
+}
+
+/// The keeper's memory in kB, and its descriptors.
+fn keepers(server: &Server) -> (u64, usize) {
+    let keeper = keeper(&tag(server)).expect("a keeper");
+    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
+    let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let memory = memory.unwrap().trim().split(' ').next().unwrap().parse();
+    let descriptors = entries(Path::new(&format!("/proc/{keeper}/fd"))).len();
+    (memory.unwrap(), descriptors)
+}
+
+fn entries(directory: &Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+/// How many directories there are, below all.
+fn count(directory: &Path) -> usize {
+    let below = entries(directory).into_iter();
+    let below = below.filter(|path| path.symlink_metadata().is_ok_and(|about| about.is_dir()));
+    below.map(|path| 1 + count(&path)).sum()
+}
