@@ -7,6 +7,7 @@ mod keys;
 mod orgs;
 mod sandboxes;
 mod terminals;
+mod tickets;
 
 use atoll_model::{Code, Error};
 use axum::extract::State;
@@ -28,6 +29,7 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(files::routes())
         .merge(terminals::routes())
         .merge(keys::routes())
+        .merge(tickets::routes())
         .merge(orgs::routes());
     // `/api/sessions` is not this one.
     let history = Router::new().route("/sessions", get(sandboxes::sessions));

@@ -2,11 +2,13 @@
 
 mod change;
 mod contents;
+mod links;
 mod place;
 mod tree;
+mod watch;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 
 use crate::App;
 
@@ -18,6 +20,11 @@ pub(super) fn routes() -> Router<App> {
         .route(here, contents.delete(tree::remove))
         .route(&at("list"), get(tree::list))
         .route(&at("stat"), get(tree::stat))
+        .route(&at("watch"), get(watch::watch))
+        .route(&at("download-url"), post(links::make_download))
+        .route(&at("upload-url"), post(links::make_upload))
+        .route(&at("download"), get(links::download))
+        .route(&at("upload"), put(links::upload))
         .route(&at("mkdir"), post(change::make_directory))
         .route(&at("rename"), post(change::rename))
         .route(&at("move"), post(change::move_into))

@@ -6,7 +6,7 @@ use atoll_worker::LocalRuntime;
 use axum::extract::{FromRequestParts, Path};
 use axum::http::Method;
 use axum::http::request::Parts;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::App;
 use crate::answer::Failure;
@@ -14,7 +14,7 @@ use crate::body::{query, split_query};
 use crate::guard::Caller;
 
 /// Whose rights count.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Rights {
     #[default]
