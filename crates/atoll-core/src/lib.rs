@@ -18,6 +18,7 @@ mod links;
 mod orgs;
 mod reconcile;
 mod sandboxes;
+mod templates;
 mod tickets;
 
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub use keys::{KeyRequest, MadeKey, random_digits};
 pub use links::{Act, Link, Signer};
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView};
+pub use templates::TemplateView;
 pub use tickets::MadeTicket;
 
 use ledger::Ledger;

@@ -82,7 +82,8 @@ async fn read(request: Request) -> Result<Bytes, Failure> {
     Ok(bytes)
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// The body is called JSON.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
@@ -178,4 +179,18 @@ fn with_query(uri: &Uri, words: &[&str]) -> Uri {
     };
     // Parts of a URI are one again.
     text.parse().unwrap_or_default()
+}
+
+/// How many are wanted at most.
+pub(crate) fn checked_limit(asked: Option<u32>, usual: u32, most: u32) -> Result<u32, Error> {
+    let limit = asked.unwrap_or(usual);
+    if (1..=most).contains(&limit) {
+        return Ok(limit);
+    }
+    let message = format!("limit is {limit}");
+    Err(Error::invalid(
+        "limit",
+        message,
+        format!("give 1 to {most}"),
+    ))
 }

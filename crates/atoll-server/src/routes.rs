@@ -6,6 +6,7 @@ mod files;
 mod keys;
 mod orgs;
 mod sandboxes;
+mod templates;
 mod terminals;
 mod tickets;
 
@@ -29,6 +30,7 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(files::routes())
         .merge(terminals::routes())
         .merge(keys::routes())
+        .merge(templates::routes())
         .merge(tickets::routes())
         .merge(orgs::routes());
     // `/api/sessions` is not this one.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atoll_model::{SandboxId, SandboxSpec};
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 use crate::runtime::Shared;
 use crate::sandbox::{Sandbox, lock};
@@ -30,6 +30,8 @@ pub(crate) struct Pool {
     /// One was taken, or others are wanted.
     changed: Notify,
     closed: AtomicBool,
+    /// Held while one is made.
+    making: tokio::sync::Mutex<()>,
 }
 
 /// What the pool lacks.
@@ -54,12 +56,10 @@ impl Pool {
         if !spec.mounts.is_empty() {
             return None;
         }
-        let mut ready = lock(&self.ready);
-        let fits =
-            |warm: &Arc<Sandbox>| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits);
-        let index = ready.iter().position(fits)?;
+        let taken =
+            self.take_one(|warm| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits))?;
         self.changed.notify_one();
-        ready.remove(index)
+        Some(taken)
     }
 
     /// Somebody got a sandbox of this template, and may want another.
@@ -141,6 +141,7 @@ impl Pool {
             template: template.clone(),
             ..SandboxSpec::default()
         };
+        let _making = self.making.lock().await;
         match Sandbox::create(shared, spec, true, crate::runtime::nobody()).await {
             Ok(made) => {
                 if let Err(late) = self.add(made) {
@@ -151,6 +152,23 @@ impl Pool {
             Err(_) if template == BASE => self.changed.notified().await,
             Err(_) => lock(&self.recent).retain(|known| *known != template),
         }
+    }
+
+    /// Ends those of a template; none is made as long as what this returns is kept.
+    pub(crate) async fn dismiss<'a>(shared: &'a Arc<Shared>, template: &str) -> MutexGuard<'a, ()> {
+        let pool = &shared.pool;
+        lock(&pool.recent).retain(|known| known != template);
+        let making = pool.making.lock().await;
+        while let Some(warm) = pool.take_one(|warm| warm.is_made_from(template)) {
+            warm.undo(shared).await;
+        }
+        making
+    }
+
+    fn take_one(&self, fits: impl Fn(&Arc<Sandbox>) -> bool) -> Option<Arc<Sandbox>> {
+        let mut ready = lock(&self.ready);
+        let index = ready.iter().position(fits)?;
+        ready.remove(index)
     }
 
     /// No more are made.

@@ -1,9 +1,11 @@
 //! Files of a sandbox: raw bytes in and out, what can be said about them as JSON, and changes of the tree.
 
+mod archive;
 mod change;
 mod contents;
 mod links;
 mod place;
+mod search;
 mod tree;
 mod watch;
 
@@ -20,6 +22,8 @@ pub(super) fn routes() -> Router<App> {
         .route(here, contents.delete(tree::remove))
         .route(&at("list"), get(tree::list))
         .route(&at("stat"), get(tree::stat))
+        .route(&at("search"), get(search::search))
+        .route(&at("archive"), get(archive::pack).put(archive::unpack))
         .route(&at("watch"), get(watch::watch))
         .route(&at("download-url"), post(links::make_download))
         .route(&at("upload-url"), post(links::make_upload))

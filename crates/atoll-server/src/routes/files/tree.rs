@@ -1,6 +1,6 @@
 //! What is there: one entry, or all below a directory; and taking it away.
 
-use atoll_model::{Entry, EntryKind, Error};
+use atoll_model::{Entry, EntryKind};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::place::Files;
 use crate::answer::Answer;
-use crate::body::Query;
+use crate::body::{Query, checked_limit};
 
 /// How many entries a list has at most.
 const ENTRIES: u32 = 10_000;
@@ -97,20 +97,6 @@ pub(super) async fn list(files: Files, Query(asked): Query<Listed>) -> Answer<Re
         response.headers_mut().insert("x-truncated", value);
     }
     Ok(response)
-}
-
-/// How many are wanted at most.
-pub(super) fn checked_limit(asked: Option<u32>, usual: u32, most: u32) -> Result<u32, Error> {
-    let limit = asked.unwrap_or(usual);
-    if (1..=most).contains(&limit) {
-        return Ok(limit);
-    }
-    let message = format!("limit is {limit}");
-    Err(Error::invalid(
-        "limit",
-        message,
-        format!("give 1 to {most}"),
-    ))
 }
 
 #[derive(Debug, Deserialize)]
