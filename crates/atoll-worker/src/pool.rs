@@ -30,8 +30,8 @@ pub(crate) struct Pool {
     /// One was taken, or others are wanted.
     changed: Notify,
     closed: AtomicBool,
-    /// Held while one is made.
-    making: tokio::sync::Mutex<()>,
+    /// Held while one is made or ended.
+    tending: tokio::sync::Mutex<()>,
 }
 
 /// What the pool lacks.
@@ -128,29 +128,41 @@ impl Pool {
         while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
             // Creates go first.
             shared.busy.calm().await;
-            match pool.next() {
-                Step::Nothing => pool.changed.notified().await,
-                Step::End(warm) => warm.undo(&shared).await,
-                Step::Make(template) => pool.make(&shared, template).await,
+            let tending = pool.tending.lock().await;
+            let rests = match pool.next() {
+                Step::Nothing => true,
+                Step::End(warm) => {
+                    warm.undo(&shared).await;
+                    false
+                }
+                Step::Make(template) => !pool.make(&shared, template).await,
+            };
+            drop(tending);
+            if rests {
+                pool.changed.notified().await;
             }
         }
     }
 
-    async fn make(&self, shared: &Arc<Shared>, template: String) {
+    /// Makes one; false if nothing more can be made for now.
+    async fn make(&self, shared: &Arc<Shared>, template: String) -> bool {
         let spec = SandboxSpec {
             template: template.clone(),
             ..SandboxSpec::default()
         };
-        let _making = self.making.lock().await;
         match Sandbox::create(shared, spec, true, crate::runtime::nobody()).await {
             Ok(made) => {
                 if let Err(late) = self.add(made) {
                     late.undo(shared).await;
                 }
+                true
             }
             // No template or no room now: creates will say so themselves.
-            Err(_) if template == BASE => self.changed.notified().await,
-            Err(_) => lock(&self.recent).retain(|known| *known != template),
+            Err(_) if template == BASE => false,
+            Err(_) => {
+                lock(&self.recent).retain(|known| *known != template);
+                true
+            }
         }
     }
 
@@ -158,11 +170,11 @@ impl Pool {
     pub(crate) async fn dismiss<'a>(shared: &'a Arc<Shared>, template: &str) -> MutexGuard<'a, ()> {
         let pool = &shared.pool;
         lock(&pool.recent).retain(|known| known != template);
-        let making = pool.making.lock().await;
+        let tending = pool.tending.lock().await;
         while let Some(warm) = pool.take_one(|warm| warm.is_made_from(template)) {
             warm.undo(shared).await;
         }
-        making
+        tending
     }
 
     fn take_one(&self, fits: impl Fn(&Arc<Sandbox>) -> bool) -> Option<Arc<Sandbox>> {
