@@ -77,7 +77,7 @@ fn hash(secret: &str) -> Option<String> {
     plain.then(|| hex(&Sha256::digest(digits.as_bytes())))
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
         let _ = write!(text, "{byte:02x}");
@@ -85,7 +85,8 @@ fn hex(bytes: &[u8]) -> String {
     text
 }
 
-fn random_digits() -> String {
+/// 64 hex digits that nobody guesses.
+pub fn random_digits() -> String {
     // Two ids are 40 characters of 36 letters each from the system's random source: over 200 bits.
     let mut source = Sha256::new();
     for _ in 0..2 {
@@ -195,6 +196,7 @@ impl Core {
             .revoke_key(&context.org.id, &id, now())
             .await;
         self.inner.keys.forget();
+        self.inner.tickets.forget(&context.org.id);
         if done.map_err(error::store)? {
             Ok(())
         } else {

@@ -14,9 +14,12 @@ mod gate;
 mod keys;
 mod ledger;
 mod lifetimes;
+mod links;
 mod orgs;
 mod reconcile;
 mod sandboxes;
+mod templates;
+mod tickets;
 
 use std::sync::Arc;
 
@@ -28,10 +31,13 @@ use tokio::sync::Notify;
 pub use atoll_store::{Again, Event};
 pub use context::Context;
 pub use events::EventReader;
-pub use gate::Use;
-pub use keys::{KeyRequest, MadeKey};
+pub use gate::{Use, Watching};
+pub use keys::{KeyRequest, MadeKey, random_digits};
+pub use links::{Act, Link, Signer};
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView};
+pub use templates::TemplateView;
+pub use tickets::MadeTicket;
 
 use ledger::Ledger;
 
@@ -49,11 +55,13 @@ struct Inner {
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
     keys: keys::Cache,
+    tickets: tickets::Tickets,
+    signer: Signer,
 }
 
 impl Core {
     /// Joins what should be with what is, and begins to watch the time.
-    pub async fn open(store: Store, runtime: LocalRuntime) -> Result<Self, Error> {
+    pub async fn open(store: Store, runtime: LocalRuntime, signer: Signer) -> Result<Self, Error> {
         let ledger = reconcile::join(&store, &runtime).await?;
         let core = Self {
             inner: Arc::new(Inner {
@@ -62,6 +70,8 @@ impl Core {
                 ledger,
                 times: Notify::new(),
                 keys: keys::Cache::default(),
+                tickets: tickets::Tickets::default(),
+                signer,
             }),
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));

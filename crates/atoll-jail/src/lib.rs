@@ -3,7 +3,7 @@
 //! Outside: [`facts`] (what this host can do), [`plan`] (pure: a spec and facts become a plan that
 //! can be read, compared and tested), [`cgroup`] and [`rootfs`] (carry out the parts of a plan that
 //! need the host), [`keeper`] (the single-threaded parent of every sandbox). Inside: `inside` (PID 1,
-//! its execs and file helpers). Between them: [`wire`].
+//! its execs and file helpers). Between them: [`wire`]; and for both [`archive`].
 //!
 //! Invariants: nothing is forked from a process that has threads (the keeper is started by exec);
 //! the host never resolves a path that comes from a sandbox; this crate knows neither tokio nor the
@@ -13,6 +13,7 @@
     reason = "this crate is where system calls without a safe wrapper live"
 )]
 
+pub mod archive;
 pub mod btrfs;
 pub mod cgroup;
 pub mod claims;

@@ -23,11 +23,13 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest version that servers of this one still speak.
 pub const OLDEST: u32 = 1;
 /// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
 pub const RESIZES: u32 = 2;
+/// The first version whose PID 1 knows [`FileWork::Pack`], [`FileWork::Unpack`] and [`FileWork::Search`].
+pub const ARCHIVES: u32 = 3;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -529,6 +531,27 @@ pub enum FileWork {
         /// At most so many directories.
         limit: u32,
     },
+    /// Stream a file, or a directory with all that is in it, into the data pipe as a tar archive.
+    Pack {
+        /// The file or directory.
+        path: Vec<u8>,
+    },
+    /// Unpack a tar archive from the data pipe into a directory; told at [`ToHelper::Commit`].
+    Unpack {
+        /// The directory; made if it is missing.
+        path: Vec<u8>,
+    },
+    /// Look for files below a directory.
+    Search {
+        /// The directory.
+        path: Vec<u8>,
+        /// A pattern of their names; empty for any.
+        name: Vec<u8>,
+        /// What is in them; empty for anything.
+        text: Vec<u8>,
+        /// At most so many places.
+        limit: u32,
+    },
 }
 wire!(enum FileWork {
     0 => Read { path, offset, length },
@@ -542,6 +565,9 @@ wire!(enum FileWork {
     8 => Chmod { path, mode },
     9 => Chown { path, owner, group },
     10 => Watch { path, recursive, limit },
+    11 => Pack { path },
+    12 => Unpack { path },
+    13 => Search { path, name, text, limit },
 });
 
 /// What the server says to a file helper.
@@ -573,7 +599,7 @@ pub enum FromHelper {
         why: Failure,
         /// The kernel's answer.
         errno: i32,
-        /// The path it was about.
+        /// The path it was about; or what is wrong with an archive.
         path: Vec<u8>,
     },
     /// What happened in a watched directory, in order.
@@ -583,6 +609,19 @@ pub enum FromHelper {
         /// The token of the question.
         token: u32,
     },
+    /// Some of what was looked for; more may follow.
+    Found(Vec<Found>),
+    /// Some of what was not unpacked; more may follow.
+    LeftOut(Vec<LeftOut>),
+    /// An archive was unpacked.
+    Unpacked {
+        /// Its entries, without those that were left out.
+        entries: u64,
+        /// Bytes of their contents.
+        bytes: u64,
+        /// How many were left out; not all of them are told by name.
+        left_out: u64,
+    },
 }
 wire!(enum FromHelper {
     0 => Entries(entries),
@@ -590,6 +629,9 @@ wire!(enum FromHelper {
     2 => Failed { why, errno, path },
     3 => Changes(changes),
     4 => Drained { token },
+    5 => Found(found),
+    6 => LeftOut(left_out),
+    7 => Unpacked { entries, bytes, left_out },
 });
 
 /// Why file work failed.
@@ -603,8 +645,32 @@ pub enum Failure {
     NotAFile,
     /// Not a directory.
     NotADirectory,
+    /// Not a tar archive, or a broken one.
+    Archive,
 }
-wire!(enum Failure { 0 => Kernel, 1 => User, 2 => NotAFile, 3 => NotADirectory });
+wire!(enum Failure { 0 => Kernel, 1 => User, 2 => NotAFile, 3 => NotADirectory, 4 => Archive });
+
+/// A place that was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The file; its path is relative to the directory.
+    pub entry: Entry,
+    /// The line, counted from 1; 0 if only the name was looked for.
+    pub line: u64,
+    /// The line's text, perhaps cut.
+    pub text: Vec<u8>,
+}
+wire!(struct Found { entry, line, text });
+
+/// An entry of an archive that was not unpacked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its name, perhaps cut.
+    pub name: Vec<u8>,
+    /// Why.
+    pub why: String,
+}
+wire!(struct LeftOut { name, why });
 
 /// One file system object, as the helper saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]

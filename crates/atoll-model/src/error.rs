@@ -70,6 +70,8 @@ codes! {
     NotADirectory = "NOT_A_DIRECTORY", 400, Validation;
     /// The body is not of the kind this route takes.
     UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE", 415, Validation;
+    /// The file has no such part.
+    RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, Validation;
     /// The request is for a host that we do not serve.
     Misdirected = "MISDIRECTED_REQUEST", 421, Validation;
     /// There is no such method here.

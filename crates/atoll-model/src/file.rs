@@ -73,3 +73,36 @@ pub struct Entry {
     /// Where a link points.
     pub link: Option<Vec<u8>>,
 }
+
+/// What is looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Search {
+    /// A pattern of names, or a part of them; empty for any.
+    pub name: Vec<u8>,
+    /// Text in files; empty for anything.
+    pub text: Vec<u8>,
+    /// How many places at most.
+    pub limit: u32,
+}
+
+/// A place that was looked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The file; its path is relative to the directory.
+    pub entry: Entry,
+    /// The number of the line and some of it, if text was looked for.
+    pub line: Option<(u64, Vec<u8>)>,
+}
+
+/// What came of an archive.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unpacked {
+    /// Entries that are there now.
+    pub entries: u64,
+    /// Bytes of their contents.
+    pub bytes: u64,
+    /// Entries that were left out.
+    pub left_out: u64,
+    /// The first of them: name and why.
+    pub told: Vec<(Vec<u8>, String)>,
+}

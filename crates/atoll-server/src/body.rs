@@ -5,7 +5,7 @@ use atoll_model::{Code, Error};
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Uri, header};
 use base64::Engine as _;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
@@ -82,7 +82,8 @@ async fn read(request: Request) -> Result<Bytes, Failure> {
     Ok(bytes)
 }
 
-fn is_json(headers: &HeaderMap) -> bool {
+/// The body is called JSON.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok());
@@ -133,23 +134,63 @@ pub(crate) struct Query<T>(pub(crate) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
-        match query {
-            Ok(axum::extract::Query(query)) => Ok(Self(query)),
-            Err(rejection) => {
-                let why = rejection.body_text();
-                let why = why
-                    .strip_prefix("Failed to deserialize query string: ")
-                    .unwrap_or(&why);
-                let (path, why) = why.split_once(": ").unwrap_or(("", why));
-                let known = path.chars().all(|letter| letter.is_ascii_alphanumeric());
-                Err(if known {
-                    wrong(path, why)
-                } else {
-                    wrong("", why)
-                })
-            }
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        query(&parts.uri).map(Self)
+    }
+}
+
+/// Reads what stands behind the question mark.
+pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
+    axum::extract::Query::try_from_uri(uri)
+        .map(|axum::extract::Query(query)| query)
+        .map_err(|rejection| {
+            let why = rejection.body_text();
+            let why = why
+                .strip_prefix("Failed to deserialize query string: ")
+                .unwrap_or(&why);
+            let (path, why) = why.split_once(": ").unwrap_or(("", why));
+            let known = path.chars().all(|letter| letter.is_ascii_alphanumeric());
+            wrong(if known { path } else { "" }, why)
+        })
+}
+
+/// Takes words of these names out of a query; they alone are the query of what comes back. Of several of one name the
+/// first goes: whoever reads the rest finds the others, and refuses them.
+pub(crate) fn split_query(uri: &mut Uri, names: &[&str]) -> Uri {
+    let (mut taken, mut left, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+    for word in uri.query().unwrap_or_default().split('&') {
+        let name = word.split('=').next().unwrap_or_default();
+        if names.contains(&name) && !seen.contains(&name) {
+            seen.push(name);
+            taken.push(word);
+        } else if !word.is_empty() {
+            left.push(word);
         }
     }
+    let (taken, left) = (with_query(uri, &taken), with_query(uri, &left));
+    *uri = left;
+    taken
+}
+
+fn with_query(uri: &Uri, words: &[&str]) -> Uri {
+    let text = match words {
+        [] => uri.path().to_owned(),
+        words => format!("{}?{}", uri.path(), words.join("&")),
+    };
+    // Parts of a URI are one again.
+    text.parse().unwrap_or_default()
+}
+
+/// How many are wanted at most.
+pub(crate) fn checked_limit(asked: Option<u32>, usual: u32, most: u32) -> Result<u32, Error> {
+    let limit = asked.unwrap_or(usual);
+    if (1..=most).contains(&limit) {
+        return Ok(limit);
+    }
+    let message = format!("limit is {limit}");
+    Err(Error::invalid(
+        "limit",
+        message,
+        format!("give 1 to {most}"),
+    ))
 }

@@ -7,11 +7,12 @@ use atoll_core::Context;
 use atoll_model::{Code, Error, RequestId};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::answer::{Failure, sign};
+use crate::body::split_query;
 use crate::{Access, App, Config};
 
 /// Names the request, checks where it comes from, and signs the answer.
@@ -19,6 +20,7 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
     let id = RequestId::random();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(id.clone());
+    take_shown(&mut request);
     let begin = std::time::Instant::now();
     let checked = check_host(request.headers(), &app.config)
         .and_then(|()| check_origin(request.headers(), &app.config));
@@ -104,7 +106,13 @@ impl FromRequestParts<App> for Caller {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let request = parts.extensions.get::<RequestId>().cloned();
         let request = request.unwrap_or_else(RequestId::random);
-        let given = secret(&parts.headers).or_else(|| secret_of_socket(parts));
+        let shown = parts.extensions.get::<Shown>();
+        let key = shown.and_then(|shown| shown.key.as_deref());
+        let ticket = shown.and_then(|shown| shown.ticket.as_deref());
+        let given = secret(&parts.headers).or(key);
+        if let (None, Some(ticket)) = (given, ticket) {
+            return Ok(Self(app.core.redeem(ticket, request)?));
+        }
         let context = match (app.config.access, given) {
             (Access::Open, None) => app.core.operator(request).await?,
             (_, Some(secret)) => app.core.authenticate(secret, request).await?,
@@ -118,16 +126,47 @@ impl FromRequestParts<App> for Caller {
     }
 }
 
-/// Browsers cannot send headers of their own with a WebSocket: its key may stand behind the question mark.
-fn secret_of_socket(parts: &Parts) -> Option<&str> {
-    let upgrade = parts.headers.get(header::UPGRADE)?;
-    if !upgrade.as_bytes().eq_ignore_ascii_case(b"websocket") {
-        return None;
+/// What is shown behind the question mark, by browsers that can send no headers of their own: a key with a
+/// WebSocket, a ticket with that or with anything that is got.
+#[derive(Clone)]
+struct Shown {
+    key: Option<String>,
+    ticket: Option<String>,
+}
+
+/// Takes it out of the address: it is in no route's way, and in nothing that is written down.
+fn take_shown(request: &mut Request) {
+    if request.method() != Method::GET {
+        return;
     }
-    let words = parts.uri.query()?.split('&');
-    words
-        .into_iter()
-        .find_map(|word| word.strip_prefix("api_key="))
+    let upgrade = request.headers().get(header::UPGRADE);
+    let upgrade = upgrade.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
+    let names: &[&str] = if upgrade {
+        &["api_key", "ticket"]
+    } else {
+        &["ticket"]
+    };
+    let taken = split_query(request.uri_mut(), names);
+    let word = |name: &str| {
+        let mut words = taken.query()?.split('&');
+        let value = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        value.map(ToOwned::to_owned)
+    };
+    let (key, ticket) = (word("api_key"), word("ticket"));
+    if key.is_some() || ticket.is_some() {
+        request.extensions_mut().insert(Shown { key, ticket });
+    }
+}
+
+/// Where the caller found this server.
+pub(crate) fn origin(headers: &HeaderMap) -> String {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let scheme = match text(HeaderName::from_static("x-forwarded-proto")) {
+        Some("https") => "https",
+        _ => "http",
+    };
+    let host = text(header::HOST).unwrap_or("localhost");
+    format!("{scheme}://{host}")
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {

@@ -6,7 +6,9 @@ mod files;
 mod keys;
 mod orgs;
 mod sandboxes;
+mod templates;
 mod terminals;
+mod tickets;
 
 use atoll_model::{Code, Error};
 use axum::extract::State;
@@ -28,6 +30,8 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(files::routes())
         .merge(terminals::routes())
         .merge(keys::routes())
+        .merge(templates::routes())
+        .merge(tickets::routes())
         .merge(orgs::routes());
     // `/api/sessions` is not this one.
     let history = Router::new().route("/sessions", get(sandboxes::sessions));

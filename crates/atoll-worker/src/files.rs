@@ -1,6 +1,8 @@
 //! Files of a sandbox, worked on inside by a helper as the asked user. Data comes and goes through
 //! a pipe the worker made; no descriptor of the sandbox is ever used out here.
 
+pub(crate) mod archive;
+
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -150,8 +152,7 @@ impl Call {
                     self.finished = true;
                     return Ok((all, truncated));
                 }
-                FromHelper::Failed { .. } | FromHelper::Changes(_) | FromHelper::Drained { .. } => {
-                }
+                _ => {}
             }
             // A hijacked helper could go on for ever.
             if all.len() > most {
@@ -187,6 +188,11 @@ fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
             Error::new(Code::NotADirectory, format!("{text:?} is not a directory"))
                 .detail("path", text)
         }
+        Failure::Archive => Error::invalid(
+            "body",
+            format!("what was sent cannot be read as a tar archive: {text}"),
+            "send a tar archive that is not compressed, whole",
+        ),
     }
 }
 
@@ -393,17 +399,21 @@ impl Writer {
     }
 
     /// Makes the write take effect; the file as it is then.
-    pub async fn commit(mut self) -> Result<Entry, Error> {
-        self.pipe = None;
-        let commit = self.call.say(&ToHelper::Commit).await;
-        if commit.is_err() {
-            return Err(self.why().await);
-        }
-        let (entries, _) = self.call.entries(1).await?;
+    pub async fn commit(self) -> Result<Entry, Error> {
+        let (entries, _) = self.sent().await?.entries(1).await?;
         entries
             .into_iter()
             .next()
             .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
+    }
+
+    /// Says that all was sent; what the helper says to that is still to be heard.
+    async fn sent(mut self) -> Result<Call, Error> {
+        self.pipe = None;
+        if self.call.say(&ToHelper::Commit).await.is_err() {
+            return Err(self.why().await);
+        }
+        Ok(self.call)
     }
 
     async fn why(&mut self) -> Error {
@@ -424,15 +434,24 @@ pub(crate) async fn read(
     offset: u64,
     length: Option<u64>,
 ) -> Result<Reader, Error> {
-    let (outside, inside) = new_pipe()?;
-    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
-    let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
-        .map_err(|error| internal("watch a pipe", &error))?;
     let work = FileWork::Read {
         path: checked(path)?,
         offset,
         length,
     };
+    open_reader(sandbox, caller, work).await
+}
+
+/// Work that describes one thing, then sends its data.
+async fn open_reader(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    work: FileWork,
+) -> Result<Reader, Error> {
+    let (outside, inside) = new_pipe()?;
+    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+    let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
+        .map_err(|error| internal("watch a pipe", &error))?;
     let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
     match call.next().await? {
         FromHelper::Entries(mut entries) if entries.len() == 1 => {
@@ -452,10 +471,6 @@ pub(crate) async fn write(
     path: &[u8],
     options: WriteOptions,
 ) -> Result<Writer, Error> {
-    let (inside, outside) = new_pipe()?;
-    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
-    let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
-        .map_err(|error| internal("watch a pipe", &error))?;
     let WriteOptions {
         mode,
         in_place,
@@ -467,6 +482,19 @@ pub(crate) async fn write(
         in_place,
         parents,
     };
+    open_writer(sandbox, caller, work).await
+}
+
+/// Work that takes data, and takes effect when all of it was sent.
+async fn open_writer(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    work: FileWork,
+) -> Result<Writer, Error> {
+    let (inside, outside) = new_pipe()?;
+    let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+    let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
+        .map_err(|error| internal("watch a pipe", &error))?;
     let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
     // When its pipe and socket are closed, the helper takes away what it has begun; a killed one
     // could not.
@@ -503,6 +531,9 @@ fn paths(work: &FileWork) -> Vec<&Vec<u8>> {
         | FileWork::Remove { path, .. }
         | FileWork::Chmod { path, .. }
         | FileWork::Watch { path, .. }
+        | FileWork::Pack { path }
+        | FileWork::Unpack { path }
+        | FileWork::Search { path, .. }
         | FileWork::Chown { path, .. } => vec![path],
         FileWork::Rename { from, to, .. } | FileWork::Copy { from, to, .. } => vec![from, to],
     }

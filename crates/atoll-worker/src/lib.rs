@@ -24,6 +24,7 @@ mod watch;
 
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};
+pub use files::archive::Unpacking;
 pub use files::{Reader, Writer};
 pub use runtime::{Amend, Announce, Config, LocalRuntime, PortWatch, check_host};
 pub use screen::{Screen, Size};

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atoll_model::{SandboxId, SandboxSpec};
-use tokio::sync::Notify;
+use tokio::sync::{MutexGuard, Notify};
 
 use crate::runtime::Shared;
 use crate::sandbox::{Sandbox, lock};
@@ -30,6 +30,8 @@ pub(crate) struct Pool {
     /// One was taken, or others are wanted.
     changed: Notify,
     closed: AtomicBool,
+    /// Held while one is made or ended.
+    tending: tokio::sync::Mutex<()>,
 }
 
 /// What the pool lacks.
@@ -54,12 +56,10 @@ impl Pool {
         if !spec.mounts.is_empty() {
             return None;
         }
-        let mut ready = lock(&self.ready);
-        let fits =
-            |warm: &Arc<Sandbox>| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits);
-        let index = ready.iter().position(fits)?;
+        let taken =
+            self.take_one(|warm| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits))?;
         self.changed.notify_one();
-        ready.remove(index)
+        Some(taken)
     }
 
     /// Somebody got a sandbox of this template, and may want another.
@@ -128,15 +128,24 @@ impl Pool {
         while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
             // Creates go first.
             shared.busy.calm().await;
-            match pool.next() {
-                Step::Nothing => pool.changed.notified().await,
-                Step::End(warm) => warm.undo(&shared).await,
-                Step::Make(template) => pool.make(&shared, template).await,
+            let tending = pool.tending.lock().await;
+            let rests = match pool.next() {
+                Step::Nothing => true,
+                Step::End(warm) => {
+                    warm.undo(&shared).await;
+                    false
+                }
+                Step::Make(template) => !pool.make(&shared, template).await,
+            };
+            drop(tending);
+            if rests {
+                pool.changed.notified().await;
             }
         }
     }
 
-    async fn make(&self, shared: &Arc<Shared>, template: String) {
+    /// Makes one; false if nothing more can be made for now.
+    async fn make(&self, shared: &Arc<Shared>, template: String) -> bool {
         let spec = SandboxSpec {
             template: template.clone(),
             ..SandboxSpec::default()
@@ -146,11 +155,32 @@ impl Pool {
                 if let Err(late) = self.add(made) {
                     late.undo(shared).await;
                 }
+                true
             }
             // No template or no room now: creates will say so themselves.
-            Err(_) if template == BASE => self.changed.notified().await,
-            Err(_) => lock(&self.recent).retain(|known| *known != template),
+            Err(_) if template == BASE => false,
+            Err(_) => {
+                lock(&self.recent).retain(|known| *known != template);
+                true
+            }
         }
+    }
+
+    /// Ends those of a template; none is made as long as what this returns is kept.
+    pub(crate) async fn dismiss<'a>(shared: &'a Arc<Shared>, template: &str) -> MutexGuard<'a, ()> {
+        let pool = &shared.pool;
+        lock(&pool.recent).retain(|known| known != template);
+        let tending = pool.tending.lock().await;
+        while let Some(warm) = pool.take_one(|warm| warm.is_made_from(template)) {
+            warm.undo(shared).await;
+        }
+        tending
+    }
+
+    fn take_one(&self, fits: impl Fn(&Arc<Sandbox>) -> bool) -> Option<Arc<Sandbox>> {
+        let mut ready = lock(&self.ready);
+        let index = ready.iter().position(fits)?;
+        ready.remove(index)
     }
 
     /// No more are made.

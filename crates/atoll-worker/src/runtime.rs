@@ -3,6 +3,7 @@
 mod adopt;
 mod connection;
 mod files;
+mod templates;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -311,6 +311,11 @@ impl Sandbox {
         })
     }
 
+    /// Its PID 1 knows the words of this version.
+    pub(crate) fn speaks(&self, version: u32) -> bool {
+        self.keeper.speaks(version)
+    }
+
     /// The keeper has ended.
     pub(crate) fn keeper_is_lost(&self) -> bool {
         self.keeper.is_lost()

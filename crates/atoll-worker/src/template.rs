@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -34,15 +35,18 @@ mod import;
 mod inside;
 mod meta;
 mod meter;
+mod stream;
 #[cfg(test)]
 mod tests;
 
 use build::{Build, Taken};
 pub use error::Error;
 use error::failed;
+use import::Input;
 pub use meta::{Meta, Options, Source, User};
 use meter::Meter;
 pub use meter::{Progress, Report, Stage};
+pub use stream::{Sender, Stream, stream};
 
 /// The template that is made from the host's own system.
 pub const BASE: &str = "base";
@@ -117,6 +121,11 @@ impl Store {
         self
     }
 
+    /// Where they are.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The names of all templates, in order.
     pub fn list(&self) -> Result<Vec<String>, Error> {
         let mut names: Vec<_> = self
@@ -167,6 +176,40 @@ impl Store {
         options: &Options,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Report, Error> {
+        self.add_with(name, options, progress, |layer, meter| match source {
+            Source::Directory(path) => {
+                import::directory(path, layer, self.id()?, meter)?;
+                Ok(format!("directory {}", path.display()))
+            }
+            Source::Archive(path) => {
+                import::archive(Input::File(path), layer, meter)?;
+                Ok(format!("archive {}", path.display()))
+            }
+        })
+    }
+
+    /// Makes the template `name` from a tar archive (plain, gzip or zstd) that comes from elsewhere. When it fails, also
+    /// because the stream fails before its end, nothing of it is left.
+    pub fn add_stream(
+        &self,
+        name: &str,
+        stream: impl Read + 'static,
+        options: &Options,
+    ) -> Result<Report, Error> {
+        self.add_with(name, options, &mut |_| {}, |layer, meter| {
+            import::archive(Input::Stream(Box::new(stream)), layer, meter)?;
+            Ok("uploaded archive".to_owned())
+        })
+    }
+
+    /// Makes a template by filling its layer; what fills it says what it came from.
+    fn add_with(
+        &self,
+        name: &str,
+        options: &Options,
+        progress: &mut dyn FnMut(Progress),
+        fill: impl FnOnce(&OwnedFd, &mut Meter<'_>) -> Result<String, Error>,
+    ) -> Result<Report, Error> {
         check_name(name)?;
         if name == BASE {
             return Err(Error::Reserved);
@@ -179,16 +222,7 @@ impl Store {
         }
         let build = Build::begin(self)?;
         let mut meter = Meter::limited(options.max_bytes, progress);
-        let described = match source {
-            Source::Directory(path) => {
-                import::directory(path, &build.layer()?, self.id()?, &mut meter)?;
-                format!("directory {}", path.display())
-            }
-            Source::Archive(path) => {
-                import::archive(path, &build.layer()?, &mut meter)?;
-                format!("archive {}", path.display())
-            }
-        };
+        let described = fill(&build.layer()?, &mut meter)?;
         import::settle(&build.layer()?, &options.user)?;
         let report = meter.finish();
         let meta = Meta {

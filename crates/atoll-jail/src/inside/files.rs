@@ -4,7 +4,10 @@
 //! so no descriptor ever comes out.
 
 mod copy;
+mod pack;
+mod search;
 mod transfer;
+mod unpack;
 mod watch;
 
 use std::ffi::{CString, OsStr, OsString};
@@ -35,7 +38,7 @@ impl Failed {
         let errno = match why {
             Failure::NotADirectory => libc::ENOTDIR,
             Failure::User => libc::ENOENT,
-            Failure::NotAFile | Failure::Kernel => libc::EINVAL,
+            Failure::NotAFile | Failure::Kernel | Failure::Archive => libc::EINVAL,
         };
         Self {
             why,
@@ -271,6 +274,18 @@ fn work(
             recursive,
             limit,
         } => watch::watch(&caller.path(path), *recursive, *limit, answer)?,
+        FileWork::Pack { path } => pack::pack(&caller.path(path), answer, data)?,
+        FileWork::Unpack { path } => unpack::unpack(&caller, &caller.path(path), answer, data)?,
+        FileWork::Search {
+            path,
+            name,
+            text,
+            limit,
+        } => {
+            let limit = *limit;
+            let wanted = search::Wanted { name, text, limit };
+            return search::search(&caller.path(path), &wanted, answer);
+        }
         FileWork::Chmod { path, mode } => {
             let path = caller.path(path);
             fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;

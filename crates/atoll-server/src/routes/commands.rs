@@ -315,9 +315,6 @@ async fn close(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Follow {
-    /// Checked before any route.
-    #[serde(rename = "api_key")]
-    _api_key: Option<String>,
     #[serde(default)]
     after: u64,
     #[serde(default)]

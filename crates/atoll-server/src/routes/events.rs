@@ -1,7 +1,6 @@
 //! What happened to the caller's sandboxes.
 
 use atoll_core::Event;
-use atoll_model::Error;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Query;
+use crate::body::{Query, checked_limit};
 use crate::guard::Caller;
 use crate::stream;
 use crate::views::Time;
@@ -83,11 +82,7 @@ async fn list(
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
 ) -> Answer<Json<Vec<Value>>> {
-    let limit = asked.limit.unwrap_or(100);
-    if !(1..=100).contains(&limit) {
-        let message = format!("limit is {limit}");
-        return Err(Error::invalid("limit", message, "give 1 to 100").into());
-    }
+    let limit = checked_limit(asked.limit, 100, 100)?;
     let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
     Ok(Json(events.iter().map(view).collect()))
 }

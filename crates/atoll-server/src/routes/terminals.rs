@@ -130,9 +130,6 @@ async fn make(
 struct Size {
     cols: Option<u16>,
     rows: Option<u16>,
-    /// Checked before any route.
-    #[serde(rename = "api_key")]
-    _api_key: Option<String>,
 }
 
 /// A list; or, for a WebSocket, a new terminal.

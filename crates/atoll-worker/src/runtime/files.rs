@@ -1,9 +1,10 @@
 //! File calls: each is done inside the sandbox, by a helper of its own.
 
 use atoll_jail::wire::FileWork;
-use atoll_model::{Caller, Code, Error, SandboxId, WriteOptions};
+use atoll_model::{Caller, Code, Error, Found, SandboxId, Search, WriteOptions};
 
 use super::LocalRuntime;
+use crate::files::archive::Unpacking;
 use crate::files::{self, Reader, Writer};
 
 impl LocalRuntime {
@@ -199,6 +200,37 @@ impl LocalRuntime {
             group: group.into(),
         };
         self.work(id, caller, work).await
+    }
+
+    /// Reads a file, or a directory with all that is in it, as a tar archive.
+    pub async fn pack(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+    ) -> Result<Reader, Error> {
+        files::archive::pack(self.find(id)?, caller, path).await
+    }
+
+    /// Unpacks a tar archive into a directory, as a stream.
+    pub async fn unpack(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+    ) -> Result<Unpacking, Error> {
+        files::archive::unpack(self.find(id)?, caller, path).await
+    }
+
+    /// Looks for files below a directory; says whether there may be more.
+    pub async fn search(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+        wanted: Search,
+    ) -> Result<(Vec<Found>, bool), Error> {
+        files::archive::search(self.find(id)?, caller, path, wanted).await
     }
 
     /// Watches a directory; whatever happens after this returns is told.

@@ -1,383 +1,53 @@
-//! Reads the entries of a tar archive: plain, gzip or zstd; GNU and pax long names; GNU sparse files.
-//!
-//! Invariant: memory stays small whatever the archive says: names and extended headers have a limit, and the unpacked stream
-//! as a whole has one. (The `tar` crate's own iterator reads a long name of any length into memory, so only its header type
-//! is used.) It does not judge names and does not touch a file system.
+//! Opens archives: plain, gzip or zstd. The unpacked stream as a whole has a limit.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-use tar::{EntryType, GnuExtSparseHeader, Header};
-
-use super::inside::CAPABILITY;
-
-const BLOCK: u64 = 512;
-
-/// Longest name or extended header.
-const MOST_EXTENDED: u64 = 1 << 20;
-
-/// Most pieces of a sparse file.
-const MOST_PIECES: usize = 1 << 16;
-
 /// Archives have headers and padding besides contents: 2,000,000 entries with three blocks each.
 const OVERHEAD: u64 = 4 << 30;
 
-/// One entry.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) name: Vec<u8>,
-    pub(super) link: Vec<u8>,
-    pub(super) kind: EntryType,
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    pub(super) modified: (i64, u32),
-    /// Its length once unpacked.
-    pub(super) size: u64,
-    pub(super) capability: Option<Vec<u8>>,
-    /// Where its contents go, if they are not in one piece: offset and length.
-    pub(super) pieces: Option<Vec<(u64, u64)>>,
-}
-
 /// The entries of an archive, in order.
-pub(super) struct Entries {
-    input: Limited,
-    /// Contents and padding of the current entry that were not read yet.
-    contents: u64,
-    padding: u64,
+pub(super) type Entries = atoll_jail::archive::Entries<Limited>;
+
+/// Opens an archive that may unpack to `max_bytes` at most.
+pub(super) fn open(path: &Path, max_bytes: u64) -> io::Result<Entries> {
+    read(File::open(path)?, max_bytes)
 }
 
-/// What extended headers say of the entry that follows them.
-#[derive(Debug, Default)]
-struct Extended {
-    name: Option<Vec<u8>>,
-    link: Option<Vec<u8>>,
-    size: Option<u64>,
-    uid: Option<u64>,
-    gid: Option<u64>,
-    modified: Option<(i64, u32)>,
-    capability: Option<Vec<u8>>,
-    sparse: bool,
-}
-
-impl Entries {
-    /// Opens an archive that may unpack to `max_bytes` at most.
-    pub(super) fn open(path: &Path, max_bytes: u64) -> io::Result<Self> {
-        let mut file = BufReader::with_capacity(1 << 17, File::open(path)?);
-        let magic = file.fill_buf()?;
-        let reader: Box<dyn Read> = if magic.starts_with(&[0x1f, 0x8b]) {
-            Box::new(flate2::bufread::MultiGzDecoder::new(file))
-        } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-            Box::new(zstd::stream::read::Decoder::with_buffer(file)?)
-        } else if magic.starts_with(b"\xfd7zXZ") {
-            return Err(bad(
-                "it is compressed with xz; unpack it with `xz -d`, or use gzip or zstd",
-            ));
-        } else if magic.starts_with(b"BZh") {
-            return Err(bad(
-                "it is compressed with bzip2; unpack it with `bzip2 -d`, or use gzip or zstd",
-            ));
-        } else if magic.starts_with(b"PK\x03\x04") {
-            return Err(bad("it is a zip archive; unpack it and add the directory"));
-        } else {
-            Box::new(file)
-        };
-        let input = Limited {
-            reader,
-            left: max_bytes.saturating_add(OVERHEAD),
-        };
-        Ok(Self {
-            input,
-            contents: 0,
-            padding: 0,
-        })
-    }
-
-    /// The next entry; what was not read of the one before is passed over.
-    pub(super) fn next(&mut self) -> io::Result<Option<Entry>> {
-        let mut extended = Extended::default();
-        loop {
-            self.pass_over()?;
-            let Some(header) = self.header()? else {
-                return Ok(None);
-            };
-            let kind = header.entry_type();
-            let stored = if kind.is_hard_link() {
-                0
-            } else {
-                possible(header.entry_size()?)?
-            };
-            match kind {
-                EntryType::GNULongName => extended.name = Some(self.long_name(stored)?),
-                EntryType::GNULongLink => extended.link = Some(self.long_name(stored)?),
-                EntryType::XHeader => extended.read(&self.extended_header(stored)?)?,
-                EntryType::XGlobalHeader => drop(self.extended_header(stored)?),
-                _ => return self.entry(&header, kind, stored, extended).map(Some),
-            }
-        }
-    }
-
-    fn entry(
-        &mut self,
-        header: &Header,
-        kind: EntryType,
-        stored: u64,
-        extended: Extended,
-    ) -> io::Result<Entry> {
-        let name = extended
-            .name
-            .unwrap_or_else(|| header.path_bytes().into_owned());
-        if extended.sparse {
-            let name = String::from_utf8_lossy(&name);
-            return Err(bad(format!(
-                "{name:?} is stored sparse in the pax format; pack it without --sparse"
-            )));
-        }
-        let stored = if kind.is_hard_link() {
-            0
-        } else {
-            possible(extended.size.unwrap_or(stored))?
-        };
-        let (size, pieces) = if kind.is_gnu_sparse() {
-            self.pieces(header, stored)?
-        } else {
-            (stored, None)
-        };
-        (self.contents, self.padding) = (stored, padding(stored));
-        let link = match extended.link {
-            Some(link) => link,
-            None => header
-                .link_name_bytes()
-                .map(std::borrow::Cow::into_owned)
-                .unwrap_or_default(),
-        };
-        // Old archives mark a directory only by the slash at its end.
-        let kind = if kind.is_file() && name.ends_with(b"/") {
-            EntryType::Directory
-        } else {
-            kind
-        };
-        Ok(Entry {
-            name,
-            link,
-            kind,
-            mode: header.mode()?,
-            uid: narrow(extended.uid.map_or_else(|| header.uid(), Ok)?),
-            gid: narrow(extended.gid.map_or_else(|| header.gid(), Ok)?),
-            modified: extended
-                .modified
-                .map_or_else(|| header.mtime().map(|time| (time.cast_signed(), 0)), Ok)?,
-            size,
-            capability: extended.capability,
-            pieces,
-        })
-    }
-
-    fn header(&mut self) -> io::Result<Option<Header>> {
-        let mut header = Header::new_old();
-        let bytes = header.as_mut_bytes();
-        // A file that ends where a header could begin is complete: not every writer ends with empty blocks.
-        let first = self.input.read(&mut bytes[..1])?;
-        if first == 0 {
-            return Ok(None);
-        }
-        self.input.read_exact(&mut bytes[1..])?;
-        if bytes.iter().all(|byte| *byte == 0) {
-            return Ok(None);
-        }
-        let sum: u32 = bytes
-            .iter()
-            .enumerate()
-            .map(|(at, byte)| {
-                if (148..156).contains(&at) {
-                    32
-                } else {
-                    u32::from(*byte)
-                }
-            })
-            .sum();
-        match header.cksum() {
-            Ok(told) if told == sum => Ok(Some(header)),
-            _ => Err(bad(
-                "a header's check sum is wrong: it is damaged, or not a tar archive",
-            )),
-        }
-    }
-
-    fn extended_header(&mut self, size: u64) -> io::Result<Vec<u8>> {
-        if size > MOST_EXTENDED {
-            return Err(bad(format!(
-                "an entry's name or extended header is longer than {MOST_EXTENDED} bytes"
-            )));
-        }
-        let mut data = vec![0; size as usize];
-        self.input.read_exact(&mut data)?;
-        self.padding = padding(size);
-        Ok(data)
-    }
-
-    fn long_name(&mut self, size: u64) -> io::Result<Vec<u8>> {
-        let mut name = self.extended_header(size)?;
-        name.truncate(
-            name.iter()
-                .position(|byte| *byte == 0)
-                .unwrap_or(name.len()),
-        );
-        Ok(name)
-    }
-
-    /// The map of a GNU sparse file: its length, and where the stored bytes go.
-    #[expect(clippy::type_complexity, reason = "used once")]
-    fn pieces(
-        &mut self,
-        header: &Header,
-        stored: u64,
-    ) -> io::Result<(u64, Option<Vec<(u64, u64)>>)> {
-        let gnu = header
-            .as_gnu()
-            .ok_or_else(|| bad("a sparse file has no GNU header"))?;
-        let size = gnu.real_size()?;
-        let mut pieces = Vec::new();
-        let mut note = |block: &tar::GnuSparseHeader| -> io::Result<()> {
-            if !block.is_empty() {
-                pieces.push((block.offset()?, block.length()?));
-            }
-            if pieces.len() > MOST_PIECES {
-                Err(bad("a sparse file has too many pieces"))
-            } else {
-                Ok(())
-            }
-        };
-        gnu.sparse.iter().try_for_each(&mut note)?;
-        let mut more = gnu.is_extended();
-        while more {
-            let mut block = GnuExtSparseHeader::new();
-            self.input.read_exact(block.as_mut_bytes())?;
-            block.sparse().iter().try_for_each(&mut note)?;
-            more = block.is_extended();
-        }
-        let inside = pieces
-            .iter()
-            .all(|(offset, length)| offset.checked_add(*length).is_some_and(|end| end <= size));
-        let total = pieces
-            .iter()
-            .try_fold(0_u64, |sum, (_, length)| sum.checked_add(*length));
-        if inside && total == Some(stored) {
-            Ok((size, Some(pieces)))
-        } else {
-            Err(bad("a sparse file's map is wrong"))
-        }
-    }
-
-    fn pass_over(&mut self) -> io::Result<()> {
-        let left = self.contents + self.padding;
-        (self.contents, self.padding) = (0, 0);
-        if io::copy(&mut (&mut self.input).take(left), &mut io::sink())? == left {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::UnexpectedEof.into())
-        }
-    }
-}
-
-/// Reads the contents of the current entry.
-impl Read for Entries {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let most = usize::try_from(self.contents)
-            .unwrap_or(usize::MAX)
-            .min(buffer.len());
-        let read = self.input.read(&mut buffer[..most])?;
-        if read == 0 && most > 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.contents -= read as u64;
-        Ok(read)
-    }
-}
-
-impl Extended {
-    /// Reads the records of a pax header: `LENGTH KEY=VALUE\n`, where the value may be any bytes.
-    fn read(&mut self, mut data: &[u8]) -> io::Result<()> {
-        while !data.is_empty() && data[0] != 0 {
-            let record =
-                take_record(&mut data).ok_or_else(|| bad("an extended header is malformed"))?;
-            let (key, value) = record;
-            match key {
-                b"path" => self.name = Some(value.to_vec()),
-                b"linkpath" => self.link = Some(value.to_vec()),
-                b"size" => self.size = Some(number(value)?),
-                b"uid" => self.uid = Some(number(value)?),
-                b"gid" => self.gid = Some(number(value)?),
-                b"mtime" => self.modified = Some(time(value)?),
-                _ if key.starts_with(b"GNU.sparse.") => self.sparse = true,
-                _ if key
-                    .strip_prefix(b"SCHILY.xattr.")
-                    .is_some_and(|name| name == CAPABILITY.as_bytes()) =>
-                {
-                    self.capability = Some(value.to_vec());
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-}
-
-fn take_record<'a>(data: &mut &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
-    let space = data.iter().position(|byte| *byte == b' ')?;
-    let length: usize = std::str::from_utf8(&data[..space]).ok()?.parse().ok()?;
-    let (record, rest) = data.split_at_checked(length)?;
-    let record = record.get(space + 1..)?.strip_suffix(b"\n")?;
-    let equals = record.iter().position(|byte| *byte == b'=')?;
-    *data = rest;
-    Some((&record[..equals], &record[equals + 1..]))
-}
-
-fn number(value: &[u8]) -> io::Result<u64> {
-    let text = std::str::from_utf8(value).ok();
-    text.and_then(|text| text.parse().ok())
-        .ok_or_else(|| bad("an extended header has a number that is none"))
-}
-
-/// Seconds with a fraction, which may be negative.
-fn time(value: &[u8]) -> io::Result<(i64, u32)> {
-    let text = std::str::from_utf8(value).unwrap_or_default();
-    let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let seconds = seconds
-        .parse()
-        .map_err(|_| bad("an extended header has a time that is none"))?;
-    let digits: String = fraction
-        .chars()
-        .chain("000000000".chars())
-        .take(9)
-        .collect();
-    Ok((seconds, digits.parse().unwrap_or(0)))
-}
-
-fn narrow(id: u64) -> u32 {
-    u32::try_from(id).unwrap_or(u32::MAX)
-}
-
-/// Refuses a size that no file can have, so that sums of sizes cannot overflow.
-fn possible(size: u64) -> io::Result<u64> {
-    if size < 1 << 62 {
-        Ok(size)
+/// Reads an archive that comes from somewhere.
+pub(super) fn read(input: impl Read + 'static, max_bytes: u64) -> io::Result<Entries> {
+    let mut input = BufReader::with_capacity(1 << 17, input);
+    let magic = input.fill_buf()?;
+    let reader: Box<dyn Read> = if magic.starts_with(&[0x1f, 0x8b]) {
+        Box::new(flate2::bufread::MultiGzDecoder::new(input))
+    } else if magic.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        Box::new(zstd::stream::read::Decoder::with_buffer(input)?)
+    } else if magic.starts_with(b"\xfd7zXZ") {
+        return Err(bad(
+            "it is compressed with xz; unpack it with `xz -d`, or use gzip or zstd",
+        ));
+    } else if magic.starts_with(b"BZh") {
+        return Err(bad(
+            "it is compressed with bzip2; unpack it with `bzip2 -d`, or use gzip or zstd",
+        ));
+    } else if magic.starts_with(b"PK\x03\x04") {
+        return Err(bad("it is a zip archive; unpack it and add the directory"));
     } else {
-        Err(bad("an entry's size is impossible"))
-    }
+        Box::new(input)
+    };
+    Ok(Entries::new(Limited {
+        reader,
+        left: max_bytes.saturating_add(OVERHEAD),
+    }))
 }
 
-fn padding(size: u64) -> u64 {
-    size.next_multiple_of(BLOCK) - size
-}
-
-fn bad(why: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why.into())
+fn bad(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// A stream that ends with an error when it is longer than allowed: a decompressor can make terabytes of a megabyte.
-struct Limited {
+pub(super) struct Limited {
     reader: Box<dyn Read>,
     left: u64,
 }

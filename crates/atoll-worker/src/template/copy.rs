@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use atoll_jail::archive::CAPABILITY;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
-use super::inside::{self, CAPABILITY, NEW_FILE};
+use super::inside::{self, NEW_FILE};
 use super::meter::Meter;
 use super::{Error, IDS, OPEN_DIRECTORY, failed};
 

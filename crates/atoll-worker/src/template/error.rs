@@ -83,6 +83,9 @@ pub enum Error {
     /// The tree has more entries than allowed.
     #[error("the template would have more than {0} entries: remove files from it")]
     TooMany(u64),
+    /// There is no room for it.
+    #[error("the disk of the data directory is full")]
+    Full,
     /// The system refused a step.
     #[error("cannot {step} {path}")]
     Io {
@@ -93,6 +96,29 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
+}
+
+impl From<Error> for atoll_model::Error {
+    /// As a caller is told of it.
+    fn from(error: Error) -> Self {
+        use atoll_model::Code;
+        let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+        let code = match &error {
+            Error::Unknown { .. } => Code::TemplateNotFound,
+            Error::Exists { .. } | Error::InUse { .. } => Code::Conflict,
+            Error::Full => Code::DiskFull,
+            Error::Io { source, .. } if full(source) => Code::DiskFull,
+            Error::Io { .. } | Error::Damaged { .. } => Code::Internal,
+            _ => Code::InvalidRequest,
+        };
+        let mut message = error.to_string();
+        if let Some(source) = std::error::Error::source(&error)
+            && !message.ends_with(&source.to_string())
+        {
+            message = format!("{message}: {source}");
+        }
+        Self::new(code, message)
+    }
 }
 
 fn known_names(known: &[String]) -> String {

@@ -10,14 +10,15 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use atoll_jail::archive::{CAPABILITY, Entry, Name};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use tar::EntryType;
 
 use super::accounts::with_user;
-use super::archive::{Entries, Entry};
+use super::archive::{self, Entries};
 use super::copy::{Copier, Rules, count};
-use super::inside::{self, CAPABILITY, NEW_FILE, Name};
+use super::inside::{self, NEW_FILE};
 use super::meter::{Meter, Stage};
 use super::{Error, User, failed};
 
@@ -50,11 +51,26 @@ pub(super) fn directory(
     Copier::new(layer, meter)?.contents(&from, "", &rules)
 }
 
-/// Unpacks the archive `path`.
-pub(super) fn archive(path: &Path, layer: &OwnedFd, meter: &mut Meter<'_>) -> Result<(), Error> {
+/// What an archive is read from.
+pub(super) enum Input<'a> {
+    File(&'a Path),
+    /// Something that comes from elsewhere.
+    Stream(Box<dyn Read>),
+}
+
+/// Unpacks an archive.
+pub(super) fn archive(
+    input: Input<'_>,
+    layer: &OwnedFd,
+    meter: &mut Meter<'_>,
+) -> Result<(), Error> {
     meter.stage = Stage::Unpacking;
     meter.tell();
     let max_bytes = meter.max_bytes();
+    let path = match input {
+        Input::File(path) => path,
+        Input::Stream(_) => Path::new("what was sent"),
+    };
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::FileTooLarge => Error::TooLarge(max_bytes),
         io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::IsADirectory => {
@@ -69,7 +85,11 @@ pub(super) fn archive(path: &Path, layer: &OwnedFd, meter: &mut Meter<'_>) -> Re
             why: error.to_string(),
         },
     };
-    let mut entries = Entries::open(path, max_bytes).map_err(unreadable)?;
+    let entries = match input {
+        Input::File(path) => archive::open(path, max_bytes),
+        Input::Stream(stream) => archive::read(stream, max_bytes),
+    };
+    let mut entries = entries.map_err(unreadable)?;
     let mut unpacking = Unpacking {
         layer,
         meter,
@@ -90,6 +110,8 @@ pub(super) fn archive(path: &Path, layer: &OwnedFd, meter: &mut Meter<'_>) -> Re
         }
     }
     unpacking.set_directory_times();
+    // What comes after the end belongs to it: whoever sends it must not have broken off there.
+    io::copy(&mut entries.into_inner(), &mut io::sink()).map_err(unreadable)?;
     Ok(())
 }
 
@@ -166,6 +188,9 @@ enum Fault {
 
 impl From<Errno> for Fault {
     fn from(error: Errno) -> Self {
+        if matches!(error, Errno::NOSPC | Errno::DQUOT) {
+            return Self::Limit(Error::Full);
+        }
         Self::Refused(match error {
             Errno::LOOP => {
                 "a symlink stands in the way to it, which could lead out of the template".to_owned()
@@ -381,7 +406,10 @@ fn pour(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), Faul
             .min(buffer.len());
         let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
         file.write_all(&buffer[..read])
-            .map_err(|error| Fault::Refused(format!("it cannot be written: {error}")))?;
+            .map_err(|error| match error.raw_os_error() {
+                Some(errno) => Errno::from_raw_os_error(errno).into(),
+                None => Fault::Refused(format!("it cannot be written: {error}")),
+            })?;
         left -= read as u64;
     }
     Ok(())

@@ -11,65 +11,12 @@ use rustix::io::{Errno, Result};
 
 use super::{IDS, NOBODY};
 
-/// The one extended attribute that a layer may have: without it `ping` and its like do not work.
-pub(super) const CAPABILITY: &str = "security.capability";
-
 /// Flags of a file that is made new.
 pub(super) const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-
-/// A checked name inside a layer: relative, without `.`, `..` and empty parts. The layer itself is the empty name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Name(Vec<u8>);
-
-impl Name {
-    /// Checks a name that came from outside; the error is the reason.
-    pub(super) fn parse(raw: &[u8]) -> std::result::Result<Self, &'static str> {
-        if raw.starts_with(b"/") {
-            return Err(
-                "its name is absolute; pack the archive with relative names (`tar -C ROOT -c .`)",
-            );
-        }
-        if raw.contains(&0) {
-            return Err("its name contains a zero byte");
-        }
-        let mut name = Vec::with_capacity(raw.len());
-        for part in raw.split(|byte| *byte == b'/') {
-            match part {
-                b"" | b"." => {}
-                b".." => {
-                    return Err("its name contains `..`, which could lead out of the template");
-                }
-                part => {
-                    if !name.is_empty() {
-                        name.push(b'/');
-                    }
-                    name.extend_from_slice(part);
-                }
-            }
-        }
-        Ok(Self(name))
-    }
-
-    pub(super) fn is_root(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-
-    /// The directory it is in, and its last part.
-    pub(super) fn split(&self) -> (&[u8], &[u8]) {
-        match self.0.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
-            None => (b"", &self.0),
-        }
-    }
-}
 
 /// Opens what has this name in the layer.
 pub(super) fn open(layer: &OwnedFd, name: &[u8], flags: OFlags) -> Result<OwnedFd> {

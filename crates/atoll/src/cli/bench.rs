@@ -209,7 +209,7 @@ impl Bench {
             }
             Ok(rows)
         };
-        let rows = measured.await;
+        let rows: Result<Vec<Row>, Error> = measured.await;
         let closed = runtime.close().await;
         let rows = rows?;
         closed?;

@@ -13,7 +13,6 @@ use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
 
-use super::template::told;
 use super::{block_on, paint, say};
 use crate::config::Config;
 
@@ -346,11 +345,11 @@ fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
     let empty = directory.join("empty");
     let made = std::fs::create_dir_all(&empty)
         .map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", empty.display())))
-        .and_then(|()| Store::open(directory.join("templates")).map_err(|error| told(&error)))
+        .and_then(|()| Ok(Store::open(directory.join("templates"))?))
         .and_then(|store| {
             let source = Source::Directory(empty);
             let added = store.add("empty", &source, &Options::default(), &mut |_| {});
-            added.map_err(|error| told(&error))
+            Ok(added?)
         })
         .and_then(|_| make_one(&directory, "empty", network));
     let _ = std::fs::remove_dir_all(&directory);

@@ -21,7 +21,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::progress::Bar;
-use super::template::{store, told, variables};
+use super::template::{store, variables};
 use super::{block_on, complain, note};
 use crate::config::Config;
 use transfer::Transfer;
@@ -294,7 +294,8 @@ pub(crate) fn ensure_base(config: &Config) -> Result<(), Error> {
     let mut bar = Bar::new("making template base from this machine's system (once)");
     let made = store.ensure_base(&mut |progress| bar.show(&progress));
     drop(bar);
-    made.map(|_| ()).map_err(|error| told(&error))
+    made?;
+    Ok(())
 }
 
 async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 
-use atoll_core::{Core, KeyRequest};
+use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
 use atoll_server::{Access, Config as ServerConfig};
 use atoll_store::Store;
@@ -115,7 +115,7 @@ impl Serve {
                     format!("{error}: {}", cause.unwrap_or_default()),
                 )
             })?;
-        let core = Core::open(store, sandboxes).await?;
+        let core = Core::open(store, sandboxes, signer(&config.data)?).await?;
         let socket = operators_socket(&config.data)?;
         self.greet(&core, config, at).await?;
 
@@ -213,7 +213,21 @@ fn write_key(file: &Path, secret: &str) -> Result<(), Error> {
     let written = opened.and_then(|mut opened| opened.write_all(format!("{secret}\n").as_bytes()));
     written
         .and_then(|()| std::fs::rename(&new, file))
-        .map_err(|error| failed("write the admin key", &error))
+        .map_err(|error| failed(&format!("write {}", file.display()), &error))
+}
+
+/// What signs links, with a secret that is made at the first start.
+fn signer(data: &Path) -> Result<Signer, Error> {
+    let file = data.join("signing.key");
+    if !file.exists() {
+        write_key(&file, &atoll_core::random_digits())?;
+    }
+    let secret = std::fs::read_to_string(&file);
+    Signer::new(
+        secret
+            .map_err(|error| failed("read signing.key", &error))?
+            .trim(),
+    )
 }
 
 /// The same API with all rights, for whoever can open it: root on this machine.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use atoll_model::{Bytes, Code, Error};
+use atoll_model::{Bytes, Error};
 use atoll_worker::template::{self, Options, Source, Store};
 use clap::Subcommand;
 use comfy_table::Table;
@@ -62,28 +62,11 @@ pub(crate) enum Template {
     },
 }
 
-/// A template's error as a caller is told of it.
-pub(crate) fn told(error: &template::Error) -> Error {
-    let code = match error {
-        template::Error::Unknown { .. } => Code::TemplateNotFound,
-        template::Error::Exists { .. } | template::Error::InUse { .. } => Code::Conflict,
-        template::Error::Io { .. } | template::Error::Damaged { .. } => Code::Internal,
-        _ => Code::InvalidRequest,
-    };
-    let mut message = error.to_string();
-    if let Some(source) = std::error::Error::source(error)
-        && !message.ends_with(&source.to_string())
-    {
-        message = format!("{message}: {source}");
-    }
-    Error::new(code, message)
-}
-
 /// The templates of a data directory.
 pub(crate) fn store(config: &Config) -> Result<Store, Error> {
     let data = &config.data;
     atoll_worker::instance::data_directory(data)?;
-    Store::open(config.templates()).map_err(|error| told(&error))
+    Ok(Store::open(config.templates())?)
 }
 
 impl Template {
@@ -121,11 +104,11 @@ impl Template {
                     bar.show(&progress);
                 });
                 drop(bar);
-                report(&name, &added.map_err(|error| told(&error))?);
+                report(&name, &added?);
             }
             Self::Rebuild { name } => {
                 if name != template::BASE {
-                    store.get(&name).map_err(|error| told(&error))?;
+                    store.get(&name)?;
                     return Err(Error::invalid(
                         "name",
                         format!("template {name:?} was not made from this machine"),
@@ -135,10 +118,10 @@ impl Template {
                 let mut bar = Bar::new("making template base from this machine's system");
                 let built = store.rebuild_base(&mut |progress| bar.show(&progress));
                 drop(bar);
-                report(&name, &built.map_err(|error| told(&error))?);
+                report(&name, &built?);
             }
             Self::Rm { name } => {
-                store.remove(&name).map_err(|error| told(&error))?;
+                store.remove(&name)?;
                 say(&format!("removed template {name}"));
             }
         }
@@ -159,7 +142,7 @@ fn report(name: &str, report: &template::Report) {
 }
 
 fn list(store: &Store, json: bool) -> Result<(), Error> {
-    let names = store.list().map_err(|error| told(&error))?;
+    let names = store.list()?;
     let all: Vec<_> = names
         .iter()
         .filter_map(|name| store.get(name).ok())

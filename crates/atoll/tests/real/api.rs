@@ -1,12 +1,16 @@
 //! The API, asked over HTTP of the binary that users run. Answers to single requests are in `api/cases.txt`.
 
 mod access;
+mod archives;
 mod cases;
 mod client;
 mod cut;
 mod lasting;
 mod lifetimes;
+mod links;
+mod places;
 mod soak;
 mod sockets;
+mod templates;
 
 pub use client::{Client, Server};

@@ -127,22 +127,7 @@ pub(super) fn write(
         }
         file.set_len(0).at(path)?;
         drain(&pipe, &file).at(path)?;
-        // Without this word the sender gave up half-way.
-        let mut told = [rustix::event::PollFd::new(
-            answer,
-            rustix::event::PollFlags::IN,
-        )];
-        rustix::event::poll(&mut told, None).at(path)?;
-        match answer.receive().at(path)? {
-            Some(packet) if packet.message == ToHelper::Commit => {}
-            _ => {
-                return Err(Failed {
-                    why: Failure::Kernel,
-                    errno: libc::ECANCELED,
-                    path: path.clone(),
-                });
-            }
-        }
+        committed(answer, path)?;
         // What replaces a file looks like it; what is new belongs to the user.
         match (&there, in_place) {
             (Some(old), false) if caller.owner.is_some() => {
@@ -168,6 +153,23 @@ pub(super) fn write(
         let _ = fs::remove_file(&target);
     }
     finished
+}
+
+/// Waits for the word that all was sent; without it the sender gave up half-way.
+pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
+    let mut told = [rustix::event::PollFd::new(
+        answer,
+        rustix::event::PollFlags::IN,
+    )];
+    rustix::event::poll(&mut told, None).at(path)?;
+    match answer.receive().at(path)? {
+        Some(packet) if packet.message == ToHelper::Commit => Ok(()),
+        _ => Err(Failed {
+            why: Failure::Kernel,
+            errno: libc::ECANCELED,
+            path: path.into(),
+        }),
+    }
 }
 
 fn drain(pipe: &OwnedFd, file: &File) -> std::io::Result<()> {
@@ -208,11 +210,15 @@ fn through_links(path: &Path) -> Result<PathBuf, Failed> {
     })
 }
 
-/// A name nobody else uses, in the same directory, so that a rename can put it in place.
+/// A place in the same directory that nobody else uses, so that a rename can put it in place.
 fn beside(path: &Path) -> PathBuf {
+    path.with_file_name(random_name())
+}
+
+/// A name that nobody else uses.
+pub(super) fn random_name() -> String {
     let mut random = [0_u8; 8];
     // SAFETY: the buffer lives across the call and has the length that is told.
     unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
-    let name = format!(".atoll-{:016x}", u64::from_le_bytes(random));
-    path.with_file_name(name)
+    format!(".atoll-{:016x}", u64::from_le_bytes(random))
 }

@@ -257,7 +257,7 @@ fn directory_is_copied_with_links_modes_and_owners() {
     let flags = rustix::fs::XattrFlags::empty();
     rustix::fs::setxattr(
         from.join("bin/ping"),
-        inside::CAPABILITY,
+        atoll_jail::archive::CAPABILITY,
         &capability,
         flags,
     )

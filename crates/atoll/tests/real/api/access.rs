@@ -8,10 +8,15 @@ use super::{Client, Server};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
+    Signature,
     Read,
     All,
     Admin,
 }
+
+const DOWNLOAD: &str =
+    "/sandboxes/ID/files/download?path=/etc/hostname&expires=99999999999&signature=00";
+const UPLOAD: &str = "/sandboxes/ID/files/upload?path=f&expires=99999999999&signature=00";
 
 /// Every route. `ID` is a sandbox, `EXEC` a command of it.
 const ROUTES: &[(&str, &str, Needs)] = &[
@@ -49,6 +54,19 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("DELETE", "/sandboxes/ID/files?path=f", Needs::All),
     ("GET", "/sandboxes/ID/files/list?path=/etc", Needs::Read),
     ("GET", "/sandboxes/ID/files/stat?path=/etc", Needs::Read),
+    (
+        "GET",
+        "/sandboxes/ID/files/search?path=/etc&query=*",
+        Needs::Read,
+    ),
+    ("GET", "/sandboxes/ID/files/watch?path=/etc", Needs::Read),
+    ("GET", "/sandboxes/ID/files/archive?path=/etc", Needs::Read),
+    ("PUT", "/sandboxes/ID/files/archive?path=d", Needs::All),
+    ("POST", "/sandboxes/ID/files/download-url", Needs::Read),
+    ("POST", "/sandboxes/ID/files/upload-url", Needs::All),
+    // These need a signature and nothing else.
+    ("GET", DOWNLOAD, Needs::Signature),
+    ("PUT", UPLOAD, Needs::Signature),
     ("POST", "/sandboxes/ID/files/mkdir", Needs::All),
     ("POST", "/sandboxes/ID/files/rename", Needs::All),
     ("POST", "/sandboxes/ID/files/move", Needs::All),
@@ -63,6 +81,11 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/sandboxes/ID/events", Needs::Read),
     ("GET", "/events?after=0", Needs::Read),
     ("GET", "/sessions", Needs::Read),
+    ("POST", "/tickets", Needs::Read),
+    ("GET", "/templates", Needs::Read),
+    ("POST", "/templates?name=x", Needs::Admin),
+    ("GET", "/templates/base", Needs::Read),
+    ("DELETE", "/templates/no-such", Needs::Admin),
     ("GET", "/keys", Needs::All),
     ("POST", "/keys", Needs::All),
     ("DELETE", "/keys/key_aaaaabbbbbcccccddddd", Needs::All),
@@ -82,6 +105,7 @@ fn body(path: &str) -> Value {
         "resize" => json!({ "cols": 80, "rows": 24 }),
         "commands" => json!({ "cmd": "true" }),
         "signal" => json!({ "signal": 15 }),
+        "download-url" | "upload-url" => json!({ "path": "f" }),
         "mkdir" => json!({ "path": "d" }),
         "rename" | "move" | "copy" => json!({ "from": "a", "to": "b" }),
         "chmod" => json!({ "path": "a", "mode": "600" }),
@@ -93,7 +117,7 @@ fn body(path: &str) -> Value {
 
 async fn ask(client: &Client, method: &str, path: &str) -> (u16, String) {
     let headers = [("content-type", "application/json")];
-    let text = if path.contains("/stdin") || method == "GET" || path.contains("/files?") {
+    let text = if path.contains("/stdin") || method == "GET" || path.contains("path=") {
         String::new()
     } else {
         body(path).to_string()
@@ -159,10 +183,17 @@ async fn every_route_refuses_whoever_may_not() {
         let path = path.replace("ID", &id).replace("EXEC", &exec);
         for (who, client, expected) in &strangers {
             let (status, code) = ask(client, method, &path).await;
-            if *needs == Needs::Nothing {
-                assert_eq!(status, 200, "{who}: {method} {path}");
-            } else {
-                assert_eq!((status, code.as_str()), *expected, "{who}: {method} {path}");
+            let refused = (status, code.as_str());
+            match needs {
+                Needs::Nothing => assert_eq!(status, 200, "{who}: {method} {path}"),
+                Needs::Signature => {
+                    assert_eq!(
+                        refused,
+                        (403, "PERMISSION_DENIED"),
+                        "{who}: {method} {path}"
+                    );
+                }
+                _ => assert_eq!(refused, *expected, "{who}: {method} {path}"),
             }
         }
         if matches!(needs, Needs::All | Needs::Admin) {
@@ -187,12 +218,12 @@ async fn every_route_refuses_whoever_may_not() {
     assert_eq!(info["state"], "running");
     // Who may only look may look.
     for (method, path, needs) in ROUTES {
-        let endless = ["output", "wait", "/events?"];
+        let endless = ["output", "wait", "watch", "/events?"];
         if *needs == Needs::Read && !endless.iter().any(|word| path.contains(word)) {
             let path = path.replace("ID", &id).replace("EXEC", &exec);
             let (status, code) = ask(&reader, method, &path).await;
             assert!(
-                status == 200 || code == "ORG_NOT_FOUND",
+                matches!(status, 200 | 201) || code == "ORG_NOT_FOUND",
                 "a reader: {method} {path} {status} {code}"
             );
         }

@@ -42,6 +42,10 @@ impl Server {
         self.scratch.join("data")
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// As its admin.
     pub fn client(&self) -> Client {
         let key = std::fs::read_to_string(self.data().join("admin.key")).unwrap();

@@ -1,0 +1,431 @@
+//! A tar archive from the pipe, unpacked into a directory.
+//!
+//! Invariant: nothing is made outside that directory, whatever the archive says and whoever changes the tree meanwhile.
+//! Every place is reached by descriptor, beneath the directory; what exists gives way only where it has the very name of an
+//! entry. What is not for a sandbox's files (devices, FIFOs, names that lead out) is left out and told.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid,
+};
+use rustix::io::Errno;
+use tar::EntryType;
+
+use super::transfer::{committed, random_name};
+use super::{Answer, At, Caller, Failed};
+use crate::archive::{Entries, Entry, Name};
+use crate::wire::{Failure, FromHelper, LeftOut};
+
+/// How many entries that were left out are told by name.
+const MOST_TOLD: usize = 100;
+/// How much of such a name is told.
+const LONGEST_TOLD: usize = 200;
+/// A sandbox has these ids; others become nobody's.
+const IDS: u32 = 65_536;
+const NOBODY: u32 = 65_534;
+
+/// Unpacks all that comes through the pipe, and tells what was done once the server says that all was sent.
+pub(super) fn unpack(
+    caller: &Caller,
+    path: &Path,
+    answer: &Answer,
+    data: Option<OwnedFd>,
+) -> Result<(), Failed> {
+    let Some(pipe) = data else {
+        return Err(Failed::new(Failure::Kernel, path));
+    };
+    caller.make_directories(path)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let mut unpacking = Unpacking {
+        caller,
+        top: rustix::fs::open(path, flags, Mode::empty()).at(path)?,
+        path,
+        parent: None,
+        modes: Vec::new(),
+        entries: 0,
+        bytes: 0,
+        left_out: 0,
+        told: Vec::new(),
+    };
+    let mut entries = Entries::new(BufReader::with_capacity(1 << 17, File::from(pipe)));
+    while let Some(entry) = entries.next().map_err(unreadable)? {
+        unpacking.take(&entry, &mut entries)?;
+    }
+    // Writers fill up their last record.
+    io::copy(&mut entries.into_inner(), &mut io::sink()).at(path)?;
+    unpacking.set_modes();
+    committed(answer, path)?;
+    unpacking.tell(answer).at(path)
+}
+
+fn unreadable(error: io::Error) -> Failed {
+    let why = match error.kind() {
+        io::ErrorKind::UnexpectedEof => "it ends too early".to_owned(),
+        _ => error.to_string(),
+    };
+    Failed::new(Failure::Archive, Path::new(&why))
+}
+
+/// Why an entry was not unpacked.
+enum Fault {
+    /// It is left out, and the rest goes on.
+    Leave(&'static str),
+    /// The archive cannot be read any further.
+    Read(io::Error),
+    /// The file system refuses it, and will refuse the rest.
+    Kernel(Errno),
+}
+
+impl From<Errno> for Fault {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::XDEV | Errno::LOOP => Self::Leave("a link in the way to it leads out"),
+            Errno::NOTDIR | Errno::NOENT | Errno::EXIST => {
+                Self::Leave("something that is no directory stands in the way to it")
+            }
+            Errno::ISDIR | Errno::NOTEMPTY => Self::Leave("a directory has its name"),
+            Errno::NAMETOOLONG => Self::Leave("its name is too long"),
+            Errno::FBIG | Errno::INVAL => Self::Leave("no file can be like it"),
+            Errno::AGAIN => Self::Leave("the way to it changes all the time"),
+            error => Self::Kernel(error),
+        }
+    }
+}
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Errno::from_io_error(&error).unwrap_or(Errno::IO).into()
+    }
+}
+
+type Source = Entries<BufReader<File>>;
+
+struct Unpacking<'a> {
+    caller: &'a Caller,
+    top: OwnedFd,
+    path: &'a Path,
+    /// The directory that the last entry went into: mostly the next one's too.
+    parent: Option<(Vec<u8>, OwnedFd)>,
+    /// Of directories that nobody could write into: set when all is in place.
+    modes: Vec<(Vec<u8>, u32)>,
+    entries: u64,
+    bytes: u64,
+    left_out: u64,
+    told: Vec<LeftOut>,
+}
+
+impl Unpacking<'_> {
+    fn take(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Failed> {
+        match self.place(entry, contents) {
+            Ok(()) => {
+                self.entries += 1;
+                Ok(())
+            }
+            Err(Fault::Leave(why)) => {
+                self.left_out += 1;
+                if self.told.len() < MOST_TOLD {
+                    let name = &entry.name[..entry.name.len().min(LONGEST_TOLD)];
+                    self.told.push(LeftOut {
+                        name: name.to_vec(),
+                        why: why.to_owned(),
+                    });
+                }
+                Ok(())
+            }
+            Err(Fault::Read(error)) => Err(unreadable(error)),
+            Err(Fault::Kernel(error)) => {
+                use std::os::unix::ffi::OsStrExt;
+                let name = std::ffi::OsStr::from_bytes(&entry.name);
+                Err(error).at(&PathBuf::from(self.path).join(name))
+            }
+        }
+    }
+
+    fn place(&mut self, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
+        let name = Name::parse(&entry.name).map_err(Fault::Leave)?;
+        if name.is_root() {
+            // The directory itself is the caller's affair.
+            return Ok(());
+        }
+        match entry.kind {
+            EntryType::Directory => self.directory(&name, entry),
+            EntryType::Symlink => self.symlink(&name, entry),
+            EntryType::Link => self.hard_link(&name, entry),
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
+                self.file(&name, entry, contents)
+            }
+            _ => Err(Fault::Leave("it is neither a file, a directory nor a link")),
+        }
+    }
+
+    /// Root, for itself, gets everything as it was packed; for others what is made is theirs, and gives nobody more power.
+    fn is_root(&self) -> bool {
+        self.caller.identity.uid == 0
+    }
+
+    fn owner(&self, entry: &Entry) -> Option<(Uid, Gid)> {
+        let known = |id: u32| if id < IDS { id } else { NOBODY };
+        let (uid, gid) = if self.is_root() {
+            (known(entry.uid), known(entry.gid))
+        } else {
+            self.caller.owner?
+        };
+        Some((Uid::from_raw(uid), Gid::from_raw(gid)))
+    }
+
+    fn mode(&self, entry: &Entry) -> u32 {
+        entry.mode & if self.is_root() { 0o7777 } else { 0o1777 }
+    }
+
+    /// Opens what has this name, if it is beneath the top.
+    fn open(&self, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let name = if name.is_empty() { b"." } else { name };
+        let flags = flags | OFlags::CLOEXEC;
+        let mut opened = Err(Errno::AGAIN);
+        // The kernel gives up where directories move under its feet.
+        for _ in 0..100 {
+            opened = rustix::fs::openat2(&self.top, name, flags, Mode::empty(), resolve);
+            if !matches!(opened, Err(Errno::AGAIN)) {
+                break;
+            }
+        }
+        opened
+    }
+
+    /// Opens a directory, and makes what is missing on the way to it.
+    fn make_directories(&self, name: &[u8]) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        match self.open(name, flags) {
+            Err(Errno::NOENT) => {}
+            opened => return opened,
+        }
+        let (above, last) = split(name);
+        let parent = self.make_directories(above)?;
+        match rustix::fs::mkdirat(&parent, last, Mode::from(0o755)) {
+            Ok(()) => self.give(&parent, last, self.made_by_the_way())?,
+            // Somebody else was quicker, or it is a link to nothing.
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        self.open(name, flags)
+    }
+
+    /// Whom a directory belongs to that no entry speaks of.
+    fn made_by_the_way(&self) -> Option<(Uid, Gid)> {
+        let owner = self.caller.owner?;
+        Some((Uid::from_raw(owner.0), Gid::from_raw(owner.1)))
+    }
+
+    fn give(
+        &self,
+        parent: &OwnedFd,
+        last: &[u8],
+        owner: Option<(Uid, Gid)>,
+    ) -> rustix::io::Result<()> {
+        let Some((uid, gid)) = owner else {
+            return Ok(());
+        };
+        rustix::fs::chownat(
+            parent,
+            last,
+            Some(uid),
+            Some(gid),
+            AtFlags::SYMLINK_NOFOLLOW,
+        )
+    }
+
+    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        let (parent, last) = self.parent(name)?;
+        let there = rustix::fs::statat(parent, last, AtFlags::SYMLINK_NOFOLLOW);
+        let kind = there.map(|found| FileType::from_raw_mode(found.st_mode));
+        if kind.is_ok_and(|kind| kind != FileType::Directory)
+            && self
+                .open(name.bytes(), OFlags::PATH | OFlags::DIRECTORY)
+                .is_err()
+        {
+            let (parent, last) = self.parent(name)?;
+            rustix::fs::unlinkat(parent, last, AtFlags::empty())?;
+        }
+        self.make_directories(name.bytes())?;
+        let mode = self.mode(entry);
+        let usable = mode & 0o300 == 0o300;
+        let opened = self.open(name.bytes(), OFlags::RDONLY | OFlags::DIRECTORY);
+        let dressed = opened.map_err(Fault::from).and_then(|directory| {
+            self.dress(&directory, entry, if usable { mode } else { mode | 0o700 })
+        });
+        match dressed {
+            // Somebody else's, which was there before: it stays as it is.
+            Err(Fault::Kernel(Errno::PERM | Errno::ACCESS)) => {}
+            Ok(()) if !usable => self.modes.push((name.bytes().to_vec(), mode)),
+            dressed => dressed?,
+        }
+        Ok(())
+    }
+
+    /// Sets the owner, then the mode: the other way round the kernel would clear set-id bits.
+    fn dress(&self, file: &OwnedFd, entry: &Entry, mode: u32) -> Result<(), Fault> {
+        if let Some((uid, gid)) = self.owner(entry) {
+            rustix::fs::fchown(file, Some(uid), Some(gid))?;
+        }
+        Ok(rustix::fs::fchmod(file, Mode::from(mode))?)
+    }
+
+    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        if entry.link.is_empty() || entry.link.contains(&0) {
+            return Err(Fault::Leave("it is a link to nothing"));
+        }
+        let owner = self.owner(entry);
+        let (parent, last) = self.parent(name)?;
+        let parent = parent.try_clone()?;
+        clearing_the_way(&parent, last, || {
+            rustix::fs::symlinkat(&*entry.link, &parent, last)
+        })?;
+        self.give(&parent, last, owner)?;
+        // It may be a part of the way to the next entry.
+        self.parent = None;
+        Ok(())
+    }
+
+    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+        let target = Name::parse(&entry.link).map_err(Fault::Leave)?;
+        if target == *name {
+            return Ok(());
+        }
+        let (directory, file) = target.split();
+        let from = self.open(directory, OFlags::PATH | OFlags::DIRECTORY);
+        let missing = Fault::Leave("it is another name of what is not there");
+        let from = from.map_err(|_| missing)?;
+        let (parent, last) = self.parent(name)?;
+        clearing_the_way(parent, last, || {
+            rustix::fs::linkat(&from, file, parent, last, AtFlags::empty())
+        })
+    }
+
+    fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
+        let (parent, last) = self.parent(name)?;
+        let parent = parent.try_clone()?;
+        // Beside it first: whoever reads sees the old file or the new one.
+        let new = random_name();
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&parent, &*new, flags, Mode::RUSR | Mode::WUSR)?;
+        let filled = self
+            .fill(opened, entry, contents)
+            .and_then(|()| Ok(rustix::fs::renameat(&parent, &*new, &parent, last)?));
+        if filled.is_err() {
+            let _ = rustix::fs::unlinkat(&parent, &*new, AtFlags::empty());
+        }
+        filled
+    }
+
+    fn fill(&mut self, file: OwnedFd, entry: &Entry, contents: &mut Source) -> Result<(), Fault> {
+        let mut file = File::from(file);
+        if let Some(pieces) = &entry.pieces {
+            file.set_len(entry.size)?;
+            for (offset, length) in pieces {
+                file.seek(SeekFrom::Start(*offset))?;
+                self.pour(contents, *length, &mut file)?;
+            }
+        } else {
+            self.pour(contents, entry.size, &mut file)?;
+        }
+        let file = OwnedFd::from(file);
+        self.dress(&file, entry, self.mode(entry))?;
+        let (seconds, nanoseconds) = entry.modified;
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: seconds,
+                tv_nsec: i64::from(nanoseconds.min(999_999_999)),
+            },
+        };
+        // A time that the file system cannot have is no reason to lose the file.
+        let _ = rustix::fs::futimens(&file, &times);
+        Ok(())
+    }
+
+    /// Writes the next so many bytes of contents.
+    fn pour(&mut self, contents: &mut Source, length: u64, file: &mut File) -> Result<(), Fault> {
+        let mut buffer = vec![0; 1 << 17];
+        let mut left = length;
+        while left > 0 {
+            let most = usize::try_from(left)
+                .unwrap_or(usize::MAX)
+                .min(buffer.len());
+            let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
+            file.write_all(&buffer[..read])?;
+            left -= read as u64;
+            self.bytes += read as u64;
+        }
+        Ok(())
+    }
+
+    /// The directory that an entry goes into, and its last part.
+    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), Fault> {
+        let (directory, last) = name.split();
+        if self
+            .parent
+            .as_ref()
+            .is_none_or(|(path, _)| path != directory)
+        {
+            let opened = self.make_directories(directory)?;
+            self.parent = Some((directory.to_vec(), opened));
+        }
+        match &self.parent {
+            Some((_, parent)) => Ok((parent, last)),
+            None => Err(Errno::NOENT.into()),
+        }
+    }
+
+    /// The innermost first: an outer one may forbid the way to it.
+    fn set_modes(&self) {
+        for (name, mode) in self.modes.iter().rev() {
+            if let Ok(directory) = self.open(name, OFlags::RDONLY | OFlags::DIRECTORY) {
+                let _ = rustix::fs::fchmod(&directory, Mode::from(*mode));
+            }
+        }
+    }
+
+    fn tell(self, answer: &Answer) -> io::Result<()> {
+        let mut told = self.told.into_iter().peekable();
+        while told.peek().is_some() {
+            // A packet has 16 KiB.
+            let some = told.by_ref().take(32).collect();
+            answer.send(&FromHelper::LeftOut(some), &[])?;
+        }
+        let unpacked = FromHelper::Unpacked {
+            entries: self.entries,
+            bytes: self.bytes,
+            left_out: self.left_out,
+        };
+        answer.send(&unpacked, &[])
+    }
+}
+
+fn split(name: &[u8]) -> (&[u8], &[u8]) {
+    match name.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&name[..slash], &name[slash + 1..]),
+        None => (b"", name),
+    }
+}
+
+/// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
+fn clearing_the_way(
+    parent: &OwnedFd,
+    last: &[u8],
+    mut make: impl FnMut() -> rustix::io::Result<()>,
+) -> Result<(), Fault> {
+    match make() {
+        Err(Errno::EXIST) => {}
+        made => return Ok(made?),
+    }
+    rustix::fs::unlinkat(parent, last, AtFlags::empty())?;
+    Ok(make()?)
+}

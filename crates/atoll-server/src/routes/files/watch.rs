@@ -1,0 +1,76 @@
+//! A directory watched, as server-sent events. When the answer begins, the watch has: what happens from then on is told.
+
+use atoll_core::Watching;
+use atoll_model::{SandboxState, WatchEvent, WatchOptions};
+use axum::body::Bytes;
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::place::Files;
+use crate::answer::Answer;
+use crate::body::Query;
+use crate::stream;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    path: String,
+    #[serde(default)]
+    recursive: bool,
+}
+
+pub(super) async fn watch(files: Files, Query(asked): Query<Asked>) -> Answer<Response> {
+    let Files { used, who } = files;
+    let watching = used.watching()?;
+    let options = WatchOptions {
+        recursive: asked.recursive,
+        ..WatchOptions::default()
+    };
+    let (runtime, path) = (watching.runtime(), asked.path.as_bytes());
+    let watch = runtime.watch(watching.id(), &who, path, options).await?;
+    let state = Some((watching, watch));
+    let events = futures_util::stream::unfold(state, |state| async {
+        let (watching, mut watch) = state?;
+        let (text, over) = match tokio::time::timeout(stream::PING, watch.next()).await {
+            Err(_) => (stream::PINGED.to_owned(), false),
+            Ok(Ok(Some(happened))) => (event(&happened), happened == WatchEvent::End),
+            Ok(Ok(None)) => return None,
+            // Its helper has ended with everything else in the sandbox.
+            Ok(Err(_)) if !runs(&watching) => (end("stopped"), true),
+            Ok(Err(error)) => (stream::failed(&error), true),
+        };
+        let next = (!over).then_some((watching, watch));
+        Some((Bytes::from(text), next))
+    });
+    Ok(stream::answer(events))
+}
+
+fn runs(watching: &Watching) -> bool {
+    let info = watching.runtime().get(watching.id());
+    info.is_ok_and(|info| info.state == SandboxState::Running)
+}
+
+fn event(happened: &WatchEvent) -> String {
+    let text = |path: &[u8]| Value::from(String::from_utf8_lossy(path));
+    let (name, body) = match happened {
+        WatchEvent::Create { path, directory } => {
+            ("create", json!({ "path": text(path), "isDir": directory }))
+        }
+        WatchEvent::Write { path } => ("write", json!({ "path": text(path) })),
+        WatchEvent::Remove { path } => ("remove", json!({ "path": text(path) })),
+        WatchEvent::Rename { from, to } => {
+            ("rename", json!({ "from": text(from), "path": text(to) }))
+        }
+        WatchEvent::Chmod { path } => ("chmod", json!({ "path": text(path) })),
+        WatchEvent::Overflow => ("overflow", json!({})),
+        WatchEvent::Limit => ("limit", json!({})),
+        WatchEvent::End => return end("removed"),
+    };
+    format!("event: {name}\ndata: {body}\n\n")
+}
+
+/// The last word, and why nothing follows.
+fn end(reason: &str) -> String {
+    format!("event: end\ndata: {}\n\n", json!({ "reason": reason }))
+}

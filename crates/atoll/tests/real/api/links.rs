@@ -1,0 +1,217 @@
+//! Signed links (D10), tickets, and parts of files.
+
+use bytes::Bytes;
+use serde_json::json;
+
+use super::{Client, Server};
+
+/// Makes a link; its path and query.
+async fn link(client: &Client, id: &str, kind: &str, path: &str) -> String {
+    let asked = json!({ "path": path, "expiresIn": 60 });
+    let made = client
+        .post(&format!("/sandboxes/{id}/files/{kind}-url"), &asked)
+        .await;
+    assert_eq!(made.status, 200, "{made:?}");
+    let url = made.json()["url"].as_str().unwrap().to_owned();
+    let origin = format!("http://{}", client.address);
+    url.strip_prefix(&origin).unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d10_a_link_is_good_for_what_it_says_and_nothing_else() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let other = client.sandbox(&json!({ "timeout": 0 })).await;
+    for sandbox in [&id, &other] {
+        client
+            .line(sandbox, "echo one > 'a b&c'; echo two > other")
+            .await;
+    }
+    let anybody = client.with_key(None);
+    let down = link(&client, &id, "download", "a b&c").await;
+    let read = anybody.get(&down).await;
+    assert_eq!((read.status, &*read.body), (200, &b"one\n"[..]), "{down}");
+    for (name, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("content-disposition", "attachment"),
+        ("content-security-policy", "sandbox"),
+    ] {
+        assert_eq!(read.headers[name], value);
+    }
+    let up = link(&client, &id, "upload", "new/file").await;
+    let sent = anybody.send("PUT", &up, &[], "sent").await;
+    assert_eq!(sent.status, 200, "{sent:?}");
+    assert_eq!(client.line(&id, "cat new/file").await, "sent");
+
+    let expires: i64 = {
+        let rest = down.split("expires=").nth(1).unwrap();
+        rest.split('&').next().unwrap().parse().unwrap()
+    };
+    let later = down.replace(
+        &format!("expires={expires}"),
+        &format!("expires={}", expires + 9),
+    );
+    let last = down.chars().last().unwrap();
+    let flipped = if last == '0' { '1' } else { '0' };
+    let forged = format!("{}{flipped}", &down[..down.len() - 1]);
+    for (what, method, path) in [
+        ("another path", "GET", down.replace("a+b%26c", "other")),
+        ("another sandbox", "GET", down.replace(&id, &other)),
+        ("no sandbox", "GET", down.replace(&id, "nobody")),
+        ("another user", "GET", format!("{down}&user=root")),
+        (
+            "more rights",
+            "GET",
+            down.replace("authority=user", "authority=root"),
+        ),
+        ("another time", "GET", later),
+        ("another signature", "GET", forged),
+        (
+            "a part of a signature",
+            "GET",
+            down[..down.len() - 2].to_owned(),
+        ),
+        (
+            "no signature",
+            "GET",
+            format!("{}signature=", down.split("signature=").next().unwrap()),
+        ),
+        (
+            "letters that are none",
+            "GET",
+            down.replace("signature=", "signature=%C3%A9"),
+        ),
+        ("another way", "PUT", down.replace("/download?", "/upload?")),
+        ("encoded twice", "GET", down.replace("%26", "%2526")),
+    ] {
+        let told = anybody.send(method, &path, &[], Bytes::new()).await;
+        assert_eq!(
+            told.refusal().1,
+            "PERMISSION_DENIED",
+            "{what}: {path} {told:?}"
+        );
+    }
+    assert_eq!(anybody.send("PUT", &down, &[], "x").await.status, 405);
+    assert_eq!(client.line(&id, "cat 'a b&c'").await, "one\n");
+
+    // Links outlive a server, and end with their time.
+    server.kill_and_start();
+    let (client, anybody) = (server.client(), server.client().with_key(None));
+    assert_eq!(anybody.get(&down).await.status, 200);
+    let short = json!({ "path": "other", "expiresIn": 1 });
+    let short = client
+        .post(&format!("/sandboxes/{id}/files/download-url"), &short)
+        .await;
+    let url = short.json()["url"].as_str().unwrap().to_owned();
+    let short = url.split_once(&client.address).unwrap().1.to_owned();
+    let begin = std::time::Instant::now();
+    while anybody.get(&short).await.status == 200 {
+        assert!(begin.elapsed() < crate::world::DEADLINE);
+    }
+    assert_eq!(anybody.get(&short).await.refusal().0, 403);
+
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+    assert_eq!(anybody.get(&down).await.refusal().1, "SANDBOX_NOT_FOUND");
+    let secret = std::fs::metadata(server.data().join("signing.key")).unwrap();
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&secret) & 0o777, 0o600);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ticket_is_good_once() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let anybody = client.with_key(None);
+    let ticket = async |client: &Client| {
+        let made = client.post("/tickets", &json!({})).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        made.json()["ticket"].as_str().unwrap().to_owned()
+    };
+    let file = format!("/sandboxes/{id}/files?path=/etc/hostname&ticket=");
+    let one = ticket(&client).await;
+    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 200);
+    let told = anybody.get(&format!("{file}{one}")).await.refusal();
+    assert_eq!((told.0, told.1.as_str()), (403, "PERMISSION_DENIED"));
+    // It is for what is got, and not for what changes something.
+    let one = ticket(&client).await;
+    let path = format!("/sandboxes/{id}/files?path=x&ticket={one}");
+    assert_eq!(anybody.send("PUT", &path, &[], "x").await.refusal().0, 401);
+    let path = format!("/tickets?ticket={one}");
+    assert_eq!(anybody.post(&path, &json!({})).await.refusal().0, 401);
+    // For a WebSocket; what its maker may do.
+    let url = format!("ws://{}/sandboxes/{id}/pty?ticket={one}", client.address);
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
+    let close = async |socket: &mut tokio_tungstenite::WebSocketStream<_>| {
+        use futures_util::StreamExt as _;
+        use tokio_tungstenite::tungstenite::Message;
+        loop {
+            match socket.next().await {
+                Some(Ok(Message::Close(Some(frame)))) => return Some(u16::from(frame.code)),
+                Some(Ok(Message::Binary(_))) | None | Some(Err(_)) => return None,
+                Some(Ok(_)) => {}
+            }
+        }
+    };
+    assert_eq!(close(&mut socket).await, None);
+    drop(socket);
+    let made = client
+        .post("/keys", &json!({ "name": "r", "scope": "sandbox:read" }))
+        .await
+        .json();
+    let reader = client.with_key(made["key"].as_str());
+    let one = ticket(&reader).await;
+    let url = format!("ws://{}/sandboxes/{id}/pty?ticket={one}", client.address);
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
+    assert_eq!(close(&mut socket).await, Some(4008));
+    // A key that is revoked takes its tickets with it.
+    let one = ticket(&reader).await;
+    let key = format!("/keys/{}", made["keyID"].as_str().unwrap());
+    assert_eq!(client.delete(&key).await.status, 204);
+    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 403);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_of_a_file_can_be_had() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    client
+        .line(&id, "printf 0123456789 > digits; : > none")
+        .await;
+    let path = format!("/sandboxes/{id}/files?path=digits");
+    for (range, status, body, place) in [
+        ("bytes=0-3", 206, "0123", "bytes 0-3/10"),
+        ("bytes=4-4", 206, "4", "bytes 4-4/10"),
+        ("bytes=7-", 206, "789", "bytes 7-9/10"),
+        ("bytes=7-99999999999999999999", 200, "0123456789", ""),
+        ("bytes=7-99", 206, "789", "bytes 7-9/10"),
+        ("bytes=-3", 206, "789", "bytes 7-9/10"),
+        ("bytes=-30", 206, "0123456789", "bytes 0-9/10"),
+        ("bytes=10-", 416, "", "bytes */10"),
+        ("bytes=-0", 416, "", "bytes */10"),
+        ("bytes=5-3", 200, "0123456789", ""),
+        ("bytes=0-1,3-4", 200, "0123456789", ""),
+        ("lines=0-1", 200, "0123456789", ""),
+    ] {
+        let told = client
+            .send("GET", &path, &[("range", range)], Bytes::new())
+            .await;
+        let at = told.headers.get("content-range");
+        let at = at.map_or("", |at| at.to_str().unwrap());
+        assert_eq!((told.status, at), (status, place), "{range}");
+        if status == 416 {
+            assert_eq!(told.refusal().1, "RANGE_NOT_SATISFIABLE");
+        } else {
+            assert_eq!(told.body, body.as_bytes(), "{range}");
+        }
+    }
+    let none = format!("/sandboxes/{id}/files?path=none");
+    let told = client
+        .send("GET", &none, &[("range", "bytes=0-")], Bytes::new())
+        .await;
+    assert_eq!(told.status, 416);
+    server.close().await;
+}
