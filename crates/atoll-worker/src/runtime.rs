@@ -17,6 +17,7 @@ use atoll_model::{
     SandboxInfo, SandboxSpec, SandboxState, Transition, Usage,
 };
 use std::os::fd::{AsFd, BorrowedFd};
+use tokio::sync::watch;
 
 use crate::busy::Busy;
 use crate::error::{host_file, internal};
@@ -126,6 +127,8 @@ pub(crate) struct Shared {
     /// Creates under way, whose callers may have gone.
     pub(crate) busy: Busy,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+    /// Told whenever a sandbox has ended by itself.
+    ended: watch::Sender<()>,
     /// Those who make sandboxes in advance.
     tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
@@ -227,6 +230,7 @@ impl LocalRuntime {
             freezer: Freezer::start()?,
             busy: Busy::default(),
             sandboxes: Mutex::default(),
+            ended: watch::Sender::default(),
             tending: Mutex::default(),
         });
         let runtime = Self { shared };
@@ -380,8 +384,14 @@ impl LocalRuntime {
             if matches!(entry.place(), Place::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
                 let reason = reason(&sandbox, status.unwrap_or(9));
                 let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
+                shared.ended.send_replace(());
             }
         });
+    }
+
+    /// Wakes when a sandbox's processes have ended although nobody asked for that.
+    pub fn endings(&self) -> watch::Receiver<()> {
+        self.shared.ended.subscribe()
     }
 
     /// How many sandboxes are ready before they are asked for: complete ones, and prepared ones.
