@@ -14,6 +14,7 @@ mod gate;
 mod keys;
 mod ledger;
 mod lifetimes;
+mod meters;
 mod orgs;
 mod reconcile;
 mod sandboxes;
@@ -24,6 +25,7 @@ use atoll_model::{Error, Org};
 use atoll_store::Store;
 use atoll_worker::LocalRuntime;
 use tokio::sync::Notify;
+use tracing::Instrument as _;
 
 pub use atoll_store::{Again, Event};
 pub use context::Context;
@@ -49,6 +51,7 @@ struct Inner {
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
     keys: keys::Cache,
+    meters: meters::Meters,
 }
 
 impl Core {
@@ -62,6 +65,7 @@ impl Core {
                 ledger,
                 times: Notify::new(),
                 keys: keys::Cache::default(),
+                meters: meters::Meters::default(),
             }),
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));
@@ -90,6 +94,13 @@ impl Core {
         self.inner.store.close().await;
         self.inner.runtime.clone().close().await
     }
+}
+
+/// Begins work that goes on whether or not its caller waits, and belongs to the same request in the log.
+fn spawn<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    tokio::spawn(work.in_current_span())
 }
 
 /// Now: microseconds since 1970.

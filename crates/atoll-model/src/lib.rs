@@ -1,11 +1,12 @@
 //! Atoll's nouns: ids, sizes, limits, what can be asked for and what can go wrong. No I/O but the
-//! system's random source for new ids, no clock, no runtime.
+//! system's random source for new ids, no clock but a stopwatch, no runtime.
 
 mod error;
 mod exec;
 mod file;
 mod id;
 mod lifetime;
+mod meter;
 mod network;
 mod org;
 mod sandbox;
@@ -21,6 +22,7 @@ pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, Te
 pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
 pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
+pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };

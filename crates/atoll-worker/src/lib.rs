@@ -11,6 +11,7 @@ mod freezer;
 mod init;
 pub mod instance;
 mod keeper;
+mod meters;
 pub mod network;
 mod nursery;
 mod pool;

@@ -14,7 +14,7 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_model::{
     Bytes, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
-    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage,
+    SandboxInfo, SandboxSpec, SandboxState, Stopwatch, Transition, Usage,
 };
 use std::os::fd::{AsFd, BorrowedFd};
 use tokio::sync::watch;
@@ -26,6 +26,7 @@ use crate::exec::{self, Control, Exec};
 use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::keeper::{Inventory, Keeper};
+use crate::meters::Meters;
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
@@ -129,6 +130,7 @@ pub(crate) struct Shared {
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
     /// Told whenever a sandbox has ended by itself.
     ended: watch::Sender<()>,
+    pub(crate) meters: Meters,
     /// Those who make sandboxes in advance.
     tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
@@ -231,11 +233,20 @@ impl LocalRuntime {
             busy: Busy::default(),
             sandboxes: Mutex::default(),
             ended: watch::Sender::default(),
+            meters: Meters::default(),
             tending: Mutex::default(),
         });
         let runtime = Self { shared };
         if let Some(inventory) = inventory {
+            let begin = std::time::Instant::now();
             runtime.take_over(inventory).await?;
+            let lives = |entry: &Arc<Entry>| matches!(entry.place(), Place::Live(_));
+            let adopted = runtime
+                .sandboxes()
+                .values()
+                .filter(|entry| lives(entry))
+                .count();
+            runtime.shared.meters.adopted(adopted, begin.elapsed());
         }
         let nursery = tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
         let pool = tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
@@ -296,6 +307,15 @@ impl LocalRuntime {
         ))
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Measures one operation until what comes back is dropped.
+    fn time(&self, operation: &'static str) -> Stopwatch {
+        self.shared.meters.operations.time(operation)
+    }
+
     fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
         lock(&self.shared.sandboxes)
     }
@@ -326,6 +346,7 @@ impl LocalRuntime {
         let runtime = self.clone();
         let work = tokio::spawn(async move {
             let _busy = runtime.shared.busy.begin();
+            let _time = runtime.time("create");
             let shared = &runtime.shared;
             // Before a warm one is taken: not every one can be put back.
             crate::sandbox::check(shared, &spec)?;
@@ -455,11 +476,13 @@ impl LocalRuntime {
 
     /// Lets all processes of a sandbox stand still.
     pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("pause");
         self.freeze(id, Transition::Pause).await
     }
 
     /// Lets them go on.
     pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("resume");
         self.freeze(id, Transition::Resume).await
     }
 
@@ -486,6 +509,7 @@ impl LocalRuntime {
     /// later are told; programs that run keep their processors. For a paused one programs are told when it
     /// goes on, for a stopped one when it starts. Memory that is in use cannot be taken away.
     pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<SandboxInfo, Error> {
+        let _time = self.time("set_limits");
         size::check(&self.shared, &limits)?;
         self.change(id, move |runtime, entry, place| async move {
             let shared = &runtime.shared;
@@ -518,6 +542,7 @@ impl LocalRuntime {
 
     /// Ends a sandbox's processes; its files stay.
     pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("stop");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Stop)?;
             let Place::Live(sandbox) = place else {
@@ -534,6 +559,7 @@ impl LocalRuntime {
     /// Makes a stopped sandbox run again, with its files.
     pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _busy = self.shared.busy.begin();
+        let _time = self.time("start");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Start)?;
             let Place::Stopped(record, _) = place else {
@@ -550,6 +576,7 @@ impl LocalRuntime {
     /// Deletes a sandbox: its processes, its limits and its files are gone when this returns (the
     /// disk space a little later).
     pub async fn delete(&self, id: &SandboxId) -> Result<(), Error> {
+        let _time = self.time("delete");
         self.end(id, None).await
     }
 
@@ -675,6 +702,7 @@ impl LocalRuntime {
     /// Starts a command.
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
         self.shared.busy.touch();
+        let _time = self.time("exec");
         exec::start(self.find(id)?, spec).await
     }
 

@@ -58,6 +58,7 @@ impl LocalRuntime {
             ..SandboxSpec::default()
         };
         wanted.check_network()?;
+        let _time = self.time("set_network");
         self.change(id, move |runtime, entry, place| async move {
             let SandboxSpec {
                 network, policy, ..
@@ -89,6 +90,7 @@ impl LocalRuntime {
 
     /// Connects to a server on a port of a sandbox's loopback, whatever its network is.
     pub async fn dial(&self, id: &SandboxId, port: u16) -> Result<TcpStream, Error> {
+        let _time = self.time("dial");
         let sandbox = self.find(id)?;
         let at = |ip: IpAddr| SocketAddr::new(ip, port);
         let first = network::dial(sandbox.namespace()?, at(Ipv4Addr::LOCALHOST.into())).await;

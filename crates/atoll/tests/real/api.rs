@@ -6,5 +6,6 @@ mod client;
 mod lasting;
 mod lifetimes;
 mod sockets;
+mod watching;
 
 pub use client::{Client, Server};
