@@ -8,6 +8,7 @@ mod meters;
 mod routes;
 mod socket;
 mod stream;
+mod tunnel;
 mod views;
 
 use std::collections::BTreeSet;

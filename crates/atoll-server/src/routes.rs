@@ -5,8 +5,10 @@ mod events;
 mod files;
 mod keys;
 mod orgs;
+mod ports;
 mod sandboxes;
 mod terminals;
+mod watching;
 
 use atoll_model::{Code, Error};
 use axum::extract::State;
@@ -28,7 +30,9 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(files::routes())
         .merge(terminals::routes())
         .merge(keys::routes())
-        .merge(orgs::routes());
+        .merge(orgs::routes())
+        .merge(ports::routes())
+        .merge(watching::routes());
     // `/api/sessions` is not this one.
     let history = Router::new().route("/sessions", get(sandboxes::sessions));
     let health = Router::new()

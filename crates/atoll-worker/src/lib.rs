@@ -16,6 +16,7 @@ pub mod network;
 mod nursery;
 mod pool;
 mod runtime;
+mod samples;
 mod sandbox;
 mod screen;
 pub mod storage;
@@ -23,6 +24,7 @@ pub mod template;
 pub mod tree;
 mod watch;
 
+pub use exec::logs::{Logged, Logs};
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};
 pub use files::{Reader, Writer};

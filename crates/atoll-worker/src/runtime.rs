@@ -30,6 +30,7 @@ use crate::meters::Meters;
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
+use crate::samples::{self, Samples};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
 pub use connection::PortWatch;
@@ -143,16 +144,26 @@ impl fmt::Debug for Shared {
     }
 }
 
+impl Shared {
+    /// All sandboxes.
+    pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<Entry>)> {
+        let all = lock(&self.sandboxes);
+        let both = |(id, entry): (&SandboxId, &Arc<Entry>)| (id.clone(), Arc::clone(entry));
+        all.iter().map(both).collect()
+    }
+}
+
 /// A sandbox, whether or not it has processes.
 #[derive(Debug)]
-struct Entry {
+pub(crate) struct Entry {
     /// Held while it gets from one state to another: one at a time.
     gate: Arc<tokio::sync::Mutex<()>>,
     place: Mutex<Place>,
+    pub(crate) samples: Mutex<Samples>,
 }
 
 #[derive(Debug, Clone)]
-enum Place {
+pub(crate) enum Place {
     /// It has processes.
     Live(Arc<Sandbox>),
     /// It has only files.
@@ -166,10 +177,11 @@ impl Entry {
         Arc::new(Self {
             gate: Arc::default(),
             place: Mutex::new(place),
+            samples: Mutex::default(),
         })
     }
 
-    fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         lock(&self.place).clone()
     }
 
@@ -211,7 +223,7 @@ impl LocalRuntime {
             // A server answers although its sandboxes take all processor time they can get.
             atoll_jail::go_before_others();
         }
-        let (binary, patience) = (config.binary.clone(), config.patience);
+        let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -251,6 +263,9 @@ impl LocalRuntime {
         let nursery = tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
         let pool = tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
         lock(&runtime.shared.tending).extend([nursery, pool]);
+        if lasting {
+            tokio::spawn(samples::watch(Arc::downgrade(&runtime.shared)));
+        }
         Ok(runtime)
     }
 
@@ -433,7 +448,7 @@ impl LocalRuntime {
         self.entry(id)?.info().ok_or_else(|| unknown(id))
     }
 
-    fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
+    pub(crate) fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
         self.sandboxes().get(id).cloned().ok_or_else(|| unknown(id))
     }
 
@@ -562,11 +577,12 @@ impl LocalRuntime {
         let _time = self.time("start");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Start)?;
-            let Place::Stopped(record, _) = place else {
+            let Place::Stopped(record, execs) = place else {
                 return Ok(());
             };
             let sandbox = Sandbox::start(&runtime.shared, *record).await?;
             entry.set(Place::Live(Arc::clone(&sandbox)));
+            execs.close();
             runtime.watch_over(&entry, &sandbox);
             Ok(())
         })
@@ -624,6 +640,9 @@ impl LocalRuntime {
                 std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
             })
             .await?;
+            if let Some((execs, _)) = entry.execs() {
+                execs.close();
+            }
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
@@ -663,8 +682,12 @@ impl LocalRuntime {
 
     /// The commands of a sandbox, newest first.
     pub fn execs(&self, id: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
+        Ok(self.execs_of(id)?.list())
+    }
+
+    pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<Table>, Error> {
         let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
-        Ok(table.list())
+        Ok(table)
     }
 
     /// A command of a sandbox, running or ended, by its id.
@@ -858,7 +881,7 @@ fn cannot_keep() -> Error {
     )
 }
 
-fn unknown(id: &SandboxId) -> Error {
+pub(crate) fn unknown(id: &SandboxId) -> Error {
     Error::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
         .detail("sandboxID", id.as_str())
 }

@@ -102,6 +102,16 @@ impl LocalRuntime {
         second.map_err(|_| error)
     }
 
+    /// Waits until a sandbox has no processes any more.
+    pub async fn stopped(&self, id: &SandboxId) {
+        let place = self.entry(id).map(|entry| entry.place());
+        if let Ok(Place::Live(sandbox)) = place {
+            let mut died = sandbox.died.clone();
+            drop(sandbox);
+            let _ = died.wait_for(Option::is_some).await;
+        }
+    }
+
     /// Connects from a sandbox with the network `internet` through this host to a server of our own; how
     /// long that took. It loosens the instance's rules a little: close it after this.
     pub async fn prove_egress(&self, id: &SandboxId) -> Result<Duration, Error> {

@@ -5,7 +5,9 @@ mod cases;
 mod client;
 mod lasting;
 mod lifetimes;
+mod logs;
 mod sockets;
+mod tunnels;
 mod watching;
 
 pub use client::{Client, Server};

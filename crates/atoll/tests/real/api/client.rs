@@ -1,6 +1,6 @@
 //! A server of the test's own, and somebody who asks it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -106,7 +106,7 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("the server's log:\n{}", self.log());
+            let _ = writeln!(std::io::stderr(), "the server's log:\n{}", self.log());
         }
     }
 }

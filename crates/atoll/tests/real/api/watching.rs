@@ -236,3 +236,63 @@ fn a_place_for_metrics_that_was_asked_for_must_be_had() {
     let text = String::from_utf8_lossy(&said.stderr);
     assert!(text.contains("--metrics-listen"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client
+        .sandbox(&json!({ "timeout": 0, "cpuCount": 1 }))
+        .await;
+    let path = format!("/sandboxes/{id}/metrics");
+    // One of this moment is there at once.
+    let first = client.get(&path).await.array();
+    assert!(!first.is_empty());
+    let busy =
+        json!({ "cmd": "head -c 20m /dev/zero > file; while :; do :; done", "background": true });
+    client
+        .post(&format!("/sandboxes/{id}/commands"), &busy)
+        .await;
+    let waiting = async {
+        loop {
+            let all = client.get(&path).await.array();
+            let sampled = all.len() > 3;
+            if sampled && all.last().unwrap()["diskUsed"].as_u64() >= Some(20 << 20) {
+                return all;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    let all = tokio::time::timeout(crate::world::DEADLINE, waiting).await;
+    let all = all.expect("it is sampled");
+    let last = all.last().unwrap();
+    assert_eq!(last["cpuCount"], 1.0);
+    assert!(last["cpuUsedPct"].as_f64().unwrap() > 5.0, "{last}");
+    assert!(last["cpuUsedPct"].as_f64().unwrap() < 150.0, "{last}");
+    assert!(last["memUsed"].as_u64().unwrap() > 0, "{last}");
+    assert!(last["memCache"].as_u64().unwrap() >= 20 << 20, "{last}");
+    assert_eq!(last["memTotal"], 2_u64 << 30);
+    assert_eq!(last["diskTotal"], 10_u64 << 30);
+    assert!(last["pids"].as_u64().unwrap() >= 2, "{last}");
+    assert!(last["cpuSeconds"].as_f64().unwrap() > 0.1, "{last}");
+    // A range has what is in it, by seconds or by times.
+    let one = all[1]["timestamp"].as_str().unwrap();
+    let some = client
+        .get(&format!("{path}?start={one}&end={one}"))
+        .await
+        .array();
+    assert_eq!(some, vec![all[1].clone()]);
+    assert!(
+        client
+            .get(&format!("{path}?end=1000"))
+            .await
+            .array()
+            .is_empty()
+    );
+    // One that does not run tells what was.
+    client
+        .post(&format!("/sandboxes/{id}/stop"), &json!({}))
+        .await;
+    assert!(client.get(&path).await.array().len() >= 3);
+    server.close().await;
+}
