@@ -136,6 +136,18 @@ async fn metrics_move_with_what_happens() {
         assert!(!shown.contains(word), "{word} is shown: {shown}");
     }
     assert!(shown.ends_with("# EOF\n"));
+    let documented = std::fs::read_to_string(
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/watching.md"),
+    )
+    .unwrap();
+    for line in shown.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let name = line.split(' ').nth(2).unwrap();
+        let name = name.strip_prefix("atoll_").unwrap();
+        assert!(
+            documented.contains(&format!("`{name}`")),
+            "{name} is missing in docs/watching.md"
+        );
+    }
 
     // The next server says how it goes on with what there is.
     server.kill_and_start();
