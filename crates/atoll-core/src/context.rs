@@ -1,12 +1,14 @@
 //! On whose behalf something is done.
 
-use atoll_model::{Code, Error, Org, RequestId, Scope};
+use atoll_model::{Code, Error, KeyId, Org, RequestId, Scope};
 
 /// A caller who is known.
 #[derive(Debug, Clone)]
 pub struct Context {
     /// Whose sandboxes are meant.
     pub org: Org,
+    /// By which key the caller is known; nothing is the operator.
+    pub key: Option<KeyId>,
     /// What the caller may do.
     pub scope: Scope,
     /// The request, in the log and in answers.

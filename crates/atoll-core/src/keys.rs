@@ -128,6 +128,7 @@ impl Core {
         }
         Ok(Context {
             org,
+            key: Some(key.id),
             scope: key.scope,
             request,
         })
@@ -137,6 +138,7 @@ impl Core {
     pub async fn operator(&self, request: RequestId) -> Result<Context, Error> {
         Ok(Context {
             org: self.first_org().await?,
+            key: None,
             scope: Scope::Admin,
             request,
         })

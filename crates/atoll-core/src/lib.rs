@@ -15,6 +15,7 @@ mod keys;
 mod ledger;
 mod lifetimes;
 mod links;
+mod meters;
 mod orgs;
 mod reconcile;
 mod sandboxes;
@@ -27,6 +28,7 @@ use atoll_model::{Error, Org};
 use atoll_store::Store;
 use atoll_worker::LocalRuntime;
 use tokio::sync::Notify;
+use tracing::Instrument as _;
 
 pub use atoll_store::{Again, Event};
 pub use context::Context;
@@ -57,6 +59,7 @@ struct Inner {
     keys: keys::Cache,
     tickets: tickets::Tickets,
     signer: Signer,
+    meters: meters::Meters,
 }
 
 impl Core {
@@ -72,6 +75,7 @@ impl Core {
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
                 signer,
+                meters: meters::Meters::default(),
             }),
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));
@@ -100,6 +104,13 @@ impl Core {
         self.inner.store.close().await;
         self.inner.runtime.clone().close().await
     }
+}
+
+/// Begins work that goes on whether or not its caller waits, and belongs to the same request in the log.
+fn spawn<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    tokio::spawn(work.in_current_span())
 }
 
 /// Now: microseconds since 1970.

@@ -4,19 +4,19 @@
 //! is set aside by the runtime, not removed.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
-use crate::ledger::{Ledger, kind};
+use crate::ledger::{Entry, Ledger, kind};
 use crate::sandboxes::end_of;
 use crate::{Inner, error, now};
 
-/// How often is asked whether processes are gone.
-const EVERY: Duration = Duration::from_millis(500);
+/// How often is asked whether processes are gone, whatever was told.
+const EVERY: Duration = Duration::from_secs(5);
 
 pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger, Error> {
     let ledger = Ledger::default();
@@ -94,31 +94,46 @@ fn as_it_is(mut row: SandboxRow, info: &SandboxInfo) -> SandboxRow {
     row
 }
 
-/// Writes down which sandboxes' processes have ended by themselves.
+/// Writes down which sandboxes' processes have ended by themselves: told by the runtime, and looked for now and
+/// then, in case it could not be written down at once.
 pub(crate) async fn follow(inner: Weak<Inner>) {
-    let mut clock = tokio::time::interval(EVERY);
+    let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.endings()) else {
+        return;
+    };
     loop {
-        clock.tick().await;
+        let _ = tokio::time::timeout(EVERY, endings.changed()).await;
         let Some(inner) = inner.upgrade() else { return };
         for info in inner.runtime.list() {
-            let Some(entry) = inner.ledger.get(&info.id) else {
-                continue;
-            };
-            let live =
-                entry.with(|row| matches!(row.state, SandboxState::Running | SandboxState::Paused));
-            if !live || info.state != SandboxState::Stopped {
-                continue;
-            }
-            // One that is being changed by somebody is looked at again.
-            let Ok(_gate) = entry.gate.try_lock() else {
-                continue;
-            };
-            let written = entry.write(&inner.store, |row| *row = as_it_is(row.clone(), &info));
-            match written.await {
-                Ok(_) => tracing::info!(sandbox = %info.id, reason = ?info.reason, "it has ended"),
-                Err(error) if error.code == Code::Internal => {}
-                Err(error) => tracing::warn!(sandbox = %info.id, %error, "it has ended"),
+            if info.state == SandboxState::Stopped
+                && let Some(entry) = inner.ledger.get(&info.id)
+                && entry.with(lives)
+            {
+                // Each by itself: one may be in somebody's hands for a while.
+                tokio::spawn(ended(Arc::clone(&inner), entry));
             }
         }
+    }
+}
+
+fn lives(row: &SandboxRow) -> bool {
+    matches!(row.state, SandboxState::Running | SandboxState::Paused)
+}
+
+/// Writes down that a sandbox has ended, unless somebody has done that or started it again.
+async fn ended(inner: Arc<Inner>, entry: Arc<Entry>) {
+    let _gate = entry.gate.lock().await;
+    let id = entry.with(|row| row.id.clone());
+    let Ok(info) = inner.runtime.get(&id) else {
+        return;
+    };
+    if info.state != SandboxState::Stopped || !entry.with(lives) {
+        return;
+    }
+    let written = entry.write(&inner.store, |row| *row = as_it_is(row.clone(), &info));
+    match written.await {
+        Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "it has ended"),
+        // Its cause is logged already.
+        Err(error) if error.code == Code::Internal => {}
+        Err(error) => tracing::warn!(sandbox = %id, %error, "it has ended"),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use atoll_model::{
     Code, Error, Lifetime, Limits, Network, Org, Policy, SandboxId, SandboxSpec, SandboxState,
@@ -10,7 +11,7 @@ use atoll_model::{
 use atoll_store::{Again, Claim, Page, SandboxRow};
 
 use crate::ledger::{Entry, unknown};
-use crate::{Context, Core, error, now};
+use crate::{Context, Core, error, now, spawn};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -124,7 +125,7 @@ impl Core {
         check_metadata(&asked.metadata)?;
         check_timeout(&context.org, asked.lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             if let Some(again) = asked.again.clone() {
                 return core.make_once(org, asked, again).await;
             }
@@ -166,16 +167,26 @@ impl Core {
     }
 
     async fn make(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
+        let (begin, template) = (Instant::now(), asked.spec.template.clone());
+        let made = self.make_uncounted(org, asked).await;
+        let meters = &self.inner.meters;
+        meters.created(&template, &made, begin.elapsed());
+        made
+    }
+
+    async fn make_uncounted(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
         let entry: Arc<Mutex<Option<Arc<Entry>>>> = Arc::default();
         let announce = {
             let (core, entry) = (self.clone(), Arc::clone(&entry));
             let lifetime = asked.lifetime;
             let asked = asked.clone();
             let (limits, network) = (asked.spec.limits, asked.spec.network);
+            let begin = Instant::now();
             let template = asked.spec.template.clone();
             Box::new(
                 move |id: SandboxId| -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
                     Box::pin(async move {
+                        core.inner.meters.placed(begin.elapsed());
                         let row = SandboxRow {
                             id,
                             session: SessionId::random(),
@@ -288,7 +299,7 @@ impl Core {
 
     pub(crate) async fn delete_entry(&self, entry: Arc<Entry>) -> Result<(), Error> {
         let core = self.clone();
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             let _gate = entry.gate.lock().await;
             let id = entry.with(|row| row.id.clone());
             if core.inner.ledger.get(&id).is_none() {
@@ -320,7 +331,7 @@ impl Core {
 
     pub(crate) async fn stop_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
         let core = self.clone();
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             let _gate = entry.gate.lock().await;
             let id = entry.with(|row| row.id.clone());
             let info = core.inner.runtime.stop(&id).await?;
@@ -340,7 +351,7 @@ impl Core {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let (core, most) = (self.clone(), context.org.max_sandboxes);
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             // A stop under way is waited for.
             let _gate = entry.gate.lock().await;
             let row = entry.row();
@@ -404,7 +415,7 @@ impl Core {
 
     pub(crate) async fn pause_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
         let core = self.clone();
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             let _gate = entry.gate.lock().await;
             let id = entry.with(|row| row.id.clone());
             let info = core.inner.runtime.pause(&id).await?;
@@ -440,7 +451,7 @@ impl Core {
         timeout: Option<Option<u32>>,
     ) -> Result<SandboxView, Error> {
         let (core, entry) = (self.clone(), Arc::clone(entry));
-        let work = tokio::spawn(async move {
+        let work = spawn(async move {
             let _gate = entry.gate.lock().await;
             let row = entry.row();
             if row.state == SandboxState::Running && timeout.is_none() {

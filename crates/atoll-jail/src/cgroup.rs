@@ -434,6 +434,18 @@ impl Group {
         }
     }
 
+    /// How much of its memory is only what is kept of files, and goes when there is no room for it.
+    pub fn cache(&self) -> u64 {
+        let stat = fs::read_to_string(self.memory.join("memory.stat")).unwrap_or_default();
+        let names = if self.memory == self.v2 {
+            ["file", "shmem"]
+        } else {
+            ["total_cache", "total_shmem"]
+        };
+        let [files, shared] = names.map(|name| number_after(&stat, name));
+        files.saturating_sub(shared)
+    }
+
     /// Removes the groups once everything in them has ended (a short while is allowed for that).
     pub fn remove(&self) -> Result<(), Error> {
         if self.v2.exists() {

@@ -1,11 +1,12 @@
 //! Atoll's nouns: ids, sizes, limits, what can be asked for and what can go wrong. No I/O but the
-//! system's random source for new ids, no clock, no runtime.
+//! system's random source for new ids, no clock but a stopwatch, no runtime.
 
 mod error;
 mod exec;
 mod file;
 mod id;
 mod lifetime;
+mod meter;
 mod network;
 mod org;
 mod sandbox;
@@ -21,11 +22,12 @@ pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, Te
 pub use file::{Authority, Caller, Entry, EntryKind, Found, Search, Unpacked, WriteOptions};
 pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
+pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };
 pub use org::{Key, Org, Scope};
-pub use sandbox::{DiskUsage, HostMount, Limits, SandboxInfo, SandboxSpec, Timings, Usage};
+pub use sandbox::{DiskUsage, HostMount, Limits, Sample, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
 pub use watch::{WatchEvent, WatchOptions};

@@ -214,6 +214,27 @@ pub struct DiskUsage {
     pub complete: bool,
 }
 
+/// What a sandbox used at a moment, and might have used.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// When: microseconds since 1970.
+    pub at: i64,
+    /// Processor time until then.
+    pub cpu: Duration,
+    /// How much of its processors it used since the sample before: 100 is all of them.
+    pub cpu_percent: f64,
+    /// Memory, without what is only kept of files.
+    pub memory: Bytes,
+    /// Contents of files that are kept in memory as long as there is room.
+    pub cache: Bytes,
+    /// What its files took when they were last measured.
+    pub disk: Option<Bytes>,
+    /// Processes and threads, our own PID 1 included.
+    pub pids: u32,
+    /// Its ceilings then.
+    pub limits: Limits,
+}
+
 /// What a sandbox uses now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {

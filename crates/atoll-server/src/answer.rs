@@ -70,6 +70,22 @@ impl IntoResponse for Failure {
 #[derive(Debug, Clone)]
 pub(crate) struct FailureBody(Map<String, Value>);
 
+impl FailureBody {
+    /// What went wrong, by its name.
+    pub(crate) fn code(&self) -> &str {
+        self.text("code")
+    }
+
+    /// What its caller is told.
+    pub(crate) fn message(&self) -> &str {
+        self.text("error")
+    }
+
+    fn text(&self, name: &str) -> &str {
+        self.0.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
 /// Puts the request's id into a failure's body and into the headers of every answer.
 pub(crate) fn sign(mut response: Response, request: &RequestId) -> Response {
     if let Some(FailureBody(mut body)) = response.extensions_mut().remove() {

@@ -2,41 +2,120 @@
 //! that may, and who the caller is.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use atoll_core::Context;
 use atoll_model::{Code, Error, RequestId};
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use tracing::field::Empty;
+use tracing::{Instrument as _, Span};
 
-use crate::answer::{Failure, sign};
+use crate::answer::{Failure, FailureBody, sign};
 use crate::body::split_query;
-use crate::{Access, App, Config};
+use crate::{Access, App, Config, Meters};
 
-/// Names the request, checks where it comes from, and signs the answer.
+/// Routes that are for everybody and tell nothing.
+const HEALTH: [&str; 3] = ["/health", "/healthz", "/readyz"];
+
+/// Names the request, checks where it comes from, signs the answer, and tells of it: one line in the log, and what
+/// is counted. Neither has anything of what stands behind the question mark, in headers or in bodies: all of them
+/// may be secrets.
 pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = RequestId::random();
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(id.clone());
     take_shown(&mut request);
-    let begin = std::time::Instant::now();
-    let checked = check_host(request.headers(), &app.config)
-        .and_then(|()| check_origin(request.headers(), &app.config));
+    let told = Told::new(&app, &id, &request);
+    let checked = meant_for_us(request.headers(), &app.config);
     let response = match checked {
-        Ok(()) => next.run(request).await,
+        Ok(()) => next.run(request).instrument(told.span.clone()).await,
         Err(error) => Failure(error).into_response(),
     };
-    let status = response.status().as_u16();
-    // The path only: what stands behind the question mark may be a secret.
-    let took = begin.elapsed();
-    if status >= 500 {
-        tracing::error!(request = %id, %method, path, status, ?took, "answered");
-    } else {
-        tracing::debug!(request = %id, %method, path, status, ?took, "answered");
-    }
+    told.answered(&response);
     sign(response, &id)
+}
+
+/// The request is for this server, and from a page that may ask.
+pub(crate) fn meant_for_us(headers: &HeaderMap, config: &Config) -> Result<(), Error> {
+    check_host(headers, config)?;
+    check_origin(headers, config)
+}
+
+/// A request that is told of, also if its caller goes away before there is an answer.
+struct Told {
+    meters: Meters,
+    span: Span,
+    method: &'static str,
+    route: String,
+    begin: Instant,
+    over: bool,
+}
+
+/// What is told of a caller who went away.
+const GONE: u16 = 499;
+
+impl Told {
+    fn new(app: &App, id: &RequestId, request: &Request) -> Self {
+        let method = method(request.method());
+        let route = route(request);
+        let span =
+            tracing::info_span!("request", request = %id, method, route, org = Empty, key = Empty);
+        Self {
+            meters: app.meters.clone(),
+            span,
+            method,
+            route,
+            begin: Instant::now(),
+            over: false,
+        }
+    }
+
+    fn answered(mut self, response: &Response) {
+        self.over = true;
+        self.tell(response.status().as_u16(), response.extensions().get());
+    }
+
+    fn tell(&self, status: u16, failure: Option<&FailureBody>) {
+        let took = self.begin.elapsed();
+        self.meters.answered(self.method, &self.route, status, took);
+        let _entered = self.span.enter();
+        let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
+        let code = failure.map(FailureBody::code);
+        // What a caller is told of its own mistake may repeat its words; of ours, not.
+        match failure {
+            Some(failure) if status >= 500 => {
+                tracing::error!(status, ms, code, error = failure.message(), "answered");
+            }
+            _ if status >= 500 => tracing::error!(status, ms, "answered"),
+            // Asked all the time by those who only want to know whether there is anybody.
+            _ if HEALTH.contains(&self.route.as_str()) => tracing::debug!(status, ms, "answered"),
+            _ => tracing::info!(status, ms, code, "answered"),
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if !self.over {
+            self.tell(GONE, None);
+        }
+    }
+}
+
+/// The pattern of a route: there are as many as we wrote, and no caller's word is in them.
+fn route(request: &Request) -> String {
+    let matched = request.extensions().get::<MatchedPath>();
+    matched.map_or_else(|| "unknown".into(), |path| path.as_str().to_owned())
+}
+
+/// A method by its name; there are as many as we know.
+fn method(method: &Method) -> &'static str {
+    const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
+    let known = KNOWN.into_iter().find(|name| *name == method.as_str());
+    known.unwrap_or("OTHER")
 }
 
 /// The host part of an authority.
@@ -110,18 +189,23 @@ impl FromRequestParts<App> for Caller {
         let key = shown.and_then(|shown| shown.key.as_deref());
         let ticket = shown.and_then(|shown| shown.ticket.as_deref());
         let given = secret(&parts.headers).or(key);
-        if let (None, Some(ticket)) = (given, ticket) {
-            return Ok(Self(app.core.redeem(ticket, request)?));
-        }
-        let context = match (app.config.access, given) {
-            (Access::Open, None) => app.core.operator(request).await?,
-            (_, Some(secret)) => app.core.authenticate(secret, request).await?,
-            (Access::Keys, None) => {
-                return Err(Error::new(Code::Unauthenticated, "no key came with this request")
-                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the data directory")
-                    .into());
-            }
+        let (kind, context) = match (app.config.access, given, ticket) {
+            (_, Some(secret), _) => ("key", app.core.authenticate(secret, request).await),
+            (_, None, Some(ticket)) => ("ticket", app.core.redeem(ticket, request)),
+            (Access::Open, None, None) => ("open", app.core.operator(request).await),
+            (Access::Keys, None, None) => (
+                "none",
+                Err(Error::new(Code::Unauthenticated, "no key came with this request")
+                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the data directory")),
+            ),
         };
+        app.meters.asked_in(kind, context.is_ok());
+        let context = context?;
+        let span = Span::current();
+        span.record("org", context.org.id.as_str());
+        if let Some(key) = &context.key {
+            span.record("key", key.as_str());
+        }
         Ok(Self(context))
     }
 }

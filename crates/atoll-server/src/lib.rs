@@ -4,9 +4,11 @@
 mod answer;
 mod body;
 mod guard;
+mod meters;
 mod routes;
 mod socket;
 mod stream;
+mod tunnel;
 mod views;
 
 use std::collections::BTreeSet;
@@ -14,6 +16,7 @@ use std::sync::Arc;
 
 use atoll_core::Core;
 use axum::Router;
+pub use meters::{Meters, exporter};
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,13 +42,15 @@ pub struct Config {
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     pub(crate) core: Core,
+    pub(crate) meters: Meters,
     pub(crate) config: Arc<Config>,
 }
 
 /// All routes, with what is checked before them.
-pub fn router(core: Core, config: Config) -> Router {
+pub fn router(core: Core, meters: Meters, config: Config) -> Router {
     let app = App {
         core,
+        meters,
         config: Arc::new(config),
     };
     routes::all(&app)

@@ -5,10 +5,12 @@ mod events;
 mod files;
 mod keys;
 mod orgs;
+mod ports;
 mod sandboxes;
 mod templates;
 mod terminals;
 mod tickets;
+mod watching;
 
 use atoll_model::{Code, Error};
 use axum::extract::State;
@@ -32,7 +34,9 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(keys::routes())
         .merge(templates::routes())
         .merge(tickets::routes())
-        .merge(orgs::routes());
+        .merge(orgs::routes())
+        .merge(ports::routes())
+        .merge(watching::routes());
     // `/api/sessions` is not this one.
     let history = Router::new().route("/sessions", get(sandboxes::sessions));
     let health = Router::new()

@@ -19,11 +19,11 @@ use tokio::time::{Instant, timeout};
 use crate::views::Exit;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
-const PING: Duration = Duration::from_secs(30);
+pub(crate) const PING: Duration = Duration::from_secs(30);
 /// Whoever does not answer it for so long is gone.
-const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// How long a last word may take.
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A request to go on as a WebSocket, if it is one.
 pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
@@ -38,7 +38,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 }
 
 /// The close code of a failure.
-fn close_code(code: Code) -> u16 {
+pub(crate) fn close_code(code: Code) -> u16 {
     match code {
         Code::SandboxStopped | Code::SandboxPaused | Code::SandboxFailed => 4002,
         Code::UnknownTemplate => 4003,
@@ -59,6 +59,11 @@ pub(crate) async fn refuse(socket: WebSocket, error: &Error) {
 }
 
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
+    let _ = timeout(FAREWELL, socket.send(last_word(code, reason))).await;
+}
+
+/// The end, and why.
+pub(crate) fn last_word(code: u16, reason: &str) -> Message {
     // A reason has 123 bytes.
     let mut end = reason.len().min(123);
     while !reason.is_char_boundary(end) {
@@ -68,7 +73,7 @@ async fn close(mut socket: WebSocket, code: u16, reason: &str) {
         code,
         reason: reason[..end].into(),
     };
-    let _ = timeout(FAREWELL, socket.send(Message::Close(Some(frame)))).await;
+    Message::Close(Some(frame))
 }
 
 /// When somebody was last heard, and when to ask.

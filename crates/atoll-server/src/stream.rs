@@ -62,6 +62,14 @@ pub(crate) fn events(used: Use, exec: &Control, after: u64, encoding: Encoding) 
     answer(stream)
 }
 
+/// What a stream is called.
+pub(crate) fn name(stream: Stream) -> &'static str {
+    match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+    }
+}
+
 fn event(chunk: Chunk, position: u64, encoding: Encoding) -> String {
     let (name, body) = match chunk {
         Chunk::Data {
@@ -69,10 +77,7 @@ fn event(chunk: Chunk, position: u64, encoding: Encoding) -> String {
             position,
             bytes,
         } => {
-            let name = match stream {
-                Stream::Stdout => "stdout",
-                Stream::Stderr => "stderr",
-            };
+            let name = name(stream);
             let body = match encoding {
                 Encoding::Text => {
                     json!({ "position": position, "text": String::from_utf8_lossy(&bytes) })

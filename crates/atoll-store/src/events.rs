@@ -66,6 +66,7 @@ impl Store {
         after: i64,
         limit: u32,
     ) -> Result<Vec<Event>> {
+        let _time = self.time("events");
         let rows = match sandbox {
             None => {
                 let query = sqlx::query_as::<_, Row>(AFTER).bind(org.as_str());
@@ -83,12 +84,14 @@ impl Store {
 
     /// The number of the newest event of all.
     pub async fn last_event(&self) -> Result<i64> {
+        let _time = self.time("last_event");
         let query = sqlx::query_scalar::<_, i64>(LAST);
         Ok(query.fetch_one(&self.read).await?)
     }
 
     /// Forgets events from before a time.
     pub async fn forget_events(&self, before: i64) -> Result<u64> {
+        let _time = self.time("forget_events");
         let query = sqlx::query(FORGET).bind(before);
         Ok(query.execute(&self.write).await?.rows_affected())
     }

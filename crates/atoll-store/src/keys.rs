@@ -59,6 +59,7 @@ pub struct NewKey {
 impl Store {
     /// The key whose secret has this hash.
     pub async fn key_by_hash(&self, hash: &str) -> Result<Option<Key>> {
+        let _time = self.time("key_by_hash");
         let query = sqlx::query_as::<_, Row>(BY_HASH).bind(hash);
         let row = query.fetch_optional(&self.read).await?;
         row.map(Key::try_from).transpose()
@@ -66,6 +67,7 @@ impl Store {
 
     /// The keys of an org, newest first.
     pub async fn keys(&self, org: &OrgId) -> Result<Vec<Key>> {
+        let _time = self.time("keys");
         let query = sqlx::query_as::<_, Row>(OF_ORG).bind(org.as_str());
         let rows = query.fetch_all(&self.read).await?;
         rows.into_iter().map(Key::try_from).collect()
@@ -73,6 +75,7 @@ impl Store {
 
     /// Keeps a key.
     pub async fn add_key(&self, new: &NewKey) -> Result<()> {
+        let _time = self.time("add_key");
         let key = &new.key;
         let query = sqlx::query(INSERT)
             .bind(key.id.as_str())
@@ -89,6 +92,7 @@ impl Store {
 
     /// Notes when a key was used.
     pub async fn key_used(&self, id: &KeyId, at: i64) -> Result<()> {
+        let _time = self.time("key_used");
         let query = sqlx::query(USED).bind(id.as_str()).bind(at);
         query.execute(&self.write).await?;
         Ok(())
@@ -96,6 +100,7 @@ impl Store {
 
     /// Makes a key useless; says whether it was one of the org's that was not yet.
     pub async fn revoke_key(&self, org: &OrgId, id: &KeyId, at: i64) -> Result<bool> {
+        let _time = self.time("revoke_key");
         let query = sqlx::query(REVOKE)
             .bind(id.as_str())
             .bind(org.as_str())

@@ -14,6 +14,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_model::{Operations, Stopwatch};
+use prometheus_client::registry::Registry;
 use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::watch;
@@ -58,6 +60,7 @@ pub struct Store {
     read: SqlitePool,
     /// Something has happened.
     news: Arc<watch::Sender<()>>,
+    operations: Operations,
 }
 
 impl Store {
@@ -80,7 +83,20 @@ impl Store {
             write,
             read,
             news: Arc::new(watch::Sender::new(())),
+            operations: Operations::default(),
         })
+    }
+
+    /// Shows how long its operations take to whoever asks the registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "How long the store took for an operation, waiting for its turn included";
+        self.operations
+            .register(registry, "store_op_duration", help);
+    }
+
+    /// Measures one operation until what comes back is dropped.
+    fn time(&self, operation: &'static str) -> Stopwatch {
+        self.operations.time(operation)
     }
 
     /// Ends all connections; what was written is in the file.

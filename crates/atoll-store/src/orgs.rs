@@ -40,6 +40,7 @@ impl TryFrom<Row> for Org {
 impl Store {
     /// An org.
     pub async fn org(&self, id: &OrgId) -> Result<Option<Org>> {
+        let _time = self.time("org");
         let query = sqlx::query_as::<_, Row>(GET).bind(id.as_str());
         let row = query.fetch_optional(&self.read).await?;
         row.map(Org::try_from).transpose()
@@ -47,12 +48,14 @@ impl Store {
 
     /// All orgs, newest first.
     pub async fn orgs(&self) -> Result<Vec<Org>> {
+        let _time = self.time("orgs");
         let rows = sqlx::query_as::<_, Row>(LIST).fetch_all(&self.read).await?;
         rows.into_iter().map(Org::try_from).collect()
     }
 
     /// Adds an org; its name must be free.
     pub async fn add_org(&self, org: &Org) -> Result<()> {
+        let _time = self.time("add_org");
         let query = sqlx::query(INSERT)
             .bind(org.id.as_str())
             .bind(&org.name)
@@ -68,6 +71,7 @@ impl Store {
 
     /// Changes an org's name and limits.
     pub async fn change_org(&self, org: &Org) -> Result<()> {
+        let _time = self.time("change_org");
         let query = sqlx::query(UPDATE)
             .bind(org.id.as_str())
             .bind(&org.name)

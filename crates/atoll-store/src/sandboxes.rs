@@ -156,6 +156,7 @@ impl Store {
         most: Option<u32>,
         again: Option<&Again>,
     ) -> Result<Claim> {
+        let _time = self.time("add_sandbox");
         let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
         if let Some(again) = again {
             let query = sqlx::query(REMEMBER)
@@ -202,6 +203,7 @@ impl Store {
         org: &OrgId,
         key: &str,
     ) -> Result<Option<(String, SandboxRow)>> {
+        let _time = self.time("said_before");
         let query = sqlx::query_as::<_, (String, String)>(RECALL)
             .bind(org.as_str())
             .bind(key);
@@ -217,6 +219,7 @@ impl Store {
 
     /// A create that failed may be tried again by the same key.
     pub async fn forget_said(&self, sandbox: &SandboxId) -> Result<()> {
+        let _time = self.time("forget_said");
         let query = sqlx::query(UNSAY).bind(sandbox.as_str());
         query.execute(&self.write).await?;
         Ok(())
@@ -224,12 +227,14 @@ impl Store {
 
     /// Forgets what was said before a time.
     pub async fn forget_said_before(&self, before: i64) -> Result<u64> {
+        let _time = self.time("forget_said_before");
         let query = sqlx::query(FORGET).bind(before);
         Ok(query.execute(&self.write).await?.rows_affected())
     }
 
     /// Takes a place in its org for a stopped sandbox that is to run again.
     pub async fn claim_again(&self, id: &SandboxId, most: Option<u32>) -> Result<Claim> {
+        let _time = self.time("claim_again");
         let query = sqlx::query(AGAIN)
             .bind(id.as_str())
             .bind(most.map(i64::from));
@@ -243,12 +248,14 @@ impl Store {
 
     /// There was such a sandbox, and it was deleted.
     pub async fn was_deleted(&self, id: &SandboxId) -> Result<bool> {
+        let _time = self.time("was_deleted");
         let query = sqlx::query_scalar::<_, i64>(DELETED).bind(id.as_str());
         Ok(query.fetch_one(&self.read).await? > 0)
     }
 
     /// The row of a sandbox, by id or by its alias in an org.
     pub async fn sandbox(&self, org: &OrgId, name: &str) -> Result<Option<SandboxRow>> {
+        let _time = self.time("sandbox");
         let sql = sqlx::AssertSqlSafe(format!(
             "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND deleted_at IS NULL AND (id = $2 OR alias = $2)"
         ));
@@ -259,6 +266,7 @@ impl Store {
 
     /// The rows of all sandboxes that are not deleted.
     pub async fn living(&self) -> Result<Vec<SandboxRow>> {
+        let _time = self.time("living");
         let sql = sqlx::AssertSqlSafe(format!(
             "SELECT {COLUMNS} FROM sandboxes WHERE deleted_at IS NULL"
         ));
@@ -268,6 +276,7 @@ impl Store {
 
     /// Sandboxes of an org, newest first: those that are there, or all that ever were.
     pub async fn sandboxes(&self, org: &OrgId, all: bool, page: &Page) -> Result<Vec<SandboxRow>> {
+        let _time = self.time("sandboxes");
         let (at, id) = page.before.clone().unwrap_or((i64::MAX, String::new()));
         let sql = sqlx::AssertSqlSafe(format!(
             "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND ($2 OR deleted_at IS NULL) \
@@ -286,6 +295,7 @@ impl Store {
 
     /// Writes a row as it is now, and what happened to it.
     pub async fn update_sandbox(&self, row: &SandboxRow, kind: &str, at: i64) -> Result<()> {
+        let _time = self.time("update_sandbox");
         let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
         let query = sqlx::query(UPDATE)
             .bind(row.id.as_str())

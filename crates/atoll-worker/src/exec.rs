@@ -6,6 +6,7 @@
 
 mod input;
 pub(crate) mod log;
+pub(crate) mod logs;
 pub(crate) mod output;
 pub(crate) mod record;
 pub(crate) mod spare;

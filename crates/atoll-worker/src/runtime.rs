@@ -15,9 +15,10 @@ use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_model::{
     Bytes, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
-    SandboxInfo, SandboxSpec, SandboxState, Transition, Usage,
+    SandboxInfo, SandboxSpec, SandboxState, Stopwatch, Transition, Usage,
 };
 use std::os::fd::{AsFd, BorrowedFd};
+use tokio::sync::watch;
 
 use crate::busy::Busy;
 use crate::error::{host_file, internal};
@@ -26,9 +27,11 @@ use crate::exec::{self, Control, Exec};
 use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::keeper::{Inventory, Keeper};
+use crate::meters::Meters;
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
+use crate::samples::{self, Samples};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
 pub use connection::PortWatch;
@@ -127,6 +130,9 @@ pub(crate) struct Shared {
     /// Creates under way, whose callers may have gone.
     pub(crate) busy: Busy,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+    /// Told whenever a sandbox has ended by itself.
+    ended: watch::Sender<()>,
+    pub(crate) meters: Meters,
     /// Those who make sandboxes in advance.
     tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
@@ -139,16 +145,26 @@ impl fmt::Debug for Shared {
     }
 }
 
+impl Shared {
+    /// All sandboxes.
+    pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<Entry>)> {
+        let all = lock(&self.sandboxes);
+        let both = |(id, entry): (&SandboxId, &Arc<Entry>)| (id.clone(), Arc::clone(entry));
+        all.iter().map(both).collect()
+    }
+}
+
 /// A sandbox, whether or not it has processes.
 #[derive(Debug)]
-struct Entry {
+pub(crate) struct Entry {
     /// Held while it gets from one state to another: one at a time.
     gate: Arc<tokio::sync::Mutex<()>>,
     place: Mutex<Place>,
+    pub(crate) samples: Mutex<Samples>,
 }
 
 #[derive(Debug, Clone)]
-enum Place {
+pub(crate) enum Place {
     /// It has processes.
     Live(Arc<Sandbox>),
     /// It has only files.
@@ -162,10 +178,11 @@ impl Entry {
         Arc::new(Self {
             gate: Arc::default(),
             place: Mutex::new(place),
+            samples: Mutex::default(),
         })
     }
 
-    fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         lock(&self.place).clone()
     }
 
@@ -207,7 +224,7 @@ impl LocalRuntime {
             // A server answers although its sandboxes take all processor time they can get.
             atoll_jail::go_before_others();
         }
-        let (binary, patience) = (config.binary.clone(), config.patience);
+        let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -228,15 +245,28 @@ impl LocalRuntime {
             freezer: Freezer::start()?,
             busy: Busy::default(),
             sandboxes: Mutex::default(),
+            ended: watch::Sender::default(),
+            meters: Meters::default(),
             tending: Mutex::default(),
         });
         let runtime = Self { shared };
         if let Some(inventory) = inventory {
+            let begin = std::time::Instant::now();
             runtime.take_over(inventory).await?;
+            let lives = |entry: &Arc<Entry>| matches!(entry.place(), Place::Live(_));
+            let adopted = runtime
+                .sandboxes()
+                .values()
+                .filter(|entry| lives(entry))
+                .count();
+            runtime.shared.meters.adopted(adopted, begin.elapsed());
         }
         let nursery = tokio::spawn(Nursery::tend(Arc::clone(&runtime.shared)));
         let pool = tokio::spawn(Pool::tend(Arc::clone(&runtime.shared)));
         lock(&runtime.shared.tending).extend([nursery, pool]);
+        if lasting {
+            tokio::spawn(samples::watch(Arc::downgrade(&runtime.shared)));
+        }
         Ok(runtime)
     }
 
@@ -293,6 +323,15 @@ impl LocalRuntime {
         ))
     }
 
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Measures one operation until what comes back is dropped.
+    fn time(&self, operation: &'static str) -> Stopwatch {
+        self.shared.meters.operations.time(operation)
+    }
+
     fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
         lock(&self.shared.sandboxes)
     }
@@ -323,6 +362,7 @@ impl LocalRuntime {
         let runtime = self.clone();
         let work = tokio::spawn(async move {
             let _busy = runtime.shared.busy.begin();
+            let _time = runtime.time("create");
             let shared = &runtime.shared;
             // Before a warm one is taken: not every one can be put back.
             crate::sandbox::check(shared, &spec)?;
@@ -381,8 +421,14 @@ impl LocalRuntime {
             if matches!(entry.place(), Place::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
                 let reason = reason(&sandbox, status.unwrap_or(9));
                 let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
+                shared.ended.send_replace(());
             }
         });
+    }
+
+    /// Wakes when a sandbox's processes have ended although nobody asked for that.
+    pub fn endings(&self) -> watch::Receiver<()> {
+        self.shared.ended.subscribe()
     }
 
     /// How many sandboxes are ready before they are asked for: complete ones, and prepared ones.
@@ -403,7 +449,7 @@ impl LocalRuntime {
         self.entry(id)?.info().ok_or_else(|| unknown(id))
     }
 
-    fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
+    pub(crate) fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
         self.sandboxes().get(id).cloned().ok_or_else(|| unknown(id))
     }
 
@@ -446,11 +492,13 @@ impl LocalRuntime {
 
     /// Lets all processes of a sandbox stand still.
     pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("pause");
         self.freeze(id, Transition::Pause).await
     }
 
     /// Lets them go on.
     pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("resume");
         self.freeze(id, Transition::Resume).await
     }
 
@@ -477,6 +525,7 @@ impl LocalRuntime {
     /// later are told; programs that run keep their processors. For a paused one programs are told when it
     /// goes on, for a stopped one when it starts. Memory that is in use cannot be taken away.
     pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<SandboxInfo, Error> {
+        let _time = self.time("set_limits");
         size::check(&self.shared, &limits)?;
         self.change(id, move |runtime, entry, place| async move {
             let shared = &runtime.shared;
@@ -509,6 +558,7 @@ impl LocalRuntime {
 
     /// Ends a sandbox's processes; its files stay.
     pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("stop");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Stop)?;
             let Place::Live(sandbox) = place else {
@@ -525,13 +575,15 @@ impl LocalRuntime {
     /// Makes a stopped sandbox run again, with its files.
     pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _busy = self.shared.busy.begin();
+        let _time = self.time("start");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Start)?;
-            let Place::Stopped(record, _) = place else {
+            let Place::Stopped(record, execs) = place else {
                 return Ok(());
             };
             let sandbox = Sandbox::start(&runtime.shared, *record).await?;
             entry.set(Place::Live(Arc::clone(&sandbox)));
+            execs.close();
             runtime.watch_over(&entry, &sandbox);
             Ok(())
         })
@@ -541,6 +593,7 @@ impl LocalRuntime {
     /// Deletes a sandbox: its processes, its limits and its files are gone when this returns (the
     /// disk space a little later).
     pub async fn delete(&self, id: &SandboxId) -> Result<(), Error> {
+        let _time = self.time("delete");
         self.end(id, None).await
     }
 
@@ -588,6 +641,9 @@ impl LocalRuntime {
                 std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
             })
             .await?;
+            if let Some((execs, _)) = entry.execs() {
+                execs.close();
+            }
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
@@ -627,8 +683,12 @@ impl LocalRuntime {
 
     /// The commands of a sandbox, newest first.
     pub fn execs(&self, id: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
+        Ok(self.execs_of(id)?.list())
+    }
+
+    pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<Table>, Error> {
         let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
-        Ok(table.list())
+        Ok(table)
     }
 
     /// A command of a sandbox, running or ended, by its id.
@@ -666,6 +726,7 @@ impl LocalRuntime {
     /// Starts a command.
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
         self.shared.busy.touch();
+        let _time = self.time("exec");
         exec::start(self.find(id)?, spec).await
     }
 
@@ -821,7 +882,7 @@ fn cannot_keep() -> Error {
     )
 }
 
-fn unknown(id: &SandboxId) -> Error {
+pub(crate) fn unknown(id: &SandboxId) -> Error {
     Error::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
         .detail("sandboxID", id.as_str())
 }

@@ -26,6 +26,7 @@ use crate::exec::spare::Spare;
 use crate::exec::table::Table;
 use crate::init::Init;
 use crate::keeper::Keeper;
+use crate::meters::Meters;
 use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
@@ -58,6 +59,7 @@ pub(crate) struct Sandbox {
     keeper: Arc<Keeper>,
     /// What its runtime does besides.
     pub(crate) busy: Busy,
+    pub(crate) meters: Meters,
     /// How long it may be silent when it is asked for something.
     pub(crate) patience: Duration,
     /// Directories of ended execs.

@@ -34,8 +34,6 @@ pub(super) fn routes() -> Router<App> {
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/resume", post(resume))
         .route("/sandboxes/{id}/network", put(network))
-        .route("/sandboxes/{id}/ports", get(ports))
-        .route("/sandboxes/{id}/metrics", get(usage))
 }
 
 #[derive(Debug, Deserialize)]
@@ -493,32 +491,4 @@ async fn network(
     let rules = policy(&asked.allow, &asked.deny)?;
     let changed = app.core.set_network(&caller, &id, asked.network, rules);
     Ok(Json(changed.await?.into()))
-}
-
-async fn ports(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Path(id): Path<String>,
-) -> Answer<Json<Vec<serde_json::Value>>> {
-    let used = app
-        .core
-        .enter(&caller, &id, atoll_model::Scope::Read)
-        .await?;
-    let ports = used.runtime().ports(used.id()).await?;
-    let view = |at: std::net::SocketAddr| serde_json::json!({ "port": at.port(), "address": at.ip().to_string() });
-    Ok(Json(ports.into_iter().map(view).collect()))
-}
-
-async fn usage(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Path(id): Path<String>,
-) -> Answer<Json<serde_json::Value>> {
-    let used = app.core.look(&caller, &id)?;
-    let usage = used.runtime().usage(used.id())?;
-    Ok(Json(serde_json::json!({
-        "cpuSeconds": usage.cpu.as_secs_f64(),
-        "memoryBytes": usage.memory.0,
-        "pids": usage.pids,
-    })))
 }

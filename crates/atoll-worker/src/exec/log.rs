@@ -295,6 +295,19 @@ impl Log {
         files.log.read_at(into, position)
     }
 
+    /// Bytes of one stream that lie together at a position inside the bounds, at most so many; nothing if they were
+    /// given up meanwhile.
+    pub(crate) fn part(&self, position: u64, most: usize) -> io::Result<Option<(Stream, Vec<u8>)>> {
+        let piece = self.piece(position)?;
+        let most = (piece.end.saturating_sub(position)).min(most as u64) as usize;
+        let mut bytes = vec![0; most];
+        let read = self.read(position, &mut bytes)?;
+        bytes.truncate(read);
+        // What was given up while we read it reads as zeros.
+        let gone = self.bounds().0 > position || bytes.is_empty();
+        Ok((!gone).then_some((piece.stream, bytes)))
+    }
+
     /// A reader has come to a position (its number, if it is known).
     pub(crate) fn arrive(&self, reader: Option<u64>, position: u64) -> u64 {
         let number = {

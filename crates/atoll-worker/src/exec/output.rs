@@ -91,19 +91,13 @@ impl Reader {
     fn read(&mut self) -> Result<Option<Chunk>, Error> {
         let failed = |error: std::io::Error| internal("read a command's log", &error);
         let position = self.position;
-        let piece = self.log.piece(position).map_err(failed)?;
-        let most = (piece.end.saturating_sub(position)).min(MOST as u64) as usize;
-        let mut bytes = vec![0; most];
-        let read = self.log.read(position, &mut bytes).map_err(failed)?;
-        bytes.truncate(read);
-        // What was given up while we read it reads as zeros.
-        if self.log.bounds().0 > position || bytes.is_empty() {
+        let Some((stream, bytes)) = self.log.part(position, MOST).map_err(failed)? else {
             return Ok(None);
-        }
+        };
         self.position += bytes.len() as u64;
         self.arrive();
         Ok(Some(Chunk::Data {
-            stream: piece.stream,
+            stream,
             position,
             bytes,
         }))

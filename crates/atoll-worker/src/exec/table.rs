@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_model::{Code, Error, ExecId, ExecInfo};
+use tokio::sync::watch;
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
@@ -19,6 +20,8 @@ const MOST: usize = 256;
 pub(crate) struct Table {
     directory: PathBuf,
     inner: Mutex<Inner>,
+    /// Told when a command is added; true when none will be any more.
+    closed: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +43,7 @@ impl Table {
         Self {
             directory,
             inner: Mutex::new(inner),
+            closed: watch::Sender::new(false),
         }
     }
 
@@ -56,10 +60,18 @@ impl Table {
     fn complete(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner();
         if !std::mem::replace(&mut inner.complete, true) {
+            let newer = std::mem::take(&mut inner.all);
             for record in Record::all(&self.directory) {
+                // Those that began since then are written down too.
+                if newer.values().any(|exec| exec.id == record.id) {
+                    continue;
+                }
                 if let Ok(shared) = Shared::of_ended(record) {
                     inner.add(Arc::new(shared));
                 }
+            }
+            for exec in newer.into_values() {
+                inner.add(exec);
             }
         }
         inner
@@ -67,7 +79,36 @@ impl Table {
 
     /// Adds a command that has begun.
     pub(crate) fn add(&self, shared: Arc<Shared>) {
-        self.inner().add(shared);
+        let mut inner = self.inner();
+        // It may have been found among those of earlier servers: it is written down before it is added.
+        inner.all.retain(|_, known| known.id != shared.id);
+        inner.add(shared);
+        drop(inner);
+        self.closed.send_modify(|_| {});
+    }
+
+    /// No command will be added any more: the sandbox is gone, or another table is its.
+    pub(crate) fn close(&self) {
+        self.closed.send_replace(true);
+    }
+
+    /// Told when a command is added; true when none will be.
+    pub(crate) fn closed(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
+    }
+
+    /// The first after another in the order they began that is not to be left out; if the other is forgotten, so are
+    /// all that ended before it.
+    pub(crate) fn next_after(
+        &self,
+        other: Option<&ExecId>,
+        left_out: impl Fn(&Shared) -> bool,
+    ) -> Option<Arc<Shared>> {
+        let inner = self.complete();
+        let other = other.and_then(|id| inner.all.iter().find(|(_, exec)| exec.id == *id));
+        let first = other.map_or(0, |(number, _)| number + 1);
+        let mut later = inner.all.range(first..).map(|(_, exec)| exec);
+        later.find(|exec| !left_out(exec)).cloned()
     }
 
     /// Adds a command that ended before we were there.

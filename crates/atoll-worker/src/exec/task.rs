@@ -120,6 +120,7 @@ impl Task {
         ];
         let known = shared.progress.borrow().status;
         if known.is_none() {
+            let present = sandbox.meters.present(shared.terminal.is_some());
             let mut timed_out = false;
             let mut deadline = Deadline::new(&shared, sandbox.state.subscribe());
             let raw = loop {
@@ -150,6 +151,10 @@ impl Task {
             shared
                 .progress
                 .send_modify(|progress| progress.status = Some(status));
+            drop(present);
+            if shared.terminal.is_none() {
+                sandbox.meters.exec_ended(shared.started_at);
+            }
             // Whoever waits goes first.
             tokio::task::yield_now().await;
             if let Some(feeding) = feeding {

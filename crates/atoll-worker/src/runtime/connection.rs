@@ -58,6 +58,7 @@ impl LocalRuntime {
             ..SandboxSpec::default()
         };
         wanted.check_network()?;
+        let _time = self.time("set_network");
         self.change(id, move |runtime, entry, place| async move {
             let SandboxSpec {
                 network, policy, ..
@@ -89,6 +90,7 @@ impl LocalRuntime {
 
     /// Connects to a server on a port of a sandbox's loopback, whatever its network is.
     pub async fn dial(&self, id: &SandboxId, port: u16) -> Result<TcpStream, Error> {
+        let _time = self.time("dial");
         let sandbox = self.find(id)?;
         let at = |ip: IpAddr| SocketAddr::new(ip, port);
         let first = network::dial(sandbox.namespace()?, at(Ipv4Addr::LOCALHOST.into())).await;
@@ -98,6 +100,16 @@ impl LocalRuntime {
         };
         let second = network::dial(sandbox.namespace()?, at(Ipv6Addr::LOCALHOST.into())).await;
         second.map_err(|_| error)
+    }
+
+    /// Waits until a sandbox has no processes any more.
+    pub async fn stopped(&self, id: &SandboxId) {
+        let place = self.entry(id).map(|entry| entry.place());
+        if let Ok(Place::Live(sandbox)) = place {
+            let mut died = sandbox.died.clone();
+            drop(sandbox);
+            let _ = died.wait_for(Option::is_some).await;
+        }
     }
 
     /// Connects from a sandbox with the network `internet` through this host to a server of our own; how

@@ -76,6 +76,7 @@ impl Sandbox {
             token: found.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),
+            meters: shared.meters.clone(),
             patience: shared.patience,
             leaves: Mutex::default(),
             spare: Mutex::default(),

@@ -462,6 +462,7 @@ impl Embryo {
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
             busy: shared.busy.clone(),
+            meters: shared.meters.clone(),
             patience: shared.patience,
             leaves: Mutex::default(),
             spare: Mutex::default(),

@@ -1,5 +1,7 @@
 //! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
 
+mod watching;
+
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -9,7 +11,7 @@ use std::process::ExitCode;
 
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
-use atoll_server::{Access, Config as ServerConfig};
+use atoll_server::{Access, Config as ServerConfig, Meters};
 use atoll_store::Store;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use axum::serve::ListenerExt as _;
@@ -20,6 +22,7 @@ use tokio::sync::watch;
 use super::run::ensure_base;
 use super::{note, paint, say};
 use crate::config::Config;
+use watching::Watching;
 
 /// Serve sandboxes over HTTP.
 #[derive(Debug, Args)]
@@ -46,6 +49,8 @@ pub(crate) struct Serve {
     /// What happens to sandboxes when this server ends.
     #[arg(long, value_enum, default_value_t = OnExit::Keep)]
     on_exit: OnExit,
+    #[command(flatten)]
+    watching: Watching,
 }
 
 /// What happens to sandboxes when their server ends.
@@ -75,7 +80,7 @@ impl Serve {
             ));
         }
         ensure_base(&config)?;
-        log();
+        self.watching.log();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_start(|| {
@@ -97,6 +102,7 @@ impl Serve {
             )
             .remedy("choose another place with --listen ADDR:PORT")
         })?;
+        let metrics = self.watching.metrics_listener().await?;
         let at = listener
             .local_addr()
             .map_err(|error| failed("ask for the port", &error))?;
@@ -117,12 +123,16 @@ impl Serve {
             })?;
         let core = Core::open(store, sandboxes, signer(&config.data)?).await?;
         let socket = operators_socket(&config.data)?;
+        let meters = Meters::default();
+        if let Some(metrics) = metrics {
+            watching::show_metrics(metrics, &core, &meters, self.hosts())?;
+        }
         self.greet(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
-        let open = atoll_server::router(core.clone(), self.rules(Access::Open));
+        let open = atoll_server::router(core.clone(), meters.clone(), self.rules(Access::Open));
         let access = if self.dev { Access::Open } else { Access::Keys };
-        let public = atoll_server::router(core.clone(), self.rules(access));
+        let public = atoll_server::router(core.clone(), meters, self.rules(access));
         let until = |mut stopped: watch::Receiver<bool>| async move {
             let _ = stopped.wait_for(|stopped| *stopped).await;
         };
@@ -148,14 +158,15 @@ impl Serve {
         core.close().await
     }
 
+    fn hosts(&self) -> BTreeSet<String> {
+        let lower = self.host.iter().map(|host| host.to_ascii_lowercase());
+        lower.collect()
+    }
+
     fn rules(&self, access: Access) -> ServerConfig {
         ServerConfig {
             access,
-            hosts: self
-                .host
-                .iter()
-                .map(|host| host.to_ascii_lowercase())
-                .collect::<BTreeSet<_>>(),
+            hosts: self.hosts(),
             origins: self.cors_origin.iter().cloned().collect(),
         }
     }
@@ -254,24 +265,6 @@ async fn asked_to_end() -> Result<(), Error> {
         _ = interrupt.recv() => {}
     }
     Ok(())
-}
-
-/// Logs to standard error: for people on a terminal, for programs otherwise.
-fn log() {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::new("info");
-    let builder = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_env_filter(filter);
-    if std::io::stderr().is_terminal() {
-        let _ = builder.with_target(false).try_init();
-    } else {
-        let _ = builder
-            .json()
-            .flatten_event(true)
-            .with_target(false)
-            .try_init();
-    }
 }
 
 fn failed(what: &str, error: &std::io::Error) -> Error {

@@ -8,9 +8,12 @@ mod cut;
 mod lasting;
 mod lifetimes;
 mod links;
+mod logs;
 mod places;
 mod soak;
 mod sockets;
 mod templates;
+mod tunnels;
+mod watching;
 
 pub use client::{Client, Server};

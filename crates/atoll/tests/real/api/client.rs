@@ -1,6 +1,6 @@
 //! A server of the test's own, and somebody who asks it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -21,7 +21,8 @@ use crate::world::{DEADLINE, World, binary, private};
 pub struct Server {
     scratch: Scratch,
     child: Child,
-    address: String,
+    /// Where it serves, and where it shows metrics.
+    places: [String; 2],
 }
 
 impl Server {
@@ -30,11 +31,11 @@ impl Server {
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
-        let (child, address) = spawn(&scratch.join("data"));
+        let (child, places) = spawn(&scratch.join("data"));
         Self {
             scratch,
             child,
-            address,
+            places,
         }
     }
 
@@ -50,16 +51,32 @@ impl Server {
     pub fn client(&self) -> Client {
         let key = std::fs::read_to_string(self.data().join("admin.key")).unwrap();
         Client {
-            address: self.address.clone(),
+            address: self.places[0].clone(),
             key: Some(key.trim().to_owned()),
         }
+    }
+
+    /// What it shows to whoever watches.
+    pub async fn metrics(&self) -> String {
+        let watcher = Client {
+            address: self.places[1].clone(),
+            key: None,
+        };
+        let answer = watcher.get("/metrics").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        String::from_utf8(answer.body.to_vec()).unwrap()
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("log")).unwrap()
     }
 
     /// Kills it, and starts another on the same data.
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        (self.child, self.address) = spawn(&self.data());
+        (self.child, self.places) = spawn(&self.data());
     }
 
     /// Asks it to end, and waits.
@@ -92,13 +109,21 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            let _ = writeln!(std::io::stderr(), "the server's log:\n{}", self.log());
+        }
     }
 }
 
-/// Starts a server on a free port; where it is.
-fn spawn(data: &Path) -> (Child, String) {
+/// Starts a server on free ports; where it serves, and where it shows metrics. Its log goes to a file.
+fn spawn(data: &Path) -> (Child, [String; 2]) {
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(data.with_file_name("log"));
     let mut child = Command::new(binary())
-        .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .args(["--metrics-listen", "127.0.0.1:0", "--data-dir"])
         .arg(data)
         .env(
             "ATOLL_TEMPLATES_DIR",
@@ -106,14 +131,23 @@ fn spawn(data: &Path) -> (Child, String) {
         )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(log.unwrap())
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let address = lines.map_while(Result::ok).find_map(|line| {
-        let url = line.strip_prefix("serving")?.trim();
-        Some(url.strip_prefix("http://")?.to_owned())
-    });
-    (child, address.expect("it says where it serves"))
+    let mut lines = lines.map_while(Result::ok);
+    let mut place = |name| {
+        lines.find_map(|line| {
+            let url = line.strip_prefix(name)?.trim();
+            Some(url.strip_prefix("http://")?.to_owned())
+        })
+    };
+    let metrics = place("metrics").expect("it says where it shows metrics");
+    let address = place("serving").expect("it says where it serves");
+    (
+        child,
+        [address, metrics.trim_end_matches("/metrics").to_owned()],
+    )
 }
 
 /// Somebody who asks.

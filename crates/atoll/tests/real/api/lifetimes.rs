@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Client, Server};
 use crate::world::DEADLINE;
 
-async fn state(client: &Client, id: &str) -> Value {
+pub async fn state(client: &Client, id: &str) -> Value {
     let answer = client.get(&format!("/sandboxes/{id}")).await;
     if answer.status == 404 {
         return "gone".into();
@@ -16,7 +16,7 @@ async fn state(client: &Client, id: &str) -> Value {
 }
 
 /// Waits until a sandbox is in a state.
-async fn becomes(client: &Client, id: &str, expected: &str) {
+pub async fn becomes(client: &Client, id: &str, expected: &str) {
     let waiting = async {
         while state(client, id).await != expected {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -108,7 +108,7 @@ async fn who_is_used_is_not_idle() {
     // Questions about a sandbox are no uses of it.
     let asking = async {
         while state(&client, &idle).await != "stopped" {
-            for what in ["commands", "metrics", "pty", "events"] {
+            for what in ["commands", "metrics", "logs", "pty", "events"] {
                 client.get(&format!("/sandboxes/{idle}/{what}")).await;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

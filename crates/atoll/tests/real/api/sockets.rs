@@ -11,10 +11,10 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 use super::{Client, Server};
 use crate::world::DEADLINE;
 
-type Socket = WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>;
+pub type Socket = WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>;
 
 /// Opens a WebSocket as a browser would: the key behind the question mark.
-async fn open(client: &Client, path: &str) -> Socket {
+pub async fn open(client: &Client, path: &str) -> Socket {
     let mark = if path.contains('?') { '&' } else { '?' };
     let key = client.key.clone().unwrap_or_default();
     let url = format!("ws://{}{path}{mark}api_key={key}", client.address);
@@ -40,7 +40,7 @@ async fn until(socket: &mut Socket, text: &str) -> String {
 }
 
 /// Reads to the end: the close code.
-async fn closed(socket: &mut Socket) -> u16 {
+pub async fn closed(socket: &mut Socket) -> u16 {
     let reading = async {
         while let Some(Ok(message)) = socket.next().await {
             if let Message::Close(frame) = message {
@@ -52,7 +52,7 @@ async fn closed(socket: &mut Socket) -> u16 {
     tokio::time::timeout(DEADLINE, reading).await.unwrap()
 }
 
-async fn send(socket: &mut Socket, bytes: &[u8]) {
+pub async fn send(socket: &mut Socket, bytes: &[u8]) {
     let message = Message::Binary(bytes.to_vec().into());
     socket.send(message).await.unwrap();
 }

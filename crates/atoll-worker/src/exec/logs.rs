@@ -1,0 +1,271 @@
+//! What all commands of a sandbox wrote, line by line: one command after the other in the order they began, and what
+//! those that run go on to write. Lines have no times of their own; a command has.
+//!
+//! Terminals are not among them: what is written to a screen is no text. Readers hold no command back: who is too
+//! slow is told of a gap.
+
+use std::fmt::Write as _;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use atoll_model::{Chunk, Error, ExecId, SandboxId};
+use tokio::sync::watch;
+
+use super::Shared;
+use super::output::Progress;
+use super::table::Table;
+use crate::LocalRuntime;
+use crate::error::internal;
+
+/// Most lines are shorter; a longer one is told in pieces.
+const SHORT: usize = 1 << 10;
+const LONGEST: usize = 16 << 10;
+
+/// A line, or a gap, of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logged {
+    /// Which command.
+    pub exec: ExecId,
+    /// When that began: microseconds since 1970.
+    pub started_at: i64,
+    /// A line with its end, as far as it was written; or a gap.
+    pub what: Chunk,
+}
+
+/// A reader of everything that a sandbox's commands wrote. It can be given up and taken up again by its cursor.
+#[derive(Debug)]
+pub struct Logs {
+    table: Arc<Table>,
+    /// True when no command will be added.
+    closed: watch::Receiver<bool>,
+    /// The last command that was begun with, in the order of the table.
+    newest: Option<ExecId>,
+    /// Those that may have more to tell, oldest first.
+    open: Vec<Open>,
+    /// Which of them is being read, and up to where before the next has its turn.
+    turn: usize,
+    until: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Open {
+    exec: Arc<Shared>,
+    position: u64,
+    growth: watch::Receiver<u64>,
+    progress: watch::Receiver<Progress>,
+}
+
+impl Open {
+    fn new(exec: Arc<Shared>, position: u64) -> Self {
+        Self {
+            growth: exec.log.growth(),
+            progress: exec.progress.subscribe(),
+            exec,
+            position,
+        }
+    }
+
+    /// What comes next of it before a position.
+    fn read(&mut self, until: u64) -> Result<Option<Logged>, Error> {
+        let start = self.exec.log.bounds().0;
+        let what = if self.position < start {
+            let from = std::mem::replace(&mut self.position, start);
+            Chunk::Gap { from, to: start }
+        } else if self.position < until {
+            let Some(line) = self.line((until - self.position) as usize)? else {
+                // Given up meanwhile: told as a gap.
+                return self.read(until);
+            };
+            line
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(Logged {
+            exec: self.exec.id.clone(),
+            started_at: self.exec.started_at,
+            what,
+        }))
+    }
+
+    fn line(&mut self, most: usize) -> Result<Option<Chunk>, Error> {
+        let position = self.position;
+        let part = |most| {
+            let part = self.exec.log.part(position, most);
+            part.map_err(|error| internal("read a command's log", &error))
+        };
+        let Some((mut stream, mut bytes)) = part(most.min(SHORT))? else {
+            return Ok(None);
+        };
+        let end = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n');
+        if end(&bytes).is_none() && bytes.len() == SHORT {
+            let Some(longer) = part(most.min(LONGEST))? else {
+                return Ok(None);
+            };
+            (stream, bytes) = longer;
+        }
+        match end(&bytes) {
+            Some(end) => bytes.truncate(end + 1),
+            None if bytes.len() == LONGEST => bytes.truncate(whole_letters(&bytes)),
+            None => {}
+        }
+        self.position += bytes.len() as u64;
+        Ok(Some(Chunk::Data {
+            stream,
+            position,
+            bytes,
+        }))
+    }
+}
+
+/// How many bytes there are without a letter that is cut in two at the end.
+fn whole_letters(bytes: &[u8]) -> usize {
+    match std::str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
+        _ => bytes.len(),
+    }
+}
+
+impl Logs {
+    fn new(table: Arc<Table>, cursor: Option<&str>) -> Result<Self, Error> {
+        let (newest, positions) = match cursor {
+            Some(cursor) => parse(cursor).ok_or_else(|| {
+                Error::invalid(
+                    "after",
+                    "this cursor is not one of ours",
+                    "give the X-Next-Cursor of the page before, or an event's id",
+                )
+            })?,
+            None => (None, Vec::new()),
+        };
+        // What was forgotten meanwhile has nothing more to tell.
+        let open = positions.into_iter().filter_map(|(id, position)| {
+            let exec = table.find(&id).ok()?;
+            Some(Open::new(exec, position))
+        });
+        Ok(Self {
+            closed: table.closed(),
+            newest,
+            open: open.collect(),
+            table,
+            turn: 0,
+            until: None,
+        })
+    }
+
+    /// Where to go on later: the last command begun with, and the position in each that may have more to tell.
+    pub fn cursor(&self) -> String {
+        let mut cursor = self.newest.as_ref().map_or("", ExecId::as_str).to_owned();
+        for open in &self.open {
+            let _ = write!(cursor, ".{}:{}", open.exec.id, open.position);
+        }
+        cursor
+    }
+
+    /// What comes next of what is there; nothing if all of it was told.
+    pub fn line(&mut self) -> Result<Option<Logged>, Error> {
+        loop {
+            let Some(open) = self.open.get_mut(self.turn) else {
+                // In this order: one that is added later wakes us.
+                self.closed.mark_unchanged();
+                if self.begin_next() {
+                    continue;
+                }
+                (self.turn, self.until) = (0, None);
+                return Ok(None);
+            };
+            let until = *self.until.get_or_insert_with(|| {
+                // In this order: what comes later wakes us.
+                open.growth.mark_unchanged();
+                open.progress.mark_unchanged();
+                open.exec.log.bounds().1
+            });
+            if let Some(logged) = open.read(until)? {
+                return Ok(Some(logged));
+            }
+            self.until = None;
+            if open.exec.closed() && open.position >= open.exec.log.bounds().1 {
+                self.open.remove(self.turn);
+            } else {
+                self.turn += 1;
+            }
+        }
+    }
+
+    /// Begins with the next command, if there is one.
+    fn begin_next(&mut self) -> bool {
+        let begun = |exec: &Shared| {
+            exec.spec.terminal.is_some() || self.open.iter().any(|open| open.exec.id == exec.id)
+        };
+        let Some(next) = self.table.next_after(self.newest.as_ref(), begun) else {
+            return false;
+        };
+        self.newest = Some(next.id.clone());
+        self.open.push(Open::new(next, 0));
+        true
+    }
+
+    /// What comes next, waited for; nothing when nothing can come any more.
+    pub async fn next(&mut self) -> Result<Option<Logged>, Error> {
+        loop {
+            if let Some(logged) = self.line()? {
+                return Ok(Some(logged));
+            }
+            if *self.closed.borrow() {
+                return Ok(None);
+            }
+            self.news().await;
+        }
+    }
+
+    /// Waits until there may be more.
+    async fn news(&mut self) {
+        let mut all: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
+        let closed = &mut self.closed;
+        all.push(Box::pin(async { drop(closed.changed().await) }));
+        for open in &mut self.open {
+            let Open {
+                growth, progress, ..
+            } = open;
+            all.push(Box::pin(async {
+                tokio::select! {
+                    _ = growth.changed() => {}
+                    _ = progress.changed() => {}
+                }
+            }));
+        }
+        poll_fn(|context| {
+            let mut ready = all.iter_mut().map(|one| one.as_mut().poll(context));
+            if ready.any(|one| one.is_ready()) {
+                return Poll::Ready(());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+type Positions = Vec<(ExecId, u64)>;
+
+/// Reads a cursor.
+fn parse(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
+    let mut parts = cursor.split('.');
+    let newest = match parts.next()? {
+        "" => None,
+        id => Some(id.parse().ok()?),
+    };
+    let position = |part: &str| {
+        let (id, position) = part.split_once(':')?;
+        Some((id.parse().ok()?, position.parse().ok()?))
+    };
+    let positions = parts.map(position).collect::<Option<Positions>>()?;
+    Some((newest, positions))
+}
+
+impl LocalRuntime {
+    /// What the commands of a sandbox wrote, those that ended included, from a cursor on.
+    pub fn logs(&self, id: &SandboxId, cursor: Option<&str>) -> Result<Logs, Error> {
+        Logs::new(self.execs_of(id)?, cursor)
+    }
+}

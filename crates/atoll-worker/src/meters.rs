@@ -1,0 +1,209 @@
+//! What whoever watches is told about the sandboxes of this machine. Nothing of what is in them.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_model::{Operations, durations};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::LocalRuntime;
+use crate::runtime::Shared;
+
+/// What is counted while it happens.
+#[derive(Debug, Clone)]
+pub(crate) struct Meters {
+    pub(crate) operations: Operations,
+    /// From a command's begin to its end.
+    execs: Histogram,
+    commands: Gauge,
+    terminals: Gauge,
+    adopted: Gauge,
+    adoption: Gauge<f64, AtomicU64>,
+    /// One look at what all sandboxes use.
+    pub(crate) sampling: Histogram,
+}
+
+impl Default for Meters {
+    fn default() -> Self {
+        Self {
+            operations: Operations::default(),
+            execs: durations(),
+            commands: Gauge::default(),
+            terminals: Gauge::default(),
+            adopted: Gauge::default(),
+            adoption: Gauge::default(),
+            sampling: durations(),
+        }
+    }
+}
+
+/// A command or terminal that is there until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Present(Gauge);
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl Meters {
+    /// A command is there, or a terminal.
+    pub(crate) fn present(&self, terminal: bool) -> Present {
+        let gauge = if terminal {
+            &self.terminals
+        } else {
+            &self.commands
+        };
+        gauge.inc();
+        Present(gauge.clone())
+    }
+
+    /// A command has ended that began then: microseconds since 1970.
+    pub(crate) fn exec_ended(&self, began: i64) {
+        let took = crate::exec::now().saturating_sub(began).max(0);
+        self.execs.observe(took as f64 / 1e6);
+    }
+
+    /// Sandboxes of an earlier server were taken over.
+    pub(crate) fn adopted(&self, count: usize, took: Duration) {
+        self.adopted.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.adoption.set(took.as_secs_f64());
+    }
+}
+
+impl LocalRuntime {
+    /// Shows what happens here to whoever asks the registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let meters = &self.shared().meters;
+        meters.operations.register(
+            registry,
+            "engine_op_duration",
+            "How long the runtime took for an operation",
+        );
+        let mut durations = |name: &str, help: &str, histogram: &Histogram| {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        };
+        durations(
+            "exec_duration",
+            "From the begin of a command to its end",
+            &meters.execs,
+        );
+        durations(
+            "sampling_duration",
+            "One look at what all sandboxes use",
+            &meters.sampling,
+        );
+        let mut gauge = |name: &str, help: &str, gauge: &Gauge| {
+            registry.register(name, help, gauge.clone());
+        };
+        gauge("execs_active", "Commands that run", &meters.commands);
+        gauge("pty_sessions_active", "Open terminals", &meters.terminals);
+        gauge(
+            "adopted_sandboxes",
+            "Sandboxes of the server before that this one goes on with",
+            &meters.adopted,
+        );
+        registry.register_with_unit(
+            "adoption",
+            "How long it took at the start to go on with them",
+            Unit::Seconds,
+            meters.adoption.clone(),
+        );
+        let here = Here(Arc::downgrade(self.shared()));
+        registry.register_collector(Box::new(here));
+    }
+}
+
+/// What is asked for when somebody wants to know.
+struct Here(Weak<Shared>);
+
+impl fmt::Debug for Here {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Here").finish()
+    }
+}
+
+impl Collector for Here {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(shared) = self.0.upgrade() else {
+            return Ok(());
+        };
+        let (memory, threads, files) = own();
+        let all = [
+            (
+                "pool_warm",
+                "Complete sandboxes that wait",
+                shared.pool.len() as f64,
+            ),
+            (
+                "pool_embryos",
+                "Prepared places that wait",
+                shared.nursery.len() as f64,
+            ),
+            (
+                "worker_utilization",
+                "The part of this machine's memory that is in use: 0 to 1",
+                utilization(&read("/proc/meminfo")),
+            ),
+            (
+                "process_resident_memory_bytes",
+                "Memory of the server itself",
+                memory,
+            ),
+            ("process_threads", "Threads of the server itself", threads),
+            ("process_open_fds", "Open files of the server itself", files),
+        ];
+        for (name, help, value) in all {
+            let gauge = ConstGauge::new(value);
+            let kind = gauge.metric_type();
+            gauge.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The number after a name in one of the kernel's files.
+fn number(text: &str, name: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// What this process has: bytes of memory, threads, open files.
+fn own() -> (f64, f64, f64) {
+    let status = read("/proc/self/status");
+    let number = |name| number(&status, name).unwrap_or(0.0);
+    let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    (number("VmRSS:") * 1024.0, number("Threads:"), files as f64)
+}
+
+/// The part of memory that programs cannot have any more.
+fn utilization(meminfo: &str) -> f64 {
+    let number = |name| number(meminfo, name);
+    match (number("MemTotal:"), number("MemAvailable:")) {
+        (Some(total), Some(free)) if total > 0.0 => 1.0 - free / total,
+        _ => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_use_is_what_is_not_available() {
+        let text = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    250 kB\n";
+        assert!((utilization(text) - 0.75).abs() < 1e-9);
+        assert!(utilization("nonsense").abs() < 1e-9);
+    }
+}

@@ -1,0 +1,276 @@
+//! What sandboxes use, looked at every few seconds and kept for an hour, in memory: the next server begins anew. One
+//! task looks at all of them; being looked at is no use of a sandbox.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use atoll_jail::cgroup::Group;
+use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Stopwatch};
+
+use crate::LocalRuntime;
+use crate::exec::now;
+use crate::runtime::{Entry, Place, Shared, unknown};
+use crate::sandbox::lock;
+
+/// How often.
+const EVERY: Duration = Duration::from_secs(5);
+/// How many are kept: an hour's.
+const KEPT: usize = 720;
+/// How long they are, in microseconds.
+const HOUR: i64 = 3_600_000_000;
+/// How long one round may measure files, some of which are looked at one by one; the rest have their turn later.
+const FILES: Duration = Duration::from_millis(50);
+/// So many times as long as it took, files are not measured again.
+const REST: u32 = 100;
+
+/// Small, for there are many: 23 KiB an hour and sandbox. Sizes are in pages.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    at: i64,
+    /// In microseconds.
+    cpu: u64,
+    memory: u32,
+    cache: u32,
+    disk: Option<NonZeroU32>,
+    pids: u32,
+}
+
+const PAGE: u64 = 4096;
+
+fn pages(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
+}
+
+fn bytes(pages: u32) -> Bytes {
+    Bytes(u64::from(pages) * PAGE)
+}
+
+/// The samples of one sandbox.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    kept: VecDeque<Kept>,
+    /// What it might use, and from when on.
+    limits: VecDeque<(i64, Limits)>,
+    /// What its files took, and when that is worth another look.
+    disk: Option<(NonZeroU32, Instant)>,
+}
+
+impl Samples {
+    fn add(&mut self, sample: Kept, limits: Limits) {
+        if self.limits.back().is_none_or(|(_, last)| *last != limits) {
+            self.limits.push_back((sample.at, limits));
+        }
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+        }
+        if self.kept.len() == self.kept.capacity() {
+            self.kept.reserve_exact(KEPT / 12);
+        }
+        self.kept.push_back(sample);
+        self.forget(sample.at);
+    }
+
+    /// Forgets what is older than an hour.
+    fn forget(&mut self, now: i64) {
+        while self.kept.front().is_some_and(|old| old.at < now - HOUR) {
+            self.kept.pop_front();
+        }
+        let first = self.kept.front().map_or(now, |first| first.at);
+        while self.limits.get(1).is_some_and(|(from, _)| *from <= first) {
+            self.limits.pop_front();
+        }
+    }
+
+    /// Those in a range, oldest first, and perhaps one of this moment.
+    fn between(&mut self, from: i64, to: i64, fresh: Option<(Kept, Limits)>) -> Vec<Sample> {
+        self.forget(now());
+        let mut before = None;
+        let mut limits = self.limits.iter().peekable();
+        let mut valid = limits.peek().map_or(Limits::default(), |(_, first)| *first);
+        let mut all = Vec::new();
+        for kept in &self.kept {
+            while let Some((_, next)) = limits.next_if(|(from, _)| *from <= kept.at) {
+                valid = *next;
+            }
+            if (from..=to).contains(&kept.at) {
+                all.push(kept.sample(before, valid));
+            }
+            before = Some(kept);
+        }
+        if let Some((kept, limits)) = fresh.filter(|(kept, _)| (from..=to).contains(&kept.at)) {
+            all.push(kept.sample(before, limits));
+        }
+        all
+    }
+}
+
+impl Kept {
+    fn sample(&self, before: Option<&Self>, limits: Limits) -> Sample {
+        Sample {
+            at: self.at,
+            cpu: Duration::from_micros(self.cpu),
+            cpu_percent: before.map_or(0.0, |before| self.percent(before, limits)),
+            memory: bytes(self.memory),
+            cache: bytes(self.cache),
+            disk: self.disk.map(|pages| bytes(pages.get())),
+            pids: self.pids,
+            limits,
+        }
+    }
+
+    /// How much of its processors it used since another; of what it started over, nothing.
+    fn percent(&self, before: &Self, limits: Limits) -> f64 {
+        let time = (self.at - before.at) as f64 / 1e6;
+        let cpus = f64::from(limits.cpus.0) / 1000.0;
+        if time <= 0.0 || cpus <= 0.0 {
+            return 0.0;
+        }
+        let used = self.cpu.saturating_sub(before.cpu) as f64 / 1e6;
+        (used / time / cpus * 10_000.0).round() / 100.0
+    }
+
+    /// Looks.
+    fn now(group: &Group, waiting: u64, disk: Option<NonZeroU32>) -> Self {
+        let usage = group.usage();
+        let cache = group.cache().min(usage.memory);
+        Self {
+            at: now(),
+            cpu: usage.cpu.as_micros() as u64,
+            memory: pages(usage.memory - cache),
+            cache: pages(cache),
+            disk,
+            pids: usage.pids.saturating_sub(waiting).max(1) as u32,
+        }
+    }
+}
+
+impl Entry {
+    /// What it uses now, if it runs.
+    fn look(&self) -> Option<(Kept, Limits)> {
+        let Place::Live(sandbox) = self.place() else {
+            return None;
+        };
+        let runs =
+            sandbox.died.borrow().is_none() && *sandbox.state.borrow() == SandboxState::Running;
+        runs.then(|| {
+            let disk = lock(&self.samples).disk.map(|(used, _)| used);
+            let kept = Kept::now(&sandbox.group, sandbox.waiting(), disk);
+            (kept, sandbox.info().limits)
+        })
+    }
+}
+
+/// Looks at all sandboxes that run, again and again.
+pub(crate) async fn watch(shared: Weak<Shared>) {
+    let mut clock = tokio::time::interval(EVERY);
+    clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let _ = tokio::task::spawn_blocking(move || round(&shared)).await;
+    }
+}
+
+fn round(shared: &Arc<Shared>) {
+    let entries = shared.entries();
+    measure_files(shared, &entries);
+    let _time = Stopwatch::start(shared.meters.sampling.clone());
+    for (_, entry) in entries {
+        if let Some((kept, limits)) = entry.look() {
+            lock(&entry.samples).add(kept, limits);
+        }
+    }
+}
+
+/// Measures what files take, of those first that were not measured for longest.
+fn measure_files(shared: &Shared, entries: &[(SandboxId, Arc<Entry>)]) {
+    let begin = Instant::now();
+    let mut due: Vec<_> = entries
+        .iter()
+        .filter(|(_, entry)| matches!(entry.place(), Place::Live(_)))
+        .map(|(id, entry)| (lock(&entry.samples).disk.map(|(_, due)| due), id, entry))
+        .filter(|(due, ..)| due.is_none_or(|due| due <= begin))
+        .collect();
+    due.sort_by_key(|(due, ..)| *due);
+    for (_, id, entry) in due {
+        if begin.elapsed() > FILES {
+            return;
+        }
+        let start = Instant::now();
+        let used = shared.instance.disk.usage(id, Bytes(0));
+        let next = Instant::now() + start.elapsed() * REST;
+        if let Ok(usage) = used {
+            // A directory takes something.
+            let used = NonZeroU32::new(pages(usage.used.0)).unwrap_or(NonZeroU32::MIN);
+            lock(&entry.samples).disk = Some((used, next));
+        }
+    }
+}
+
+impl LocalRuntime {
+    /// What a sandbox used between two times, in microseconds since 1970: a sample every five seconds in which it ran,
+    /// of the last hour and since this server began, oldest first. If it runs, the last one is of this moment.
+    pub fn samples(&self, id: &SandboxId, from: i64, to: i64) -> Result<Vec<Sample>, Error> {
+        let entry = self.entry(id)?;
+        if matches!(entry.place(), Place::Gone) {
+            return Err(unknown(id));
+        }
+        let fresh = entry.look();
+        Ok(lock(&entry.samples).between(from, to, fresh))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(at: i64, cpu: u64) -> Kept {
+        Kept {
+            at,
+            cpu: cpu * 1_000_000,
+            memory: 1,
+            cache: 2,
+            disk: None,
+            pids: 1,
+        }
+    }
+
+    #[test]
+    fn an_hour_is_kept_and_each_sample_knows_its_limits() {
+        let mut samples = Samples::default();
+        let (second, now) = (1_000_000, now());
+        let begin = now - HOUR;
+        let (small, large) = (
+            Limits::default(),
+            Limits {
+                cpus: atoll_model::Cpus(4000),
+                ..Limits::default()
+            },
+        );
+        for number in -100..720 {
+            let limits = if number < 700 { small } else { large };
+            // All of two processors.
+            let cpu = (number + 100) as u64 * 10;
+            samples.add(kept(begin + number * 5 * second, cpu), limits);
+        }
+        let all = samples.between(0, i64::MAX, None);
+        assert!((719..=720).contains(&all.len()), "{}", all.len());
+        assert_eq!(samples.kept.len(), all.len());
+        assert_eq!(samples.limits.len(), 2);
+        assert!((all[10].cpu_percent - 100.0).abs() < 0.1, "{:?}", all[10]);
+        assert_eq!(all[10].limits, small);
+        let last = all.last().expect("there are many");
+        assert_eq!(last.limits, large);
+        assert!((last.cpu_percent - 50.0).abs() < 0.1, "{last:?}");
+        let some = samples.between(begin + 50 * second, begin + 60 * second, None);
+        assert_eq!(some.len(), 3);
+        // One of this moment is told and not kept; what began anew used nothing.
+        let fresh = samples.between(now, i64::MAX, Some((kept(now + 1, 0), small)));
+        assert_eq!(fresh.len(), 1);
+        assert!(fresh[0].cpu_percent.abs() < 0.1);
+    }
+}

@@ -1,0 +1,144 @@
+//! How a server is watched: its log, and the listener for Prometheus.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use atoll_core::Core;
+use atoll_model::{Code, Error};
+use atoll_server::Meters;
+use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
+use tracing_subscriber::EnvFilter;
+
+use super::{failed, note, paint, say};
+
+/// Where metrics are shown if nothing is said.
+const METRICS: &str = "127.0.0.1:9091";
+
+#[derive(Debug, Args)]
+pub(super) struct Watching {
+    /// Where Prometheus finds metrics, or "off" [default: 127.0.0.1:9091].
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    metrics_listen: Option<Place>,
+    /// How the log on standard error looks: for people on a terminal, JSON otherwise.
+    #[arg(long, value_enum, default_value_t = Format::Auto)]
+    log_format: Format,
+    /// How much is logged.
+    #[arg(long, value_enum, default_value_t = Level::Info)]
+    log_level: Level,
+}
+
+/// A place to listen, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    At(SocketAddr),
+    Off,
+}
+
+impl FromStr for Place {
+    type Err = std::net::AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            text => text.parse().map(Self::At),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    Auto,
+    Human,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+}
+
+impl Watching {
+    /// Logs to standard error. Of others' code only what is wrong: they do not know what a secret is.
+    pub(super) fn log(&self) {
+        let others = match self.log_level {
+            Level::Error => "error",
+            _ => "warn",
+        };
+        let filter = EnvFilter::new(format!("{others},atoll={}", self.log_level.name()));
+        let human = match self.log_format {
+            Format::Auto => std::io::stderr().is_terminal(),
+            Format::Human => true,
+            Format::Json => false,
+        };
+        let builder = tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            .with_target(false)
+            .with_env_filter(filter);
+        let _ = if human {
+            builder.try_init()
+        } else {
+            let json = builder.json().flatten_event(true);
+            json.with_span_list(false).try_init()
+        };
+    }
+
+    /// Takes the place where metrics are shown. One that was asked for must be had; without the usual one the
+    /// server serves all the same, for there may be several on a machine.
+    pub(super) async fn metrics_listener(&self) -> Result<Option<TcpListener>, Error> {
+        let usual = || METRICS.parse().map(Place::At);
+        let place = match self.metrics_listen {
+            Some(place) => place,
+            None => usual().unwrap_or(Place::Off),
+        };
+        let Place::At(at) = place else {
+            return Ok(None);
+        };
+        match TcpListener::bind(at).await {
+            Ok(listener) => Ok(Some(listener)),
+            Err(error) if self.metrics_listen.is_none() => {
+                let warning = paint("33", "warning");
+                note(&format!("{warning}: no metrics are shown: {at}: {error}"));
+                note("  choose another place with --metrics-listen ADDR:PORT, or off");
+                Ok(None)
+            }
+            Err(error) => Err(Error::new(
+                Code::Conflict,
+                format!("cannot show metrics on {at}: {error}"),
+            )
+            .remedy("choose another place with --metrics-listen ADDR:PORT, or off")),
+        }
+    }
+}
+
+/// Shows metrics until the server ends.
+pub(super) fn show_metrics(
+    listener: TcpListener,
+    core: &Core,
+    meters: &Meters,
+    hosts: std::collections::BTreeSet<String>,
+) -> Result<(), Error> {
+    let at = listener
+        .local_addr()
+        .map_err(|error| failed("ask for the port of metrics", &error))?;
+    say(&format!("metrics  http://{at}/metrics"));
+    let exporter = atoll_server::exporter(core, meters, hosts);
+    tokio::spawn(async move { axum::serve(listener, exporter).await });
+    Ok(())
+}
