@@ -413,9 +413,14 @@ impl Name {
 
     /// The directory it is in, and its last part.
     pub fn split(&self) -> (&[u8], &[u8]) {
-        match self.0.iter().rposition(|byte| *byte == b'/') {
-            Some(slash) => (&self.0[..slash], &self.0[slash + 1..]),
-            None => (b"", &self.0),
-        }
+        split(&self.0)
+    }
+}
+
+/// The directory that a checked name is in, and its last part.
+pub fn split(name: &[u8]) -> (&[u8], &[u8]) {
+    match name.iter().rposition(|byte| *byte == b'/') {
+        Some(slash) => (&name[..slash], &name[slash + 1..]),
+        None => (b"", name),
     }
 }

@@ -70,8 +70,8 @@ impl Unpacking {
                     bytes,
                     left_out,
                 } => {
-                    (unpacked.entries, unpacked.bytes, unpacked.left_out) =
-                        (entries, bytes, left_out)
+                    (unpacked.entries, unpacked.bytes) = (entries, bytes);
+                    unpacked.left_out = left_out;
                 }
                 FromHelper::Done { .. } => {
                     call.finished = true;

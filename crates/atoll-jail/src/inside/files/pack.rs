@@ -215,13 +215,8 @@ fn place(field: &mut [u8], name: &[u8]) -> bool {
 
 /// Opens what has this name below the top, through no symbolic link.
 fn open(top: &OwnedFd, name: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    // One at the very end is opened itself, with `PATH` and `NOFOLLOW`.
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let resolve = if flags.contains(OFlags::PATH) {
-        // The last part may be one, which is not followed.
-        ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS
-    } else {
-        resolve
-    };
     let name = if name.is_empty() { b"." } else { name };
     let flags = flags | OFlags::CLOEXEC;
     rustix::fs::openat2(top, name, flags, Mode::empty(), resolve)
@@ -232,8 +227,16 @@ fn passable(opened: rustix::io::Result<OwnedFd>) -> rustix::io::Result<Option<Ow
     use rustix::io::Errno;
     match opened {
         Ok(opened) => Ok(Some(opened)),
-        Err(Errno::ACCESS | Errno::PERM | Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
-        Err(Errno::NXIO | Errno::XDEV | Errno::AGAIN) => Ok(None),
+        Err(
+            Errno::ACCESS
+            | Errno::PERM
+            | Errno::NOENT
+            | Errno::NOTDIR
+            | Errno::LOOP
+            | Errno::NXIO
+            | Errno::XDEV
+            | Errno::AGAIN,
+        ) => Ok(None),
         Err(error) => Err(error),
     }
 }

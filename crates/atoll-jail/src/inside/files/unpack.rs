@@ -17,7 +17,7 @@ use tar::EntryType;
 
 use super::transfer::{committed, random_name};
 use super::{Answer, At, Caller, Failed};
-use crate::archive::{Entries, Entry, Name};
+use crate::archive::{Entries, Entry, Name, split};
 use crate::wire::{Failure, FromHelper, LeftOut};
 
 /// How many entries that were left out are told by name.
@@ -52,7 +52,7 @@ pub(super) fn unpack(
         told: Vec::new(),
     };
     let mut entries = Entries::new(BufReader::with_capacity(1 << 17, File::from(pipe)));
-    while let Some(entry) = entries.next().map_err(unreadable)? {
+    while let Some(entry) = entries.next().map_err(|error| unreadable(&error))? {
         unpacking.take(&entry, &mut entries)?;
     }
     // Writers fill up their last record.
@@ -62,7 +62,7 @@ pub(super) fn unpack(
     unpacking.tell(answer).at(path)
 }
 
-fn unreadable(error: io::Error) -> Failed {
+fn unreadable(error: &io::Error) -> Failed {
     let why = match error.kind() {
         io::ErrorKind::UnexpectedEof => "it ends too early".to_owned(),
         _ => error.to_string(),
@@ -136,7 +136,7 @@ impl Unpacking<'_> {
                 }
                 Ok(())
             }
-            Err(Fault::Read(error)) => Err(unreadable(error)),
+            Err(Fault::Read(error)) => Err(unreadable(&error)),
             Err(Fault::Kernel(error)) => {
                 use std::os::unix::ffi::OsStrExt;
                 let name = std::ffi::OsStr::from_bytes(&entry.name);
@@ -207,7 +207,7 @@ impl Unpacking<'_> {
         let (above, last) = split(name);
         let parent = self.make_directories(above)?;
         match rustix::fs::mkdirat(&parent, last, Mode::from(0o755)) {
-            Ok(()) => self.give(&parent, last, self.made_by_the_way())?,
+            Ok(()) => give(&parent, last, self.made_by_the_way())?,
             // Somebody else was quicker, or it is a link to nothing.
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error),
@@ -219,24 +219,6 @@ impl Unpacking<'_> {
     fn made_by_the_way(&self) -> Option<(Uid, Gid)> {
         let owner = self.caller.owner?;
         Some((Uid::from_raw(owner.0), Gid::from_raw(owner.1)))
-    }
-
-    fn give(
-        &self,
-        parent: &OwnedFd,
-        last: &[u8],
-        owner: Option<(Uid, Gid)>,
-    ) -> rustix::io::Result<()> {
-        let Some((uid, gid)) = owner else {
-            return Ok(());
-        };
-        rustix::fs::chownat(
-            parent,
-            last,
-            Some(uid),
-            Some(gid),
-            AtFlags::SYMLINK_NOFOLLOW,
-        )
     }
 
     fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
@@ -285,7 +267,7 @@ impl Unpacking<'_> {
         clearing_the_way(&parent, last, || {
             rustix::fs::symlinkat(&*entry.link, &parent, last)
         })?;
-        self.give(&parent, last, owner)?;
+        give(&parent, last, owner)?;
         // It may be a part of the way to the next entry.
         self.parent = None;
         Ok(())
@@ -409,11 +391,13 @@ impl Unpacking<'_> {
     }
 }
 
-fn split(name: &[u8]) -> (&[u8], &[u8]) {
-    match name.iter().rposition(|byte| *byte == b'/') {
-        Some(slash) => (&name[..slash], &name[slash + 1..]),
-        None => (b"", name),
-    }
+/// Gives something new to whom it is to belong.
+fn give(parent: &OwnedFd, last: &[u8], owner: Option<(Uid, Gid)>) -> rustix::io::Result<()> {
+    let Some((uid, gid)) = owner else {
+        return Ok(());
+    };
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    rustix::fs::chownat(parent, last, Some(uid), Some(gid), flags)
 }
 
 /// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
