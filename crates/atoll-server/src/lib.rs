@@ -4,6 +4,7 @@
 mod answer;
 mod body;
 mod guard;
+mod page;
 mod routes;
 mod socket;
 mod stream;

@@ -27,6 +27,7 @@ use rustix::pipe::PipeFlags;
 use tokio::sync::watch;
 
 use crate::error::internal;
+use crate::journal::Noted;
 use crate::sandbox::Sandbox;
 use input::Input;
 use log::Log;
@@ -54,16 +55,20 @@ pub(crate) struct Shared {
     terminal: Option<Terminal>,
     progress: watch::Sender<Progress>,
     record: Mutex<Record>,
+    /// What of it stands in the sandbox's journal.
+    pub(crate) noted: Noted,
 }
 
 impl Shared {
     pub(crate) fn info(&self) -> ExecInfo {
+        let progress = *self.progress.borrow();
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,
             spec: self.spec.clone(),
             started_at: self.started_at,
-            status: self.progress.borrow().status,
+            status: progress.status,
+            ended_at: progress.ended_at,
         }
     }
 
@@ -85,9 +90,11 @@ impl Shared {
             terminal: None,
             progress: watch::Sender::new(Progress {
                 status: Some(record.status.unwrap_or(killed)),
+                ended_at: record.ended_at,
                 closed: true,
             }),
             record: Mutex::new(record),
+            noted: Noted::default(),
         }
     }
 
@@ -199,6 +206,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
+        noted: Noted::default(),
     });
     let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
     sandbox.execs.add(Arc::clone(&shared));
@@ -414,6 +422,7 @@ pub(crate) fn adopt(
         terminal,
         progress: watch::Sender::new(Progress {
             status,
+            ended_at: record.ended_at,
             closed: false,
         }),
         ..Shared::with(record, log)

@@ -1,7 +1,6 @@
 //! What happened to the caller's sandboxes.
 
 use atoll_core::Event;
-use atoll_model::Error;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
@@ -15,6 +14,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::guard::Caller;
+use crate::page;
 use crate::stream;
 use crate::views::Time;
 
@@ -30,7 +30,7 @@ struct After {
     after: Option<i64>,
 }
 
-fn view(event: &Event) -> Value {
+pub(super) fn view(event: &Event) -> Value {
     json!({
         "eventID": event.id, "number": event.number, "type": format!("sandbox.{}", event.kind),
         "sandboxID": event.sandbox, "at": Time::new(event.at), "data": event.payload,
@@ -71,10 +71,10 @@ fn line(event: &Event) -> String {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Listed {
+pub(super) struct Listed {
     #[serde(default)]
-    after: i64,
-    limit: Option<u32>,
+    pub(super) after: i64,
+    pub(super) limit: Option<u32>,
 }
 
 async fn list(
@@ -83,11 +83,7 @@ async fn list(
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
 ) -> Answer<Json<Vec<Value>>> {
-    let limit = asked.limit.unwrap_or(100);
-    if !(1..=100).contains(&limit) {
-        let message = format!("limit is {limit}");
-        return Err(Error::invalid("limit", message, "give 1 to 100").into());
-    }
+    let limit = page::limit(asked.limit)?;
     let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
     Ok(Json(events.iter().map(view).collect()))
 }

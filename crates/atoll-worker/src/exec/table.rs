@@ -1,6 +1,6 @@
 //! The commands of one sandbox, running and ended, by id, pid or tag.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,9 +8,12 @@ use atoll_model::{Code, Error, ExecId, ExecInfo};
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
+use crate::journal::Mark;
 
 /// How many ended commands are remembered, with what they wrote.
 const REMEMBERED: usize = 256;
+/// How many more wait for the journal before they are given up.
+const WAITING: usize = 4 * REMEMBERED;
 /// How many may run at once.
 const MOST: usize = 256;
 
@@ -18,6 +21,8 @@ const MOST: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Table {
     directory: PathBuf,
+    /// Where it says that something happened, if that is written down.
+    mark: Option<Mark>,
     inner: Mutex<Inner>,
 }
 
@@ -28,18 +33,98 @@ struct Inner {
     next: u64,
     /// Those of earlier servers are here too.
     complete: bool,
+    /// The journal may not have those of earlier servers that are not here.
+    behind: bool,
+}
+
+/// What a journal does not have yet.
+pub(crate) struct News {
+    pub(crate) commands: Vec<Arc<Shared>>,
+    /// Those of earlier servers among them.
+    old: bool,
 }
 
 impl Table {
     /// Of a sandbox with its files in `directory`; `complete` if nobody ran a command in it before.
-    pub(crate) fn new(directory: PathBuf, complete: bool) -> Self {
+    pub(crate) fn new(directory: PathBuf, complete: bool, mark: Option<Mark>) -> Self {
         let inner = Inner {
             complete,
+            behind: !complete,
             ..Inner::default()
         };
-        Self {
+        let table = Self {
             directory,
+            mark,
             inner: Mutex::new(inner),
+        };
+        if let Some(mark) = table.mark.as_ref().filter(|_| table.journal().exists()) {
+            mark.has_journal();
+        }
+        if !complete {
+            table.has_news();
+        }
+        table
+    }
+
+    /// Where the journal is.
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.directory.with_file_name("journal.db")
+    }
+
+    /// Something happened.
+    pub(crate) fn has_news(&self) {
+        if let Some(mark) = &self.mark {
+            mark.has_news();
+        }
+    }
+
+    /// What the journal does not have yet.
+    pub(crate) fn news(&self) -> News {
+        let inner = self.inner();
+        let (old, known) = (inner.behind, inner.ids());
+        let fresh = inner.all.values();
+        let fresh = fresh.filter(|exec| !exec.noted.is(exec.ended()));
+        let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
+        drop(inner);
+        if old {
+            let records = Record::all(&self.directory).into_iter();
+            let records = records.filter(|record| !known.contains(&record.id));
+            let ended = records.filter_map(|record| Shared::of_ended(record).ok());
+            commands.extend(ended.map(Arc::new));
+        }
+        News { commands, old }
+    }
+
+    /// The journal has this now, as these rows tell.
+    pub(crate) fn noted(&self, news: &News, rows: &[atoll_store::CommandRow]) {
+        for (exec, row) in news.commands.iter().zip(rows) {
+            exec.noted.set(row.ended.is_some());
+        }
+        if news.old {
+            self.inner().behind = false;
+        }
+        self.tidy();
+    }
+
+    /// The journal is gone, and has to be written again.
+    pub(crate) fn forget_noted(&self) {
+        let mut inner = self.inner();
+        inner.behind = true;
+        for exec in inner.all.values() {
+            exec.noted.clear();
+        }
+        drop(inner);
+        self.has_news();
+    }
+
+    /// Waits until none of them runs any more.
+    pub(crate) async fn wait_for_ends(&self) {
+        let all: Vec<Arc<Shared>> = self.inner().all.values().cloned().collect();
+        for exec in all {
+            let mut progress = exec.progress.subscribe();
+            let _ = progress
+                .wait_for(|progress| progress.status.is_some())
+                .await;
         }
     }
 
@@ -68,6 +153,7 @@ impl Table {
     /// Adds a command that has begun.
     pub(crate) fn add(&self, shared: Arc<Shared>) {
         self.inner().add(shared);
+        self.has_news();
     }
 
     /// Adds a command that ended before we were there.
@@ -92,10 +178,11 @@ impl Table {
         Err(Error::new(Code::QuotaExceeded, message).remedy("wait for some to end, or end some"))
     }
 
-    /// Forgets the oldest of those that have ended, and removes their files.
+    /// Forgets the oldest of those that have ended, and removes their files; not before the journal has them, unless
+    /// it cannot be written at all.
     pub(crate) fn tidy(&self) {
         let mut inner = self.inner();
-        let over: Vec<(u64, Arc<Shared>)> = {
+        let mut over: Vec<(u64, Arc<Shared>)> = {
             let ended = inner.all.iter().filter(|(_, exec)| exec.closed());
             let count = ended.clone().count();
             ended
@@ -103,6 +190,20 @@ impl Table {
                 .map(|(number, exec)| (*number, Arc::clone(exec)))
                 .collect()
         };
+        if let Some(mark) = &self.mark {
+            let mut given_up = over.len().saturating_sub(WAITING);
+            over.retain(|(_, exec)| {
+                let noted = exec.noted.is(true);
+                let lost = !noted && given_up > 0;
+                if lost {
+                    given_up -= 1;
+                    mark.lost();
+                } else if !noted {
+                    mark.is_urgent();
+                }
+                noted || lost
+            });
+        }
         for (number, _) in &over {
             inner.all.remove(number);
         }
@@ -144,6 +245,11 @@ impl Table {
 }
 
 impl Inner {
+    fn ids(&self) -> HashSet<ExecId> {
+        let all = self.all.values().filter(|_| self.behind);
+        all.map(|exec| exec.id.clone()).collect()
+    }
+
     fn add(&mut self, shared: Arc<Shared>) {
         self.next += 1;
         self.all.insert(self.next, shared);

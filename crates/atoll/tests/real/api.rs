@@ -3,6 +3,7 @@
 mod access;
 mod cases;
 mod client;
+mod history;
 mod lasting;
 mod lifetimes;
 mod sockets;
