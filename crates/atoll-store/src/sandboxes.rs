@@ -159,6 +159,7 @@ pub struct Page {
 
 impl Page {
     /// The same, with one more: whether there is a next page is seen then.
+    #[must_use]
     pub fn one_more(&self) -> Self {
         Self {
             limit: self.limit + 1,

@@ -160,7 +160,7 @@ pub struct Finished {
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
     let id = ExecId::random();
-    sandbox.execs.check_room()?;
+    let room = sandbox.execs.room(&spec)?;
     let stem = sandbox.execs.directory().join(id.as_str());
     let Streams {
         inside,
@@ -210,6 +210,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     });
     let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
     sandbox.execs.add(Arc::clone(&shared));
+    drop(room);
     task::Task {
         sandbox: Arc::clone(&sandbox),
         shared,

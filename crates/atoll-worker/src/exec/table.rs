@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_model::{Code, Error, ExecId, ExecInfo};
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
@@ -16,6 +16,8 @@ const REMEMBERED: usize = 256;
 const WAITING: usize = 4 * REMEMBERED;
 /// How many may run at once.
 const MOST: usize = 256;
+/// How many of them may have a terminal.
+const TERMINALS: usize = 20;
 
 /// The commands of a sandbox. They outlast its processes.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ struct Inner {
     /// In the order they began.
     all: BTreeMap<u64, Arc<Shared>>,
     next: u64,
+    /// Those that are about to begin, and how many of them have a terminal.
+    beginning: (usize, usize),
     /// Those of earlier servers are here too.
     complete: bool,
     /// The journal may not have those of earlier servers that are not here.
@@ -163,19 +167,25 @@ impl Table {
         }
     }
 
-    /// Refuses more than can run at once.
-    pub(crate) fn check_room(&self) -> Result<(), Error> {
-        let running = self
-            .inner()
-            .all
-            .values()
-            .filter(|exec| !exec.ended())
-            .count();
-        if running < MOST {
-            return Ok(());
-        }
-        let message = format!("{running} commands run in this sandbox already");
-        Err(Error::new(Code::QuotaExceeded, message).remedy("wait for some to end, or end some"))
+    /// Takes a place for a command that is about to begin, until it is added; refuses more than can run at once.
+    pub(crate) fn room(&self, spec: &ExecSpec) -> Result<Room<'_>, Error> {
+        let terminal = usize::from(spec.terminal.is_some());
+        let mut inner = self.inner();
+        let running = inner.all.values().filter(|exec| !exec.ended());
+        let terminals = running.clone().filter(|exec| exec.spec.terminal.is_some());
+        let running = running.clone().count() + inner.beginning.0;
+        let terminals = terminals.count() + inner.beginning.1;
+        let full = if running >= MOST {
+            format!("{running} commands run in this sandbox already")
+        } else if terminal > 0 && terminals >= TERMINALS {
+            format!("the sandbox has {terminals} terminals already")
+        } else {
+            inner.beginning.0 += 1;
+            inner.beginning.1 += terminal;
+            let table = self;
+            return Ok(Room { table, terminal });
+        };
+        Err(Error::new(Code::QuotaExceeded, full).remedy("wait for some to end, or end some"))
     }
 
     /// Forgets the oldest of those that have ended, and removes their files; not before the journal has them, unless
@@ -241,6 +251,20 @@ impl Table {
     fn find_by(&self, fits: impl Fn(&Shared) -> bool) -> Option<Arc<Shared>> {
         let inner = self.complete();
         inner.all.values().rev().find(|exec| fits(exec)).cloned()
+    }
+}
+
+/// A place among the commands that run.
+pub(crate) struct Room<'a> {
+    table: &'a Table,
+    terminal: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.table.inner();
+        inner.beginning.0 -= 1;
+        inner.beginning.1 -= self.terminal;
     }
 }
 

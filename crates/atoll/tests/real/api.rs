@@ -6,6 +6,7 @@ mod client;
 mod history;
 mod lasting;
 mod lifetimes;
+mod pressure;
 mod sockets;
 
 pub use client::{Client, Server};

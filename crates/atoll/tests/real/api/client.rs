@@ -56,6 +56,10 @@ impl Server {
         self.data.clone()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// As its admin.
     pub fn client(&self) -> Client {
         let key = std::fs::read_to_string(self.data().join("admin.key")).unwrap();
@@ -170,6 +174,35 @@ pub struct Client {
     pub key: Option<String>,
 }
 
+/// A connection of somebody's, which the server may end.
+#[derive(Debug)]
+pub struct Connection {
+    client: Client,
+    sender: hyper::client::conn::http1::SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    /// Nothing if no whole answer came.
+    pub async fn ask(&mut self, method: &str, path: &str, body: &Value) -> Option<Answer> {
+        let request = Request::builder()
+            .method(Method::from_bytes(method.as_bytes()).unwrap())
+            .uri(path)
+            .header("host", &self.client.address)
+            .header("content-type", "application/json")
+            .header("x-api-key", self.client.key.as_deref().unwrap_or_default())
+            .body(Full::new(Bytes::from(body.to_string())))
+            .unwrap();
+        let response = self.sender.send_request(request).await.ok()?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let body = response.into_body().collect().await.ok()?.to_bytes();
+        Some(Answer {
+            status,
+            headers,
+            body,
+        })
+    }
+}
+
 /// What came back.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -258,26 +291,20 @@ impl Client {
 
     /// Posts something to a server that may be killed meanwhile; nothing if no whole answer came.
     pub async fn attempt(&self, method: &str, path: &str, body: &Value) -> Option<Answer> {
+        let mut connection = self.connect().await?;
+        connection.ask(method, path, body).await
+    }
+
+    /// A connection that is used again.
+    pub async fn connect(&self) -> Option<Connection> {
         let stream = TcpStream::connect(&self.address).await.ok()?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .ok()?;
         tokio::spawn(connection);
-        let request = Request::builder()
-            .method(Method::from_bytes(method.as_bytes()).unwrap())
-            .uri(path)
-            .header("host", &self.address)
-            .header("content-type", "application/json")
-            .header("x-api-key", self.key.as_deref().unwrap_or_default())
-            .body(Full::new(Bytes::from(body.to_string())))
-            .unwrap();
-        let response = sender.send_request(request).await.ok()?;
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response.into_body().collect().await.ok()?.to_bytes();
-        Some(Answer {
-            status,
-            headers,
-            body,
+        Some(Connection {
+            client: self.clone(),
+            sender,
         })
     }
 
