@@ -192,6 +192,7 @@ impl Connection {
             .header("x-api-key", self.client.key.as_deref().unwrap_or_default())
             .body(Full::new(Bytes::from(body.to_string())))
             .unwrap();
+        self.sender.ready().await.ok()?;
         let response = self.sender.send_request(request).await.ok()?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());
         let body = response.into_body().collect().await.ok()?.to_bytes();
