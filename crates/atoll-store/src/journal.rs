@@ -44,7 +44,9 @@ impl Journal {
             // A crash of ours loses nothing. One of the host may break the file: what is not in the store by then
             // is read again from the commands' own records.
             .synchronous(SqliteSynchronous::Off)
-            .busy_timeout(Duration::from_secs(5));
+            .busy_timeout(Duration::from_secs(5))
+            // Rows are written once and read once: 256 KiB of pages do.
+            .pragma("cache_size", "-256");
         let mut connection = options.connect().await?;
         let version = sqlx::query_scalar::<_, i64>("PRAGMA user_version");
         match version.fetch_one(&mut connection).await? {

@@ -40,6 +40,14 @@ use terminal::Terminal;
 /// is not even sent.
 const LONGEST: usize = 3 << 20;
 
+/// How a command ended of which nothing else is known.
+const KILLED: ExecStatus = ExecStatus {
+    code: None,
+    signal: Some(9),
+    oom_killed: false,
+    timed_out: false,
+};
+
 /// A command, as all who have to do with it see it.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -74,10 +82,6 @@ impl Shared {
 
     /// A command that has ended, as its record tells.
     fn with(record: Record, log: Log) -> Self {
-        let killed = ExecStatus {
-            signal: Some(9),
-            ..ExecStatus::default()
-        };
         Self {
             id: record.id.clone(),
             pid: record.pid,
@@ -89,13 +93,24 @@ impl Shared {
             input: None,
             terminal: None,
             progress: watch::Sender::new(Progress {
-                status: Some(record.status.unwrap_or(killed)),
+                status: Some(record.status.unwrap_or(KILLED)),
                 ended_at: record.ended_at,
                 closed: true,
             }),
             record: Mutex::new(record),
             noted: Noted::default(),
         }
+    }
+
+    /// It was killed, and nobody will tell how it ended.
+    fn give_up(&self) {
+        self.progress.send_if_modified(|progress| {
+            let unknown = progress.status.is_none();
+            if unknown {
+                (progress.status, progress.ended_at) = (Some(KILLED), Some(now()));
+            }
+            unknown
+        });
     }
 
     /// Nothing can happen to it any more.
@@ -498,10 +513,7 @@ impl Control {
             .await
         {
             Ok(progress) => progress.status.unwrap_or_default(),
-            Err(_) => ExecStatus {
-                signal: Some(9),
-                ..ExecStatus::default()
-            },
+            Err(_) => KILLED,
         }
     }
 

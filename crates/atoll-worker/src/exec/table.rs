@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
+use tokio::time::Instant;
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
@@ -121,14 +123,17 @@ impl Table {
         self.has_news();
     }
 
-    /// Waits until none of them runs any more.
-    pub(crate) async fn wait_for_ends(&self) {
+    /// Sees to it that all of them have ended, since their processes are gone: whoever is told that by nobody in time
+    /// (its task may wait for room on the disk) was killed.
+    pub(crate) async fn see_ends(&self, patience: Duration) {
         let all: Vec<Arc<Shared>> = self.inner().all.values().cloned().collect();
-        for exec in all {
+        let until = Instant::now() + patience;
+        for exec in all.iter().filter(|exec| !exec.ended()) {
             let mut progress = exec.progress.subscribe();
-            let _ = progress
-                .wait_for(|progress| progress.status.is_some())
-                .await;
+            let ended = progress.wait_for(|progress| progress.status.is_some());
+            if tokio::time::timeout_at(until, ended).await.is_err() {
+                exec.give_up();
+            }
         }
     }
 
