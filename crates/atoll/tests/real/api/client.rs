@@ -183,14 +183,19 @@ pub struct Connection {
 
 impl Connection {
     /// Nothing if no whole answer came.
-    pub async fn ask(&mut self, method: &str, path: &str, body: &Value) -> Option<Answer> {
+    pub async fn ask(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Option<Answer> {
         let request = Request::builder()
             .method(Method::from_bytes(method.as_bytes()).unwrap())
             .uri(path)
             .header("host", &self.client.address)
             .header("content-type", "application/json")
             .header("x-api-key", self.client.key.as_deref().unwrap_or_default())
-            .body(Full::new(Bytes::from(body.to_string())))
+            .body(Full::new(body.into()))
             .unwrap();
         self.sender.ready().await.ok()?;
         let response = self.sender.send_request(request).await.ok()?;
@@ -291,7 +296,12 @@ impl Client {
     }
 
     /// Posts something to a server that may be killed meanwhile; nothing if no whole answer came.
-    pub async fn attempt(&self, method: &str, path: &str, body: &Value) -> Option<Answer> {
+    pub async fn attempt(
+        &self,
+        method: &str,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Option<Answer> {
         let mut connection = self.connect().await?;
         connection.ask(method, path, body).await
     }

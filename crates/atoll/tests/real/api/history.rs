@@ -219,12 +219,15 @@ async fn work(client: Client, steady: String, session: String, worker: usize, to
         let code = i64::try_from((number + worker) % 5).unwrap();
         let body = json!({ "cmd": format!("exit {code}") });
         let path = format!("/sandboxes/{steady}/commands");
-        let Some(answer) = client.attempt("POST", &path, &body).await else {
+        let Some(answer) = client.attempt("POST", &path, body.to_string()).await else {
             return;
         };
         assert_eq!(answer.status, 200, "{answer:?}");
         note(&session, &answer.json()["execID"], code);
-        let Some(made) = client.attempt("POST", "/sandboxes", &json!({})).await else {
+        let Some(made) = client
+            .attempt("POST", "/sandboxes", json!({}).to_string())
+            .await
+        else {
             return;
         };
         assert_eq!(made.status, 201, "{made:?}");
@@ -234,18 +237,18 @@ async fn work(client: Client, steady: String, session: String, worker: usize, to
         );
         let (id, other) = (id.as_str().unwrap(), other.as_str().unwrap());
         let commands = format!("/sandboxes/{id}/commands");
-        let Some(answer) = client.attempt("POST", &commands, &body).await else {
+        let Some(answer) = client.attempt("POST", &commands, body.to_string()).await else {
             return;
         };
         note(other, &answer.json()["execID"], code);
         // One that runs until it is killed with its sandbox.
         let runs = json!({ "cmd": "sleep 600", "background": true });
-        let Some(answer) = client.attempt("POST", &commands, &runs).await else {
+        let Some(answer) = client.attempt("POST", &commands, runs.to_string()).await else {
             return;
         };
         let exec = answer.json()["execID"].clone();
         let path = format!("/sandboxes/{id}");
-        let Some(deleted) = client.attempt("DELETE", &path, &json!({})).await else {
+        let Some(deleted) = client.attempt("DELETE", &path, "").await else {
             return;
         };
         assert_eq!(deleted.status, 204, "{deleted:?}");

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use atoll_testkit::{Cage, Scratch};
-use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -241,7 +240,7 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, "true").await;
     let mut known = client.connect().await.unwrap();
-    let looked = known.ask("GET", "/sandboxes", &json!({})).await.unwrap();
+    let looked = known.ask("GET", "/sandboxes", "").await.unwrap();
     assert_eq!(looked.status, 200);
     let mut crowd = Vec::new();
     // The kernel takes some more for it than it has descriptors for.
@@ -259,23 +258,18 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     };
     atoll_testkit::wait_for("all descriptors to be taken", DEADLINE, || open() >= 2499);
     let path = format!("/sandboxes/{id}");
-    let looked = known.ask("GET", &path, &json!({})).await.unwrap();
+    let looked = known.ask("GET", &path, "").await.unwrap();
     assert_eq!(looked.status, 200, "{looked:?}");
-    let body = json!({ "cmd": "echo hello" });
-    let answer = known.ask("POST", &format!("{path}/commands"), &body).await;
+    let body = json!({ "cmd": "echo hello" }).to_string();
+    let path = format!("{path}/commands");
+    let answer = known.ask("POST", &path, body).await;
     let answer = answer.unwrap();
     assert!(
         answer.status == 200 || answer.refusal().1 == "NO_CAPACITY",
         "{answer:?}"
     );
     drop(crowd);
-    let working = async {
-        while client
-            .attempt("GET", "/sandboxes", &json!({}))
-            .await
-            .is_none()
-        {}
-    };
+    let working = async { while client.attempt("GET", "/sandboxes", "").await.is_none() {} };
     tokio::time::timeout(DEADLINE, working).await.unwrap();
     assert_eq!(client.line(&id, "echo hello").await, "hello\n");
     let told = client
@@ -307,8 +301,8 @@ async fn g09_a_sandbox_deleted_in_the_middle_of_anything_is_gone_for_good() {
         };
         let upload = {
             let (client, path) = (client.clone(), format!("{path}/files?path=big"));
-            let bytes = json!("x".repeat(64 << 20));
-            tokio::spawn(async move { client.attempt("PUT", &path, &bytes).await })
+            let bytes = vec![0; 64 << 20];
+            tokio::spawn(async move { client.attempt("PUT", &path, bytes).await })
         };
         let deletes: Vec<_> = (0..8)
             .map(|_| {
