@@ -14,6 +14,11 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
         atoll_store::Error::Taken(what) => {
             Error::new(Code::Conflict, format!("{what} is taken")).remedy("choose another")
         }
+        error if error.is_full() => {
+            tracing::error!("the disk of the server's records is full");
+            Error::new(Code::DiskFull, "the server's disk is full")
+                .remedy("have room made on the disk of its data directory")
+        }
         error => {
             let cause = error.source().map(ToString::to_string);
             tracing::error!(cause = cause.as_deref(), "{error}");

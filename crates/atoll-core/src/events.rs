@@ -1,21 +1,12 @@
 //! What happened to an org's sandboxes: from a number on, then live.
 
-use std::sync::Weak;
-use std::time::Duration;
-
 use atoll_model::{Error, Scope};
 use atoll_store::Event;
 
-use crate::{Context, Core, Inner, error, now};
+use crate::{Context, Core, error};
 
 /// How many are read at a time.
 const BATCH: u32 = 256;
-/// How long events are kept, in microseconds: a week.
-const KEPT: i64 = 7 * 24 * 3_600_000_000;
-/// How long a create may be said again, in microseconds: a day.
-const SAID: i64 = 24 * 3_600_000_000;
-/// How often is looked for what is older.
-const EVERY: Duration = Duration::from_mins(10);
 
 /// Somebody who is told what happens.
 #[derive(Debug)]
@@ -79,21 +70,5 @@ impl Core {
         let store = &self.inner.store;
         let events = store.events(&context.org.id, Some(&row.id), after, limit);
         events.await.map_err(error::store)
-    }
-}
-
-/// Forgets what is older than it is worth.
-pub(crate) async fn forget(inner: Weak<Inner>) {
-    let mut clock = tokio::time::interval(EVERY);
-    loop {
-        clock.tick().await;
-        let Some(inner) = inner.upgrade() else { return };
-        let forgotten = async {
-            inner.store.forget_events(now() - KEPT).await?;
-            inner.store.forget_said_before(now() - SAID).await
-        };
-        if let Err(failure) = forgotten.await {
-            tracing::warn!(%failure, "old records stay");
-        }
     }
 }

@@ -11,6 +11,7 @@ mod context;
 mod error;
 mod events;
 mod gate;
+mod history;
 mod keys;
 mod ledger;
 mod lifetimes;
@@ -22,7 +23,7 @@ mod sandboxes;
 mod templates;
 mod tickets;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use atoll_model::{Error, Org};
 use atoll_store::Store;
@@ -30,14 +31,15 @@ use atoll_worker::LocalRuntime;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
-pub use atoll_store::{Again, Event};
+pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page};
 pub use context::Context;
 pub use events::EventReader;
 pub use gate::{Use, Watching};
+pub use history::SessionView;
 pub use keys::{KeyRequest, MadeKey, random_digits};
 pub use links::{Act, Link, Signer};
 pub use orgs::OrgRequest;
-pub use sandboxes::{NewSandbox, SandboxChange, SandboxView};
+pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Slice, Which};
 pub use templates::TemplateView;
 pub use tickets::MadeTicket;
 
@@ -54,6 +56,8 @@ struct Inner {
     store: Store,
     runtime: LocalRuntime,
     ledger: Ledger,
+    /// Tried again.
+    leaving: Mutex<reconcile::Leaving>,
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
     keys: keys::Cache,
@@ -65,12 +69,13 @@ struct Inner {
 impl Core {
     /// Joins what should be with what is, and begins to watch the time.
     pub async fn open(store: Store, runtime: LocalRuntime, signer: Signer) -> Result<Self, Error> {
-        let ledger = reconcile::join(&store, &runtime).await?;
+        let (ledger, leaving) = reconcile::join(&store, &runtime).await?;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
                 runtime,
                 ledger,
+                leaving: Mutex::new(leaving),
                 times: Notify::new(),
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
@@ -80,7 +85,8 @@ impl Core {
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));
         tokio::spawn(reconcile::follow(Arc::downgrade(&core.inner)));
-        tokio::spawn(events::forget(Arc::downgrade(&core.inner)));
+        tokio::spawn(history::carry_all(Arc::downgrade(&core.inner)));
+        tokio::spawn(history::forget(Arc::downgrade(&core.inner)));
         Ok(core)
     }
 

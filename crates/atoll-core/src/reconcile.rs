@@ -4,22 +4,29 @@
 //! is set aside by the runtime, not removed.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState};
+use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState, SessionId};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::{Entry, Ledger, kind};
 use crate::sandboxes::end_of;
-use crate::{Inner, error, now};
+use crate::{Inner, error, history, now};
+
+/// Sandboxes whose rows say deleted, and which are still there.
+pub(crate) type Leaving = HashMap<SandboxId, SessionId>;
 
 /// How often is asked whether processes are gone, whatever was told.
 const EVERY: Duration = Duration::from_secs(5);
 
-pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger, Error> {
-    let ledger = Ledger::default();
+/// All living sandboxes, and those that could not be taken away although their rows say so.
+pub(crate) async fn join(
+    store: &Store,
+    runtime: &LocalRuntime,
+) -> Result<(Ledger, Leaving), Error> {
+    let (ledger, mut leaving) = (Ledger::default(), Leaving::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
         .into_iter()
@@ -62,14 +69,18 @@ pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger
         ledger.add(joined);
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
-        if store.was_deleted(id).await.map_err(error::store)? {
-            runtime.delete(id).await?;
+        let deleted = store.deleted(id).await.map_err(error::store)?;
+        if let Some(session) = deleted {
+            let farewell = history::keep(store, session.clone());
+            if runtime.delete_after(id, farewell).await.is_err() {
+                leaving.insert(id.clone(), session);
+            }
         } else {
             tracing::warn!(sandbox = %id, "it has no row: set aside");
             runtime.set_aside(id).await?;
         }
     }
-    Ok(ledger)
+    Ok((ledger, leaving))
 }
 
 /// The row of a sandbox that the runtime knows.
@@ -94,6 +105,17 @@ fn as_it_is(mut row: SandboxRow, info: &SandboxInfo) -> SandboxRow {
     row
 }
 
+/// Takes sandboxes away that could not be when somebody asked for it.
+async fn delete_again(inner: &Inner) {
+    let leaving = inner.leaving.lock();
+    let leaving = leaving.unwrap_or_else(PoisonError::into_inner).clone();
+    for (id, session) in leaving {
+        if inner.bury(&id, session).await.is_ok() {
+            tracing::info!(sandbox = %id, "it is gone after all");
+        }
+    }
+}
+
 /// Writes down which sandboxes' processes have ended by themselves: told by the runtime, and looked for now and
 /// then, in case it could not be written down at once.
 pub(crate) async fn follow(inner: Weak<Inner>) {
@@ -103,6 +125,7 @@ pub(crate) async fn follow(inner: Weak<Inner>) {
     loop {
         let _ = tokio::time::timeout(EVERY, endings.changed()).await;
         let Some(inner) = inner.upgrade() else { return };
+        delete_again(&inner).await;
         for info in inner.runtime.list() {
             if info.state == SandboxState::Stopped
                 && let Some(entry) = inner.ledger.get(&info.id)

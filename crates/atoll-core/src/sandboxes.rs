@@ -11,7 +11,7 @@ use atoll_model::{
 use atoll_store::{Again, Claim, Page, SandboxRow};
 
 use crate::ledger::{Entry, unknown};
-use crate::{Context, Core, error, now, spawn};
+use crate::{Context, Core, Inner, error, history, now, spawn};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -39,6 +39,34 @@ pub struct SandboxChange {
     pub lifetime: Option<Lifetime>,
     /// Its ceilings.
     pub limits: Option<Limits>,
+}
+
+/// Which sandboxes are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    /// Those that are there.
+    Living,
+    /// Those that are deleted too, as history.
+    Ever,
+}
+
+/// A part of a list.
+#[derive(Debug, Clone)]
+pub struct Slice<T> {
+    /// What is on it.
+    pub items: Vec<T>,
+    /// Where the next one begins, if there is more.
+    pub next: Option<(i64, String)>,
+}
+
+impl<T> Slice<T> {
+    /// Of what was found when one more than fits was looked for.
+    pub(crate) fn new(mut items: Vec<T>, page: &Page, place: impl Fn(&T) -> (i64, String)) -> Self {
+        let more = items.len() > page.limit as usize;
+        items.truncate(page.limit as usize);
+        let next = items.last().filter(|_| more).map(place);
+        Self { items, next }
+    }
 }
 
 /// A sandbox as its owner sees it.
@@ -277,17 +305,24 @@ impl Core {
         Ok(entry.row().into())
     }
 
-    /// The caller's sandboxes, newest first; and all there ever were, as history.
+    /// The caller's sandboxes, newest first: those that are there, or all there ever were; perhaps only those in a
+    /// state.
     pub async fn sandboxes(
         &self,
         context: &Context,
-        all: bool,
+        which: Which,
+        state: Option<SandboxState>,
         page: &Page,
-    ) -> Result<Vec<SandboxView>, Error> {
+    ) -> Result<Slice<SandboxView>, Error> {
         context.require(Scope::Read)?;
-        let rows = self.inner.store.sandboxes(&context.org.id, all, page).await;
+        let (org, all) = (&context.org.id, which == Which::Ever);
+        let (store, more) = (&self.inner.store, page.one_more());
+        let rows = store.sandboxes(org, all, state, &more).await;
         let rows = rows.map_err(error::store)?;
-        Ok(rows.into_iter().map(SandboxView::from).collect())
+        let rows = rows.into_iter().map(SandboxView::from).collect();
+        Ok(Slice::new(rows, page, |view: &SandboxView| {
+            (view.row.created_at, view.row.id.to_string())
+        }))
     }
 
     /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
@@ -314,10 +349,8 @@ impl Core {
             });
             written.await?;
             core.inner.ledger.remove(&id);
-            match core.inner.runtime.delete(&id).await {
-                Err(error) if error.code != Code::SandboxNotFound => Err(error),
-                _ => Ok(()),
-            }
+            let session = entry.with(|row| row.session.clone());
+            core.inner.bury(&id, session).await
         });
         joined(work.await)
     }
@@ -560,14 +593,24 @@ impl Core {
         let written = entry.write(&self.inner.store, |row| row.network = network);
         written.await.map(SandboxView::from)
     }
+}
 
-    /// Its place in the history, deleted or not.
-    pub async fn sessions(
-        &self,
-        context: &Context,
-        page: &Page,
-    ) -> Result<Vec<SandboxView>, Error> {
-        self.sandboxes(context, true, page).await
+impl Inner {
+    /// Takes a sandbox away whose row says that it is deleted, once its history is kept. If that does not work now, it
+    /// is tried again.
+    pub(crate) async fn bury(&self, id: &SandboxId, session: SessionId) -> Result<(), Error> {
+        let farewell = history::keep(&self.store, session.clone());
+        let gone = match self.runtime.delete_after(id, farewell).await {
+            Err(error) if error.code != Code::SandboxNotFound => Err(error),
+            _ => Ok(()),
+        };
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        if gone.is_err() {
+            leaving.insert(id.clone(), session);
+        } else {
+            leaving.remove(id);
+        }
+        gone
     }
 }
 

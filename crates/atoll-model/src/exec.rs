@@ -160,6 +160,8 @@ pub struct ExecInfo {
     pub started_at: i64,
     /// How it ended, once it has.
     pub status: Option<ExecStatus>,
+    /// When it ended, if somebody saw that.
+    pub ended_at: Option<i64>,
 }
 
 /// One of the two streams a command writes.

@@ -5,6 +5,7 @@ mod answer;
 mod body;
 mod guard;
 mod meters;
+mod page;
 mod routes;
 mod socket;
 mod stream;

@@ -7,6 +7,7 @@ mod keys;
 mod orgs;
 mod ports;
 mod sandboxes;
+mod sessions;
 mod templates;
 mod terminals;
 mod tickets;
@@ -37,15 +38,14 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(orgs::routes())
         .merge(ports::routes())
         .merge(watching::routes());
-    // `/api/sessions` is not this one.
-    let history = Router::new().route("/sessions", get(sandboxes::sessions));
     let health = Router::new()
         .route("/health", get(health))
         .route("/healthz", get(health))
         .route("/readyz", get(ready));
     Router::new()
         .merge(health)
-        .merge(history)
+        // `/api/sessions` is something else.
+        .merge(sessions::routes())
         .merge(api.clone())
         .nest("/api", api)
         .fallback(nowhere)
@@ -63,13 +63,18 @@ async fn health() -> Json<Value> {
 async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
     let (warm, embryos) = app.core.runtime().ready();
     let pool = json!({ "warm": warm, "embryos": embryos });
+    let journals = app.core.runtime().journal_health().map(|health| {
+        json!({ "behind": health.behind, "failures": health.failures, "lost": health.lost })
+    });
     match app.core.is_ready().await {
         Ok(()) => (
             StatusCode::OK,
-            Json(json!({ "status": "ready", "pool": pool })),
+            Json(json!({ "status": "ready", "pool": pool, "journals": journals })),
         ),
         Err(error) => {
-            let body = json!({ "status": "not_ready", "error": error.message, "pool": pool });
+            let body = json!({
+                "status": "not_ready", "error": error.message, "pool": pool, "journals": journals,
+            });
             (StatusCode::SERVICE_UNAVAILABLE, Json(body))
         }
     }

@@ -24,6 +24,8 @@ pub(crate) const PING: Duration = Duration::from_secs(30);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// How long a last word may take.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+/// The longest message a client may send: it is in our memory until it is whole.
+const MOST: usize = 4 << 20;
 
 /// A request to go on as a WebSocket, if it is one.
 pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
@@ -33,7 +35,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        Ok(Self(upgrade.ok()))
+        let bounded =
+            |upgrade: WebSocketUpgrade| upgrade.max_frame_size(MOST).max_message_size(MOST);
+        Ok(Self(upgrade.ok().map(bounded)))
     }
 }
 

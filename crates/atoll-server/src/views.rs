@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::SandboxView;
+use atoll_core::{CommandKind, CommandRow, SandboxView, SessionView};
 use atoll_model::{
-    Ending, ExecInfo, ExecStatus, Key, Network, Org, Program, Reason, SandboxState, Scope, Timings,
+    Ending, ExecId, ExecInfo, ExecStatus, Key, Network, Org, Program, Reason, SandboxState, Scope,
+    Timings,
 };
 use serde::Serialize;
 
@@ -175,6 +176,8 @@ pub(crate) struct Command {
     tag: Option<String>,
     state: &'static str,
     started_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_at: Option<Time>,
     #[serde(flatten)]
     exit: Option<Exit>,
 }
@@ -197,14 +200,96 @@ impl From<ExecInfo> for Command {
             cwd: info.spec.directory.as_deref().map(lossy),
             user: info.spec.user,
             tag: info.spec.tag,
-            state: if info.status.is_some() {
-                "exited"
-            } else {
-                "running"
-            },
+            state: state(info.status),
             started_at: Time(info.started_at),
+            ended_at: info.ended_at.map(Time),
             exit: info.status.map(Exit::from),
         }
+    }
+}
+
+/// A session: a sandbox, and how much there is of its history.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Session {
+    #[serde(flatten)]
+    sandbox: Sandbox,
+    command_count: i64,
+    terminal_count: i64,
+}
+
+impl From<SessionView> for Session {
+    fn from(view: SessionView) -> Self {
+        Self {
+            sandbox: SandboxView::from(view.row).into(),
+            command_count: view.commands,
+            terminal_count: view.terminals,
+        }
+    }
+}
+
+/// A command or a terminal as history has it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PastCommand {
+    #[serde(rename = "execID", skip_serializing_if = "Option::is_none")]
+    exec: Option<String>,
+    #[serde(rename = "ptyID", skip_serializing_if = "Option::is_none")]
+    pty: Option<String>,
+    cmd: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    args: Vec<String>,
+    /// The line was longer than is kept.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cwd: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<String>,
+    state: &'static str,
+    started_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ended_at: Option<Time>,
+    #[serde(flatten)]
+    exit: Option<Exit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_bytes: Option<i64>,
+}
+
+impl From<CommandRow> for PastCommand {
+    fn from(row: CommandRow) -> Self {
+        let terminal = row.kind == CommandKind::Terminal;
+        let (ended_at, status) = row.ended.unzip();
+        Self {
+            pty: terminal.then(|| terminal_name(&row.id)),
+            exec: (!terminal).then(|| row.id.to_string()),
+            cmd: row.command,
+            args: row.args,
+            cut: row.cut,
+            cwd: row.cwd,
+            user: row.user,
+            tag: row.tag,
+            state: state(status),
+            started_at: Time(row.started_at),
+            ended_at: ended_at.map(Time),
+            exit: status.map(Exit::from),
+            output_bytes: ended_at.map(|_| row.output_bytes),
+        }
+    }
+}
+
+/// What a terminal is called.
+pub(crate) fn terminal_name(exec: &ExecId) -> String {
+    exec.as_str().replacen("exec_", "pty_", 1)
+}
+
+/// What a command does.
+fn state(status: Option<ExecStatus>) -> &'static str {
+    match status {
+        Some(_) => "exited",
+        None => "running",
     }
 }
 

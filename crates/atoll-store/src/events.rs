@@ -13,7 +13,8 @@ const AFTER: &str = "SELECT number, id, sandbox, kind, payload, at FROM events \
 const OF_SANDBOX: &str = "SELECT number, id, sandbox, kind, payload, at FROM events \
      WHERE org = $1 AND sandbox = $2 AND number > $3 ORDER BY number LIMIT $4";
 const LAST: &str = "SELECT COALESCE(MAX(number), 0) FROM events";
-const FORGET: &str = "DELETE FROM events WHERE at < $1";
+const FORGET: &str =
+    "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < $1 LIMIT $2)";
 
 /// Something that happened to a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,10 +90,10 @@ impl Store {
         Ok(query.fetch_one(&self.read).await?)
     }
 
-    /// Forgets events from before a time.
-    pub async fn forget_events(&self, before: i64) -> Result<u64> {
+    /// Forgets some events from before a time; how many.
+    pub async fn forget_events(&self, before: i64, most: u32) -> Result<u64> {
         let _time = self.time("forget_events");
-        let query = sqlx::query(FORGET).bind(before);
+        let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
         Ok(query.execute(&self.write).await?.rows_affected())
     }
 }

@@ -1,9 +1,12 @@
-//! All SQL: the rows of the control plane. A row says what should be, and is written first.
+//! All SQL: the rows of the control plane, and the journal of each sandbox. A row says what should be, and is written
+//! first.
 //!
 //! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
 //! understands too. No function here contains a rule.
 
+mod commands;
 mod events;
+mod journal;
 mod keys;
 mod orgs;
 mod sandboxes;
@@ -20,7 +23,9 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::watch;
 
+pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
+pub use journal::Journal;
 pub use keys::NewKey;
 pub use sandboxes::{Again, Claim, Page, SandboxRow};
 
@@ -47,6 +52,28 @@ pub enum Error {
     /// Another row has this already.
     #[error("{0} is taken")]
     Taken(&'static str),
+}
+
+impl Error {
+    /// SQLite's own number for what went wrong.
+    fn number(&self) -> Option<i32> {
+        let Self::Database(sqlx::Error::Database(told)) = self else {
+            return None;
+        };
+        // The lower byte is the kind, the rest is more about it.
+        Some(told.code()?.parse::<i32>().ok()? & 0xff)
+    }
+
+    /// There is no room on the disk.
+    pub fn is_full(&self) -> bool {
+        self.number() == Some(13)
+    }
+
+    /// What is in the file cannot be understood: another try would find the same.
+    pub fn is_damage(&self) -> bool {
+        // An error in a statement, a corrupt file, not a database.
+        matches!(self, Self::Damaged { .. }) || matches!(self.number(), Some(1 | 11 | 26))
+    }
 }
 
 /// A result of the store.

@@ -12,7 +12,8 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
      lifetime, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
-// One statement, so that no two creates can both be the last that fits.
+// Counted and written in one statement, while nobody else of the org counts: no two creates can both be the last that
+// fits.
 const INSERT: &str = "INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
      network, lifetime, created_at) \
      SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10 \
@@ -21,12 +22,20 @@ const INSERT: &str = "INSERT INTO sandboxes (id, session, org, alias, template, 
 const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state = 'stopped' \
      AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
-const DELETED: &str = "SELECT COUNT(*) FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
+const DELETED: &str = "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
+// A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now. SQLite has one
+// writer anyway.
+const COUNTED: &str = "UPDATE orgs SET name = name WHERE id = $1";
+const COUNTED_OF: &str =
+    "UPDATE orgs SET name = name WHERE id = (SELECT org FROM sandboxes WHERE id = $1)";
+const OVER: &str =
+    "DELETE FROM sandboxes WHERE id IN (SELECT id FROM sandboxes WHERE deleted_at < $1 LIMIT $2)";
 const REMEMBER: &str = "INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) \
      VALUES ($1, $2, $3, $4, $5)";
 const RECALL: &str = "SELECT fingerprint, sandbox FROM idempotency WHERE org = $1 AND key = $2";
 const UNSAY: &str = "DELETE FROM idempotency WHERE sandbox = $1";
-const FORGET: &str = "DELETE FROM idempotency WHERE created_at < $1";
+const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
+     (SELECT sandbox FROM idempotency WHERE created_at < $1 LIMIT $2)";
 const UPDATE: &str = "UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
      network = $13, lifetime = $14 WHERE id = $1";
@@ -148,6 +157,22 @@ pub struct Page {
     pub before: Option<(i64, String)>,
 }
 
+impl Page {
+    /// The same, with one more: whether there is a next page is seen then.
+    #[must_use]
+    pub fn one_more(&self) -> Self {
+        Self {
+            limit: self.limit + 1,
+            before: self.before.clone(),
+        }
+    }
+
+    /// Everything on it is before this.
+    pub(crate) fn start(&self) -> (i64, String) {
+        self.before.clone().unwrap_or((i64::MAX, String::new()))
+    }
+}
+
 impl Store {
     /// Writes down that a sandbox is to be, if its org may have one more; and how this can be said again.
     pub async fn add_sandbox(
@@ -157,7 +182,11 @@ impl Store {
         again: Option<&Again>,
     ) -> Result<Claim> {
         let _time = self.time("add_sandbox");
-        let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
+        let mut transaction = self.write.begin().await?;
+        if most.is_some() {
+            let query = sqlx::query(COUNTED).bind(row.org.as_str());
+            query.execute(&mut *transaction).await?;
+        }
         if let Some(again) = again {
             let query = sqlx::query(REMEMBER)
                 .bind(row.org.as_str())
@@ -225,20 +254,26 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets what was said before a time.
-    pub async fn forget_said_before(&self, before: i64) -> Result<u64> {
+    /// Forgets some of what was said before a time; how much.
+    pub async fn forget_said_before(&self, before: i64, most: u32) -> Result<u64> {
         let _time = self.time("forget_said_before");
-        let query = sqlx::query(FORGET).bind(before);
+        let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
         Ok(query.execute(&self.write).await?.rows_affected())
     }
 
     /// Takes a place in its org for a stopped sandbox that is to run again.
     pub async fn claim_again(&self, id: &SandboxId, most: Option<u32>) -> Result<Claim> {
         let _time = self.time("claim_again");
+        let mut transaction = self.write.begin().await?;
+        if most.is_some() {
+            let query = sqlx::query(COUNTED_OF).bind(id.as_str());
+            query.execute(&mut *transaction).await?;
+        }
         let query = sqlx::query(AGAIN)
             .bind(id.as_str())
             .bind(most.map(i64::from));
-        let done = query.execute(&self.write).await?;
+        let done = query.execute(&mut *transaction).await?;
+        transaction.commit().await?;
         Ok(if done.rows_affected() == 1 {
             Claim::Made
         } else {
@@ -246,11 +281,28 @@ impl Store {
         })
     }
 
-    /// There was such a sandbox, and it was deleted.
-    pub async fn was_deleted(&self, id: &SandboxId) -> Result<bool> {
-        let _time = self.time("was_deleted");
-        let query = sqlx::query_scalar::<_, i64>(DELETED).bind(id.as_str());
-        Ok(query.fetch_one(&self.read).await? > 0)
+    /// The session of a sandbox that was deleted.
+    pub async fn deleted(&self, id: &SandboxId) -> Result<Option<SessionId>> {
+        let _time = self.time("deleted");
+        let query = sqlx::query_scalar::<_, String>(DELETED).bind(id.as_str());
+        let session = query.fetch_optional(&self.read).await?;
+        session.map(|session| word(TABLE, session)).transpose()
+    }
+
+    /// Forgets some sandboxes that were deleted before a time; how many.
+    pub async fn forget_deleted(&self, before: i64, most: u32) -> Result<u64> {
+        let query = sqlx::query(OVER).bind(before).bind(i64::from(most));
+        Ok(query.execute(&self.write).await?.rows_affected())
+    }
+
+    /// The row of a session of an org, deleted or not, by its id or its sandbox's.
+    pub async fn session(&self, org: &OrgId, name: &str) -> Result<Option<SandboxRow>> {
+        let sql = sqlx::AssertSqlSafe(format!(
+            "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND (session = $2 OR id = $2)"
+        ));
+        let query = sqlx::query_as::<_, Row>(sql).bind(org.as_str()).bind(name);
+        let row = query.fetch_optional(&self.read).await?;
+        row.map(SandboxRow::try_from).transpose()
     }
 
     /// The row of a sandbox, by id or by its alias in an org.
@@ -274,18 +326,25 @@ impl Store {
         rows.into_iter().map(SandboxRow::try_from).collect()
     }
 
-    /// Sandboxes of an org, newest first: those that are there, or all that ever were.
-    pub async fn sandboxes(&self, org: &OrgId, all: bool, page: &Page) -> Result<Vec<SandboxRow>> {
+    /// Sandboxes of an org, newest first: those that are there, or all that ever were; perhaps only those in a state.
+    pub async fn sandboxes(
+        &self,
+        org: &OrgId,
+        all: bool,
+        state: Option<SandboxState>,
+        page: &Page,
+    ) -> Result<Vec<SandboxRow>> {
         let _time = self.time("sandboxes");
-        let (at, id) = page.before.clone().unwrap_or((i64::MAX, String::new()));
+        let (at, id) = page.start();
         let sql = sqlx::AssertSqlSafe(format!(
             "SELECT {COLUMNS} FROM sandboxes WHERE org = $1 AND ($2 OR deleted_at IS NULL) \
-             AND (created_at < $3 OR (created_at = $3 AND id < $4)) \
-             ORDER BY created_at DESC, id DESC LIMIT $5"
+             AND ($3 IS NULL OR state = $3) AND (created_at < $4 OR (created_at = $4 AND id < $5)) \
+             ORDER BY created_at DESC, id DESC LIMIT $6"
         ));
         let query = sqlx::query_as::<_, Row>(sql)
             .bind(org.as_str())
             .bind(all)
+            .bind(state.map(SandboxState::name))
             .bind(at)
             .bind(id)
             .bind(i64::from(page.limit));
@@ -296,7 +355,7 @@ impl Store {
     /// Writes a row as it is now, and what happened to it.
     pub async fn update_sandbox(&self, row: &SandboxRow, kind: &str, at: i64) -> Result<()> {
         let _time = self.time("update_sandbox");
-        let mut transaction = self.write.begin_with("BEGIN IMMEDIATE").await?;
+        let mut transaction = self.write.begin().await?;
         let query = sqlx::query(UPDATE)
             .bind(row.id.as_str())
             .bind(text(&row.state))

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod history;
+
 use std::collections::BTreeMap;
 
 use atoll_model::{
@@ -93,7 +95,10 @@ async fn another_orgs_sandbox_is_not_there() {
         limit: 100,
         before: None,
     };
-    assert_eq!(store.sandboxes(&other.id, true, &page).await.unwrap(), []);
+    let found = store.sandboxes(&other.id, true, None, &page).await;
+    assert_eq!(found.unwrap(), []);
+    let name = sandbox.session.as_str();
+    assert_eq!(store.session(&other.id, name).await.unwrap(), None);
 }
 
 #[tokio::test]
@@ -162,7 +167,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
         let page = Page { limit: 7, before };
-        let rows = store.sandboxes(&org.id, false, &page).await.unwrap();
+        let rows = store.sandboxes(&org.id, false, None, &page).await.unwrap();
         let Some(last) = rows.last() else { break };
         before = Some((last.created_at, last.id.to_string()));
         seen.extend(rows);
@@ -233,7 +238,8 @@ async fn what_happened_is_told_in_order_and_only_to_its_org() {
         .unwrap();
     assert_eq!(rest, told[1..]);
     assert_eq!(store.last_event().await.unwrap(), told[1].number);
-    assert_eq!(store.forget_events(3).await.unwrap(), 2);
+    assert_eq!(store.forget_events(3, 1).await.unwrap(), 1);
+    assert_eq!(store.forget_events(3, 9).await.unwrap(), 1);
 }
 
 #[tokio::test]

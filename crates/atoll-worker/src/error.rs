@@ -7,7 +7,23 @@ use atoll_model::{Code, Error};
 
 /// Something of ours failed: the step, and the whole chain of causes as far as it is safe to tell.
 pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
+    if has_no_descriptors(error) {
+        return Error::new(Code::NoCapacity, "the server has no descriptors left")
+            .remedy("try again; if it goes on, raise the server's limit of open files");
+    }
     Error::new(Code::Internal, chain(step, error))
+}
+
+/// It passes by itself, and is nobody's fault who asks.
+fn has_no_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+    use rustix::io::Errno;
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        let number = cause
+            .downcast_ref()
+            .and_then(|error: &io::Error| Errno::from_io_error(error));
+        matches!(number, Some(Errno::MFILE | Errno::NFILE))
+    })
 }
 
 fn chain(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
@@ -53,7 +69,10 @@ pub(crate) fn host_file(step: &str, path: &Path, error: &io::Error) -> Error {
     if is_full(error) {
         return Error::new(Code::DiskFull, message).remedy("free some space, or run atoll gc");
     }
-    Error::new(Code::Internal, message)
+    match internal(step, error) {
+        told if told.code == Code::Internal => Error::new(Code::Internal, message),
+        told => told,
+    }
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -28,6 +28,7 @@ use rustix::pipe::PipeFlags;
 use tokio::sync::watch;
 
 use crate::error::internal;
+use crate::journal::Noted;
 use crate::sandbox::Sandbox;
 use input::Input;
 use log::Log;
@@ -39,6 +40,14 @@ use terminal::Terminal;
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
 /// is not even sent.
 const LONGEST: usize = 3 << 20;
+
+/// How a command ended of which nothing else is known.
+const KILLED: ExecStatus = ExecStatus {
+    code: None,
+    signal: Some(9),
+    oom_killed: false,
+    timed_out: false,
+};
 
 /// A command, as all who have to do with it see it.
 #[derive(Debug)]
@@ -55,25 +64,25 @@ pub(crate) struct Shared {
     terminal: Option<Terminal>,
     progress: watch::Sender<Progress>,
     record: Mutex<Record>,
+    /// What of it stands in the sandbox's journal.
+    pub(crate) noted: Noted,
 }
 
 impl Shared {
     pub(crate) fn info(&self) -> ExecInfo {
+        let progress = *self.progress.borrow();
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,
             spec: self.spec.clone(),
             started_at: self.started_at,
-            status: self.progress.borrow().status,
+            status: progress.status,
+            ended_at: progress.ended_at,
         }
     }
 
     /// A command that has ended, as its record tells.
     fn with(record: Record, log: Log) -> Self {
-        let killed = ExecStatus {
-            signal: Some(9),
-            ..ExecStatus::default()
-        };
         Self {
             id: record.id.clone(),
             pid: record.pid,
@@ -85,11 +94,24 @@ impl Shared {
             input: None,
             terminal: None,
             progress: watch::Sender::new(Progress {
-                status: Some(record.status.unwrap_or(killed)),
+                status: Some(record.status.unwrap_or(KILLED)),
+                ended_at: record.ended_at,
                 closed: true,
             }),
             record: Mutex::new(record),
+            noted: Noted::default(),
         }
+    }
+
+    /// It was killed, and nobody will tell how it ended.
+    fn give_up(&self) {
+        self.progress.send_if_modified(|progress| {
+            let unknown = progress.status.is_none();
+            if unknown {
+                (progress.status, progress.ended_at) = (Some(KILLED), Some(now()));
+            }
+            unknown
+        });
     }
 
     /// Nothing can happen to it any more.
@@ -154,7 +176,7 @@ pub struct Finished {
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
     let id = ExecId::random();
-    sandbox.execs.check_room()?;
+    let room = sandbox.execs.room(&spec)?;
     let stem = sandbox.execs.directory().join(id.as_str());
     let Streams {
         inside,
@@ -200,9 +222,11 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
+        noted: Noted::default(),
     });
     let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
     sandbox.execs.add(Arc::clone(&shared));
+    drop(room);
     task::Task {
         sandbox: Arc::clone(&sandbox),
         shared,
@@ -417,6 +441,7 @@ pub(crate) fn adopt(
         terminal,
         progress: watch::Sender::new(Progress {
             status,
+            ended_at: record.ended_at,
             closed: false,
         }),
         ..Shared::with(record, log)
@@ -491,10 +516,7 @@ impl Control {
             .await
         {
             Ok(progress) => progress.status.unwrap_or_default(),
-            Err(_) => ExecStatus {
-                signal: Some(9),
-                ..ExecStatus::default()
-            },
+            Err(_) => KILLED,
         }
     }
 

@@ -3,6 +3,7 @@
 mod adopt;
 mod connection;
 mod files;
+mod history;
 mod templates;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use atoll_model::{
     Bytes, Code, DiskUsage, Error, ExecId, ExecInfo, ExecSpec, Limits, Reason, SandboxId,
     SandboxInfo, SandboxSpec, SandboxState, Stopwatch, Transition, Usage,
 };
+use atoll_store::CommandRow;
 use std::os::fd::{AsFd, BorrowedFd};
 use tokio::sync::watch;
 
@@ -26,6 +28,7 @@ use crate::exec::table::Table;
 use crate::exec::{self, Control, Exec};
 use crate::freezer::Freezer;
 use crate::instance::Instance;
+use crate::journal::Journals;
 use crate::keeper::{Inventory, Keeper};
 use crate::meters::Meters;
 use crate::network;
@@ -43,6 +46,13 @@ pub type Amend = Arc<dyn Fn(&mut Plan) + Send + Sync>;
 /// Hears the id of a sandbox that is about to be made, and may still say no.
 pub type Announce = Box<
     dyn FnOnce(SandboxId) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
+        + Send,
+>;
+
+/// Hears what was run in a sandbox that is about to be gone, as far as nobody has taken it yet. Its files go only if
+/// that was kept.
+pub type Farewell = Box<
+    dyn FnOnce(Vec<CommandRow>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
         + Send,
 >;
 
@@ -74,6 +84,8 @@ pub struct Config {
     /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
     /// nothing while the command waits for it.
     pub patience: Duration,
+    /// What is run in sandboxes is written to a journal beside their files.
+    pub journal: bool,
     /// See [`Amend`].
     pub amend: Option<Amend>,
 }
@@ -85,6 +97,7 @@ impl Config {
             lasting: true,
             warm: 16,
             embryos: 96,
+            journal: true,
             ..Self::new(data)
         }
     }
@@ -102,6 +115,7 @@ impl Config {
             network: network::Config::default(),
             storage: crate::Storage::default(),
             patience: Duration::from_secs(30),
+            journal: false,
             amend: None,
         }
     }
@@ -125,6 +139,8 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
     pub(crate) patience: Duration,
+    /// Nothing if nobody keeps them.
+    pub(crate) journals: Option<Arc<Journals>>,
     pub(crate) amend: Option<Amend>,
     freezer: Freezer,
     /// Creates under way, whose callers may have gone.
@@ -225,6 +241,7 @@ impl LocalRuntime {
             atoll_jail::go_before_others();
         }
         let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
+        let journals = config.journal.then(Arc::default);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -241,6 +258,7 @@ impl LocalRuntime {
             pool,
             network,
             patience,
+            journals,
             amend,
             freezer: Freezer::start()?,
             busy: Busy::default(),
@@ -267,6 +285,7 @@ impl LocalRuntime {
         if lasting {
             tokio::spawn(samples::watch(Arc::downgrade(&runtime.shared)));
         }
+        runtime.keep_journals();
         Ok(runtime)
     }
 
@@ -594,13 +613,19 @@ impl LocalRuntime {
     /// disk space a little later).
     pub async fn delete(&self, id: &SandboxId) -> Result<(), Error> {
         let _time = self.time("delete");
-        self.end(id, None).await
+        self.end(id, None, None).await
+    }
+
+    /// The same, for a caller who keeps what was run in it.
+    pub async fn delete_after(&self, id: &SandboxId, farewell: Farewell) -> Result<(), Error> {
+        let _time = self.time("delete");
+        self.end(id, None, Some(farewell)).await
     }
 
     /// Ends a sandbox's processes and moves its files to a directory of the caller's choice on the
     /// same file system.
     pub async fn keep(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
-        self.end(id, Some(directory)).await
+        self.end(id, Some(directory), None).await
     }
 
     /// Ends the processes of a sandbox that nobody knows of, and puts its files where they are found and not
@@ -614,7 +639,12 @@ impl LocalRuntime {
         self.stop(id).await.map(drop)
     }
 
-    async fn end(&self, id: &SandboxId, keep: Option<PathBuf>) -> Result<(), Error> {
+    async fn end(
+        &self,
+        id: &SandboxId,
+        keep: Option<PathBuf>,
+        farewell: Option<Farewell>,
+    ) -> Result<(), Error> {
         self.shared.busy.touch();
         let name = id.clone();
         let ended = self.change(id, |runtime, entry, place| async move {
@@ -622,7 +652,7 @@ impl LocalRuntime {
             if keep.is_some() && !shared.instance.disk.can_keep() {
                 return Err(cannot_keep());
             }
-            let from = match place {
+            let from = match &place {
                 Place::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
                     sandbox.stop(shared).await?;
@@ -633,6 +663,9 @@ impl LocalRuntime {
                 }
                 _ => shared.instance.sandboxes().join(name.as_str()),
             };
+            if let Some(farewell) = farewell {
+                runtime.part(&name, &entry, &place, farewell).await?;
+            }
             let kept = keep.is_some();
             let trash = shared.instance.directory.join("trash");
             let target = keep.unwrap_or_else(|| trash.join(name.as_str()));
@@ -769,6 +802,9 @@ impl LocalRuntime {
                     sandbox.abandon();
                 }
             }
+        }
+        if let Some(journals) = &self.shared.journals {
+            journals.close().await;
         }
         self.shared.keeper.stop(lasting).await;
         if lasting && let Some(own) = &self.shared.instance.lasting {

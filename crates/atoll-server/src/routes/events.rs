@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Query, checked_limit};
+use crate::body::Query;
 use crate::guard::Caller;
+use crate::page;
 use crate::stream;
 use crate::views::Time;
 
@@ -29,7 +30,7 @@ struct After {
     after: Option<i64>,
 }
 
-fn view(event: &Event) -> Value {
+pub(super) fn view(event: &Event) -> Value {
     json!({
         "eventID": event.id, "number": event.number, "type": format!("sandbox.{}", event.kind),
         "sandboxID": event.sandbox, "at": Time::new(event.at), "data": event.payload,
@@ -70,10 +71,10 @@ fn line(event: &Event) -> String {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Listed {
+pub(super) struct Listed {
     #[serde(default)]
-    after: i64,
-    limit: Option<u32>,
+    pub(super) after: i64,
+    pub(super) limit: Option<u32>,
 }
 
 async fn list(
@@ -82,7 +83,7 @@ async fn list(
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
 ) -> Answer<Json<Vec<Value>>> {
-    let limit = checked_limit(asked.limit, 100, 100)?;
+    let limit = page::limit(asked.limit)?;
     let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
     Ok(Json(events.iter().map(view).collect()))
 }

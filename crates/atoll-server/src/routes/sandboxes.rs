@@ -1,15 +1,14 @@
-//! Sandboxes and their history.
+//! Sandboxes.
 
 use std::collections::BTreeMap;
 
-use atoll_core::{NewSandbox, SandboxChange};
+use atoll_core::{Context, NewSandbox, SandboxChange, Which};
 use atoll_model::{
     Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, SandboxSpec, SandboxState,
     Verdict,
 };
-use atoll_store::Page;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde::Deserialize;
@@ -19,6 +18,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Query, Repeatable};
 use crate::guard::Caller;
+use crate::page::{self, Part};
 use crate::views::Sandbox;
 
 pub(super) fn routes() -> Router<App> {
@@ -231,89 +231,46 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    fn page(&self) -> Result<Page, Error> {
-        self.check()?;
-        let limit = self.limit.unwrap_or(100);
-        if !(1..=100).contains(&limit) {
-            let message = format!("limit is {limit}");
-            return Err(Error::invalid("limit", message, "give 1 to 100"));
-        }
-        let before = self.cursor.as_ref().map(|cursor| {
-            let parts = cursor.split_once('.');
-            let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
-            parsed.ok_or_else(|| {
-                Error::invalid(
-                    "cursor",
-                    "this cursor is not one of ours",
-                    "give the X-Next-Cursor of the page before",
-                )
-            })
-        });
-        Ok(Page {
-            limit,
-            before: before.transpose()?,
+    /// The state that is asked for, by either of its names; `failed` has two spellings.
+    fn state(&self) -> Result<Option<SandboxState>, Error> {
+        let field = if self.state.is_some() {
+            "state"
+        } else {
+            "status"
+        };
+        let Some(word) = self.state.as_ref().or(self.status.as_ref()) else {
+            return Ok(None);
+        };
+        let spelled = |state: &SandboxState| {
+            state.name() == word || (word == "error" && *state == SandboxState::Failed)
+        };
+        let found = SandboxState::ALL.into_iter().find(spelled);
+        found.map(Some).ok_or_else(|| {
+            let known = SandboxState::ALL.map(SandboxState::name).join(", ");
+            let message = format!("{word:?} is not a state");
+            Error::invalid(field, message, format!("choose one of {known}"))
         })
     }
 
-    /// Refuses a state that there is not.
-    fn check(&self) -> Result<(), Error> {
-        for (field, word) in [("state", &self.state), ("status", &self.status)] {
-            if let Some(word) = word
-                && word != "error"
-                && !SandboxState::ALL.iter().any(|state| state.name() == word)
-            {
-                let known = SandboxState::ALL.map(SandboxState::name).join(", ");
-                let message = format!("{word:?} is not a state");
-                return Err(Error::invalid(
-                    field,
-                    message,
-                    format!("choose one of {known}"),
-                ));
-            }
-        }
-        Ok(())
+    pub(super) async fn answer(
+        &self,
+        app: &App,
+        caller: &Context,
+        which: Which,
+    ) -> Answer<Part<Sandbox>> {
+        let page = page::asked(self.limit, self.cursor.as_ref())?;
+        let state = self.state()?;
+        let found = app.core.sandboxes(caller, which, state, &page).await?;
+        Ok(page::part(found))
     }
-
-    fn fits(&self, view: &atoll_core::SandboxView) -> bool {
-        let state = view.row.state.name();
-        let spelled = |word: &String| word == state || (word == "error" && state == "failed");
-        self.state
-            .as_ref()
-            .or(self.status.as_ref())
-            .is_none_or(spelled)
-    }
-}
-
-/// A page of sandboxes, and where the next one begins.
-fn paged(rows: Vec<atoll_core::SandboxView>, asked: &Listed) -> (HeaderMap, Json<Vec<Sandbox>>) {
-    let mut headers = HeaderMap::new();
-    let full = rows.len() == asked.limit.unwrap_or(100) as usize;
-    if let Some(last) = rows.last().filter(|_| full) {
-        let cursor = format!("{}.{}", last.row.created_at, last.row.id);
-        if let Ok(cursor) = HeaderValue::from_str(&cursor) {
-            headers.insert("x-next-cursor", cursor);
-        }
-    }
-    let fitting = rows.into_iter().filter(|row| asked.fits(row));
-    (headers, Json(fitting.map(Sandbox::from).collect()))
 }
 
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Query(asked): Query<Listed>,
-) -> Answer<(HeaderMap, Json<Vec<Sandbox>>)> {
-    let rows = app.core.sandboxes(&caller, false, &asked.page()?).await?;
-    Ok(paged(rows, &asked))
-}
-
-pub(super) async fn sessions(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Listed>,
-) -> Answer<(HeaderMap, Json<Vec<Sandbox>>)> {
-    let rows = app.core.sessions(&caller, &asked.page()?).await?;
-    Ok(paged(rows, &asked))
+) -> Answer<Part<Sandbox>> {
+    asked.answer(&app, &caller, Which::Living).await
 }
 
 async fn read(

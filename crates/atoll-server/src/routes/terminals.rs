@@ -20,9 +20,7 @@ use crate::answer::Answer;
 use crate::body::{Body, Query};
 use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
-
-/// How many terminals a sandbox may have at once.
-const MOST: usize = 20;
+use crate::views::terminal_name;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -63,11 +61,6 @@ impl New {
     }
 }
 
-/// What a terminal is called.
-fn name(exec: &atoll_model::ExecId) -> String {
-    exec.as_str().replacen("exec_", "pty_", 1)
-}
-
 fn find(used: &Use, pty: &str) -> Result<Control, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
@@ -93,10 +86,6 @@ fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
 }
 
 async fn start(used: &Use, asked: &New) -> Result<Control, Error> {
-    if open(used)?.len() >= MOST {
-        let message = format!("the sandbox has {MOST} terminals already");
-        return Err(Error::new(Code::QuotaExceeded, message).remedy("end one of them"));
-    }
     let exec = used.runtime().exec(used.id(), asked.spec()).await?;
     Ok(exec.control)
 }
@@ -106,7 +95,7 @@ fn view(used: &Use, info: &ExecInfo) -> Value {
     let exec = used.runtime().find_exec(used.id(), &info.id);
     let joined = exec.and_then(|exec| exec.attach());
     let size = joined.map_or(info.spec.terminal.unwrap_or_default(), |joined| joined.size);
-    let name = name(&info.id);
+    let name = terminal_name(&info.id);
     json!({
         "ptyID": name, "sessionID": name, "sandboxID": used.id(), "pid": info.pid,
         "cols": size.columns, "rows": size.rows,

@@ -29,6 +29,8 @@ pub struct Reader {
 pub(crate) struct Progress {
     /// How it ended; everything it wrote until then is in the log.
     pub(crate) status: Option<ExecStatus>,
+    /// When that was, if somebody saw it.
+    pub(crate) ended_at: Option<i64>,
     /// Nobody can write any more.
     pub(crate) closed: bool,
 }

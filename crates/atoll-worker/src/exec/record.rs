@@ -26,6 +26,7 @@ pub(crate) struct Record {
     pub(crate) started_at: i64,
     pub(crate) clock: Option<Clock>,
     pub(crate) status: Option<ExecStatus>,
+    pub(crate) ended_at: Option<i64>,
     /// Sizes its terminal was given, and where its log was then.
     pub(crate) resizes: Vec<(u64, TerminalSize)>,
 }
@@ -59,7 +60,11 @@ enum Line {
     },
     Clock(Clock),
     Resized(u64, TerminalSize),
-    Ended(ExecStatus),
+    Ended {
+        #[serde(flatten)]
+        status: ExecStatus,
+        at: Option<i64>,
+    },
 }
 
 impl Record {
@@ -84,6 +89,7 @@ impl Record {
                 at: Some(started_at),
             }),
             status: None,
+            ended_at: None,
             resizes: Vec::new(),
         }
     }
@@ -96,6 +102,7 @@ impl Record {
             spec: self.spec.clone(),
             started_at: self.started_at,
             status: self.status,
+            ended_at: self.ended_at,
         }
     }
 
@@ -128,9 +135,10 @@ impl Record {
     }
 
     /// Writes its end down.
-    pub(super) fn end(&mut self, status: ExecStatus) -> Result<(), Error> {
-        self.status = Some(status);
-        self.append(&Line::Ended(status))
+    pub(super) fn end(&mut self, status: ExecStatus, at: i64) -> Result<(), Error> {
+        (self.status, self.ended_at) = (Some(status), Some(at));
+        let at = Some(at);
+        self.append(&Line::Ended { status, at })
     }
 
     fn append(&self, line: &Line) -> Result<(), Error> {
@@ -178,6 +186,7 @@ impl Record {
                         started_at,
                         clock,
                         status: None,
+                        ended_at: None,
                         resizes: Vec::new(),
                     });
                 }
@@ -185,7 +194,9 @@ impl Record {
                 (Ok(Line::Resized(position, size)), Some(record)) => {
                     record.resizes.push((position, size));
                 }
-                (Ok(Line::Ended(status)), Some(record)) => record.status = Some(status),
+                (Ok(Line::Ended { status, at }), Some(record)) => {
+                    (record.status, record.ended_at) = (Some(status), at);
+                }
                 _ => {}
             }
         }

@@ -1,24 +1,33 @@
 //! The commands of one sandbox, running and ended, by id, pid or tag.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use atoll_model::{Code, Error, ExecId, ExecInfo};
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
+use crate::journal::Mark;
 
 /// How many ended commands are remembered, with what they wrote.
 const REMEMBERED: usize = 256;
+/// How many more wait for the journal before they are given up.
+const WAITING: usize = 4 * REMEMBERED;
 /// How many may run at once.
 const MOST: usize = 256;
+/// How many of them may have a terminal.
+const TERMINALS: usize = 20;
 
 /// The commands of a sandbox. They outlast its processes.
 #[derive(Debug)]
 pub(crate) struct Table {
     directory: PathBuf,
+    /// Where it says that something happened, if that is written down.
+    mark: Option<Mark>,
     inner: Mutex<Inner>,
     /// Told when a command is added; true when none will be any more.
     closed: watch::Sender<bool>,
@@ -29,21 +38,106 @@ struct Inner {
     /// In the order they began.
     all: BTreeMap<u64, Arc<Shared>>,
     next: u64,
+    /// Those that are about to begin, and how many of them have a terminal.
+    beginning: (usize, usize),
     /// Those of earlier servers are here too.
     complete: bool,
+    /// The journal may not have those of earlier servers that are not here.
+    behind: bool,
+}
+
+/// What a journal does not have yet.
+pub(crate) struct News {
+    pub(crate) commands: Vec<Arc<Shared>>,
+    /// Those of earlier servers among them.
+    old: bool,
 }
 
 impl Table {
     /// Of a sandbox with its files in `directory`; `complete` if nobody ran a command in it before.
-    pub(crate) fn new(directory: PathBuf, complete: bool) -> Self {
+    pub(crate) fn new(directory: PathBuf, complete: bool, mark: Option<Mark>) -> Self {
         let inner = Inner {
             complete,
+            behind: !complete,
             ..Inner::default()
         };
-        Self {
+        let table = Self {
             directory,
+            mark,
             inner: Mutex::new(inner),
             closed: watch::Sender::new(false),
+        };
+        if let Some(mark) = table.mark.as_ref().filter(|_| table.journal().exists()) {
+            mark.has_journal();
+        }
+        if !complete {
+            table.has_news();
+        }
+        table
+    }
+
+    /// Where the journal is.
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.directory.with_file_name("journal.db")
+    }
+
+    /// Something happened.
+    pub(crate) fn has_news(&self) {
+        if let Some(mark) = &self.mark {
+            mark.has_news();
+        }
+    }
+
+    /// What the journal does not have yet.
+    pub(crate) fn news(&self) -> News {
+        let inner = self.inner();
+        let (old, known) = (inner.behind, inner.ids());
+        let fresh = inner.all.values();
+        let fresh = fresh.filter(|exec| !exec.noted.is(exec.ended()));
+        let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
+        drop(inner);
+        if old {
+            let records = Record::all(&self.directory).into_iter();
+            let records = records.filter(|record| !known.contains(&record.id));
+            let ended = records.filter_map(|record| Shared::of_ended(record).ok());
+            commands.extend(ended.map(Arc::new));
+        }
+        News { commands, old }
+    }
+
+    /// The journal has this now, as these rows tell.
+    pub(crate) fn noted(&self, news: &News, rows: &[atoll_store::CommandRow]) {
+        for (exec, row) in news.commands.iter().zip(rows) {
+            exec.noted.set(row.ended.is_some());
+        }
+        if news.old {
+            self.inner().behind = false;
+        }
+        self.tidy();
+    }
+
+    /// The journal is gone, and has to be written again.
+    pub(crate) fn forget_noted(&self) {
+        let mut inner = self.inner();
+        inner.behind = true;
+        for exec in inner.all.values() {
+            exec.noted.clear();
+        }
+        drop(inner);
+        self.has_news();
+    }
+
+    /// Sees to it that all of them have ended, since their processes are gone: whoever is told that by nobody in time
+    /// (its task may wait for room on the disk) was killed.
+    pub(crate) async fn see_ends(&self, patience: Duration) {
+        let all: Vec<Arc<Shared>> = self.inner().all.values().cloned().collect();
+        let until = Instant::now() + patience;
+        for exec in all.iter().filter(|exec| !exec.ended()) {
+            let mut progress = exec.progress.subscribe();
+            let ended = progress.wait_for(|progress| progress.status.is_some());
+            if tokio::time::timeout_at(until, ended).await.is_err() {
+                exec.give_up();
+            }
         }
     }
 
@@ -84,6 +178,7 @@ impl Table {
         inner.all.retain(|_, known| known.id != shared.id);
         inner.add(shared);
         drop(inner);
+        self.has_news();
         self.closed.send_modify(|_| {});
     }
 
@@ -118,25 +213,32 @@ impl Table {
         }
     }
 
-    /// Refuses more than can run at once.
-    pub(crate) fn check_room(&self) -> Result<(), Error> {
-        let running = self
-            .inner()
-            .all
-            .values()
-            .filter(|exec| !exec.ended())
-            .count();
-        if running < MOST {
-            return Ok(());
-        }
-        let message = format!("{running} commands run in this sandbox already");
-        Err(Error::new(Code::QuotaExceeded, message).remedy("wait for some to end, or end some"))
+    /// Takes a place for a command that is about to begin, until it is added; refuses more than can run at once.
+    pub(crate) fn room(&self, spec: &ExecSpec) -> Result<Room<'_>, Error> {
+        let terminal = usize::from(spec.terminal.is_some());
+        let mut inner = self.inner();
+        let running = inner.all.values().filter(|exec| !exec.ended());
+        let terminals = running.clone().filter(|exec| exec.spec.terminal.is_some());
+        let running = running.clone().count() + inner.beginning.0;
+        let terminals = terminals.count() + inner.beginning.1;
+        let full = if running >= MOST {
+            format!("{running} commands run in this sandbox already")
+        } else if terminal > 0 && terminals >= TERMINALS {
+            format!("the sandbox has {terminals} terminals already")
+        } else {
+            inner.beginning.0 += 1;
+            inner.beginning.1 += terminal;
+            let table = self;
+            return Ok(Room { table, terminal });
+        };
+        Err(Error::new(Code::QuotaExceeded, full).remedy("wait for some to end, or end some"))
     }
 
-    /// Forgets the oldest of those that have ended, and removes their files.
+    /// Forgets the oldest of those that have ended, and removes their files; not before the journal has them, unless
+    /// it cannot be written at all.
     pub(crate) fn tidy(&self) {
         let mut inner = self.inner();
-        let over: Vec<(u64, Arc<Shared>)> = {
+        let mut over: Vec<(u64, Arc<Shared>)> = {
             let ended = inner.all.iter().filter(|(_, exec)| exec.closed());
             let count = ended.clone().count();
             ended
@@ -144,6 +246,20 @@ impl Table {
                 .map(|(number, exec)| (*number, Arc::clone(exec)))
                 .collect()
         };
+        if let Some(mark) = &self.mark {
+            let mut given_up = over.len().saturating_sub(WAITING);
+            over.retain(|(_, exec)| {
+                let noted = exec.noted.is(true);
+                let lost = !noted && given_up > 0;
+                if lost {
+                    given_up -= 1;
+                    mark.lost();
+                } else if !noted {
+                    mark.is_urgent();
+                }
+                noted || lost
+            });
+        }
         for (number, _) in &over {
             inner.all.remove(number);
         }
@@ -184,7 +300,26 @@ impl Table {
     }
 }
 
+/// A place among the commands that run.
+pub(crate) struct Room<'a> {
+    table: &'a Table,
+    terminal: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.table.inner();
+        inner.beginning.0 -= 1;
+        inner.beginning.1 -= self.terminal;
+    }
+}
+
 impl Inner {
+    fn ids(&self) -> HashSet<ExecId> {
+        let all = self.all.values().filter(|_| self.behind);
+        all.map(|exec| exec.id.clone()).collect()
+    }
+
     fn add(&mut self, shared: Arc<Shared>) {
         self.next += 1;
         self.all.insert(self.next, shared);

@@ -148,9 +148,10 @@ impl Task {
             status.timed_out = timed_out;
             let killed = status.signal == Some(9) || status.code == Some(137);
             status.oom_killed = killed && !timed_out && sandbox.group.oom_kills() > before;
-            shared
-                .progress
-                .send_modify(|progress| progress.status = Some(status));
+            let ended_at = super::now();
+            shared.progress.send_modify(|progress| {
+                (progress.status, progress.ended_at) = (Some(status), Some(ended_at));
+            });
             drop(present);
             if shared.terminal.is_none() {
                 sandbox.meters.exec_ended(shared.started_at);
@@ -162,12 +163,13 @@ impl Task {
                 sandbox.release(super::input_of(shared.request));
             }
             // Not written down it stays known to PID 1, for the next server.
-            if shared.record(|record| record.end(status)).is_ok() {
+            if shared.record(|record| record.end(status, ended_at)).is_ok() {
                 sandbox.forget(shared.request);
             }
             if let Some(leaf) = &shared.leaf {
                 sandbox.leave(Arc::clone(leaf));
             }
+            sandbox.execs.has_news();
         }
         // Children that live on may go on writing.
         while flows.iter().any(|flow| flow.pipe.is_some()) {

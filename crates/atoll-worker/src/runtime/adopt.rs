@@ -135,7 +135,8 @@ impl LocalRuntime {
                 .group(id.as_str(), record.ids());
             let _ = group.remove();
         }
-        let execs = Arc::new(Table::new(path.join("execs"), false));
+        let mark = self.shared.mark(&id);
+        let execs = Arc::new(Table::new(path.join("execs"), false, mark));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
         Ok(())

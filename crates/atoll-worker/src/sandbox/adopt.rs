@@ -42,7 +42,7 @@ impl Sandbox {
         record.write(&directory)?;
         let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
         let terminals = terminals.into_iter().next();
-        let execs = Table::new(directory.join("execs"), true);
+        let execs = Table::new(directory.join("execs"), true, shared.mark(&record.info.id));
         let records = exec::record::Record::all(execs.directory());
         let running: Vec<u32> = records
             .iter()

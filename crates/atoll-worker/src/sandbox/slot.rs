@@ -443,7 +443,11 @@ impl Embryo {
         record.pooled = wish.kind == Kind::Warm;
         record.linked = self.link.as_deref().map(Linked::from);
         let files = self.files;
-        let execs = Table::new(files.directory.join("execs"), !files.old);
+        let execs = Table::new(
+            files.directory.join("execs"),
+            !files.old,
+            shared.mark(&record.info.id),
+        );
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
             link.stay();
         }

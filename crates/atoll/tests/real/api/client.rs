@@ -1,9 +1,11 @@
 //! A server of the test's own, and somebody who asks it.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use atoll_model::{Key, KeyId, Org, OrgId, Scope};
 use atoll_testkit::{Scratch, wait_for};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -19,7 +21,11 @@ use crate::world::{DEADLINE, World, binary, private};
 /// The process, with a data directory of its own and the templates that all tests share.
 #[derive(Debug)]
 pub struct Server {
-    scratch: Scratch,
+    /// Removed with it.
+    _scratch: Scratch,
+    data: PathBuf,
+    /// What it is started by, if not directly.
+    words: Vec<String>,
     child: Child,
     /// Where it serves, and where it shows metrics.
     places: [String; 2],
@@ -31,16 +37,24 @@ impl Server {
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
-        let (child, places) = spawn(&scratch.join("data"));
+        let data = scratch.join("data");
+        Self::at(scratch, data, Vec::new())
+    }
+
+    /// With a data directory below a place of the test's, and words before the command itself.
+    pub fn at(scratch: Scratch, data: PathBuf, words: Vec<String>) -> Self {
+        let (child, places) = spawn(&words, &data);
         Self {
-            scratch,
+            _scratch: scratch,
+            data,
+            words,
             child,
             places,
         }
     }
 
     pub fn data(&self) -> PathBuf {
-        self.scratch.join("data")
+        self.data.clone()
     }
 
     pub fn pid(&self) -> u32 {
@@ -69,14 +83,47 @@ impl Server {
 
     /// What it logged.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.scratch.join("log")).unwrap()
+        std::fs::read_to_string(self.data.with_file_name("log")).unwrap()
+    }
+
+    /// Somebody of another org, whose key is written as the server would.
+    pub async fn stranger(&self) -> Client {
+        let file = self.data.join("atoll.db");
+        let store = atoll_store::Store::open(&file).await.unwrap();
+        let org = Org {
+            id: OrgId::random(),
+            name: "strangers".into(),
+            max_sandboxes: None,
+            max_timeout: None,
+            created_at: 1,
+        };
+        store.add_org(&org).await.unwrap();
+        let digits = "ab".repeat(32);
+        let new = atoll_store::NewKey {
+            key: Key {
+                id: KeyId::random(),
+                org: org.id,
+                name: "stranger".into(),
+                prefix: digits[..8].to_owned(),
+                scope: Scope::Admin,
+                created_at: 1,
+                expires_at: None,
+                last_used_at: None,
+                revoked_at: None,
+            },
+            // The SHA-256 of the digits.
+            hash: "271a413bd339c5709fdceaec41f14f11e9fbfb5042d72d331c65f32b284cd09a".into(),
+        };
+        store.add_key(&new).await.unwrap();
+        store.close().await;
+        self.client().with_key(Some(&format!("atl_{digits}")))
     }
 
     /// Kills it, and starts another on the same data.
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        (self.child, self.places) = spawn(&self.data());
+        (self.child, self.places) = spawn(&self.words, &self.data);
     }
 
     /// Asks it to end, and waits.
@@ -116,12 +163,16 @@ impl Drop for Server {
 }
 
 /// Starts a server on free ports; where it serves, and where it shows metrics. Its log goes to a file.
-fn spawn(data: &Path) -> (Child, [String; 2]) {
+fn spawn(words: &[String], data: &Path) -> (Child, [String; 2]) {
     let log = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(data.with_file_name("log"));
-    let mut child = Command::new(binary())
+    let mut words: Vec<&OsStr> = words.iter().map(AsRef::as_ref).collect();
+    let binary = binary();
+    words.push(binary.as_ref());
+    let mut child = Command::new(words[0])
+        .args(&words[1..])
         .args(["serve", "--listen", "127.0.0.1:0"])
         .args(["--metrics-listen", "127.0.0.1:0", "--data-dir"])
         .arg(data)
@@ -155,6 +206,41 @@ fn spawn(data: &Path) -> (Child, [String; 2]) {
 pub struct Client {
     pub address: String,
     pub key: Option<String>,
+}
+
+/// A connection of somebody's, which the server may end.
+#[derive(Debug)]
+pub struct Connection {
+    client: Client,
+    sender: hyper::client::conn::http1::SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    /// Nothing if no whole answer came.
+    pub async fn ask(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Option<Answer> {
+        let request = Request::builder()
+            .method(Method::from_bytes(method.as_bytes()).unwrap())
+            .uri(path)
+            .header("host", &self.client.address)
+            .header("content-type", "application/json")
+            .header("x-api-key", self.client.key.as_deref().unwrap_or_default())
+            .body(Full::new(body.into()))
+            .unwrap();
+        self.sender.ready().await.ok()?;
+        let response = self.sender.send_request(request).await.ok()?;
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let body = response.into_body().collect().await.ok()?.to_bytes();
+        Some(Answer {
+            status,
+            headers,
+            body,
+        })
+    }
 }
 
 /// What came back.
@@ -263,6 +349,30 @@ impl Client {
     ) -> Answer {
         let answer = self.try_send(method, path, headers, body.into()).await;
         answer.unwrap()
+    }
+
+    /// Posts something to a server that may be killed meanwhile; nothing if no whole answer came.
+    pub async fn attempt(
+        &self,
+        method: &str,
+        path: &str,
+        body: impl Into<Bytes>,
+    ) -> Option<Answer> {
+        let mut connection = self.connect().await?;
+        connection.ask(method, path, body).await
+    }
+
+    /// A connection that is used again.
+    pub async fn connect(&self) -> Option<Connection> {
+        let stream = TcpStream::connect(&self.address).await.ok()?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .ok()?;
+        tokio::spawn(connection);
+        Some(Connection {
+            client: self.clone(),
+            sender,
+        })
     }
 
     pub async fn get(&self, path: &str) -> Answer {

@@ -149,7 +149,7 @@ async fn a_ticket_is_good_once() {
         loop {
             match socket.next().await {
                 Some(Ok(Message::Close(Some(frame)))) => return Some(u16::from(frame.code)),
-                Some(Ok(Message::Binary(_))) | None | Some(Err(_)) => return None,
+                Some(Ok(Message::Binary(_)) | Err(_)) | None => return None,
                 Some(Ok(_)) => {}
             }
         }

@@ -52,6 +52,15 @@ pub async fn closed(socket: &mut Socket) -> u16 {
     tokio::time::timeout(DEADLINE, reading).await.unwrap()
 }
 
+/// Sends one frame of a size that is refused.
+pub(super) async fn send_frame(client: &Client, path: &str, size: usize) {
+    let mut socket = open(client, path).await;
+    let message = Message::Binary(vec![b'x'; size].into());
+    // The server may be gone before all of it is sent.
+    let _ = tokio::time::timeout(DEADLINE, socket.send(message)).await;
+    assert_ne!(closed(&mut socket).await, 1000);
+}
+
 pub async fn send(socket: &mut Socket, bytes: &[u8]) {
     let message = Message::Binary(bytes.to_vec().into());
     socket.send(message).await.unwrap();

@@ -1,0 +1,190 @@
+//! What was run in sandboxes: carried from their journals into the store, where it outlives them, and forgotten when it
+//! is old.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use atoll_model::{Code, Error, SandboxId, Scope, SessionId};
+use atoll_store::{CommandKind, CommandRow, Event, Page, SandboxRow, Store};
+use atoll_worker::Farewell;
+
+use crate::sandboxes::Slice;
+use crate::{Context, Core, Inner, error, now};
+
+/// How often journals are carried over.
+const EVERY: Duration = Duration::from_secs(2);
+/// How many rows are carried at a time.
+const BATCH: u32 = 100;
+/// How often is looked for what is old.
+const SWEPT: Duration = Duration::from_mins(10);
+/// How many rows are forgotten at a time: others want to write too.
+const FORGOTTEN: u32 = 500;
+
+const DAY: i64 = 24 * 3_600_000_000;
+/// How long history is kept after a sandbox is gone, and a command after its end.
+const HISTORY: i64 = 30 * DAY;
+/// How long events are kept.
+const EVENTS: i64 = 7 * DAY;
+/// How long a create may be said again.
+const SAID: i64 = DAY;
+
+/// A session with what there is of it.
+#[derive(Debug, Clone)]
+pub struct SessionView {
+    /// The sandbox it was, or is.
+    pub row: SandboxRow,
+    /// How many commands were run in it.
+    pub commands: i64,
+    /// How many terminals it had.
+    pub terminals: i64,
+}
+
+impl Core {
+    /// One of the caller's sessions, by its id or its sandbox's.
+    pub async fn session(&self, context: &Context, name: &str) -> Result<SessionView, Error> {
+        let row = self.find_session(context, name).await?;
+        self.inner.carry_now(&row).await;
+        let count = |kind| self.inner.store.count_commands(&row.session, kind);
+        let commands = count(CommandKind::Plain).await.map_err(error::store)?;
+        let terminals = count(CommandKind::Terminal).await.map_err(error::store)?;
+        Ok(SessionView {
+            row,
+            commands,
+            terminals,
+        })
+    }
+
+    /// What was run in one of the caller's sessions, newest first.
+    pub async fn session_commands(
+        &self,
+        context: &Context,
+        name: &str,
+        kind: CommandKind,
+        page: &Page,
+    ) -> Result<Slice<CommandRow>, Error> {
+        let row = self.find_session(context, name).await?;
+        self.inner.carry_now(&row).await;
+        let (store, more) = (&self.inner.store, page.one_more());
+        let rows = store.commands(&row.session, kind, &more).await;
+        let rows = rows.map_err(error::store)?;
+        Ok(Slice::new(rows, page, |row| {
+            (row.started_at, row.id.to_string())
+        }))
+    }
+
+    /// What happened to the sandbox of one of the caller's sessions, oldest first.
+    pub async fn session_events(
+        &self,
+        context: &Context,
+        name: &str,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Event>, Error> {
+        let row = self.find_session(context, name).await?;
+        let store = &self.inner.store;
+        let events = store.events(&context.org.id, Some(&row.id), after, limit);
+        events.await.map_err(error::store)
+    }
+
+    async fn find_session(&self, context: &Context, name: &str) -> Result<SandboxRow, Error> {
+        context.require(Scope::Read)?;
+        let found = self.inner.store.session(&context.org.id, name).await;
+        found.map_err(error::store)?.ok_or_else(|| {
+            Error::new(Code::SessionNotFound, "there is no such session")
+                .remedy("GET /sessions lists yours")
+        })
+    }
+}
+
+impl Inner {
+    /// Carries over what a living sandbox's journal has, for somebody who asks now. Who asks is told what there is,
+    /// even if not everything could be carried.
+    async fn carry_now(&self, row: &SandboxRow) {
+        if row.deleted_at.is_none()
+            && let Err(failure) = self.carry(&row.id, &row.session).await
+        {
+            tracing::warn!(sandbox = %row.id, %failure, "its history is not complete");
+        }
+    }
+
+    /// Carries over what a sandbox's journal has.
+    async fn carry(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
+        loop {
+            let rows = match self.runtime.history(id, BATCH).await {
+                // It was deleted meanwhile, and everything carried over with that.
+                Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
+                rows => rows?,
+            };
+            if let Err(failure) = self.store.add_commands(session, &rows).await {
+                self.runtime.not_taken(id);
+                return Err(error::store(failure));
+            }
+            if rows.is_empty() {
+                return Ok(());
+            }
+            self.runtime.taken(id, &rows).await?;
+            if rows.len() < BATCH as usize {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Keeps what is left of a sandbox's history before its files go.
+pub(crate) fn keep(store: &Store, session: SessionId) -> Farewell {
+    let store = store.clone();
+    Box::new(move |rows| {
+        Box::pin(async move {
+            let kept = store.add_commands(&session, &rows).await;
+            kept.map_err(error::store)
+        })
+    })
+}
+
+/// Carries journals over, for as long as there is somebody who wants to know.
+pub(crate) async fn carry_all(inner: Weak<Inner>) {
+    let mut clock = tokio::time::interval(EVERY);
+    clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        for id in inner.runtime.unsynced() {
+            let Some(entry) = inner.ledger.get(&id) else {
+                continue;
+            };
+            let session = entry.with(|row| row.session.clone());
+            if let Err(failure) = inner.carry(&id, &session).await {
+                tracing::warn!(sandbox = %id, %failure, "its history waits in its journal");
+                // What is wrong with one is wrong with all: the store, or the disk.
+                break;
+            }
+        }
+    }
+}
+
+/// Forgets what is older than it is worth, some at a time.
+pub(crate) async fn forget(inner: Weak<Inner>) {
+    let mut clock = tokio::time::interval(SWEPT);
+    loop {
+        clock.tick().await;
+        let Some(inner) = inner.upgrade() else { return };
+        if let Err(failure) = sweep(&inner.store).await {
+            tracing::warn!(%failure, "old records stay");
+        }
+    }
+}
+
+async fn sweep(store: &Store) -> atoll_store::Result<()> {
+    loop {
+        let history = now() - HISTORY;
+        let most = [
+            store.forget_commands(history, FORGOTTEN).await?,
+            store.forget_deleted(history, FORGOTTEN).await?,
+            store.forget_events(now() - EVENTS, FORGOTTEN).await?,
+            store.forget_said_before(now() - SAID, FORGOTTEN).await?,
+        ];
+        if most.iter().all(|gone| *gone < u64::from(FORGOTTEN)) {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The journal of one sandbox: a SQLite file beside its record, with what was run in it, until somebody who keeps
+//! history for longer has it. Whoever opens one closes it again soon: a connection is a thread.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
+
+use crate::commands::{CommandRow, Row, bound};
+use crate::{Error, Result};
+
+const SCHEMA: &str = include_str!("journal.sql");
+const VERSION: i64 = 1;
+const WRITE: &str = "INSERT INTO commands (id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, \
+     code, signal, oom_killed, timed_out, output_bytes) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
+     ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, code = excluded.code, signal = excluded.signal, \
+     oom_killed = excluded.oom_killed, timed_out = excluded.timed_out, output_bytes = excluded.output_bytes, \
+     synced = 0 WHERE commands.ended_at IS NULL AND excluded.ended_at IS NOT NULL";
+const UNSYNCED: &str = "SELECT id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, code, signal, \
+     oom_killed, timed_out, output_bytes FROM commands WHERE synced = 0 ORDER BY started_at LIMIT $1";
+// One that has ended meanwhile is to be taken once more.
+const SYNCED: &str =
+    "UPDATE commands SET synced = 1 WHERE id = $1 AND (ended_at IS NULL OR $2 = 1)";
+const PRUNE: &str = "DELETE FROM commands WHERE synced = 1 AND ended_at IS NOT NULL AND started_at < \
+     (SELECT started_at FROM commands ORDER BY started_at DESC LIMIT 1 OFFSET $1)";
+/// How many rows a journal keeps of those that somebody else has.
+const KEPT: i64 = 1000;
+
+/// A journal that is open.
+#[derive(Debug)]
+pub struct Journal {
+    connection: SqliteConnection,
+}
+
+impl Journal {
+    /// Opens the journal at a path, and makes it if there is none.
+    pub async fn open(path: &Path) -> Result<Self> {
+        let options = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            // A crash of ours loses nothing. One of the host may break the file: what is not in the store by then
+            // is read again from the commands' own records.
+            .synchronous(SqliteSynchronous::Off)
+            .busy_timeout(Duration::from_secs(5))
+            // Rows are written once and read once: 256 KiB of pages do.
+            .pragma("cache_size", "-256");
+        let mut connection = options.connect().await?;
+        let version = sqlx::query_scalar::<_, i64>("PRAGMA user_version");
+        match version.fetch_one(&mut connection).await? {
+            0 => {
+                let mut transaction = connection.begin().await?;
+                sqlx::raw_sql(SCHEMA).execute(&mut *transaction).await?;
+                transaction.commit().await?;
+            }
+            VERSION => {}
+            other => {
+                return Err(Error::Damaged {
+                    table: "commands",
+                    why: format!("the journal is of version {other}"),
+                });
+            }
+        }
+        Ok(Self { connection })
+    }
+
+    /// Writes commands down, all or none. One that is there already stays as it is, but that it may end.
+    pub async fn write(&mut self, rows: &[CommandRow]) -> Result<()> {
+        let mut transaction = self.connection.begin().await?;
+        for row in rows {
+            bound(WRITE, row).execute(&mut *transaction).await?;
+        }
+        Ok(transaction.commit().await?)
+    }
+
+    /// The oldest of those that nobody else has as they are now.
+    pub async fn unsynced(&mut self, most: u32) -> Result<Vec<CommandRow>> {
+        let query = sqlx::query_as::<_, Row>(UNSYNCED).bind(i64::from(most));
+        let rows = query.fetch_all(&mut self.connection).await?;
+        rows.into_iter().map(CommandRow::try_from).collect()
+    }
+
+    /// Somebody else has these now, as they are here.
+    pub async fn synced(&mut self, rows: &[CommandRow]) -> Result<()> {
+        let mut transaction = self.connection.begin().await?;
+        for row in rows {
+            let query = sqlx::query(SYNCED)
+                .bind(row.id.as_str())
+                .bind(i64::from(row.ended.is_some()));
+            query.execute(&mut *transaction).await?;
+        }
+        let query = sqlx::query(PRUNE).bind(KEPT);
+        query.execute(&mut *transaction).await?;
+        Ok(transaction.commit().await?)
+    }
+
+    /// Ends the connection; what was written is in the file.
+    pub async fn close(self) -> Result<()> {
+        Ok(self.connection.close().await?)
+    }
+}

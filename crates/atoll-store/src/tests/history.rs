@@ -1,0 +1,184 @@
+//! Journals, and what is carried from them.
+
+use atoll_model::{ExecId, ExecStatus, SandboxState, SessionId};
+
+use super::{org, row, store};
+use crate::{CommandKind, CommandRow, Journal, Page};
+
+fn command(started_at: i64) -> CommandRow {
+    CommandRow {
+        id: ExecId::random(),
+        kind: CommandKind::Plain,
+        command: "echo".into(),
+        args: vec!["a b".into(), "\"".into()],
+        cut: false,
+        cwd: Some("/tmp".into()),
+        user: None,
+        tag: Some("t".into()),
+        started_at,
+        ended: None,
+        output_bytes: 0,
+    }
+}
+
+fn ended(row: &CommandRow, code: i32) -> CommandRow {
+    let status = ExecStatus {
+        code: Some(code),
+        ..ExecStatus::default()
+    };
+    CommandRow {
+        ended: Some((row.started_at + 5, status)),
+        output_bytes: 7,
+        ..row.clone()
+    }
+}
+
+const ALL: Page = Page {
+    limit: 100,
+    before: None,
+};
+
+#[tokio::test]
+async fn a_journal_tells_once_what_nobody_else_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let mut journal = Journal::open(&path).await.unwrap();
+    let (one, two) = (command(1), command(2));
+    journal.write(&[one.clone(), two.clone()]).await.unwrap();
+    journal.close().await.unwrap();
+    let mut journal = Journal::open(&path).await.unwrap();
+    let told = journal.unsynced(100).await.unwrap();
+    assert_eq!(told, [one.clone(), two.clone()]);
+    // It ends between being told and being taken.
+    journal.write(&[ended(&one, 3)]).await.unwrap();
+    journal.synced(&told).await.unwrap();
+    let told = journal.unsynced(100).await.unwrap();
+    assert_eq!(told, [ended(&one, 3)]);
+    // An end stays, whatever is said later.
+    journal.write(&[one.clone(), ended(&one, 9)]).await.unwrap();
+    assert_eq!(journal.unsynced(100).await.unwrap(), [ended(&one, 3)]);
+    journal.synced(&told).await.unwrap();
+    assert_eq!(journal.unsynced(100).await.unwrap(), []);
+    journal.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_journal_keeps_only_some_of_what_others_have() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let mut journal = Journal::open(&path).await.unwrap();
+    let rows: Vec<CommandRow> = (0..3000).map(|at| ended(&command(at), 0)).collect();
+    journal.write(&rows).await.unwrap();
+    journal.synced(&rows).await.unwrap();
+    journal.close().await.unwrap();
+    let size = std::fs::metadata(&path).unwrap().len();
+    let mut journal = Journal::open(&path).await.unwrap();
+    let more: Vec<CommandRow> = (3000..5000).map(|at| ended(&command(at), 0)).collect();
+    journal.write(&more).await.unwrap();
+    journal.synced(&more).await.unwrap();
+    journal.close().await.unwrap();
+    assert!(std::fs::metadata(&path).unwrap().len() <= size);
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_journal_is_called_damaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    for bytes in [vec![b'x'; 9000], b"SQLite format 3\0".repeat(600)] {
+        std::fs::write(&path, bytes).unwrap();
+        let error = Journal::open(&path).await.unwrap_err();
+        assert!(error.is_damage(), "{error:?}");
+    }
+    // A place where there can be none is something else.
+    let nowhere = directory.path().join("no/journal.db");
+    let error = Journal::open(&nowhere).await.unwrap_err();
+    assert!(!error.is_damage() && !error.is_full(), "{error:?}");
+}
+
+#[tokio::test]
+async fn commands_are_kept_once_and_paged_newest_first() {
+    let (_directory, store) = store().await;
+    let session = SessionId::random();
+    let mut rows: Vec<CommandRow> = (0..10).map(|at| command(at / 3)).collect();
+    store.add_commands(&session, &rows).await.unwrap();
+    for row in &mut rows {
+        *row = ended(row, 1);
+    }
+    // Said twice, and once as they were before.
+    store.add_commands(&session, &rows).await.unwrap();
+    store.add_commands(&session, &rows).await.unwrap();
+    let begun = CommandRow {
+        ended: None,
+        ..rows[0].clone()
+    };
+    store.add_commands(&session, &[begun]).await.unwrap();
+    let kind = CommandKind::Plain;
+    assert_eq!(store.count_commands(&session, kind).await.unwrap(), 10);
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        let page = Page { limit: 3, before };
+        let found = store.commands(&session, kind, &page).await.unwrap();
+        let Some(last) = found.last() else { break };
+        before = Some((last.started_at, last.id.to_string()));
+        seen.extend(found);
+    }
+    rows.sort_by(|one, two| {
+        (two.started_at, two.id.as_str()).cmp(&(one.started_at, one.id.as_str()))
+    });
+    assert_eq!(seen, rows);
+    let terminals = store.commands(&session, CommandKind::Terminal, &ALL).await;
+    assert_eq!(terminals.unwrap(), []);
+    let other = store.commands(&SessionId::random(), kind, &ALL).await;
+    assert_eq!(other.unwrap(), []);
+}
+
+#[tokio::test]
+async fn old_history_goes_a_few_rows_at_a_time() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    let (mut gone, living) = (row(&org, 1), row(&org, 1));
+    store.add_sandbox(&gone, None, None).await.unwrap();
+    store.add_sandbox(&living, None, None).await.unwrap();
+    gone.deleted_at = Some(50);
+    store.update_sandbox(&gone, "deleted", 50).await.unwrap();
+    let old: Vec<CommandRow> = (0..5).map(|at| ended(&command(at), 0)).collect();
+    store.add_commands(&gone.session, &old).await.unwrap();
+    let runs = command(7);
+    let rows = [ended(&command(7), 0), runs.clone(), ended(&command(99), 0)];
+    store.add_commands(&living.session, &rows).await.unwrap();
+    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 4);
+    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 2);
+    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 0);
+    let left = store.commands(&living.session, CommandKind::Plain, &ALL);
+    assert_eq!(left.await.unwrap(), [rows[2].clone(), runs]);
+    assert_eq!(store.forget_deleted(50, 4).await.unwrap(), 0);
+    assert_eq!(store.forget_deleted(51, 4).await.unwrap(), 1);
+    let name = gone.session.as_str();
+    assert_eq!(store.session(&org.id, name).await.unwrap(), None);
+    assert_eq!(store.living().await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_page_of_one_state_is_full() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    for number in 0..20 {
+        let mut sandbox = row(&org, number);
+        store.add_sandbox(&sandbox, None, None).await.unwrap();
+        if number % 4 == 0 {
+            sandbox.state = SandboxState::Stopped;
+            let written = store.update_sandbox(&sandbox, "stopped", 1);
+            written.await.unwrap();
+        }
+    }
+    let stopped = Some(SandboxState::Stopped);
+    let page = Page {
+        limit: 4,
+        before: None,
+    };
+    let found = store.sandboxes(&org.id, false, stopped, &page).await;
+    let found: Vec<i64> = found.unwrap().iter().map(|row| row.created_at).collect();
+    assert_eq!(found, [16, 12, 8, 4]);
+}

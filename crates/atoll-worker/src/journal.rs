@@ -1,0 +1,376 @@
+//! The journals of sandboxes: what was run in each, in a file of its own beside its record.
+//!
+//! Nobody who starts a command waits for them. A command's own record says that it began and how it ended, and is
+//! written at once; here only the *sandbox* is noted as one with news, and a task writes what its table has and its
+//! journal has not, some time later and all together. So there is no queue that could be full: what waits is in the
+//! table anyway, and a command is not forgotten there before it stands in the journal. A journal that cannot be
+//! written holds nobody up; it is tried again.
+//!
+//! A file is made with its first row, and only a few are open at a time.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use atoll_model::{Program, SandboxId};
+use atoll_store::{CommandKind, CommandRow, Error, Journal};
+use tokio::sync::Notify;
+
+use crate::exec::Shared;
+use crate::exec::table::Table;
+use crate::sandbox::lock;
+
+/// How long news wait for more.
+const WAIT: Duration = Duration::from_secs(1);
+/// How long until a journal that could not be written is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// How many are open at once.
+const MOST: usize = 8;
+/// How long one stays open that nobody needs.
+const IDLE: Duration = Duration::from_secs(5);
+/// How much of a command's words is kept.
+const LONGEST: usize = 8 << 10;
+
+/// What of a command stands in its sandbox's journal.
+#[derive(Debug, Default)]
+pub(crate) struct Noted(AtomicU8);
+
+impl Noted {
+    fn level(ended: bool) -> u8 {
+        1 + u8::from(ended)
+    }
+
+    /// It is there as it is now.
+    pub(crate) fn is(&self, ended: bool) -> bool {
+        self.0.load(Ordering::Acquire) >= Self::level(ended)
+    }
+
+    pub(crate) fn set(&self, ended: bool) {
+        self.0.fetch_max(Self::level(ended), Ordering::AcqRel);
+    }
+
+    /// It is not there any more.
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// How the journals are doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Health {
+    /// Sandboxes whose journal does not have everything yet.
+    pub behind: usize,
+    /// How often one could not be written.
+    pub failures: u64,
+    /// Commands that were given up before they could be written.
+    pub lost: u64,
+}
+
+/// All journals of a runtime.
+#[derive(Debug, Default)]
+pub(crate) struct Journals {
+    /// Sandboxes with something that is not in their journal.
+    fresh: Mutex<HashSet<SandboxId>>,
+    /// Sandboxes with something that only their journal has.
+    unsynced: Mutex<HashSet<SandboxId>>,
+    /// There is news.
+    news: Notify,
+    /// It should not wait.
+    urgent: Notify,
+    /// Those that are open, the one used last at the end. Held while one is used: one at a time.
+    open: tokio::sync::Mutex<Vec<Opened>>,
+    failures: AtomicU64,
+    lost: AtomicU64,
+    /// The last attempt failed: told once.
+    failing: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Opened {
+    id: SandboxId,
+    journal: Journal,
+    used: Instant,
+}
+
+/// Where a sandbox's table says that it has news.
+#[derive(Debug, Clone)]
+pub(crate) struct Mark {
+    pub(crate) id: SandboxId,
+    pub(crate) journals: Arc<Journals>,
+}
+
+impl Mark {
+    pub(crate) fn has_news(&self) {
+        if lock(&self.journals.fresh).insert(self.id.clone()) {
+            self.journals.news.notify_one();
+        }
+    }
+
+    /// There is a journal that an earlier server wrote.
+    pub(crate) fn has_journal(&self) {
+        lock(&self.journals.unsynced).insert(self.id.clone());
+    }
+
+    /// The table is full of what it cannot forget yet.
+    pub(crate) fn is_urgent(&self) {
+        self.journals.urgent.notify_one();
+    }
+
+    /// A command is forgotten that never came into the journal.
+    pub(crate) fn lost(&self) {
+        self.journals.lost.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Journals {
+    pub(crate) fn health(&self) -> Health {
+        Health {
+            behind: lock(&self.fresh).len(),
+            failures: self.failures.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Sandboxes with something that nobody else has.
+    pub(crate) fn unsynced(&self) -> Vec<SandboxId> {
+        lock(&self.unsynced).iter().cloned().collect()
+    }
+
+    /// Waits until something is to be written: which sandboxes have news.
+    pub(crate) async fn wait(&self) -> HashSet<SandboxId> {
+        while tokio::time::timeout(IDLE, self.news.notified())
+            .await
+            .is_err()
+        {
+            let mut open = self.open.lock().await;
+            close(&mut open, |opened| opened.used.elapsed() >= IDLE).await;
+        }
+        let _ = tokio::time::timeout(WAIT, self.urgent.notified()).await;
+        std::mem::take(&mut *lock(&self.fresh))
+    }
+
+    /// These could not be written now.
+    pub(crate) async fn wait_with(&self, failed: HashSet<SandboxId>) {
+        lock(&self.fresh).extend(failed);
+        tokio::time::sleep(RETRY).await;
+        self.news.notify_one();
+    }
+
+    /// Writes what a sandbox has and its journal has not.
+    pub(crate) async fn write(&self, id: &SandboxId, table: &Table) -> Result<(), Error> {
+        let news = table.news();
+        let rows: Vec<CommandRow> = news.commands.iter().map(|exec| row(exec)).collect();
+        if !rows.is_empty() {
+            self.with(id, table, async |journal| journal.write(&rows).await)
+                .await?;
+            lock(&self.unsynced).insert(id.clone());
+        }
+        table.noted(&news, &rows);
+        Ok(())
+    }
+
+    /// What only the journal has, the oldest first, at most so many; what is new is written first.
+    pub(crate) async fn read(
+        &self,
+        id: &SandboxId,
+        table: &Table,
+        most: u32,
+    ) -> Result<Vec<CommandRow>, Error> {
+        self.write(id, table).await?;
+        // Before it is read: what is written meanwhile is to be found later.
+        if !lock(&self.unsynced).remove(id) {
+            return Ok(Vec::new());
+        }
+        let read = self
+            .with(id, table, async |journal| journal.unsynced(most).await)
+            .await;
+        if read.as_ref().map_or(most as usize, Vec::len) >= most as usize {
+            lock(&self.unsynced).insert(id.clone());
+        }
+        read
+    }
+
+    /// Somebody else has these now.
+    pub(crate) async fn synced(
+        &self,
+        id: &SandboxId,
+        table: &Table,
+        rows: &[CommandRow],
+    ) -> Result<(), Error> {
+        self.with(id, table, async |journal| journal.synced(rows).await)
+            .await
+    }
+
+    /// They could not be taken: they are to be read again.
+    pub(crate) fn not_synced(&self, id: &SandboxId) {
+        lock(&self.unsynced).insert(id.clone());
+    }
+
+    /// All that nobody else has of a sandbox that is about to be gone, perhaps with something that somebody has. No
+    /// file is made for it.
+    pub(crate) async fn last(&self, id: &SandboxId, table: &Table) -> Vec<CommandRow> {
+        let mut rows = Vec::new();
+        if table.journal().exists() {
+            // If it cannot be read, the news are all that the table and the records know.
+            let read = self.with(id, table, async |journal| journal.unsynced(u32::MAX).await);
+            rows = read.await.unwrap_or_else(|_| {
+                table.forget_noted();
+                Vec::new()
+            });
+        }
+        rows.extend(table.news().commands.iter().map(|exec| row(exec)));
+        rows
+    }
+
+    /// The sandbox is gone.
+    pub(crate) async fn forget(&self, id: &SandboxId) {
+        lock(&self.fresh).remove(id);
+        lock(&self.unsynced).remove(id);
+        let mut open = self.open.lock().await;
+        close(&mut open, |opened| opened.id == *id).await;
+    }
+
+    /// Ends all connections.
+    pub(crate) async fn close(&self) {
+        let mut open = self.open.lock().await;
+        close(&mut open, |_| true).await;
+    }
+
+    /// Does something with a sandbox's journal, which is made if there is none. One that cannot be understood is set
+    /// aside, and begun again from what the records of commands tell.
+    async fn with<T>(
+        &self,
+        id: &SandboxId,
+        table: &Table,
+        work: impl AsyncFnOnce(&mut Journal) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut open = self.open.lock().await;
+        let done = match opened(&mut open, id, &table.journal()).await {
+            Ok(journal) => work(journal).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &done {
+            close(&mut open, |opened| opened.id == *id).await;
+            if error.is_damage() {
+                set_aside(&table.journal());
+                tracing::warn!(sandbox = %id, "its journal cannot be read and is set aside as broken.db");
+                table.forget_noted();
+            }
+        }
+        drop(open);
+        self.judge(id, done.as_ref().err());
+        done
+    }
+
+    /// Tells the first failure, and that it is over.
+    fn judge(&self, id: &SandboxId, failure: Option<&Error>) {
+        let before = self.failing.swap(failure.is_some(), Ordering::AcqRel);
+        let Some(error) = failure else {
+            if before {
+                tracing::info!(sandbox = %id, "journals can be written again");
+            }
+            return;
+        };
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        if !before {
+            let cause = std::error::Error::source(error).map(ToString::to_string);
+            tracing::warn!(sandbox = %id, cause, "a journal cannot be written; commands go on");
+        }
+    }
+}
+
+/// The journal of a sandbox, opened if it is not; the one that was used longest ago makes room.
+async fn opened<'a>(
+    open: &'a mut Vec<Opened>,
+    id: &SandboxId,
+    path: &Path,
+) -> Result<&'a mut Journal, Error> {
+    let mut one = match open.iter().position(|opened| opened.id == *id) {
+        Some(at) => open.remove(at),
+        None => Opened {
+            id: id.clone(),
+            journal: Journal::open(path).await?,
+            used: Instant::now(),
+        },
+    };
+    one.used = Instant::now();
+    if open.len() >= MOST {
+        // Nothing is lost if it cannot be closed in order.
+        let _ = open.remove(0).journal.close().await;
+    }
+    Ok(&mut open.push_mut(one).journal)
+}
+
+/// Closes some.
+async fn close(open: &mut Vec<Opened>, which: impl Fn(&Opened) -> bool) {
+    for opened in open.extract_if(.., |opened| which(opened)) {
+        let _ = opened.journal.close().await;
+    }
+}
+
+/// Takes a file out of the way that is no journal.
+fn set_aside(path: &Path) {
+    for part in ["", "-wal", "-shm"] {
+        let with = |path: PathBuf| {
+            let mut name = path.into_os_string();
+            name.push(part);
+            PathBuf::from(name)
+        };
+        let _ = std::fs::rename(
+            with(path.to_owned()),
+            with(path.with_file_name("broken.db")),
+        );
+    }
+}
+
+/// What history has of a command: not its variables, and not more of its words than is useful.
+fn row(exec: &Shared) -> CommandRow {
+    let info = exec.info();
+    let mut left = LONGEST;
+    let mut cut = false;
+    let mut keep = |bytes: &[u8]| {
+        let kept = bytes.get(..left).unwrap_or(bytes);
+        left -= kept.len();
+        cut |= kept.len() < bytes.len();
+        String::from_utf8_lossy(kept).into_owned()
+    };
+    let (command, args) = match &info.spec.program {
+        Program::Shell(line) => (keep(line.as_bytes()), Vec::new()),
+        Program::Argv(argv) => {
+            let mut words = argv.iter();
+            let command = keep(words.next().map_or(b"", |word| word));
+            // Empty words cost something too.
+            (command, words.take(256).map(|word| keep(word)).collect())
+        }
+    };
+    if matches!(&info.spec.program, Program::Argv(argv) if argv.len() > 257) {
+        cut = true;
+    }
+    CommandRow {
+        kind: match info.spec.terminal {
+            Some(_) => CommandKind::Terminal,
+            None => CommandKind::Plain,
+        },
+        command,
+        args,
+        cut,
+        cwd: info.spec.directory.as_deref().map(&mut keep_short),
+        user: info.spec.user.map(|user| keep_short(user.as_bytes())),
+        tag: info.spec.tag.map(|tag| keep_short(tag.as_bytes())),
+        started_at: info.started_at,
+        // One whose end nobody saw ended when that was noticed.
+        ended: info
+            .status
+            .map(|status| (info.ended_at.unwrap_or_else(crate::exec::now), status)),
+        output_bytes: exec.log.bounds().1 as i64,
+        id: info.id,
+    }
+}
+
+/// The beginning of something that should be short.
+fn keep_short(bytes: &[u8]) -> String {
+    let most = bytes.len().min(LONGEST);
+    String::from_utf8_lossy(bytes.get(..most).unwrap_or(bytes)).into_owned()
+}

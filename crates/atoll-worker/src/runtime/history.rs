@@ -1,0 +1,131 @@
+//! What was run in sandboxes, for whoever keeps it for longer than they live.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use atoll_model::{Error, SandboxId, SandboxState};
+use atoll_store::CommandRow;
+
+use super::{Entry, Farewell, LocalRuntime, Place, Shared, unknown};
+use crate::error::internal;
+use crate::exec::table::Table;
+use crate::journal::{Health, Journals, Mark};
+
+/// How long the end of a command that was killed with its sandbox may take to be seen.
+const SEEN: Duration = Duration::from_secs(5);
+
+impl Shared {
+    /// Where the commands of a sandbox are noted.
+    pub(crate) fn mark(&self, id: &SandboxId) -> Option<Mark> {
+        self.journals.as_ref().map(|journals| Mark {
+            id: id.clone(),
+            journals: Arc::clone(journals),
+        })
+    }
+}
+
+impl LocalRuntime {
+    /// Begins to write journals.
+    pub(super) fn keep_journals(&self) {
+        if let Some(journals) = &self.shared.journals {
+            tokio::spawn(tend(Arc::clone(journals), Arc::downgrade(&self.shared)));
+        }
+    }
+
+    /// How the journals are doing.
+    pub fn journal_health(&self) -> Option<Health> {
+        self.shared.journals.as_ref().map(|all| all.health())
+    }
+
+    /// Sandboxes in which something was run that nobody has taken yet.
+    pub fn unsynced(&self) -> Vec<SandboxId> {
+        let journals = self.shared.journals.as_ref();
+        journals.map_or_else(Vec::new, |journals| journals.unsynced())
+    }
+
+    /// What was run in a sandbox and nobody has taken yet, the oldest first, at most so many.
+    pub async fn history(&self, id: &SandboxId, most: u32) -> Result<Vec<CommandRow>, Error> {
+        let Some((journals, table)) = self.journal(id)? else {
+            return Ok(Vec::new());
+        };
+        let read = journals.read(id, &table, most).await;
+        read.map_err(|error| internal("read a journal", &error))
+    }
+
+    /// Somebody has taken these.
+    pub async fn taken(&self, id: &SandboxId, rows: &[CommandRow]) -> Result<(), Error> {
+        let Some((journals, table)) = self.journal(id)? else {
+            return Ok(());
+        };
+        let marked = journals.synced(id, &table, rows).await;
+        marked.map_err(|error| {
+            journals.not_synced(id);
+            internal("write a journal", &error)
+        })
+    }
+
+    /// What was read could not be taken.
+    pub fn not_taken(&self, id: &SandboxId) {
+        if let Some(journals) = &self.shared.journals {
+            journals.not_synced(id);
+        }
+    }
+
+    fn journal(&self, id: &SandboxId) -> Result<Option<(&Journals, Arc<Table>)>, Error> {
+        let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        Ok(self.shared.journals.as_deref().map(|all| (all, table)))
+    }
+
+    /// Gives away what was run in a sandbox whose processes are gone. If nobody takes it, the sandbox is a stopped one.
+    pub(super) async fn part(
+        &self,
+        id: &SandboxId,
+        entry: &Entry,
+        place: &Place,
+        farewell: Farewell,
+    ) -> Result<(), Error> {
+        let (table, sandbox) = match place {
+            Place::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
+            Place::Stopped(_, table) => (Arc::clone(table), None),
+            Place::Gone => return Ok(()),
+        };
+        let Some(journals) = &self.shared.journals else {
+            return Ok(());
+        };
+        table.see_ends(SEEN).await;
+        let kept = farewell(journals.last(id, &table).await).await;
+        match (&kept, sandbox) {
+            (Ok(()), _) => journals.forget(id).await,
+            (Err(_), Some(sandbox)) => {
+                let record = sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
+                entry.set(Place::Stopped(Box::new(record), table));
+            }
+            (Err(_), None) => {}
+        }
+        kept
+    }
+}
+
+/// Writes what is new, until the runtime is gone.
+async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
+    loop {
+        let fresh = journals.wait().await;
+        let Some(shared) = shared.upgrade() else {
+            return;
+        };
+        let runtime = LocalRuntime { shared };
+        let mut failed = HashSet::new();
+        for id in fresh {
+            if let Ok(Some((journals, table))) = runtime.journal(&id)
+                && journals.write(&id, &table).await.is_err()
+            {
+                failed.insert(id);
+            }
+        }
+        drop(runtime);
+        if !failed.is_empty() {
+            journals.wait_with(failed).await;
+        }
+    }
+}

@@ -1,0 +1,398 @@
+//! What was run in sandboxes outlives them, and every way in which their server can end.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use atoll_testkit::wait_for;
+use serde_json::{Value, json};
+
+use super::{Client, Server};
+use crate::world::DEADLINE;
+
+/// Everything a list has, page by page.
+async fn all(client: &Client, path: &str, limit: usize) -> Vec<Value> {
+    let (mut found, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = client.get(&format!("{path}?limit={limit}{cursor}")).await;
+        let next = page.headers.get("x-next-cursor").cloned();
+        let items = page.array();
+        found.extend(items.clone());
+        let Some(next) = next else { return found };
+        assert_eq!(items.len(), limit, "a page before the last is full");
+        cursor = format!("&cursor={}", next.to_str().unwrap());
+    }
+}
+
+async fn session(client: &Client, sandbox: &str) -> String {
+    let info = client.get(&format!("/sandboxes/{sandbox}")).await.json();
+    info["sessionID"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_run_is_told_when_the_sandbox_is_gone() {
+    let server = Server::start().await;
+    let client = server.client();
+    let envs = json!({ "TOKEN": "sesame-of-the-sandbox" });
+    let id = client.sandbox(&json!({ "timeout": 0, "envs": envs })).await;
+    let session = session(&client, &id).await;
+    let commands = format!("/sandboxes/{id}/commands");
+    for body in [
+        json!({ "cmd": "echo out; exit 3", "cwd": "/tmp", "user": "root", "tag": "first" }),
+        json!({ "cmd": "cat", "stdin": "sesame-of-the-input", "envs": { "A": "sesame-of-the-command" } }),
+        json!({ "cmd": "sleep", "args": ["600"], "timeout": 0.2 }),
+        json!({ "cmd": "kill -TERM $$" }),
+        json!({ "cmd": format!(": {}", "x".repeat(100_000)) }),
+    ] {
+        assert_eq!(client.post(&commands, &body).await.status, 200);
+    }
+    let runs = json!({ "cmd": "sleep 600", "background": true });
+    assert_eq!(client.post(&commands, &runs).await.status, 202);
+    let pty = client
+        .post(&format!("/sandboxes/{id}/pty"), &json!({}))
+        .await;
+    let pty = pty.json()["ptyID"].clone();
+
+    let path = format!("/sessions/{session}/commands");
+    let living = client.get(&path).await.array();
+    assert_eq!(living[0]["state"], "running", "{living:?}");
+    assert_eq!(living[0].get("exitCode"), None);
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+
+    let info = client.get(&format!("/sessions/{session}")).await.json();
+    assert_eq!(
+        (
+            &info["sandboxID"],
+            &info["commandCount"],
+            &info["terminalCount"]
+        ),
+        (&json!(id), &json!(6), &json!(1))
+    );
+    assert!(info["deletedAt"].is_string());
+    // The sandbox's own id leads there too.
+    let same = client.get(&format!("/sessions/{id}")).await.json();
+    assert_eq!(same, info);
+    let told = all(&client, &path, 4).await;
+    let seen: Vec<(i64, Option<i64>, bool)> = told
+        .iter()
+        .map(|one| {
+            assert_eq!(one["state"], "exited", "{one}");
+            assert!(
+                one["endedAt"].as_str() >= one["startedAt"].as_str(),
+                "{one}"
+            );
+            (
+                one["exitCode"].as_i64().unwrap(),
+                one["signal"].as_i64(),
+                one["timedOut"] == true,
+            )
+        })
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            // Ended with its sandbox.
+            (137, Some(9), false),
+            (0, None, false),
+            (143, Some(15), false),
+            (124, Some(9), true),
+            (0, None, false),
+            (3, None, false)
+        ]
+    );
+    assert_eq!(told[1]["cut"], true);
+    assert!(told[1]["cmd"].as_str().unwrap().len() < 10_000);
+    assert_eq!(told[3]["args"], json!(["600"]));
+    let first = &told[5];
+    assert_eq!(
+        (
+            &first["cmd"],
+            &first["cwd"],
+            &first["user"],
+            &first["tag"],
+            &first["outputBytes"]
+        ),
+        (
+            &json!("echo out; exit 3"),
+            &json!("/tmp"),
+            &json!("root"),
+            &json!("first"),
+            &json!(4)
+        )
+    );
+    let terminals = all(&client, &format!("/sessions/{session}/terminals"), 4).await;
+    assert_eq!(terminals.len(), 1);
+    assert_eq!(
+        (&terminals[0]["ptyID"], &terminals[0]["state"]),
+        (&pty, &json!("exited"))
+    );
+    let events = client
+        .get(&format!("/sessions/{session}/events"))
+        .await
+        .array();
+    assert_eq!(events.last().unwrap()["type"], "sandbox.deleted");
+    // Neither variables nor input are kept anywhere.
+    for name in ["atoll.db", "atoll.db-wal"] {
+        let kept = std::fs::read(server.data().join(name)).unwrap();
+        assert!(!kept.windows(7).any(|bytes| bytes == b"sesame-"), "{name}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_orgs_history_is_not_there() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    client.line(&id, "true").await;
+    let session = session(&client, &id).await;
+    let other = server.stranger().await;
+    assert_eq!(other.get("/sessions").await.array(), Vec::<Value>::new());
+    for when in ["living", "deleted"] {
+        for name in [&session, &id, "sess_aaaaabbbbbcccccddddd", "x"] {
+            for rest in ["", "/commands", "/terminals", "/events"] {
+                let refused = other.get(&format!("/sessions/{name}{rest}")).await;
+                let expected = (404, "SESSION_NOT_FOUND".to_owned(), String::new());
+                assert_eq!(refused.refusal(), expected, "{when} {name}{rest}");
+            }
+        }
+        client.delete(&format!("/sandboxes/{id}")).await;
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_commands_in_a_burst_are_all_told() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let session = session(&client, &id).await;
+    let bursts: Vec<_> = (0..8)
+        .map(|worker| {
+            let (client, path) = (client.clone(), format!("/sandboxes/{id}/commands"));
+            tokio::spawn(async move {
+                for number in 0..125 {
+                    let code = number % 7;
+                    let tag = format!("{worker}-{number}-{code}");
+                    let body = json!({ "cmd": format!("exit {code}"), "tag": tag });
+                    let answer = client.post(&path, &body).await;
+                    assert_eq!(answer.json()["exitCode"], code, "{answer:?}");
+                }
+            })
+        })
+        .collect();
+    for burst in bursts {
+        burst.await.unwrap();
+    }
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+    let told = all(&client, &format!("/sessions/{session}/commands"), 100).await;
+    let mut tags = std::collections::BTreeSet::new();
+    for one in &told {
+        let tag = one["tag"].as_str().unwrap();
+        let code: i64 = tag.rsplit('-').next().unwrap().parse().unwrap();
+        assert_eq!(one["exitCode"], code, "{one}");
+        assert!(tags.insert(tag.to_owned()), "{tag} twice");
+    }
+    assert_eq!((told.len(), tags.len()), (1000, 1000));
+    assert!(told.is_sorted_by(|one, two| one["startedAt"].as_str() >= two["startedAt"].as_str()));
+    let journals = client.get("/readyz").await.json()["journals"].clone();
+    assert_eq!(
+        (&journals["failures"], &journals["lost"]),
+        (&json!(0), &json!(0))
+    );
+    server.close().await;
+}
+
+/// What a server told somebody: by session, each command's exit code by its id.
+type Told = Arc<Mutex<BTreeMap<String, BTreeMap<String, i64>>>>;
+
+/// Runs commands in a sandbox, and in others that it makes and deletes, until the server is gone.
+async fn work(client: Client, steady: String, session: String, worker: usize, told: Told) {
+    let note = |session: &str, exec: &Value, code: i64| {
+        let mut told = told.lock().unwrap();
+        let exec = exec.as_str().unwrap().to_owned();
+        told.entry(session.to_owned())
+            .or_default()
+            .insert(exec, code);
+    };
+    for number in 0.. {
+        let code = i64::try_from((number + worker) % 5).unwrap();
+        let body = json!({ "cmd": format!("exit {code}") });
+        let path = format!("/sandboxes/{steady}/commands");
+        let Some(answer) = client.attempt("POST", &path, body.to_string()).await else {
+            return;
+        };
+        assert_eq!(answer.status, 200, "{answer:?}");
+        note(&session, &answer.json()["execID"], code);
+        let Some(made) = client
+            .attempt("POST", "/sandboxes", json!({}).to_string())
+            .await
+        else {
+            return;
+        };
+        assert_eq!(made.status, 201, "{made:?}");
+        let (id, other) = (
+            made.json()["sandboxID"].clone(),
+            made.json()["sessionID"].clone(),
+        );
+        let (id, other) = (id.as_str().unwrap(), other.as_str().unwrap());
+        let commands = format!("/sandboxes/{id}/commands");
+        let Some(answer) = client.attempt("POST", &commands, body.to_string()).await else {
+            return;
+        };
+        note(other, &answer.json()["execID"], code);
+        // One that runs until it is killed with its sandbox.
+        let runs = json!({ "cmd": "sleep 600", "background": true });
+        let Some(answer) = client.attempt("POST", &commands, runs.to_string()).await else {
+            return;
+        };
+        let exec = answer.json()["execID"].clone();
+        let path = format!("/sandboxes/{id}");
+        let Some(deleted) = client.attempt("DELETE", &path, "").await else {
+            return;
+        };
+        assert_eq!(deleted.status, 204, "{deleted:?}");
+        note(other, &exec, 137);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_that_was_told_is_told_again_once_after_kills_heavy() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let steady = client.sandbox(&json!({ "timeout": 0 })).await;
+    let session = session(&client, &steady).await;
+    let told = Told::default();
+    // Different places each time, and the same ones when the test is run again.
+    for moment in [130_u64, 470, 890, 1310, 1730, 2210] {
+        let client = server.client();
+        let workers: Vec<_> = (0..4)
+            .map(|worker| {
+                let (steady, session) = (steady.clone(), session.clone());
+                tokio::spawn(work(
+                    client.clone(),
+                    steady,
+                    session,
+                    worker,
+                    Arc::clone(&told),
+                ))
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        server.kill_and_start();
+        for worker in workers {
+            worker.await.unwrap();
+        }
+    }
+    let client = server.client();
+    let path = format!("/sandboxes/{steady}");
+    assert_eq!(client.delete(&path).await.status, 204);
+    let told = std::mem::take(&mut *told.lock().unwrap());
+    assert!(told.len() > 5, "{told:?}");
+    for (session, expected) in told {
+        let found = all(&client, &format!("/sessions/{session}/commands"), 100).await;
+        let mut codes = BTreeMap::new();
+        for one in &found {
+            let exec = one["execID"].as_str().unwrap().to_owned();
+            let code = one["exitCode"].as_i64();
+            assert!(codes.insert(exec, code).is_none(), "twice: {one}");
+        }
+        for (exec, code) in expected {
+            assert_eq!(codes.get(&exec), Some(&Some(code)), "{session} {exec}");
+        }
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_of_garbage_is_set_aside_and_nobody_is_held_up() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sessions/{}/commands", session(&client, &id).await);
+    client.line(&id, "echo before").await;
+    assert_eq!(client.get(&path).await.array().len(), 1);
+    let journal = server.data().join(format!("sandboxes/{id}/journal.db"));
+    assert!(journal.exists());
+    for garbage in [vec![b'x'; 20_000], b"SQLite format 3\0".repeat(1000)] {
+        server.end();
+        std::fs::write(&journal, &garbage).unwrap();
+        server.kill_and_start();
+        let client = server.client();
+        client.line(&id, "echo after").await;
+        let aside = journal.with_file_name("broken.db");
+        wait_for("the file to be set aside", DEADLINE, || {
+            std::fs::read(&aside).is_ok_and(|bytes| bytes == garbage)
+        });
+    }
+    let client = server.client();
+    assert_eq!(client.get(&path).await.array().len(), 3);
+    let health = client.get("/readyz").await.json();
+    assert!(
+        health["journals"]["failures"].as_u64() > Some(0),
+        "{health}"
+    );
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+    assert_eq!(client.get(&path).await.array().len(), 3);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_that_cannot_be_written_holds_nobody_up_and_catches_up() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sessions/{}/commands", session(&client, &id).await);
+    let journal = server.data().join(format!("sandboxes/{id}/journal.db"));
+    std::fs::create_dir(&journal).unwrap();
+    for _ in 0..300 {
+        client.line(&id, "true").await;
+    }
+    let health = || async { client.get("/readyz").await.json()["journals"].clone() };
+    let failed = async {
+        while health().await["failures"] == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, failed).await.unwrap();
+    assert_eq!(client.get(&path).await.array(), Vec::<Value>::new());
+    std::fs::remove_dir(&journal).unwrap();
+    assert_eq!(all(&client, &path, 100).await.len(), 300);
+    assert_eq!(health().await["lost"], 0);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_one_state_is_full_and_the_last_one_has_no_cursor() {
+    let server = Server::start().await;
+    let client = server.client();
+    let mut stopped = Vec::new();
+    for number in 0..6 {
+        let id = client.sandbox(&json!({ "timeout": 0 })).await;
+        if number % 2 == 0 {
+            let path = format!("/sandboxes/{id}/stop");
+            assert_eq!(client.post(&path, &json!({})).await.status, 200);
+            stopped.insert(0, id);
+        }
+    }
+    for word in ["state", "status"] {
+        let page = client
+            .get(&format!("/sandboxes?{word}=stopped&limit=2"))
+            .await;
+        let cursor = page.headers["x-next-cursor"].to_str().unwrap().to_owned();
+        let path = format!("/sandboxes?{word}=stopped&limit=2&cursor={cursor}");
+        let last = client.get(&path).await;
+        assert_eq!(last.headers.get("x-next-cursor"), None);
+        let both = [page.array(), last.array()].concat();
+        let ids: Vec<&str> = both
+            .iter()
+            .map(|one| one["sandboxID"].as_str().unwrap())
+            .collect();
+        assert_eq!(ids, stopped);
+    }
+    // Exactly one page is the last page.
+    let all = client.get("/sandboxes?limit=6").await;
+    assert_eq!(all.array().len(), 6);
+    assert_eq!(all.headers.get("x-next-cursor"), None);
+    server.close().await;
+}

@@ -1,0 +1,352 @@
+//! Too much of everything, asked of a server that others need meanwhile.
+
+use std::time::Duration;
+
+use atoll_testkit::{Cage, Scratch};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::{Client, Server};
+use crate::world::{DEADLINE, World, private};
+
+/// The statuses of many requests at once.
+async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec<(u16, bool)> {
+    let asked: Vec<_> = (0..times)
+        .map(|_| {
+            let (client, path, body) = (client.clone(), path.to_owned(), body.clone());
+            tokio::spawn(async move {
+                let answer = client.post(&path, &body).await;
+                (answer.status, answer.headers.contains_key("retry-after"))
+            })
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for one in asked {
+        answers.push(one.await.unwrap());
+    }
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/pty");
+    let answers = at_once(&client, &path, &json!({}), 40).await;
+    let made = answers.iter().filter(|(status, _)| *status == 201).count();
+    assert_eq!(made, 20, "{answers:?}");
+    assert!(
+        answers
+            .iter()
+            .all(|(status, wait)| *status == 201 || (*status, *wait) == (429, true))
+    );
+    let path = format!("/sandboxes/{id}/commands");
+    let runs = json!({ "cmd": "sleep", "args": ["600"], "background": true });
+    let answers = at_once(&client, &path, &runs, 400).await;
+    let begun = answers.iter().filter(|(status, _)| *status == 202).count();
+    // Terminals are commands too.
+    assert_eq!(begun, 236, "{answers:?}");
+    assert!(
+        answers
+            .iter()
+            .all(|(status, wait)| *status == 202 || (*status, *wait) == (429, true))
+    );
+    // Others notice nothing.
+    let other = client.sandbox(&json!({})).await;
+    client.line(&other, "true").await;
+    server.close().await;
+}
+
+/// The server's memory, in MiB.
+fn memory(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    let kilobytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kilobytes >> 10
+}
+
+/// Writes as long as the server takes it; what it said.
+async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String {
+    let mut stream = TcpStream::connect(&client.address).await.unwrap();
+    let head = head.replace("KEY", client.key.as_deref().unwrap());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (mut reading, mut writing) = stream.split();
+    let mut said = Vec::new();
+    let write = async {
+        for _ in 0..most {
+            if writing.write_all(piece).await.is_err() {
+                break;
+            }
+        }
+        // It answers although nothing ends.
+        std::future::pending::<()>().await;
+    };
+    let read = async {
+        let mut buffer = [0; 4096];
+        // Up to the end of the answer's head.
+        while !said.windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+            match reading.read(&mut buffer).await {
+                Ok(0) | Err(_) => break,
+                Ok(count) => said.extend_from_slice(&buffer[..count]),
+            }
+        }
+    };
+    let answered = async {
+        tokio::select! {
+            () = write => {}
+            () = read => {}
+        }
+    };
+    tokio::time::timeout(DEADLINE, answered).await.unwrap();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c09_requests_without_measure_are_ended_and_cost_no_memory_heavy() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "true").await;
+    let before = memory(&server);
+    let headers = [("content-type", "application/json")];
+    for deep in ["[".repeat(10_000), "{\"a\":".repeat(10_000)] {
+        let refused = client.send("POST", "/sandboxes", &headers, deep).await;
+        assert_eq!(refused.refusal().0, 400);
+    }
+    let head = "POST /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: KEY\r\ncontent-type: application/json\r\n";
+    // A million headers.
+    let said = pour(&client, head, &b"x-a: 1\r\n".repeat(100), 10_000).await;
+    assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{said}");
+    // A body that never ends, as one piece and in chunks.
+    let chunked = format!("{head}transfer-encoding: chunked\r\n\r\n");
+    let spaces = b" ".repeat(0x10000);
+    let chunk = [b"10000\r\n".as_slice(), &spaces, b"\r\n"].concat();
+    let said = pour(&client, &chunked, &chunk, 10_000).await;
+    assert!(said.starts_with("HTTP/1.1 413"), "{said}");
+    let long = format!("{head}content-length: 99999999999\r\n\r\n");
+    let said = pour(&client, &long, &spaces, 10_000).await;
+    assert!(said.starts_with("HTTP/1.1 413"), "{said}");
+    // A frame of 64 MiB.
+    super::sockets::send_frame(&client, &format!("/sandboxes/{id}/pty"), 64 << 20).await;
+    // Five hundred who say their first line and then nothing.
+    let mut slow = Vec::new();
+    for _ in 0..500 {
+        let mut stream = TcpStream::connect(&client.address).await.unwrap();
+        stream
+            .write_all(b"GET /sandboxes HTTP/1.1\r\nhost: l")
+            .await
+            .unwrap();
+        slow.push(stream);
+    }
+    client.line(&id, "true").await;
+    let grown = memory(&server).saturating_sub(before);
+    assert!(grown < 64, "{grown} MiB more");
+    server.close().await;
+}
+
+/// A server whose data is on a disk that the test fills.
+async fn on_a_disk() -> (Scratch, atoll_testkit::Disk, Server) {
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    let disk = Cage::disk(scratch.path(), 4 << 30);
+    let data = disk.path().join("data");
+    private(&data);
+    let server = Server::at(Scratch::new(), data, Vec::new());
+    (scratch, disk, server)
+}
+
+/// Takes all the room there is.
+fn fill(path: &std::path::Path) {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let file = std::fs::File::create(path).unwrap();
+    let (mut at, mut size) = (0, 1 << 30);
+    while size >= 4096 {
+        match fallocate(&file, FallocateFlags::empty(), at, size) {
+            Ok(()) => at += size,
+            Err(_) => size /= 2,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
+    let (scratch, disk, server) = on_a_disk().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo here > ~/f").await;
+    let filler = disk.path().join("filler");
+    fill(&filler);
+    // Reads go on.
+    for path in ["", "/commands", "/files?path=f", "/events"] {
+        let read = client.get(&format!("/sandboxes/{id}{path}")).await;
+        assert_eq!(read.status, 200, "{path} {read:?}");
+    }
+    assert_eq!(client.get("/sessions").await.status, 200);
+    let refused = client.post("/sandboxes", &json!({})).await;
+    assert_eq!(refused.refusal().1, "DISK_FULL", "{refused:?}");
+    // What fits into what files already have is still written; then it is told.
+    let headers = [("content-type", "application/json")];
+    let mut written = 0;
+    loop {
+        let body = json!({ "metadata": { "a": "x".repeat(16_000) } }).to_string();
+        let answer = client
+            .send("PATCH", &format!("/sandboxes/{id}"), &headers, body)
+            .await;
+        if answer.status != 200 {
+            assert_eq!(answer.refusal().1, "DISK_FULL", "{answer:?}");
+            break;
+        }
+        written += 1;
+        assert!(written < 5000);
+    }
+    let path = format!("/sandboxes/{id}/commands");
+    let mut told = 1;
+    for _ in 0..20 {
+        let answer = client.post(&path, &json!({ "cmd": "true" })).await;
+        if answer.status == 200 {
+            told += 1;
+        } else {
+            assert_eq!(answer.refusal().1, "DISK_FULL", "{answer:?}");
+        }
+    }
+    std::fs::remove_file(&filler).unwrap();
+    assert_eq!(client.line(&id, "cat ~/f").await, "here\n");
+    let ended = client.delete(&format!("/sandboxes/{id}")).await;
+    assert_eq!(ended.status, 204, "{ended:?}");
+    let history = client
+        .get(&format!("/sessions/{id}/commands"))
+        .await
+        .array();
+    assert_eq!(history.len(), told + 1);
+    server.close().await;
+    drop(disk);
+    drop(scratch);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    let data = scratch.join("data");
+    private(&data);
+    let words = ["prlimit", "--nofile=2500:2500"].map(str::to_owned);
+    let server = Server::at(scratch, data, words.into());
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "true").await;
+    let mut known = client.connect().await.unwrap();
+    let looked = known.ask("GET", "/sandboxes", "").await.unwrap();
+    assert_eq!(looked.status, 200);
+    let mut crowd = Vec::new();
+    // The kernel takes some more for it than it has descriptors for.
+    for _ in 0..2600 {
+        let made = TcpStream::connect(&client.address);
+        match tokio::time::timeout(Duration::from_secs(2), made).await {
+            Ok(Ok(stream)) => crowd.push(stream),
+            _ => break,
+        }
+    }
+    let open = || {
+        std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
+            .unwrap()
+            .count()
+    };
+    atoll_testkit::wait_for("all descriptors to be taken", DEADLINE, || open() >= 2499);
+    let path = format!("/sandboxes/{id}");
+    let looked = known.ask("GET", &path, "").await.unwrap();
+    assert_eq!(looked.status, 200, "{looked:?}");
+    let body = json!({ "cmd": "echo hello" }).to_string();
+    let path = format!("{path}/commands");
+    let answer = known.ask("POST", &path, body).await;
+    let answer = answer.unwrap();
+    assert!(
+        answer.status == 200 || answer.refusal().1 == "NO_CAPACITY",
+        "{answer:?}"
+    );
+    drop(crowd);
+    let working = async { while client.attempt("GET", "/sandboxes", "").await.is_none() {} };
+    tokio::time::timeout(DEADLINE, working).await.unwrap();
+    assert_eq!(client.line(&id, "echo hello").await, "hello\n");
+    let told = client
+        .get(&format!("/sessions/{id}/commands"))
+        .await
+        .array();
+    assert!((2..=3).contains(&told.len()), "{told:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g09_a_sandbox_deleted_in_the_middle_of_anything_is_gone_for_good() {
+    let server = Server::start().await;
+    let client = server.client();
+    for verb in ["keepalive", "pause", "stop"] {
+        let id = client.sandbox(&json!({ "timeout": 0 })).await;
+        let path = format!("/sandboxes/{id}");
+        let runs = json!({ "cmd": "while :; do echo x; done", "background": true });
+        let commands = format!("{path}/commands");
+        assert_eq!(client.post(&commands, &runs).await.status, 202);
+        let asked = client.post(&format!("{path}/{verb}"), &json!({})).await;
+        assert_eq!(asked.status, 200, "{asked:?}");
+        // Somebody waits for a command, somebody uploads, and eight delete it.
+        let waiting = {
+            let (client, commands) = (client.clone(), commands.clone());
+            tokio::spawn(
+                async move { client.post(&commands, &json!({ "cmd": "sleep 600" })).await },
+            )
+        };
+        let upload = {
+            let (client, path) = (client.clone(), format!("{path}/files?path=big"));
+            let bytes = vec![0; 64 << 20];
+            tokio::spawn(async move { client.attempt("PUT", &path, bytes).await })
+        };
+        let deletes: Vec<_> = (0..8)
+            .map(|_| {
+                let (client, path) = (client.clone(), path.clone());
+                tokio::spawn(async move { client.delete(&path).await.status })
+            })
+            .collect();
+        let mut answers = Vec::new();
+        for delete in deletes {
+            answers.push(delete.await.unwrap());
+        }
+        answers.sort_unstable();
+        assert_eq!(answers, [204, 404, 404, 404, 404, 404, 404, 404], "{verb}");
+        assert_eq!(client.get(&path).await.status, 404);
+        assert!(!server.data().join("sandboxes").join(&id).exists());
+        // Who was in the middle of something is told what became of it; who sends may be cut off.
+        let waited = waiting.await.unwrap();
+        let killed = waited.status == 200 && waited.json()["exitCode"] == 137;
+        assert!(killed || !waited.refusal().1.is_empty(), "{waited:?}");
+        if let Some(uploaded) = upload.await.unwrap() {
+            let done = uploaded.status == 200;
+            assert!(done || !uploaded.refusal().1.is_empty(), "{uploaded:?}");
+        }
+        let history = client.get(&format!("/sessions/{id}")).await.json();
+        assert!(history["deletedAt"].is_string(), "{history}");
+        let told = client
+            .get(&format!("/sessions/{id}/commands"))
+            .await
+            .array();
+        assert!(told.iter().all(|one| one["state"] == "exited"), "{told:?}");
+    }
+    // While it is made: the alias is all that is known of it.
+    for _ in 0..20 {
+        let create = {
+            let client = client.clone();
+            let body = json!({ "alias": "early" });
+            tokio::spawn(async move { client.post("/sandboxes", &body).await.status })
+        };
+        let delete = client.delete("/sandboxes/early").await.status;
+        assert!([204, 404].contains(&delete), "{delete}");
+        create.await.unwrap();
+        client.delete("/sandboxes/early").await;
+        assert_eq!(client.get("/sandboxes/early").await.status, 404);
+    }
+    assert_eq!(client.get("/sandboxes").await.array(), Vec::<Value>::new());
+    server.close().await;
+}
