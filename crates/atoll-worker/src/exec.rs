@@ -153,7 +153,7 @@ pub struct Finished {
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
     let id = ExecId::random();
-    sandbox.execs.check_room()?;
+    let _claim = sandbox.execs.claim(&spec)?;
     let stem = sandbox.execs.directory().join(id.as_str());
     let Streams {
         inside,

@@ -28,6 +28,7 @@ use crate::keeper::{Inventory, Keeper};
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
+use crate::reserve::{Admission, Reserve};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
 pub use connection::PortWatch;
@@ -67,6 +68,8 @@ pub struct Config {
     pub network: network::Config,
     /// What sandboxes' files are on.
     pub storage: crate::Storage,
+    /// What is left to the host.
+    pub reserve: Reserve,
     /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
     /// nothing while the command waits for it.
     pub patience: Duration,
@@ -97,6 +100,7 @@ impl Config {
             embryos: 0,
             network: network::Config::default(),
             storage: crate::Storage::default(),
+            reserve: Reserve::default(),
             patience: Duration::from_secs(30),
             amend: None,
         }
@@ -120,6 +124,7 @@ pub(crate) struct Shared {
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
+    pub(crate) admission: Admission,
     pub(crate) patience: Duration,
     pub(crate) amend: Option<Amend>,
     freezer: Freezer,
@@ -206,7 +211,7 @@ impl LocalRuntime {
             // A server answers although its sandboxes take all processor time they can get.
             atoll_jail::go_before_others();
         }
-        let (binary, patience) = (config.binary.clone(), config.patience);
+        let (binary, patience, reserve) = (config.binary.clone(), config.patience, config.reserve);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -215,6 +220,7 @@ impl LocalRuntime {
         };
         let (facts, templates, instance, network, keeper, amend, inventory) = opened;
         let shared = Arc::new(Shared {
+            admission: Admission::new(reserve, facts.memory),
             facts,
             instance,
             templates,

@@ -21,9 +21,6 @@ use crate::body::{Body, Query};
 use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 
-/// How many terminals a sandbox may have at once.
-const MOST: usize = 20;
-
 pub(super) fn routes() -> Router<App> {
     Router::new()
         .route("/sandboxes/{id}/pty", post(make).get(list_or_join))
@@ -93,10 +90,6 @@ fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
 }
 
 async fn start(used: &Use, asked: &New) -> Result<Control, Error> {
-    if open(used)?.len() >= MOST {
-        let message = format!("the sandbox has {MOST} terminals already");
-        return Err(Error::new(Code::QuotaExceeded, message).remedy("end one of them"));
-    }
     let exec = used.runtime().exec(used.id(), asked.spec()).await?;
     Ok(exec.control)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_model::{Code, Error, ExecId, ExecInfo};
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
 
 use super::record::{self, Record};
 use super::{Shared, log::Log};
@@ -13,6 +13,8 @@ use super::{Shared, log::Log};
 const REMEMBERED: usize = 256;
 /// How many may run at once.
 const MOST: usize = 256;
+/// How many of them on terminals.
+const MOST_TERMINALS: usize = 20;
 
 /// The commands of a sandbox. They outlast its processes.
 #[derive(Debug)]
@@ -26,6 +28,8 @@ struct Inner {
     /// In the order they began.
     all: BTreeMap<u64, Arc<Shared>>,
     next: u64,
+    /// Begun, but not among them yet: all, and those on terminals.
+    claimed: [usize; 2],
     /// Those of earlier servers are here too.
     complete: bool,
 }
@@ -77,19 +81,29 @@ impl Table {
         }
     }
 
-    /// Refuses more than can run at once.
-    pub(crate) fn check_room(&self) -> Result<(), Error> {
-        let running = self
-            .inner()
-            .all
-            .values()
-            .filter(|exec| !exec.ended())
+    /// Takes a place for a command that is about to begin, until it is among the others. No two can have the
+    /// last one.
+    pub(crate) fn claim(self: &Arc<Self>, spec: &ExecSpec) -> Result<Claim, Error> {
+        let mut inner = self.inner();
+        let running = inner.all.values().filter(|exec| !exec.ended());
+        let terminals = running
+            .clone()
+            .filter(|exec| exec.spec.terminal.is_some())
             .count();
-        if running < MOST {
-            return Ok(());
-        }
-        let message = format!("{running} commands run in this sandbox already");
-        Err(Error::new(Code::QuotaExceeded, message).remedy("wait for some to end, or end some"))
+        let (running, terminal) = (running.count(), spec.terminal.is_some());
+        let full = if terminal && terminals + inner.claimed[1] >= MOST_TERMINALS {
+            format!("this sandbox has {MOST_TERMINALS} terminals already")
+        } else if running + inner.claimed[0] >= MOST {
+            format!("{MOST} commands run in this sandbox already")
+        } else {
+            inner.claimed[0] += 1;
+            inner.claimed[1] += usize::from(terminal);
+            return Ok(Claim {
+                table: Arc::clone(self),
+                terminal,
+            });
+        };
+        Err(Error::new(Code::QuotaExceeded, full).remedy("wait for some to end, or end some"))
     }
 
     /// Forgets the oldest of those that have ended, and removes their files.
@@ -140,6 +154,21 @@ impl Table {
     fn find_by(&self, fits: impl Fn(&Shared) -> bool) -> Option<Arc<Shared>> {
         let inner = self.complete();
         inner.all.values().rev().find(|exec| fits(exec)).cloned()
+    }
+}
+
+/// A place for a command.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    table: Arc<Table>,
+    terminal: bool,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut inner = self.table.inner();
+        inner.claimed[0] -= 1;
+        inner.claimed[1] -= usize::from(self.terminal);
     }
 }
 
