@@ -15,10 +15,13 @@ mod keys;
 mod ledger;
 mod lifetimes;
 mod orgs;
+mod rate;
 mod reconcile;
 mod sandboxes;
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::time::Duration;
 
 use atoll_model::{Error, Org};
 use atoll_store::Store;
@@ -49,12 +52,23 @@ struct Inner {
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
     keys: keys::Cache,
+    rate: Option<rate::Limit>,
+    config: Config,
+}
+
+/// What the rules leave to the operator.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Config {
+    /// How long a stopped sandbox is kept before it is deleted; `None` is for ever.
+    pub stopped_retention: Option<Duration>,
+    /// How many requests a second a key may send; `None` is as many as it likes.
+    pub rate_limit: Option<NonZeroU32>,
 }
 
 impl Core {
     /// Joins what should be with what is, and begins to watch the time.
-    pub async fn open(store: Store, runtime: LocalRuntime) -> Result<Self, Error> {
-        let ledger = reconcile::join(&store, &runtime).await?;
+    pub async fn open(store: Store, runtime: LocalRuntime, config: Config) -> Result<Self, Error> {
+        let ledger = reconcile::join(&store, &runtime, &config).await?;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
@@ -62,6 +76,8 @@ impl Core {
                 ledger,
                 times: Notify::new(),
                 keys: keys::Cache::default(),
+                rate: config.rate_limit.map(rate::Limit::new),
+                config,
             }),
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));

@@ -12,13 +12,18 @@ use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::{Ledger, kind};
+use crate::lifetimes::kept_until;
 use crate::sandboxes::end_of;
-use crate::{Inner, error, now};
+use crate::{Config, Inner, error, now};
 
 /// How often is asked whether processes are gone.
 const EVERY: Duration = Duration::from_millis(500);
 
-pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger, Error> {
+pub(crate) async fn join(
+    store: &Store,
+    runtime: &LocalRuntime,
+    config: &Config,
+) -> Result<Ledger, Error> {
     let ledger = Ledger::default();
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
@@ -54,6 +59,14 @@ pub(crate) async fn join(store: &Store, runtime: &LocalRuntime) -> Result<Ledger
                 end_at: None,
                 ..row.clone()
             },
+        };
+        // As it is set now, not as it was when it stopped.
+        let joined = match joined.state {
+            SandboxState::Stopped => SandboxRow {
+                end_at: kept_until(config, joined.stopped_at.unwrap_or_else(now)),
+                ..joined
+            },
+            _ => joined,
         };
         if joined != row {
             let written = store.update_sandbox(&joined, kind(&row, &joined), now());
@@ -113,7 +126,10 @@ pub(crate) async fn follow(inner: Weak<Inner>) {
             let Ok(_gate) = entry.gate.try_lock() else {
                 continue;
             };
-            let written = entry.write(&inner.store, |row| *row = as_it_is(row.clone(), &info));
+            let written = entry.write(&inner.store, |row| {
+                *row = as_it_is(row.clone(), &info);
+                row.end_at = kept_until(&inner.config, row.stopped_at.unwrap_or_else(now));
+            });
             match written.await {
                 Ok(_) => tracing::info!(sandbox = %info.id, reason = ?info.reason, "it has ended"),
                 Err(error) if error.code == Code::Internal => {}

@@ -23,6 +23,7 @@ pub(crate) type Answer<T = Response> = Result<T, Failure>;
 fn retry_after(code: Code) -> Option<u32> {
     match code {
         Code::NoCapacity => Some(5),
+        Code::RateLimited => Some(1),
         _ => None,
     }
 }

@@ -4,9 +4,11 @@
 mod answer;
 mod body;
 mod guard;
+mod listen;
 mod routes;
 mod socket;
 mod stream;
+mod tls;
 mod views;
 
 use std::collections::BTreeSet;
@@ -14,6 +16,9 @@ use std::sync::Arc;
 
 use atoll_core::Core;
 use axum::Router;
+
+pub use listen::{Door, Patience, serve};
+pub use tls::Tls;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 //! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
 //! understands too. No function here contains a rule.
 
+mod backup;
 mod events;
 mod keys;
 mod orgs;
@@ -18,6 +19,7 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::watch;
 
+pub use backup::{Counts, copy};
 pub use events::Event;
 pub use keys::NewKey;
 pub use sandboxes::{Again, Claim, Page, SandboxRow};

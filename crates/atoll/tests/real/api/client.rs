@@ -1,6 +1,6 @@
 //! A server of the test's own, and somebody who asks it.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -22,20 +22,65 @@ pub struct Server {
     scratch: Scratch,
     child: Child,
     address: String,
+    /// What it is told besides where it is.
+    words: Vec<String>,
 }
 
 impl Server {
     pub async fn start() -> Self {
-        // Makes the templates.
+        Self::start_with(&[]).await
+    }
+
+    /// With other flags than the usual.
+    pub async fn start_with(words: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        private(&scratch.join("data"));
+        Self::start_in(scratch, words).await
+    }
+
+    /// The first one in a control group, as a service manager would; those after it are not.
+    pub async fn start_in_group(group: &Path) -> Self {
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
-        let (child, address) = spawn(&scratch.join("data"));
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
+        shell.arg(group).arg(binary());
+        let (child, address) = spawn(shell, &scratch, &[]);
         Self {
             scratch,
             child,
             address,
+            words: Vec::new(),
         }
+    }
+
+    /// On a data directory that is there already: `data` in this one.
+    pub async fn start_in(scratch: Scratch, words: &[&str]) -> Self {
+        // Makes the templates.
+        World::open().await.close().await;
+        let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+        let (child, address) = spawn(Command::new(binary()), &scratch, &words);
+        Self {
+            scratch,
+            child,
+            address,
+            words,
+        }
+    }
+
+    /// What it wrote for its operator.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("log")).unwrap()
+    }
+
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     pub fn data(&self) -> PathBuf {
@@ -55,23 +100,33 @@ impl Server {
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        (self.child, self.address) = spawn(&self.data());
+        (self.child, self.address) = spawn(Command::new(binary()), &self.scratch, &self.words);
+    }
+
+    /// The same, with other flags.
+    pub fn kill_and_start_with(&mut self, words: &[&str]) {
+        self.words = words.iter().map(ToString::to_string).collect();
+        self.kill_and_start();
     }
 
     /// Asks it to end, and waits.
     pub fn end(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
     }
 
     /// Ends it with everything that lasts.
-    pub async fn close(mut self) {
+    pub async fn close(self) {
         let client = self.client();
         for sandbox in client.get("/sandboxes").await.array() {
             let path = format!("/sandboxes/{}", sandbox["sandboxID"].as_str().unwrap());
             assert_eq!(client.delete(&path).await.status, 204);
         }
+        self.end_and_clear();
+    }
+
+    /// Ends it when it has no sandboxes any more, and takes away what lasts.
+    pub fn end_and_clear(mut self) {
         self.end();
         let tag = std::fs::read_to_string(self.data().join("tag")).unwrap();
         let facts = atoll_jail::facts::Facts::read();
@@ -88,28 +143,38 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            let _ = std::io::stderr().write_all(self.log().as_bytes());
+        }
     }
 }
 
 /// Starts a server on a free port; where it is.
-fn spawn(data: &Path) -> (Child, String) {
-    let mut child = Command::new(binary())
+fn spawn(mut command: Command, scratch: &Scratch, words: &[String]) -> (Child, String) {
+    let mut log = std::fs::File::options();
+    let log = log.append(true).create(true);
+    let log = log.open(scratch.join("log")).unwrap();
+    let mut child = command
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(data)
+        .arg(scratch.join("data"))
+        .args(words)
         .env(
             "ATOLL_TEMPLATES_DIR",
             crate::world::data().join("templates"),
         )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
+        .stderr(log)
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let address = lines.map_while(Result::ok).find_map(|line| {
         let url = line.strip_prefix("serving")?.trim();
-        Some(url.strip_prefix("http://")?.to_owned())
+        let (_, address) = url.split_once("://")?;
+        Some(address.to_owned())
     });
-    (child, address.expect("it says where it serves"))
+    let log = || std::fs::read_to_string(scratch.join("log")).unwrap();
+    (child, address.unwrap_or_else(|| panic!("{}", log())))
 }
 
 /// Somebody who asks.
