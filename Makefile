@@ -9,7 +9,9 @@ CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
 
-.PHONY: run serve test test-v2 soak check bench build target-directory setup setup-test setup-bench
+PREFIX ?= /usr/local
+
+.PHONY: run serve install test test-v2 soak check bench build target-directory setup setup-test setup-bench
 
 ## Build, make the template `base`, run a first sandbox and show what happened.
 run: build
@@ -26,6 +28,11 @@ run: build
 ## Build, and serve sandboxes over HTTP on this machine.
 serve: build
 	@$(ATOLL) serve
+
+## Install the command, its completions, a systemd unit and an example of its configuration, which is never
+## written over. PREFIX is where, DESTDIR what is put before it.
+install: build
+	@deploy/install $(ATOLL) '$(DESTDIR)' '$(PREFIX)'
 
 build: setup
 	@$(CARGO) build --release --locked -p atoll

@@ -121,6 +121,9 @@ impl Core {
         if key.revoked_at.is_some() || key.expires_at.is_some_and(|end| end <= now) {
             return Err(refused());
         }
+        if let Some(rate) = &self.inner.rate {
+            rate.check(&key.id)?;
+        }
         if key.last_used_at.is_none_or(|last| now - last > NOTED) {
             // A note that fails is no reason to refuse anybody.
             let _ = self.inner.store.key_used(&key.id, now).await;

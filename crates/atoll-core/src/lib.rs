@@ -18,12 +18,15 @@ mod lifetimes;
 mod links;
 mod meters;
 mod orgs;
+mod rate;
 mod reconcile;
 mod sandboxes;
 mod templates;
 mod tickets;
 
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use atoll_model::{Error, Org};
 use atoll_store::Store;
@@ -64,12 +67,28 @@ struct Inner {
     tickets: tickets::Tickets,
     signer: Signer,
     meters: meters::Meters,
+    rate: Option<rate::Limit>,
+    config: Config,
+}
+
+/// What the rules leave to the operator.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Config {
+    /// How long a stopped sandbox is kept before it is deleted; `None` is for ever.
+    pub stopped_retention: Option<Duration>,
+    /// How many requests a second a key may send; `None` is as many as it likes.
+    pub rate_limit: Option<NonZeroU32>,
 }
 
 impl Core {
     /// Joins what should be with what is, and begins to watch the time.
-    pub async fn open(store: Store, runtime: LocalRuntime, signer: Signer) -> Result<Self, Error> {
-        let (ledger, leaving) = reconcile::join(&store, &runtime).await?;
+    pub async fn open(
+        store: Store,
+        runtime: LocalRuntime,
+        signer: Signer,
+        config: Config,
+    ) -> Result<Self, Error> {
+        let (ledger, leaving) = reconcile::join(&store, &runtime, &config).await?;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
@@ -81,6 +100,8 @@ impl Core {
                 tickets: tickets::Tickets::default(),
                 signer,
                 meters: meters::Meters::default(),
+                rate: config.rate_limit.map(rate::Limit::new),
+                config,
             }),
         };
         tokio::spawn(lifetimes::watch(Arc::downgrade(&core.inner)));

@@ -1,13 +1,15 @@
-//! Ends sandboxes whose time is up: their lifetime, or that of their idleness. Takes no input: it looks at
+//! Ends sandboxes whose time is up: their lifetime, that of their idleness, or that of their files when they have
+//! stopped. Takes no input: it looks at
 //! what should be and makes it so, woken by a change and by the clock.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_model::{Ending, SandboxState};
+use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
-use crate::{Core, Inner, now};
+use crate::{Config, Core, Inner, now};
 
 /// Idleness begins and ends without a word: looked at at least so often.
 const EVERY: Duration = Duration::from_secs(1);
@@ -35,8 +37,10 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
 /// When something happens to a sandbox by itself, and what.
 fn due(core: &Core, entry: &Entry) -> Option<(i64, Ending)> {
     let (state, end, lifetime) = entry.with(|row| (row.state, row.end_at, row.lifetime));
-    if state != SandboxState::Running {
-        return None;
+    match state {
+        SandboxState::Running => {}
+        SandboxState::Stopped => return end.map(|end| (end, Ending::Destroy)),
+        _ => return None,
     }
     let lifetime_over = end.map(|end| (end, lifetime.on_timeout));
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
@@ -55,6 +59,12 @@ fn due(core: &Core, entry: &Entry) -> Option<(i64, Ending)> {
     }
 }
 
+/// When the files of a sandbox that stopped at a time are deleted.
+pub(crate) fn kept_until(config: &Config, stopped_at: i64) -> Option<i64> {
+    let kept = i64::try_from(config.stopped_retention?.as_micros()).unwrap_or(i64::MAX);
+    Some(stopped_at.saturating_add(kept))
+}
+
 /// Some command of it runs.
 fn works(core: &Core, entry: &Entry) -> bool {
     let id = entry.with(|row| row.id.clone());
@@ -70,9 +80,13 @@ fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
     }
     let core = core.clone();
     tokio::spawn(async move {
-        let id = entry.with(|row| row.id.clone());
+        let (id, state, end) = entry.with(|row| (row.id.clone(), row.state, row.end_at));
         let done = match ending {
-            Ending::Destroy => core.delete_entry(entry).await,
+            // Not if somebody starts it, or gives it more time, just now.
+            Ending::Destroy => {
+                let still = move |row: &SandboxRow| (row.state, row.end_at) == (state, end);
+                core.delete_if(entry, still).await
+            }
             Ending::Stop => core.stop_entry(entry).await.map(drop),
             Ending::Pause => core.pause_entry(entry).await.map(drop),
         };

@@ -12,8 +12,9 @@ use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::{Entry, Ledger, kind};
+use crate::lifetimes::kept_until;
 use crate::sandboxes::end_of;
-use crate::{Inner, error, history, now};
+use crate::{Config, Inner, error, history, now};
 
 /// Sandboxes whose rows say deleted, and which are still there.
 pub(crate) type Leaving = HashMap<SandboxId, SessionId>;
@@ -25,6 +26,7 @@ const EVERY: Duration = Duration::from_secs(5);
 pub(crate) async fn join(
     store: &Store,
     runtime: &LocalRuntime,
+    config: &Config,
 ) -> Result<(Ledger, Leaving), Error> {
     let (ledger, mut leaving) = (Ledger::default(), Leaving::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
@@ -61,6 +63,14 @@ pub(crate) async fn join(
                 end_at: None,
                 ..row.clone()
             },
+        };
+        // As it is set now, not as it was when it stopped.
+        let joined = match joined.state {
+            SandboxState::Stopped => SandboxRow {
+                end_at: kept_until(config, joined.stopped_at.unwrap_or_else(now)),
+                ..joined
+            },
+            _ => joined,
         };
         if joined != row {
             let written = store.update_sandbox(&joined, kind(&row, &joined), now());
@@ -152,7 +162,10 @@ async fn ended(inner: Arc<Inner>, entry: Arc<Entry>) {
     if info.state != SandboxState::Stopped || !entry.with(lives) {
         return;
     }
-    let written = entry.write(&inner.store, |row| *row = as_it_is(row.clone(), &info));
+    let written = entry.write(&inner.store, |row| {
+        *row = as_it_is(row.clone(), &info);
+        row.end_at = kept_until(&inner.config, row.stopped_at.unwrap_or_else(now));
+    });
     match written.await {
         Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "it has ended"),
         // Its cause is logged already.

@@ -11,6 +11,7 @@ use atoll_model::{
 use atoll_store::{Again, Claim, Page, SandboxRow};
 
 use crate::ledger::{Entry, unknown};
+use crate::lifetimes::kept_until;
 use crate::{Context, Core, Inner, error, history, now, spawn};
 
 /// What a sandbox is to be.
@@ -333,9 +334,21 @@ impl Core {
     }
 
     pub(crate) async fn delete_entry(&self, entry: Arc<Entry>) -> Result<(), Error> {
+        self.delete_if(entry, |_| true).await
+    }
+
+    /// Deletes it if that is still right when nobody else changes it any more.
+    pub(crate) async fn delete_if(
+        &self,
+        entry: Arc<Entry>,
+        still: impl FnOnce(&SandboxRow) -> bool + Send + 'static,
+    ) -> Result<(), Error> {
         let core = self.clone();
         let work = spawn(async move {
             let _gate = entry.gate.lock().await;
+            if !entry.with(still) {
+                return Ok(());
+            }
             let id = entry.with(|row| row.id.clone());
             if core.inner.ledger.get(&id).is_none() {
                 return Err(unknown());
@@ -371,8 +384,10 @@ impl Core {
             let written = entry.write(&core.inner.store, |row| {
                 row.state = info.state;
                 row.reason = info.reason;
-                row.stopped_at = Some(now());
-                (row.end_at, row.time_left) = (None, None);
+                let at = now();
+                row.stopped_at = Some(at);
+                row.end_at = kept_until(&core.inner.config, at);
+                row.time_left = None;
             });
             written.await.map(SandboxView::from)
         });

@@ -114,6 +114,8 @@ codes! {
     IdempotencyMismatch = "IDEMPOTENCY_MISMATCH", 409, Conflict;
     /// The sandbox could not be made or was lost.
     SandboxFailed = "SANDBOX_FAILED", 410, NotFound;
+    /// The key sends more requests than it may.
+    RateLimited = "RATE_LIMITED", 429, Quota;
     /// A limit of the sandbox or the org is reached.
     QuotaExceeded = "QUOTA_EXCEEDED", 429, Quota;
     /// Something of ours failed.

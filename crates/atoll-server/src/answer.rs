@@ -23,7 +23,7 @@ pub(crate) type Answer<T = Response> = Result<T, Failure>;
 fn retry_after(code: Code) -> Option<u32> {
     match code {
         Code::NoCapacity => Some(5),
-        Code::QuotaExceeded => Some(1),
+        Code::QuotaExceeded | Code::RateLimited => Some(1),
         _ => None,
     }
 }

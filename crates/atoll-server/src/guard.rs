@@ -29,7 +29,7 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
     request.extensions_mut().insert(id.clone());
     take_shown(&mut request);
     let told = Told::new(&app, &id, &request);
-    let checked = meant_for_us(request.headers(), &app.config);
+    let checked = meant_for_us(&request, &app.config);
     let response = match checked {
         Ok(()) => next.run(request).instrument(told.span.clone()).await,
         Err(error) => Failure(error).into_response(),
@@ -39,9 +39,10 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
 }
 
 /// The request is for this server, and from a page that may ask.
-pub(crate) fn meant_for_us(headers: &HeaderMap, config: &Config) -> Result<(), Error> {
-    check_host(headers, config)?;
-    check_origin(headers, config)
+pub(crate) fn meant_for_us(request: &Request, config: &Config) -> Result<(), Error> {
+    let host = authority(request);
+    check_host(host.as_deref(), config)?;
+    check_origin(request.headers(), host.as_deref(), config)
 }
 
 /// A request that is told of, also if its caller goes away before there is an answer.
@@ -118,6 +119,16 @@ fn method(method: &Method) -> &'static str {
     known.unwrap_or("OTHER")
 }
 
+/// What server the client means: HTTP/2 says it in the place of the address, HTTP/1 in a header.
+fn authority(request: &Request) -> Option<String> {
+    if let Some(authority) = request.uri().authority() {
+        return Some(authority.as_str().to_owned());
+    }
+    let host = request.headers().get(header::HOST)?;
+    // Something that is no text is no name of ours.
+    Some(host.to_str().unwrap_or_default().to_owned())
+}
+
 /// The host part of an authority.
 fn host_of(authority: &str) -> &str {
     if let Some(rest) = authority.strip_prefix('[') {
@@ -130,11 +141,8 @@ fn host_of(authority: &str) -> &str {
 
 /// A page elsewhere can make a browser believe that its own name leads here. Addresses cannot be taken over
 /// like that.
-fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), Error> {
-    let host = headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
-    let Some(host) = host.map(host_of) else {
+fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
+    let Some(host) = authority.map(host_of) else {
         // Over the operator's socket some clients send none.
         return Ok(());
     };
@@ -152,16 +160,13 @@ fn check_host(headers: &HeaderMap, config: &Config) -> Result<(), Error> {
 }
 
 /// Browsers say from which page a request comes.
-fn check_origin(headers: &HeaderMap, config: &Config) -> Result<(), Error> {
+fn check_origin(headers: &HeaderMap, own: Option<&str>, config: &Config) -> Result<(), Error> {
     let Some(origin) = headers
         .get(header::ORIGIN)
         .and_then(|origin| origin.to_str().ok())
     else {
         return Ok(());
     };
-    let own = headers
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
     let same = origin
         .split_once("://")
         .is_some_and(|(_, place)| Some(place) == own);

@@ -4,11 +4,13 @@
 mod answer;
 mod body;
 mod guard;
+mod listen;
 mod meters;
 mod page;
 mod routes;
 mod socket;
 mod stream;
+mod tls;
 mod tunnel;
 mod views;
 
@@ -18,6 +20,9 @@ use std::sync::Arc;
 use atoll_core::Core;
 use axum::Router;
 pub use meters::{Meters, exporter};
+
+pub use listen::{Door, Patience, serve};
+pub use tls::Tls;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::time::Duration;
 use atoll_core::Core;
 use atoll_model::{Durations, durations_by};
 use axum::Router;
-use axum::extract::State;
-use axum::http::{HeaderMap, header};
+use axum::extract::{Request, State};
+use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -120,10 +120,10 @@ pub fn exporter(core: &Core, meters: &Meters, hosts: BTreeSet<String>) -> Router
         .with_state(Arc::new((registry, config)))
 }
 
-async fn show(State(shown): State<Arc<(Registry, Config)>>, headers: HeaderMap) -> Response {
+async fn show(State(shown): State<Arc<(Registry, Config)>>, request: Request) -> Response {
     const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let (registry, config) = &*shown;
-    if let Err(error) = meant_for_us(&headers, config) {
+    if let Err(error) = meant_for_us(&request, config) {
         return Failure(error).into_response();
     }
     let mut text = String::new();

@@ -61,6 +61,9 @@ pub(crate) struct Sandbox {
     end_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped_at: Option<Time>,
+    /// When its files are deleted, if it stays stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delete_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     deleted_at: Option<Time>,
     /// In seconds; 0 is without end.
@@ -100,6 +103,7 @@ impl From<Timings> for Stages {
 impl From<SandboxView> for Sandbox {
     fn from(view: SandboxView) -> Self {
         let row = view.row;
+        let stopped = row.state == SandboxState::Stopped;
         Self {
             id: row.id.to_string(),
             session: row.session.to_string(),
@@ -120,8 +124,9 @@ impl From<SandboxView> for Sandbox {
             network: row.network,
             created_at: Time(row.created_at),
             started_at: row.started_at.map(Time),
-            end_at: row.end_at.map(Time),
+            end_at: row.end_at.filter(|_| !stopped).map(Time),
             stopped_at: row.stopped_at.map(Time),
+            delete_at: row.end_at.filter(|_| stopped).map(Time),
             deleted_at: row.deleted_at.map(Time),
             timeout: row.lifetime.timeout.unwrap_or(0),
             on_timeout: row.lifetime.on_timeout,

@@ -4,6 +4,7 @@
 //! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
 //! understands too. No function here contains a rule.
 
+mod backup;
 mod commands;
 mod events;
 mod journal;
@@ -23,6 +24,7 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::watch;
 
+pub use backup::{Counts, copy};
 pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
 pub use journal::Journal;

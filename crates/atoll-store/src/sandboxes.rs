@@ -71,7 +71,7 @@ pub struct SandboxRow {
     pub created_at: i64,
     /// When it last began to run.
     pub started_at: Option<i64>,
-    /// When its time is up, while it runs.
+    /// When its time is up: that of its life while it runs, that of its files when it has stopped.
     pub end_at: Option<i64>,
     /// What was left of its time when it was paused.
     pub time_left: Option<i64>,

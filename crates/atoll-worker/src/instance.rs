@@ -269,10 +269,9 @@ fn spread(path: &Path) {
     }
 }
 
-/// What is left to sandboxes after the host's reserve: 5 %, at least 512 MiB, at most 4 GiB.
+/// What is left to sandboxes after the host's reserve.
 fn for_sandboxes(memory: u64) -> u64 {
-    let reserve = (memory / 20).clamp(512 << 20, 4 << 30);
-    memory.saturating_sub(reserve).max(memory / 2)
+    memory.saturating_sub(crate::reserve::memory_reserve(memory))
 }
 
 /// Finds a tag nobody has and takes its lock.

@@ -34,9 +34,8 @@ impl Nursery {
     pub(crate) fn take(&self) -> Option<Embryo> {
         let mut ready = lock(&self.ready);
         let taken = std::iter::from_fn(|| ready.pop_front()).find(Embryo::lives);
-        if taken.is_some() {
-            self.taken.notify_one();
-        }
+        // Also if there was none: there may be room for some again.
+        self.taken.notify_one();
         taken
     }
 

@@ -34,6 +34,7 @@ use crate::meters::Meters;
 use crate::network;
 use crate::nursery::Nursery;
 use crate::pool::Pool;
+use crate::reserve::{Admission, Reserve};
 use crate::samples::{self, Samples};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
@@ -81,6 +82,8 @@ pub struct Config {
     pub network: network::Config,
     /// What sandboxes' files are on.
     pub storage: crate::Storage,
+    /// What is left to the host.
+    pub reserve: Reserve,
     /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
     /// nothing while the command waits for it.
     pub patience: Duration,
@@ -114,6 +117,7 @@ impl Config {
             embryos: 0,
             network: network::Config::default(),
             storage: crate::Storage::default(),
+            reserve: Reserve::default(),
             patience: Duration::from_secs(30),
             journal: false,
             amend: None,
@@ -138,6 +142,7 @@ pub(crate) struct Shared {
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
+    pub(crate) admission: Admission,
     pub(crate) patience: Duration,
     /// Nothing if nobody keeps them.
     pub(crate) journals: Option<Arc<Journals>>,
@@ -241,7 +246,7 @@ impl LocalRuntime {
             atoll_jail::go_before_others();
         }
         let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
-        let journals = config.journal.then(Arc::default);
+        let (journals, reserve) = (config.journal.then(Arc::default), config.reserve);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -250,6 +255,7 @@ impl LocalRuntime {
         };
         let (facts, templates, instance, network, keeper, amend, inventory) = opened;
         let shared = Arc::new(Shared {
+            admission: Admission::new(reserve, facts.memory),
             facts,
             instance,
             templates,

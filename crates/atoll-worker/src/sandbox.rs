@@ -18,7 +18,7 @@ use atoll_jail::wire::{RESIZES, ToInit};
 use atoll_model::{
     Code, Error, Limits, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
 };
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::busy::Busy;
 use crate::error::{internal, jail};
@@ -46,6 +46,8 @@ pub(crate) struct Sandbox {
     pub(crate) pid: i32,
     /// Its commands.
     pub(crate) execs: Arc<Table>,
+    /// Places for watches of its files.
+    pub(crate) watches: Arc<Semaphore>,
     /// Variables of every command: the template's, then the sandbox's own.
     environment: Mutex<Arc<Variables>>,
     pub(crate) ids: IdRange,
@@ -491,8 +493,7 @@ struct Leaves {
 pub(crate) fn check(shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
     spec.check_network()?;
     size::check(shared, &spec.limits)?;
-    let data = &shared.instance.directory;
-    crate::storage::Space::of(data)?.require(data)?;
+    shared.admission.check(&shared.instance.directory)?;
     check_variables(spec)
 }
 

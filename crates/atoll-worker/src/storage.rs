@@ -202,10 +202,10 @@ impl Space {
     }
 }
 
-/// The part of a disk that is the host's: 5 %, at least 1 GiB, at most 16 GiB, and never more than a
+/// The part of a disk that is the host's: 5 %, at least 2 GiB, at most 16 GiB, and never more than a
 /// quarter of a small one.
 pub fn reserve(size: Bytes) -> Bytes {
-    Bytes((size.0 / 20).clamp(1 << 30, 16 << 30).min(size.0 / 4))
+    Bytes((size.0 / 20).clamp(2 << 30, 16 << 30).min(size.0 / 4))
 }
 
 #[cfg(test)]
@@ -216,7 +216,7 @@ mod tests {
     fn the_reserve_is_a_part_of_the_disk() {
         let of = |gib: u64| reserve(Bytes(gib << 30)).0 >> 20;
         assert_eq!(of(1), 256);
-        assert_eq!(of(8), 1024);
+        assert_eq!(of(8), 2 * 1024);
         assert_eq!(of(100), 5 * 1024);
         assert_eq!(of(10_000), 16 * 1024);
     }

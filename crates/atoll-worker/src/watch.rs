@@ -10,6 +10,8 @@ use std::sync::Arc;
 use atoll_jail::wire::{Change, FileWork, FromHelper, ToHelper};
 use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
 
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
 use crate::files::{Call, checked};
 use crate::sandbox::Sandbox;
 
@@ -17,6 +19,8 @@ use crate::sandbox::Sandbox;
 const MOST: usize = 65_536;
 /// Bytes of their paths.
 const BYTES: usize = 16 << 20;
+/// How many watches a sandbox may have at once.
+const PLACES: usize = 64;
 /// More directories than any host lets one user watch.
 const DIRECTORIES: u32 = 1 << 20;
 
@@ -30,6 +34,12 @@ pub struct Watch {
     token: u32,
     /// The helper has said its last word.
     ended: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Places for all the watches that a sandbox may have.
+pub(crate) fn places() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(PLACES))
 }
 
 pub(crate) async fn watch(
@@ -43,12 +53,19 @@ pub(crate) async fn watch(
         recursive: options.recursive,
         limit: options.directories.clamp(1, DIRECTORIES),
     };
+    let place = Arc::clone(&sandbox.watches).try_acquire_owned();
+    let place = place.map_err(|_| {
+        let message = format!("this sandbox has {PLACES} watches already");
+        Error::new(Code::QuotaExceeded, message)
+            .remedy("end some, or watch one directory with all below it")
+    })?;
     let mut watch = Watch {
         call: Call::start(sandbox, caller, work, None).await?,
         waiting: VecDeque::new(),
         bytes: 0,
         token: 0,
         ended: false,
+        _place: place,
     };
     watch.until(0).await.map_err(|error| match error.code {
         Code::DiskFull => Error::new(

@@ -1,5 +1,6 @@
 //! What was typed, turned once into what it means.
 
+mod backup;
 mod bench;
 mod df;
 mod doctor;
@@ -43,7 +44,8 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(Box<run::Run>),
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
+    Backup(backup::Backup),
     Ls(ls::Ls),
     Rm(rm::Rm),
     Doctor(doctor::Doctor),
@@ -78,6 +80,7 @@ pub(crate) fn main() -> ExitCode {
         // `run` has exit codes of its own.
         Command::Run(run) => return run.run(&config),
         Command::Serve(serve) => serve.run(&config),
+        Command::Backup(backup) => backup.run(&config),
         Command::Ls(ls) => ls.run(&config),
         // Each name may fail by itself.
         Command::Rm(rm) => return rm.run(&config),

@@ -68,6 +68,7 @@ impl Sandbox {
             died: found.parent.died,
             pid: found.parent.pid,
             execs: Arc::new(execs),
+            watches: crate::watch::places(),
             ids,
             record: Mutex::new(record),
             // All links are taken over together, later.

@@ -459,6 +459,7 @@ impl Embryo {
             died: self.parent.died,
             pid: self.parent.pid,
             execs: Arc::new(execs),
+            watches: crate::watch::places(),
             ids: self.ids,
             record: Mutex::new(record),
             link: Mutex::new(self.link),

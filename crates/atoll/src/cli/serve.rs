@@ -1,86 +1,65 @@
 //! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
 
+mod settings;
 mod watching;
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
-use atoll_server::{Access, Config as ServerConfig, Meters};
+use atoll_server::{Access, Config as ServerConfig, Door, Meters, Tls};
 use atoll_store::Store;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
-use axum::serve::ListenerExt as _;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
 use super::run::ensure_base;
 use super::{note, paint, say};
 use crate::config::Config;
-use watching::Watching;
+use settings::{Complete, OnExit, Settings};
 
 /// Serve sandboxes over HTTP.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll serve                           on 127.0.0.1:8080; the first start makes a key: admin.key in the data directory
   atoll serve --dev                     without keys, on this machine only
-  atoll serve --listen 0.0.0.0:8080 --host sandboxes.example.com")]
+  atoll serve --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --host sandboxes.example.com
+  atoll serve --print-config > atoll.toml; atoll serve --config atoll.toml")]
 pub(crate) struct Serve {
-    /// Where to listen.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
-    /// The data directory.
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<std::path::PathBuf>,
-    /// Let everybody on this machine in, without keys.
-    #[arg(long)]
-    dev: bool,
-    /// A name by which browsers may ask for this server; may be given again.
-    #[arg(long, value_name = "NAME")]
-    host: Vec<String>,
-    /// A page's origin that may use this server from browsers; may be given again.
-    #[arg(long, value_name = "ORIGIN")]
-    cors_origin: Vec<String>,
-    /// What happens to sandboxes when this server ends.
-    #[arg(long, value_enum, default_value_t = OnExit::Keep)]
-    on_exit: OnExit,
     #[command(flatten)]
-    watching: Watching,
-}
-
-/// What happens to sandboxes when their server ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OnExit {
-    /// They go on.
-    Keep,
-    /// They are deleted.
-    Destroy,
+    settings: Settings,
+    /// A TOML file with the same words: `listen = \"127.0.0.1:8080\"`. What is said here wins over it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Show everything that is set, as a file could say it, and end.
+    #[arg(long)]
+    print_config: bool,
 }
 
 impl Serve {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let file = self.config.as_deref().map(Settings::read).transpose()?;
+        let all = self.settings.clone().or(file.unwrap_or_default());
+        let all = all.or(Settings::usual(&config.data));
+        let settings = all.clone().complete()?;
+        if self.print_config {
+            say(all.to_toml()?.trim_end());
+            return Ok(ExitCode::SUCCESS);
+        }
         atoll_worker::check_host()?;
+        let tls = settings.tls.as_ref();
+        let tls = tls.map(|(certificate, key)| Tls::load(certificate, key));
+        let tls = tls.transpose()?;
         let mut config = config.clone();
-        if let Some(data) = &self.data_dir {
-            config.data.clone_from(data);
-        }
-        if self.dev && !self.listen.ip().is_loopback() {
-            return Err(Error::invalid(
-                "dev",
-                format!(
-                    "--dev lets everybody in, and {} is not loopback",
-                    self.listen
-                ),
-                "leave --dev out, or listen on 127.0.0.1",
-            ));
-        }
+        config.data.clone_from(&settings.data);
         ensure_base(&config)?;
-        self.watching.log();
+        settings.watching.log();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_start(|| {
@@ -89,12 +68,14 @@ impl Serve {
             })
             .build();
         let runtime = runtime.map_err(|error| failed("start threads", &error))?;
-        runtime.block_on(self.serve(&config))?;
+        runtime.block_on(settings.serve(&config, tls))?;
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
+}
 
-    async fn serve(&self, config: &Config) -> Result<(), Error> {
+impl Complete {
+    async fn serve(&self, config: &Config, tls: Option<Tls>) -> Result<(), Error> {
         let listener = TcpListener::bind(self.listen).await.map_err(|error| {
             Error::new(
                 Code::Conflict,
@@ -109,6 +90,7 @@ impl Serve {
         let sandboxes = RuntimeConfig {
             storage: config.storage,
             templates: config.templates(),
+            reserve: self.reserve,
             ..RuntimeConfig::serving(&config.data)
         };
         let sandboxes = LocalRuntime::open(sandboxes).await?;
@@ -121,30 +103,40 @@ impl Serve {
                     format!("{error}: {}", cause.unwrap_or_default()),
                 )
             })?;
-        let core = Core::open(store, sandboxes, signer(&config.data)?).await?;
+        let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;
         let socket = operators_socket(&config.data)?;
         let meters = Meters::default();
-        if let Some(metrics) = metrics {
-            watching::show_metrics(metrics, &core, &meters, self.hosts())?;
+        if let Some(metrics) = &metrics {
+            watching::tell_metrics(metrics)?;
         }
         self.greet(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
-        let open = atoll_server::router(core.clone(), meters.clone(), self.rules(Access::Open));
+        let exporter = atoll_server::exporter(&core, &meters, self.hosts());
+        let open = atoll_server::router(core.clone(), meters.clone(), self.visitors(Access::Open));
         let access = if self.dev { Access::Open } else { Access::Keys };
-        let public = atoll_server::router(core.clone(), meters, self.rules(access));
-        let until = |mut stopped: watch::Receiver<bool>| async move {
-            let _ = stopped.wait_for(|stopped| *stopped).await;
+        let public = atoll_server::router(core.clone(), meters, self.visitors(access));
+        let door = match tls.clone() {
+            Some(tls) => Door::Tls(listener, tls),
+            None => Door::Plain(listener),
         };
-        let listener = listener.tap_io(|stream| {
-            let _ = stream.set_nodelay(true);
+        let serve = |door, router| {
+            tokio::spawn(atoll_server::serve(
+                door,
+                router,
+                self.patience,
+                stopped.clone(),
+            ))
+        };
+        let (public, operator) = (serve(door, public), serve(Door::Unix(socket), open));
+        if let Some(metrics) = metrics {
+            serve(Door::Plain(metrics), exporter);
+        }
+        until_asked_to_end(tls.as_ref()).await?;
+        note(match self.on_exit {
+            OnExit::Keep => "ending: requests under way are finished, sandboxes go on",
+            OnExit::Destroy => "ending: requests under way are finished, sandboxes are deleted",
         });
-        let public = axum::serve(listener, public).with_graceful_shutdown(until(stopped.clone()));
-        let operator = axum::serve(socket, open).with_graceful_shutdown(until(stopped));
-        let public = tokio::spawn(async move { public.await });
-        let operator = tokio::spawn(async move { operator.await });
-        asked_to_end().await?;
-        note("ending: requests under way are finished, sandboxes go on");
         let _ = stop.send(true);
         let both = async {
             let _ = public.await;
@@ -159,22 +151,23 @@ impl Serve {
     }
 
     fn hosts(&self) -> BTreeSet<String> {
-        let lower = self.host.iter().map(|host| host.to_ascii_lowercase());
+        let lower = self.hosts.iter().map(|host| host.to_ascii_lowercase());
         lower.collect()
     }
 
-    fn rules(&self, access: Access) -> ServerConfig {
+    fn visitors(&self, access: Access) -> ServerConfig {
         ServerConfig {
             access,
             hosts: self.hosts(),
-            origins: self.cors_origin.iter().cloned().collect(),
+            origins: self.origins.iter().cloned().collect(),
         }
     }
 
     /// Makes the first key at the first start, and says how to begin.
     async fn greet(&self, core: &Core, config: &Config, at: SocketAddr) -> Result<(), Error> {
         let file = config.data.join("admin.key");
-        let url = format!("http://{at}");
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://{at}");
         if !file.exists() {
             let operator = core.operator(RequestId::random()).await?;
             let request = KeyRequest {
@@ -202,9 +195,9 @@ impl Serve {
                 file.display()
             ));
         }
-        if !at.ip().is_loopback() {
+        if !at.ip().is_loopback() && self.tls.is_none() {
             note(&format!(
-                "{}: keys cross the network unencrypted: put TLS in front",
+                "{}: keys cross the network unencrypted: give --tls-cert and --tls-key, or put TLS in front",
                 paint("33", "warning")
             ));
         }
@@ -254,17 +247,27 @@ fn operators_socket(data: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-async fn asked_to_end() -> Result<(), Error> {
+/// Until somebody says so; meanwhile the certificate is read again whenever somebody says that.
+async fn until_asked_to_end(tls: Option<&Tls>) -> Result<(), Error> {
     use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate =
-        signal(SignalKind::terminate()).map_err(|error| failed("hear signals", &error))?;
-    let mut interrupt =
-        signal(SignalKind::interrupt()).map_err(|error| failed("hear signals", &error))?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let hear = |kind| signal(kind).map_err(|error| failed("hear signals", &error));
+    let mut terminate = hear(SignalKind::terminate())?;
+    let mut interrupt = hear(SignalKind::interrupt())?;
+    let mut again = hear(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+            _ = again.recv() => {}
+        }
+        match tls.map(Tls::reload) {
+            None => tracing::info!("SIGHUP: there is no certificate to be read again"),
+            Some(Ok(())) => tracing::info!("SIGHUP: the certificate was read again"),
+            Some(Err(error)) => {
+                tracing::error!(%error, "SIGHUP: the certificate stays the old one");
+            }
+        }
     }
-    Ok(())
 }
 
 fn failed(what: &str, error: &std::io::Error) -> Error {

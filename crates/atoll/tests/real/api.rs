@@ -2,19 +2,24 @@
 
 mod access;
 mod archives;
+mod backup;
 mod cases;
 mod client;
+mod connections;
 mod cut;
 mod history;
 mod lasting;
 mod lifetimes;
 mod links;
 mod logs;
+mod operating;
 mod places;
 mod pressure;
+mod quota;
 mod soak;
 mod sockets;
 mod templates;
+mod tls;
 mod tunnels;
 mod watching;
 

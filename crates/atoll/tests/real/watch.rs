@@ -320,3 +320,22 @@ async fn a_dropped_watch_leaves_nothing() {
     assert!(descriptors() <= open, "{} {open}", descriptors());
     world.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_has_sixty_four_watches_and_places_come_back() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let caller = Caller::default();
+    let watch = || world.runtime.watch(&id, &caller, b"/tmp", USUAL);
+    let mut all = Vec::new();
+    for _ in 0..64 {
+        all.push(watch().await.unwrap());
+    }
+    let refused = watch().await.unwrap_err();
+    assert_eq!(refused.code, Code::QuotaExceeded);
+    assert!(refused.remedy.is_some());
+    all.pop();
+    watch().await.unwrap();
+    drop(all);
+    world.close().await;
+}

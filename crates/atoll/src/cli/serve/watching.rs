@@ -1,13 +1,13 @@
 //! How a server is watched: its log, and the listener for Prometheus.
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use atoll_core::Core;
 use atoll_model::{Code, Error};
-use atoll_server::Meters;
-use clap::{Args, ValueEnum};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
@@ -16,46 +16,56 @@ use super::{failed, note, paint, say};
 /// Where metrics are shown if nothing is said.
 const METRICS: &str = "127.0.0.1:9091";
 
-#[derive(Debug, Args)]
+/// How it is watched.
+#[derive(Debug, Clone)]
 pub(super) struct Watching {
-    /// Where Prometheus finds metrics, or "off" [default: 127.0.0.1:9091].
-    #[arg(long, value_name = "ADDR:PORT|off")]
-    metrics_listen: Option<Place>,
-    /// How the log on standard error looks: for people on a terminal, JSON otherwise.
-    #[arg(long, value_enum, default_value_t = Format::Auto)]
-    log_format: Format,
-    /// How much is logged.
-    #[arg(long, value_enum, default_value_t = Level::Info)]
-    log_level: Level,
+    pub(super) metrics_listen: Option<Place>,
+    pub(super) log_format: Format,
+    pub(super) log_level: Level,
 }
 
 /// A place to listen, or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(super) enum Place {
     At(SocketAddr),
     Off,
 }
 
 impl FromStr for Place {
-    type Err = std::net::AddrParseError;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "off" => Ok(Self::Off),
-            text => text.parse().map(Self::At),
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        text.parse().map(Self::At).map_err(|_| {
+            let message = format!("{text:?} is neither a place nor off");
+            Error::invalid("metrics-listen", message, "write it like 127.0.0.1:9091")
+        })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(at) => write!(f, "{at}"),
+            Self::Off => f.write_str("off"),
         }
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Format {
     Auto,
     Human,
     Json,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Level {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Level {
     Error,
     Warn,
     Info,
@@ -127,18 +137,11 @@ impl Watching {
     }
 }
 
-/// Shows metrics until the server ends.
-pub(super) fn show_metrics(
-    listener: TcpListener,
-    core: &Core,
-    meters: &Meters,
-    hosts: std::collections::BTreeSet<String>,
-) -> Result<(), Error> {
+/// Says where metrics are shown.
+pub(super) fn tell_metrics(listener: &TcpListener) -> Result<(), Error> {
     let at = listener
         .local_addr()
         .map_err(|error| failed("ask for the port of metrics", &error))?;
     say(&format!("metrics  http://{at}/metrics"));
-    let exporter = atoll_server::exporter(core, meters, hosts);
-    tokio::spawn(async move { axum::serve(listener, exporter).await });
     Ok(())
 }

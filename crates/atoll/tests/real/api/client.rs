@@ -1,6 +1,5 @@
 //! A server of the test's own, and somebody who asks it.
 
-use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -29,36 +28,83 @@ pub struct Server {
     child: Child,
     /// Where it serves, and where it shows metrics.
     places: [String; 2],
+    /// What it is told besides where it is.
+    flags: Vec<String>,
 }
 
 impl Server {
     pub async fn start() -> Self {
-        // Makes the templates.
+        Self::start_with(&[]).await
+    }
+
+    /// With other flags than the usual.
+    pub async fn start_with(words: &[&str]) -> Self {
+        let scratch = Scratch::new();
+        private(&scratch.join("data"));
+        Self::start_in(scratch, words).await
+    }
+
+    /// The first one in a control group, as a service manager would; those after it are not.
+    pub async fn start_in_group(group: &Path) -> Self {
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]);
+        shell.arg(group).arg(binary());
         let data = scratch.join("data");
-        Self::at(scratch, data, Vec::new())
+        let (child, places) = spawn(shell, &data, &[]);
+        Self {
+            _scratch: scratch,
+            data,
+            words: Vec::new(),
+            child,
+            places,
+            flags: Vec::new(),
+        }
     }
 
     /// With a data directory below a place of the test's, and words before the command itself.
     pub fn at(scratch: Scratch, data: PathBuf, words: Vec<String>) -> Self {
-        let (child, places) = spawn(&words, &data);
+        let (child, places) = spawn(before(&words), &data, &[]);
         Self {
             _scratch: scratch,
             data,
             words,
             child,
             places,
+            flags: Vec::new(),
         }
+    }
+
+    /// On a data directory that is there already: `data` in this one.
+    pub async fn start_in(scratch: Scratch, words: &[&str]) -> Self {
+        // Makes the templates.
+        World::open().await.close().await;
+        let flags: Vec<String> = words.iter().map(ToString::to_string).collect();
+        let data = scratch.join("data");
+        let (child, places) = spawn(Command::new(binary()), &data, &flags);
+        Self {
+            _scratch: scratch,
+            data,
+            words: Vec::new(),
+            child,
+            places,
+            flags,
+        }
+    }
+
+    pub fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.child)
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        &self.places[0]
     }
 
     pub fn data(&self) -> PathBuf {
         self.data.clone()
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// As its admin.
@@ -123,23 +169,33 @@ impl Server {
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        (self.child, self.places) = spawn(&self.words, &self.data);
+        (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
+    }
+
+    /// The same, with other flags.
+    pub fn kill_and_start_with(&mut self, flags: &[&str]) {
+        self.flags = flags.iter().map(ToString::to_string).collect();
+        self.kill_and_start();
     }
 
     /// Asks it to end, and waits.
     pub fn end(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(self.pid(), rustix::process::Signal::TERM).unwrap();
         assert!(self.child.wait().unwrap().success());
     }
 
     /// Ends it with everything that lasts.
-    pub async fn close(mut self) {
+    pub async fn close(self) {
         let client = self.client();
         for sandbox in client.get("/sandboxes").await.array() {
             let path = format!("/sandboxes/{}", sandbox["sandboxID"].as_str().unwrap());
             assert_eq!(client.delete(&path).await.status, 204);
         }
+        self.end_and_clear();
+    }
+
+    /// Ends it when it has no sandboxes any more, and takes away what lasts.
+    pub fn end_and_clear(mut self) {
         self.end();
         let tag = std::fs::read_to_string(self.data().join("tag")).unwrap();
         let facts = atoll_jail::facts::Facts::read();
@@ -162,43 +218,49 @@ impl Drop for Server {
     }
 }
 
+/// The binary, behind these words.
+fn before(words: &[String]) -> Command {
+    let Some((first, rest)) = words.split_first() else {
+        return Command::new(binary());
+    };
+    let mut command = Command::new(first);
+    command.args(rest).arg(binary());
+    command
+}
+
 /// Starts a server on free ports; where it serves, and where it shows metrics. Its log goes to a file.
-fn spawn(words: &[String], data: &Path) -> (Child, [String; 2]) {
-    let log = std::fs::OpenOptions::new()
+fn spawn(mut command: Command, data: &Path, flags: &[String]) -> (Child, [String; 2]) {
+    let log = data.with_file_name("log");
+    let written = std::fs::File::options()
         .create(true)
         .append(true)
-        .open(data.with_file_name("log"));
-    let mut words: Vec<&OsStr> = words.iter().map(AsRef::as_ref).collect();
-    let binary = binary();
-    words.push(binary.as_ref());
-    let mut child = Command::new(words[0])
-        .args(&words[1..])
+        .open(&log);
+    let mut child = command
         .args(["serve", "--listen", "127.0.0.1:0"])
         .args(["--metrics-listen", "127.0.0.1:0", "--data-dir"])
         .arg(data)
+        .args(flags)
         .env(
             "ATOLL_TEMPLATES_DIR",
             crate::world::data().join("templates"),
         )
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(log.unwrap())
+        .stderr(written.unwrap())
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut lines = lines.map_while(Result::ok);
     let mut place = |name| {
-        lines.find_map(|line| {
+        let place = lines.find_map(|line| {
             let url = line.strip_prefix(name)?.trim();
-            Some(url.strip_prefix("http://")?.to_owned())
-        })
+            let (_, address) = url.split_once("://")?;
+            Some(address.trim_end_matches("/metrics").to_owned())
+        });
+        place.unwrap_or_else(|| panic!("{}", std::fs::read_to_string(&log).unwrap()))
     };
-    let metrics = place("metrics").expect("it says where it shows metrics");
-    let address = place("serving").expect("it says where it serves");
-    (
-        child,
-        [address, metrics.trim_end_matches("/metrics").to_owned()],
-    )
+    let metrics = place("metrics");
+    (child, [place("serving"), metrics])
 }
 
 /// Somebody who asks.

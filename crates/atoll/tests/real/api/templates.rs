@@ -18,7 +18,7 @@ fn archive(scratch: &Scratch) -> Vec<u8> {
 }
 
 /// Whether this process builds a template.
-fn builds(pid: u32) -> bool {
+fn builds(pid: rustix::process::Pid) -> bool {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .unwrap()
         .flatten();

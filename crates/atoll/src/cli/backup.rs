@@ -1,0 +1,176 @@
+//! `atoll backup`: the server's records in a directory of their own, while it serves.
+
+use std::fs::{self, File};
+use std::io::{self, IsTerminal};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use atoll_model::{Bytes, Code, Error};
+use clap::Args;
+use indicatif::ProgressBar;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::{block_on, say};
+use crate::config::Config;
+
+const RECORDS: &str = "atoll.db";
+const KEY: &str = "admin.key";
+
+/// Copy the server's records: orgs, keys, the history and what should be.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A server that runs goes on meanwhile. Files of sandboxes and templates are not copied.
+
+Examples:
+  atoll backup /backups/today
+  cp -a /backups/today /var/lib/other; atoll serve --data-dir /var/lib/other"
+)]
+pub(crate) struct Backup {
+    /// The directory that is to be made.
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+    /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+impl Backup {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let data = self.data_dir.as_ref().unwrap_or(&config.data);
+        let records = data.join(RECORDS);
+        if !records.is_file() {
+            let message = format!("{} has no records of a server", data.display());
+            return Err(Error::new(Code::NotFound, message)
+                .remedy("name the server's data directory with --data-dir"));
+        }
+        let target = std::path::absolute(&self.directory)
+            .map_err(|error| failed("find", &self.directory, &error))?;
+        if fs::symlink_metadata(&target).is_ok() {
+            return Err(taken(&target));
+        }
+        let new = Unfinished::make(&target)?;
+        let bar = if io::stderr().is_terminal() {
+            ProgressBar::new_spinner().with_message(format!("copying {}", records.display()))
+        } else {
+            ProgressBar::hidden()
+        };
+        bar.enable_steady_tick(Duration::from_millis(100));
+        let copy = new.path.join(RECORDS);
+        let copied = block_on(async {
+            let copied = atoll_store::copy(&records, &copy).await;
+            copied.map_err(|error| not_copied(&records, &error))
+        });
+        bar.finish_and_clear();
+        let counts = copied?;
+        let has_key = copy_key(&data.join(KEY), &new.path.join(KEY))?;
+        let size = fs::metadata(&copy).map_err(|error| failed("look at", &copy, &error))?;
+        new.finish(&target)?;
+        say(&format!("backup   {}", target.display()));
+        say(&format!(
+            "records  {}: {} sandboxes with {} events, {} orgs with {} keys",
+            Bytes(size.len()),
+            counts.sandboxes,
+            counts.events,
+            counts.orgs,
+            counts.keys,
+        ));
+        if has_key {
+            say("key      admin.key");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A backup that has no name yet: whole or not at all.
+#[derive(Debug)]
+struct Unfinished {
+    path: PathBuf,
+}
+
+impl Unfinished {
+    /// Beside the target, for root alone: there are keys in it.
+    fn make(target: &Path) -> Result<Self, Error> {
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let path = target.with_file_name(format!(".{name}.new-{}", std::process::id()));
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| failed("make", &path, &error))?;
+        Ok(Self { path })
+    }
+
+    /// Gives it its name when everything in it is on the disk.
+    fn finish(self, target: &Path) -> Result<(), Error> {
+        let sync = |path: &Path| {
+            let synced = File::open(path).and_then(|file| file.sync_all());
+            synced.map_err(|error| failed("write", path, &error))
+        };
+        let entries = fs::read_dir(&self.path);
+        for entry in entries.map_err(|error| failed("read", &self.path, &error))? {
+            sync(
+                &entry
+                    .map_err(|error| failed("read", &self.path, &error))?
+                    .path(),
+            )?;
+        }
+        sync(&self.path)?;
+        renameat_with(CWD, &self.path, CWD, target, RenameFlags::NOREPLACE).map_err(|error| {
+            match error {
+                rustix::io::Errno::EXIST => taken(target),
+                error => failed("name", target, &error.into()),
+            }
+        })?;
+        target.parent().map_or(Ok(()), sync)
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // It has another name if it was finished.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The first key, if its file was not taken away.
+fn copy_key(from: &Path, to: &Path) -> Result<bool, Error> {
+    let mut source = match File::open(from) {
+        Ok(source) => source,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(failed("read", from, &error)),
+    };
+    let target = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to);
+    let copied = target.and_then(|mut target| io::copy(&mut source, &mut target));
+    copied.map_err(|error| failed("write", to, &error))?;
+    Ok(true)
+}
+
+fn taken(target: &Path) -> Error {
+    Error::new(
+        Code::Conflict,
+        format!("{} is there already", target.display()),
+    )
+    .remedy("name a directory that is not there: a backup never writes over anything")
+}
+
+fn not_copied(records: &Path, error: &atoll_store::Error) -> Error {
+    let cause = std::error::Error::source(error).map(ToString::to_string);
+    let cause = cause.unwrap_or_default();
+    Error::new(
+        Code::Internal,
+        format!("cannot copy {}: {error}: {cause}", records.display()),
+    )
+    .remedy("see whether there is space for it")
+}
+
+fn failed(what: &str, path: &Path, error: &io::Error) -> Error {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull => Code::DiskFull,
+        io::ErrorKind::NotFound => Code::NotFound,
+        _ => Code::Internal,
+    };
+    Error::new(code, format!("cannot {what} {}: {error}", path.display()))
+}

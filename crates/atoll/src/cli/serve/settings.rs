@@ -1,0 +1,396 @@
+//! What `atoll serve` can be told: on the command line, in a file, or not at all. Whoever says it, the same
+//! words; the command line wins over the file, the file over what is usual.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use atoll_model::{Bytes, Code, Error, parse_duration};
+use atoll_worker::Reserve;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use super::watching::{Format, Level, Place, Watching};
+
+/// Everything that can be set. What nobody says is `None` until [`Settings::complete`].
+#[derive(Debug, Clone, Default, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(super) struct Settings {
+    /// Where to listen [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub(super) listen: Option<SocketAddr>,
+    /// The data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
+    #[arg(long, value_name = "DIR")]
+    pub(super) data_dir: Option<PathBuf>,
+    /// Let everybody on this machine in, without keys.
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(super) dev: Option<bool>,
+    /// Where Prometheus finds metrics, or "off" [default: 127.0.0.1:9091].
+    #[arg(long, value_name = "ADDR:PORT|off")]
+    pub(super) metrics_listen: Option<Place>,
+    /// A certificate in PEM, with those that vouch for it: serve HTTPS. Read again on SIGHUP.
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_cert: Option<PathBuf>,
+    /// The certificate's key in PEM.
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_key: Option<PathBuf>,
+    /// A name by which browsers may ask for this server; may be given again.
+    #[arg(long, value_name = "NAME")]
+    pub(super) host: Option<Vec<String>>,
+    /// A page's origin that may use this server from browsers; may be given again.
+    #[arg(long, value_name = "ORIGIN")]
+    pub(super) cors_origin: Option<Vec<String>>,
+    /// What happens to sandboxes when this server ends [default: keep].
+    #[arg(long, value_enum)]
+    pub(super) on_exit: Option<OnExit>,
+    /// How long a stopped sandbox is kept before it is deleted; 0 is for ever [default: 30d].
+    #[arg(long, value_name = "TIME")]
+    pub(super) stopped_retention: Option<Time>,
+    /// How much of the data directory's disk is left to the host: less, and nothing new is made
+    /// [default: 5 %, 2 GiB to 16 GiB].
+    #[arg(long, value_name = "SIZE")]
+    pub(super) disk_reserve: Option<Size>,
+    /// The same for memory [default: 5 %, 512 MiB to 4 GiB].
+    #[arg(long, value_name = "SIZE")]
+    pub(super) memory_reserve: Option<Size>,
+    /// How many requests a second a key may send [default: no limit].
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) rate_limit: Option<NonZeroU32>,
+    /// How many connections there may be at once; more wait [default: 10000].
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) max_connections: Option<NonZeroU32>,
+    /// How long a client may keep quiet in the middle of a handshake or a request, and a connection be kept
+    /// without one [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    pub(super) client_timeout: Option<Time>,
+    /// How the log on standard error looks: for people on a terminal, JSON otherwise [default: auto].
+    #[arg(long, value_enum)]
+    pub(super) log_format: Option<Format>,
+    /// How much is logged [default: info].
+    #[arg(long, value_enum)]
+    pub(super) log_level: Option<Level>,
+}
+
+/// What happens to sandboxes when their server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum OnExit {
+    /// They go on.
+    Keep,
+    /// They are deleted.
+    Destroy,
+}
+
+/// A time as people write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(super) struct Time(pub(super) Duration);
+
+/// A size as people write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(super) struct Size(pub(super) Bytes);
+
+impl FromStr for Time {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse_duration(text).map(Self)
+    }
+}
+
+impl FromStr for Size {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.parse().map(Self)
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let units = [
+            ("d", 86_400_000),
+            ("h", 3_600_000),
+            ("m", 60_000),
+            ("s", 1000),
+        ];
+        let all = self.0.as_millis();
+        let fits = |(_, unit): &&(&str, u128)| all > 0 && all.is_multiple_of(*unit);
+        let (name, unit) = units.iter().find(fits).unwrap_or(&("ms", 1));
+        write!(f, "{}{name}", all / unit)
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0.0)
+    }
+}
+
+macro_rules! as_text {
+    ($($kind:ident),*) => { $(
+        impl TryFrom<String> for $kind {
+            type Error = Error;
+            fn try_from(text: String) -> Result<Self, Error> {
+                text.parse()
+            }
+        }
+        impl From<$kind> for String {
+            fn from(value: $kind) -> Self {
+                value.to_string()
+            }
+        }
+    )* };
+}
+as_text!(Time, Size, Place);
+
+impl Settings {
+    /// What a file says.
+    pub(super) fn read(path: &Path) -> Result<Self, Error> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let message = format!("--config {}: {error}", path.display());
+            Error::invalid("config", message, "name a TOML file")
+        })?;
+        toml::from_str(&text).map_err(|error| {
+            // With the line, what stands there and what was expected.
+            let message = format!("--config {}: {error}", path.display());
+            Error::invalid(
+                "config",
+                message.trim_end(),
+                "atoll serve --print-config shows every field with its value",
+            )
+        })
+    }
+
+    /// These, and what they leave open as `others` say.
+    pub(super) fn or(self, others: Self) -> Self {
+        macro_rules! first {
+            ($($field:ident),* $(,)?) => { Self { $($field: self.$field.or(others.$field)),* } };
+        }
+        first!(
+            listen,
+            data_dir,
+            dev,
+            metrics_listen,
+            tls_cert,
+            tls_key,
+            host,
+            cors_origin,
+            on_exit,
+            stopped_retention,
+            disk_reserve,
+            memory_reserve,
+            rate_limit,
+            max_connections,
+            client_timeout,
+            log_format,
+            log_level,
+        )
+    }
+
+    /// What is usual. Nothing is said of what depends on the machine, or is off.
+    pub(super) fn usual(data: &Path) -> Self {
+        Self {
+            listen: Some(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            data_dir: Some(data.to_owned()),
+            dev: Some(false),
+            host: Some(Vec::new()),
+            cors_origin: Some(Vec::new()),
+            on_exit: Some(OnExit::Keep),
+            stopped_retention: Some(Time(Duration::from_hours(30 * 24))),
+            max_connections: NonZeroU32::new(10_000),
+            client_timeout: Some(Time(Duration::from_secs(30))),
+            log_format: Some(Format::Auto),
+            log_level: Some(Level::Info),
+            ..Self::default()
+        }
+    }
+
+    /// All of it, as a file could say it.
+    pub(super) fn to_toml(&self) -> Result<String, Error> {
+        toml::to_string(self).map_err(|error| {
+            let message = format!("the settings cannot be written: {error}");
+            Error::new(Code::Internal, message)
+        })
+    }
+
+    /// Everything is said, and makes sense together.
+    pub(super) fn complete(self) -> Result<Complete, Error> {
+        let missing = |field: &'static str| {
+            move || Error::new(Code::Internal, format!("{field} has no usual value"))
+        };
+        let all = Complete {
+            listen: self.listen.ok_or_else(missing("listen"))?,
+            data: self.data_dir.ok_or_else(missing("data-dir"))?,
+            dev: self.dev.unwrap_or_default(),
+            tls: pair(self.tls_cert, self.tls_key)?,
+            hosts: self.host.unwrap_or_default(),
+            origins: self.cors_origin.unwrap_or_default(),
+            watching: Watching {
+                metrics_listen: self.metrics_listen,
+                log_format: self.log_format.ok_or_else(missing("log-format"))?,
+                log_level: self.log_level.ok_or_else(missing("log-level"))?,
+            },
+            on_exit: self.on_exit.unwrap_or(OnExit::Keep),
+            reserve: Reserve {
+                disk: self.disk_reserve.map(|size| size.0),
+                memory: self.memory_reserve.map(|size| size.0),
+            },
+            rules: atoll_core::Config {
+                stopped_retention: self
+                    .stopped_retention
+                    .map(|time| time.0)
+                    .filter(|time| !time.is_zero()),
+                rate_limit: self.rate_limit,
+            },
+            patience: atoll_server::Patience {
+                connections: self
+                    .max_connections
+                    .ok_or_else(missing("max-connections"))?
+                    .get(),
+                quiet: self.client_timeout.ok_or_else(missing("client-timeout"))?.0,
+            },
+        };
+        all.check()?;
+        Ok(all)
+    }
+}
+
+/// Neither is of use without the other.
+fn pair(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+) -> Result<Option<(PathBuf, PathBuf)>, Error> {
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+        (None, None) => Ok(None),
+        (certificate, _) => {
+            let (there, missing) = match certificate {
+                Some(_) => ("tls-cert", "tls-key"),
+                None => ("tls-key", "tls-cert"),
+            };
+            let message = format!("{there} is given and {missing} is not");
+            Err(Error::invalid(
+                missing,
+                message,
+                "give both: a certificate and its key",
+            ))
+        }
+    }
+}
+
+/// Everything that is set.
+#[derive(Debug, Clone)]
+pub(super) struct Complete {
+    pub(super) listen: SocketAddr,
+    pub(super) data: PathBuf,
+    pub(super) dev: bool,
+    /// A certificate and its key.
+    pub(super) tls: Option<(PathBuf, PathBuf)>,
+    pub(super) hosts: Vec<String>,
+    pub(super) origins: Vec<String>,
+    pub(super) watching: Watching,
+    pub(super) on_exit: OnExit,
+    pub(super) reserve: Reserve,
+    pub(super) rules: atoll_core::Config,
+    pub(super) patience: atoll_server::Patience,
+}
+
+impl Complete {
+    fn check(&self) -> Result<(), Error> {
+        if self.dev && !self.listen.ip().is_loopback() {
+            return Err(Error::invalid(
+                "dev",
+                format!(
+                    "--dev lets everybody in, and {} is not loopback",
+                    self.listen
+                ),
+                "leave --dev out, or listen on 127.0.0.1",
+            ));
+        }
+        if self.patience.quiet.is_zero() {
+            return Err(Error::invalid(
+                "client-timeout",
+                "a client-timeout of 0 lets nobody say anything",
+                "give at least 1s",
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Settings, Error> {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), text).expect("written");
+        Settings::read(file.path())
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file_and_the_file_over_the_usual() {
+        let flags = Settings {
+            dev: Some(false),
+            ..Settings::default()
+        };
+        let file = read("dev = true\nlisten = \"127.0.0.1:1\"\ndisk-reserve = \"3G\"\n");
+        let all = flags.or(file.expect("it is right"));
+        let all = all.or(Settings::usual(Path::new("/data")));
+        let all = all.complete().expect("it is complete");
+        assert!(!all.dev);
+        assert_eq!(all.listen.port(), 1);
+        assert_eq!(all.data, Path::new("/data"));
+        assert_eq!(all.reserve.disk, Some(Bytes(3 << 30)));
+        let month = Duration::from_hours(30 * 24);
+        assert_eq!(all.rules.stopped_retention, Some(month));
+    }
+
+    #[test]
+    fn what_is_printed_can_be_read() {
+        let mut all = Settings::usual(Path::new("/data"));
+        all.tls_cert = Some("c.pem".into());
+        all.client_timeout = Some(Time(Duration::from_millis(1500)));
+        all.memory_reserve = Some(Size(Bytes(5000)));
+        all.rate_limit = NonZeroU32::new(7);
+        let text = all.to_toml().expect("text");
+        let again = read(&text).expect("it is right");
+        assert_eq!(again.to_toml().expect("text"), text);
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named_with_its_line() {
+        for (text, expected) in [
+            ("dev = true\nlissten = \"x\"\n", ["line 2", "lissten"]),
+            ("listen = 7\n", ["line 1", "listen = 7"]),
+            ("\nclient-timeout = \"soon\"\n", ["line 2", "soon"]),
+            ("disk-reserve = \"much\"\n", ["line 1", "much"]),
+            ("on-exit = \"maybe\"\n", ["line 1", "maybe"]),
+        ] {
+            let message = read(text).expect_err("it is wrong").message;
+            for word in expected {
+                assert!(message.contains(word), "{word}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn half_a_certificate_and_open_doors_are_refused() {
+        let usual = || Settings::usual(Path::new("/data"));
+        let mut half = usual();
+        half.tls_key = Some("k.pem".into());
+        let mut open = usual();
+        (open.dev, open.listen) = (Some(true), Some(SocketAddr::from(([0, 0, 0, 0], 1))));
+        let mut hasty = usual();
+        hasty.client_timeout = Some(Time(Duration::ZERO));
+        for (settings, field) in [(half, "tls-cert"), (open, "dev"), (hasty, "client-timeout")] {
+            let error = settings.complete().expect_err("it makes no sense");
+            assert_eq!(error.details["field"], field);
+        }
+    }
+}

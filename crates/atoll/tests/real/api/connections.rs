@@ -1,0 +1,165 @@
+//! Clients that keep quiet, say too much, or mean two things at once.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::Server;
+use crate::world::DEADLINE;
+
+/// Says something; everything that comes back until the server ends the connection.
+async fn say(server: &Server, words: &[u8]) -> String {
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    // It may end the connection before all was said.
+    let _ = stream.write_all(words).await;
+    rest(&mut stream).await
+}
+
+/// What comes until the server ends the connection, which it does in time.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    let reading = async {
+        // A connection that is reset has ended too.
+        while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+    };
+    let ended = tokio::time::timeout(DEADLINE, reading).await;
+    assert!(ended.is_ok(), "the server holds the connection");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quiet_clients_are_let_go_and_hold_up_nobody() {
+    let server = Server::start_with(&["--client-timeout", "1s", "--max-connections", "8"]).await;
+    let client = server.client();
+    let id = client.sandbox(&serde_json::json!({})).await;
+    let mut quiet = Vec::new();
+    for words in [
+        "",
+        "GET /health HT",
+        "GET /health HTTP/1.1\r\nhost: localhost\r\nx: ",
+    ] {
+        for _ in 0..5 {
+            let mut stream = TcpStream::connect(server.address()).await.unwrap();
+            stream.write_all(words.as_bytes()).await.unwrap();
+            quiet.push(stream);
+        }
+    }
+    // More than may be at once: whoever comes now waits for those to be let go, not for ever.
+    let answer = tokio::time::timeout(DEADLINE, client.get("/health")).await;
+    assert_eq!(answer.unwrap().status, 200);
+    for stream in &mut quiet {
+        assert!(!rest(stream).await.contains("200"));
+    }
+    // Bodies that never come, or not whole.
+    let key = client.key.clone().unwrap();
+    let head = |line: &str| {
+        format!(
+            "{line} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\ncontent-type: application/json\r\n"
+        )
+    };
+    let create = format!("{}content-length: 100\r\n\r\n{{", head("POST /sandboxes"));
+    let answer = say(&server, create.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+    let put = head(&format!("PUT /sandboxes/{id}/files?path=half"));
+    let put = format!("{put}transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n");
+    let answer = say(&server, put.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+    assert_eq!(
+        client.line(&id, "ls -A ~ | grep -c half || true").await,
+        "0\n"
+    );
+    assert_eq!(client.get("/sandboxes").await.array().len(), 1);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_talks_slowly_but_does_is_heard() {
+    let server = Server::start_with(&["--client-timeout", "2s"]).await;
+    let client = server.client();
+    let id = client.sandbox(&serde_json::json!({})).await;
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    let key = client.key.clone().unwrap();
+    let head = format!(
+        "PUT /sandboxes/{id}/files?path=slow HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\nconnection: close\r\ncontent-length: 4\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    for byte in b"slow" {
+        // Longer in all than it may be quiet.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        stream.write_all(&[*byte]).await.unwrap();
+    }
+    let answer = rest(&mut stream).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(client.line(&id, "cat ~/slow").await, "slow");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_that_are_too_large_or_mean_two_things_are_refused() {
+    let server = Server::start().await;
+    let many = "a: b\r\n".repeat(200);
+    let large = format!("a: {}\r\n", "b".repeat(100 << 10));
+    let path = "x".repeat(100 << 10);
+    let next = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let chunked = "transfer-encoding: chunked\r\n";
+    let cases: &[(&str, String, &str)] = &[
+        (
+            "many headers",
+            format!("GET / HTTP/1.1\r\n{many}\r\n"),
+            "431",
+        ),
+        (
+            "a large header",
+            format!("GET / HTTP/1.1\r\n{large}\r\n"),
+            "431",
+        ),
+        ("a long path", format!("GET /{path} HTTP/1.1\r\n\r\n"), "4"),
+        (
+            "two lengths",
+            "POST /keys HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 40\r\n\r\n".into(),
+            "400",
+        ),
+        (
+            "a length with a sign",
+            "POST /keys HTTP/1.1\r\ncontent-length: +3\r\n\r\nabc".into(),
+            "400",
+        ),
+        (
+            "chunked, but not at the end",
+            "POST /keys HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n".into(),
+            "400",
+        ),
+        (
+            "chunks in HTTP/1.0",
+            format!("POST /keys HTTP/1.0\r\n{chunked}\r\n0\r\n\r\n"),
+            "400",
+        ),
+        (
+            "a space before the colon",
+            "POST /keys HTTP/1.1\r\ncontent-length : 3\r\n\r\nabc".into(),
+            "400",
+        ),
+        (
+            "a header that goes on in the next line",
+            "GET / HTTP/1.1\r\na: b\r\n c: d\r\n\r\n".into(),
+            "400",
+        ),
+        ("no HTTP", "\u{16}\u{3}\u{1}\u{2}\0\r\n\r\n".into(), "400"),
+    ];
+    for (what, words, expected) in cases {
+        // What comes behind it is not a request of its own.
+        let answer = say(&server, format!("{words}{next}").as_bytes()).await;
+        let status = answer.strip_prefix("HTTP/1.1 ");
+        let status = status.or_else(|| answer.strip_prefix("HTTP/1.0 "));
+        assert!(
+            status.is_some_and(|status| status.starts_with(expected)),
+            "{what}: {answer}"
+        );
+        assert_eq!(answer.matches("HTTP/1.").count(), 1, "{what}: {answer}");
+    }
+    server.close().await;
+}

@@ -1,0 +1,349 @@
+//! What an operator says about a server holds: its settings, what it keeps and for how long, what it leaves to the
+//! host and what it lets a key do.
+
+use std::path::Path;
+use std::time::Duration;
+
+use atoll_testkit::{Scratch, run, wait_for};
+use serde_json::json;
+
+use super::{Client, Server};
+use crate::cli::atoll;
+use crate::world::{DEADLINE, binary};
+
+fn said(output: &std::process::Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Microseconds between two times of an answer.
+fn between(earlier: &serde_json::Value, later: &serde_json::Value) -> i64 {
+    let time = |value: &serde_json::Value| -> i64 {
+        let mut date = std::process::Command::new("date");
+        let date = run(date.args(["-u", "+%s%6N", "-d", value.as_str().unwrap()]));
+        said(&date).trim().parse().unwrap()
+    };
+    time(later) - time(earlier)
+}
+
+async fn gone(client: &Client, id: &str) {
+    let path = format!("/sandboxes/{id}");
+    let waiting = async {
+        while client.get(&path).await.status != 404 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let done = tokio::time::timeout(DEADLINE, waiting).await;
+    assert!(done.is_ok(), "{id} stays");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_says_what_the_command_line_does_not() {
+    let scratch = Scratch::new();
+    let file = scratch.join("atoll.toml");
+    std::fs::write(&file, "listen = \"127.0.0.1:1\"\ndev = true\n").unwrap();
+    let server = Server::start_with(&["--config", file.to_str().unwrap()]).await;
+    let client = server.client();
+    assert_eq!(client.with_key(None).get("/keys").await.status, 200);
+    server.close().await;
+    let file = file.to_str().unwrap();
+    let shown = run(&mut atoll(&[
+        "serve",
+        "--config",
+        file,
+        "--on-exit",
+        "destroy",
+        "--print-config",
+    ]));
+    let shown = said(&shown);
+    for line in [
+        "listen = \"127.0.0.1:1\"",
+        "dev = true",
+        "on-exit = \"destroy\"",
+        "stopped-retention = \"30d\"",
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line}: {shown}");
+    }
+    std::fs::write(file, "listen = \"127.0.0.1:1\"\nlissten = 3\n").unwrap();
+    let refused = atoll(&["serve", "--config", file]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        text.contains("line 2") && text.contains("lissten"),
+        "{text}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_destroys_leaves_nothing() {
+    let server = Server::start_with(&["--on-exit", "destroy"]).await;
+    let client = server.client();
+    let running = client.sandbox(&json!({ "timeout": 0 })).await;
+    let stopped = client.sandbox(&json!({ "timeout": 0 })).await;
+    client
+        .post(&format!("/sandboxes/{stopped}/stop"), &json!({}))
+        .await;
+    let begun = json!({ "cmd": "sleep 600", "background": true });
+    client
+        .post(&format!("/sandboxes/{running}/commands"), &begun)
+        .await;
+    let sandboxes = server.data().join("sandboxes");
+    let left = || std::fs::read_dir(&sandboxes).unwrap().count();
+    assert!(left() >= 2);
+    let mut server = server;
+    server.end();
+    assert_eq!(left(), 0);
+    // The history knows them.
+    server.kill_and_start();
+    let client = server.client();
+    assert_eq!(client.get("/sandboxes").await.array().len(), 0);
+    let history = client.get("/sessions").await.array();
+    assert_eq!(history.len(), 2);
+    assert!(
+        history
+            .iter()
+            .all(|session| session["deletedAt"].is_string()),
+        "{history:?}"
+    );
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_sandboxes_are_kept_for_as_long_as_they_say() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let old = client.sandbox(&json!({ "timeout": 0 })).await;
+    let other = client.sandbox(&json!({ "timeout": 0 })).await;
+    let running = client.get(&format!("/sandboxes/{old}")).await.json();
+    assert!(running["deleteAt"].is_null());
+    for id in [&old, &other] {
+        let stopped = client
+            .post(&format!("/sandboxes/{id}/stop"), &json!({}))
+            .await
+            .json();
+        let month = 30 * 24 * 3_600_000_000;
+        assert_eq!(between(&stopped["stoppedAt"], &stopped["deleteAt"]), month);
+        assert!(stopped["endAt"].is_null());
+    }
+    // One that is started again is not meant any more.
+    let started = client
+        .post(&format!("/sandboxes/{other}/start"), &json!({}))
+        .await
+        .json();
+    assert!(started["deleteAt"].is_null());
+    // As it is set now, also for what was stopped before; and nothing happens to what did not change.
+    server.kill_and_start();
+    let client = server.client();
+    let last = |events: Vec<serde_json::Value>| events.last().unwrap()["type"].clone();
+    let events = client
+        .get(&format!("/sandboxes/{old}/events"))
+        .await
+        .array();
+    assert_eq!(last(events), "sandbox.stopped");
+    server.kill_and_start_with(&["--stopped-retention", "1s"]);
+    let client = server.client();
+    gone(&client, &old).await;
+    let files = server.data().join("sandboxes").join(&old);
+    wait_for("its files to be gone", DEADLINE, || !files.exists());
+    assert_eq!(client.line(&other, "echo on").await, "on\n");
+    client
+        .post(&format!("/sandboxes/{other}/stop"), &json!({}))
+        .await;
+    gone(&client, &other).await;
+    // For ever.
+    server.kill_and_start_with(&["--stopped-retention", "0"]);
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let stopped = client
+        .post(&format!("/sandboxes/{id}/stop"), &json!({}))
+        .await;
+    assert!(stopped.json()["deleteAt"].is_null());
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_the_hosts_is_not_given_away() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let stopped = client.sandbox(&json!({ "timeout": 0 })).await;
+    let running = client.sandbox(&json!({ "timeout": 0 })).await;
+    client
+        .post(&format!("/sandboxes/{stopped}/stop"), &json!({}))
+        .await;
+    for (flag, status, code, wait) in [
+        ("--memory-reserve", 503, "NO_CAPACITY", Some("5")),
+        ("--disk-reserve", 507, "DISK_FULL", None),
+    ] {
+        server.kill_and_start_with(&[flag, "1000T"]);
+        let client = server.client();
+        for path in [
+            "/sandboxes".to_owned(),
+            format!("/sandboxes/{stopped}/start"),
+        ] {
+            let refused = client.post(&path, &json!({})).await;
+            assert_eq!(
+                (refused.status, refused.refusal().1.as_str()),
+                (status, code)
+            );
+            assert!(refused.json()["remedy"].is_string(), "{refused:?}");
+            let told = refused.headers.get("retry-after");
+            assert_eq!(told.map(|told| told.to_str().unwrap()), wait);
+        }
+        // Nothing is left of what was refused, and what is there goes on.
+        assert_eq!(client.get("/sandboxes").await.array().len(), 2);
+        let path = format!("/sandboxes/{stopped}");
+        assert_eq!(client.get(&path).await.json()["state"], "stopped");
+        assert_eq!(client.line(&running, "echo on").await, "on\n");
+    }
+    server.kill_and_start_with(&[]);
+    let client = server.client();
+    let started = client
+        .post(&format!("/sandboxes/{stopped}/start"), &json!({}))
+        .await;
+    assert_eq!(started.status, 200, "{started:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_asks_too_often_is_told_to_wait_and_others_are_not() {
+    let mut server = Server::start_with(&["--rate-limit", "5"]).await;
+    let client = server.client();
+    let made = client
+        .post("/keys", &json!({ "name": "other" }))
+        .await
+        .json();
+    let other = client.with_key(made["key"].as_str());
+    let asking = (0..40).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move { client.get("/sandboxes").await })
+    });
+    let mut refused = 0;
+    for answer in asking.collect::<Vec<_>>() {
+        let answer = answer.await.unwrap();
+        if answer.status == 200 {
+            continue;
+        }
+        refused += 1;
+        assert_eq!(
+            (answer.status, answer.refusal().1.as_str()),
+            (429, "RATE_LIMITED")
+        );
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert!(answer.json()["remedy"].is_string());
+    }
+    assert!(refused > 0);
+    assert_eq!(other.get("/sandboxes").await.status, 200);
+    assert_eq!(client.get("/health").await.status, 200);
+    let waiting = async {
+        while client.get("/sandboxes").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, waiting).await.unwrap();
+    server.kill_and_start_with(&[]);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/pty");
+    let asking = (0..40).map(|_| {
+        let (client, path) = (client.clone(), path.clone());
+        tokio::spawn(async move { client.post(&path, &json!({})).await })
+    });
+    let mut made = 0;
+    for answer in asking.collect::<Vec<_>>() {
+        let answer = answer.await.unwrap();
+        if answer.status == 201 {
+            made += 1;
+        } else {
+            assert_eq!(
+                (answer.status, answer.refusal().1.as_str()),
+                (429, "QUOTA_EXCEEDED")
+            );
+        }
+    }
+    assert_eq!(made, 20);
+    let all = client.get(&path).await.array();
+    assert_eq!(all.len(), 20);
+    // A place that is given up can be had.
+    let first = format!("{path}/{}", all[0]["ptyID"].as_str().unwrap());
+    assert_eq!(client.delete(&first).await.status, 204);
+    assert_eq!(client.post(&path, &json!({})).await.status, 201);
+    // Commands are no terminals.
+    assert_eq!(client.line(&id, "echo on").await, "on\n");
+    server.close().await;
+}
+
+/// As systemd would at worst: everything in the unit's control group is killed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_done_to_a_services_control_group_reaches_no_sandbox() {
+    let cgroups = atoll_jail::facts::Facts::read().cgroups.v2.unwrap();
+    let unit = cgroups.join(format!("test-unit-{}", std::process::id()));
+    std::fs::create_dir(&unit).unwrap();
+    let mut server = Server::start_in_group(&unit).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let begun = json!({ "cmd": "sleep 600", "background": true, "tag": "long" });
+    client
+        .post(&format!("/sandboxes/{id}/commands"), &begun)
+        .await;
+    let members = || std::fs::read_to_string(unit.join("cgroup.procs")).unwrap();
+    wait_for("the server to be alone", DEADLINE, || {
+        members() == format!("{}\n", server.pid())
+    });
+    std::fs::write(unit.join("cgroup.kill"), "1").unwrap();
+    server.kill_and_start();
+    let client = server.client();
+    let command = client
+        .get(&format!("/sandboxes/{id}/commands/tag:long"))
+        .await;
+    assert_eq!(command.json()["state"], "running");
+    server.close().await;
+    std::fs::remove_dir(&unit).unwrap();
+}
+
+#[test]
+fn what_is_installed_is_whole_and_keeps_what_was_changed() {
+    let scratch = Scratch::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/install");
+    let prefix = scratch.join("usr");
+    let staged = scratch.join("staged");
+    let install = || {
+        let mut install = std::process::Command::new(&script);
+        said(&run(install.args([&binary(), &staged, &prefix])))
+    };
+    let first = install();
+    for path in first.lines() {
+        assert!(Path::new(path).is_file(), "{path}");
+    }
+    let at = |path: &str| staged.join(path.trim_start_matches('/'));
+    let placed = at(prefix.join("bin/atoll").to_str().unwrap());
+    let config = at("/etc/atoll/atoll.toml");
+    // The example is what a server takes.
+    let mut show = std::process::Command::new(&placed);
+    show.args(["serve", "--print-config", "--config"])
+        .arg(&config);
+    assert!(said(&run(&mut show)).contains("listen"));
+    std::fs::write(&config, "dev = true\n").unwrap();
+    install();
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), "dev = true\n");
+    assert!(at("/etc/atoll/atoll.toml.example").is_file());
+    // systemd understands the unit, and finds the command where it will be.
+    std::os::unix::fs::symlink(at(prefix.to_str().unwrap()), &prefix).unwrap();
+    let unit = at("/etc/systemd/system/atoll.service");
+    let mut verify = std::process::Command::new("systemd-analyze");
+    let verified = verify
+        .args(["verify", "--man=no"])
+        .arg(&unit)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&verified.stderr).into_owned();
+    assert!(
+        verified.status.success() && !text.contains("atoll"),
+        "{text}"
+    );
+}
