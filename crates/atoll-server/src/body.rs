@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, Uri, header};
 use base64::Engine as _;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use utoipa::IntoParams;
 
 use crate::answer::Failure;
 
@@ -25,6 +26,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
         parse(&read(request).await?).map(Self)
     }
+}
+
+/// The header by which a request that comes again is known.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "the description of what `Repeatable` reads")]
+pub(crate) struct Key {
+    /// A random id of the caller's: the same key and body within a day are the same request, also after a restart.
+    #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255)]
+    key: Option<String>,
 }
 
 /// A JSON body that may come again: with what it is in short, and the key by which it is known.

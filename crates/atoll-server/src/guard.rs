@@ -12,6 +12,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::answer::{Failure, sign};
+use crate::browser::check_site;
 use crate::{Access, App, Config};
 
 /// Names the request, checks where it comes from, and signs the answer.
@@ -21,7 +22,8 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
     request.extensions_mut().insert(id.clone());
     let begin = std::time::Instant::now();
     let checked = check_host(request.headers(), &app.config)
-        .and_then(|()| check_origin(request.headers(), &app.config));
+        .and_then(|()| check_origin(request.headers(), &app.config))
+        .and_then(|()| check_site(&request));
     let response = match checked {
         Ok(()) => next.run(request).await,
         Err(error) => Failure(error).into_response(),

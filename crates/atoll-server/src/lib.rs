@@ -3,7 +3,10 @@
 
 mod answer;
 mod body;
+mod browser;
+mod document;
 mod guard;
+mod reference;
 mod routes;
 mod socket;
 mod stream;
@@ -14,6 +17,8 @@ use std::sync::Arc;
 
 use atoll_core::Core;
 use axum::Router;
+
+pub use document::openapi;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,22 +1,20 @@
 //! How things look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
-use atoll_core::SandboxView;
+use atoll_core::{Event, SandboxView};
 use atoll_model::{
-    Ending, ExecInfo, ExecStatus, Key, Network, Org, Program, Reason, SandboxState, Scope, Timings,
+    Ending, EventId, ExecId, ExecInfo, ExecStatus, Key, KeyId, Network, Org, OrgId, Program,
+    Reason, SandboxId, SandboxState, Scope, SessionId, Timings, Usage,
 };
 use serde::Serialize;
+use utoipa::ToSchema;
 
-/// A time on the wire.
-#[derive(Debug, Clone)]
+/// A time: RFC 3339 with microseconds.
+#[derive(Debug, Clone, ToSchema)]
+#[schema(value_type = String, format = DateTime, example = "2027-01-31T12:00:00.000000Z")]
 pub(crate) struct Time(i64);
-
-impl Time {
-    pub(crate) fn new(microseconds: i64) -> Self {
-        Self(microseconds)
-    }
-}
 
 impl Serialize for Time {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -28,29 +26,37 @@ impl Serialize for Time {
 }
 
 /// A sandbox.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sandbox {
     #[serde(rename = "sandboxID")]
-    id: String,
+    id: SandboxId,
+    /// This life of it in the history.
     #[serde(rename = "sessionID")]
-    session: String,
+    session: SessionId,
     #[serde(rename = "templateID")]
     template: String,
+    /// Another name for it, in paths too.
     #[serde(skip_serializing_if = "Option::is_none")]
     alias: Option<String>,
     state: SandboxState,
+    /// The same, with `failed` spelled `error`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<Reason>,
+    /// Why it could not be made.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Words of the caller's own.
     metadata: BTreeMap<String, String>,
     cpu_count: f64,
+    /// In mebibytes.
     #[serde(rename = "memoryMB")]
     memory: u64,
+    /// In mebibytes.
     #[serde(rename = "diskMB")]
     disk: u64,
+    /// Processes and threads.
     pids: u32,
     network: Network,
     created_at: Time,
@@ -65,16 +71,19 @@ pub(crate) struct Sandbox {
     /// In seconds; 0 is without end.
     timeout: u32,
     on_timeout: Ending,
+    /// In seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout: Option<u32>,
     on_idle: Ending,
+    /// A use of it while it is paused lets it go on.
     auto_resume: bool,
+    /// Told by the request that makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Stages>,
 }
 
 /// How long the stages of a create took, in milliseconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Stages {
     slot: f64,
     clone: f64,
@@ -100,8 +109,8 @@ impl From<SandboxView> for Sandbox {
     fn from(view: SandboxView) -> Self {
         let row = view.row;
         Self {
-            id: row.id.to_string(),
-            session: row.session.to_string(),
+            id: row.id,
+            session: row.session,
             template: row.template,
             alias: row.alias,
             state: row.state,
@@ -133,15 +142,19 @@ impl From<SandboxView> for Sandbox {
 }
 
 /// How a command ended.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Exit {
+    /// 124 after a deadline, 137 after an OOM kill, 128 + n after signal n.
     #[serde(rename = "exitCode")]
     code: i32,
+    /// What ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
+    /// The kernel killed something of it for want of memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     oom_killed: bool,
+    /// Its deadline came first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     timed_out: bool,
 }
@@ -158,11 +171,12 @@ impl From<ExecStatus> for Exit {
 }
 
 /// A command. Its variables are not told.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Command {
     #[serde(rename = "execID")]
-    id: String,
+    id: ExecId,
+    /// Inside the sandbox.
     pid: i32,
     cmd: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -173,10 +187,21 @@ pub(crate) struct Command {
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
+    #[schema(pattern = "^(running|exited)$")]
     state: &'static str,
     started_at: Time,
-    #[serde(flatten)]
-    exit: Option<Exit>,
+    /// Once it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    /// What ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    /// The kernel killed something of it for want of memory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    oom_killed: bool,
+    /// Its deadline came first.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    timed_out: bool,
 }
 
 impl From<ExecInfo> for Command {
@@ -189,8 +214,9 @@ impl From<ExecInfo> for Command {
                 (words.next().unwrap_or_default(), words.collect())
             }
         };
+        let exit = info.status.map(Exit::from);
         Self {
-            id: info.id.to_string(),
+            id: info.id,
             pid: info.pid,
             cmd,
             args,
@@ -203,20 +229,25 @@ impl From<ExecInfo> for Command {
                 "running"
             },
             started_at: Time(info.started_at),
-            exit: info.status.map(Exit::from),
+            exit_code: exit.as_ref().map(|exit| exit.code),
+            signal: exit.as_ref().and_then(|exit| exit.signal),
+            oom_killed: exit.as_ref().is_some_and(|exit| exit.oom_killed),
+            timed_out: exit.is_some_and(|exit| exit.timed_out),
         }
     }
 }
 
 /// A key, and its secret when it is made.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Key)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyView {
     #[serde(rename = "keyID")]
-    id: String,
+    id: KeyId,
     #[serde(rename = "orgID")]
-    org: String,
+    org: OrgId,
     name: String,
+    /// The first characters of its secret, to tell it by.
     prefix: String,
     scope: Scope,
     created_at: Time,
@@ -226,6 +257,7 @@ pub(crate) struct KeyView {
     last_used_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     revoked_at: Option<Time>,
+    /// The secret: told once, by the request that makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
 }
@@ -233,8 +265,8 @@ pub(crate) struct KeyView {
 impl KeyView {
     pub(crate) fn new(key: Key, secret: Option<String>) -> Self {
         Self {
-            id: key.id.to_string(),
-            org: key.org.to_string(),
+            id: key.id,
+            org: key.org,
             name: key.name,
             prefix: key.prefix,
             scope: key.scope,
@@ -248,13 +280,16 @@ impl KeyView {
 }
 
 /// An org.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Org)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OrgView {
     #[serde(rename = "orgID")]
-    id: String,
+    id: OrgId,
     name: String,
+    /// At once; `null` is as many as the machine holds.
     max_sandboxes: Option<u32>,
+    /// The longest lifetime in seconds; `null` is no end.
     max_timeout: Option<u32>,
     created_at: Time,
 }
@@ -262,11 +297,81 @@ pub(crate) struct OrgView {
 impl From<Org> for OrgView {
     fn from(org: Org) -> Self {
         Self {
-            id: org.id.to_string(),
+            id: org.id,
             name: org.name,
             max_sandboxes: org.max_sandboxes,
             max_timeout: org.max_timeout,
             created_at: Time(org.created_at),
+        }
+    }
+}
+
+/// Something that happened to a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EventView {
+    #[serde(rename = "eventID")]
+    id: EventId,
+    /// Counts up: `after` goes on behind it.
+    number: i64,
+    /// Such as `sandbox.created`.
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "sandboxID")]
+    sandbox: SandboxId,
+    at: Time,
+    /// What there is to say about it.
+    #[schema(value_type = Object)]
+    data: serde_json::Value,
+}
+
+impl From<Event> for EventView {
+    fn from(event: Event) -> Self {
+        Self {
+            id: event.id,
+            number: event.number,
+            kind: format!("sandbox.{}", event.kind),
+            sandbox: event.sandbox,
+            at: Time(event.at),
+            data: event.payload,
+        }
+    }
+}
+
+/// Something that listens in a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Port {
+    port: u16,
+    #[schema(value_type = String)]
+    address: IpAddr,
+}
+
+impl From<SocketAddr> for Port {
+    fn from(at: SocketAddr) -> Self {
+        Self {
+            port: at.port(),
+            address: at.ip(),
+        }
+    }
+}
+
+/// What a sandbox uses.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Usage)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UsageView {
+    cpu_seconds: f64,
+    memory_bytes: u64,
+    pids: u64,
+}
+
+impl From<Usage> for UsageView {
+    fn from(usage: Usage) -> Self {
+        Self {
+            cpu_seconds: usage.cpu.as_secs_f64(),
+            memory_bytes: usage.memory.0,
+            pids: usage.pids,
         }
     }
 }

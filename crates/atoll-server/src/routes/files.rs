@@ -5,23 +5,20 @@ mod contents;
 mod place;
 mod tree;
 
-use axum::Router;
-use axum::routing::{get, post};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 
-pub(super) fn routes() -> Router<App> {
-    let here = "/sandboxes/{id}/files";
-    let at = |name: &str| format!("{here}/{name}");
-    let contents = get(contents::read).put(contents::write);
-    Router::new()
-        .route(here, contents.delete(tree::remove))
-        .route(&at("list"), get(tree::list))
-        .route(&at("stat"), get(tree::stat))
-        .route(&at("mkdir"), post(change::make_directory))
-        .route(&at("rename"), post(change::rename))
-        .route(&at("move"), post(change::move_into))
-        .route(&at("copy"), post(change::copy))
-        .route(&at("chmod"), post(change::chmod))
-        .route(&at("chown"), post(change::chown))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(contents::read, contents::write, tree::remove))
+        .routes(routes!(tree::list))
+        .routes(routes!(tree::stat))
+        .routes(routes!(change::make_directory))
+        .routes(routes!(change::rename))
+        .routes(routes!(change::move_into))
+        .routes(routes!(change::copy))
+        .routes(routes!(change::chmod))
+        .routes(routes!(change::chown))
 }

@@ -3,6 +3,7 @@
 mod access;
 mod cases;
 mod client;
+mod document;
 mod lasting;
 mod lifetimes;
 mod sockets;

@@ -6,7 +6,7 @@ use super::{Client, Server};
 
 /// Whether a key that may only look may do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needs {
+pub enum Needs {
     Nothing,
     Read,
     All,
@@ -14,10 +14,12 @@ enum Needs {
 }
 
 /// Every route. `ID` is a sandbox, `EXEC` a command of it.
-const ROUTES: &[(&str, &str, Needs)] = &[
+pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/health", Needs::Nothing),
     ("GET", "/healthz", Needs::Nothing),
     ("GET", "/readyz", Needs::Nothing),
+    ("GET", "/openapi.json", Needs::Nothing),
+    ("GET", "/docs", Needs::Nothing),
     ("GET", "/sandboxes", Needs::Read),
     ("POST", "/sandboxes", Needs::All),
     ("GET", "/sandboxes/ID", Needs::Read),
