@@ -104,6 +104,10 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Failure> {
+    // A list would be taken for the fields in their order.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(wrong("", "expected an object"));
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();

@@ -113,6 +113,8 @@ const MORE: &[(&str, &str, &[Code])] = &[
         "/sandboxes/{id}",
         &[Code::Conflict, Code::SandboxFailed, Code::DiskFull],
     ),
+    ("post", "/orgs", &[Code::Conflict]),
+    ("patch", "/orgs/{id}", &[Code::Conflict]),
     ("post", "/sandboxes/{id}/start", &[Code::QuotaExceeded]),
     ("post", "/sandboxes/{id}/restart", &[Code::QuotaExceeded]),
     (
@@ -168,7 +170,9 @@ pub fn openapi() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let document = finish(&routes::described());
         // A value is always text.
-        serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
+        let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
+        // As everybody else spells it.
+        text.replace("\"u-int", "\"uint")
     });
     &TEXT
 }
@@ -199,6 +203,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 fn finish(routes: &OpenApi) -> Value {
     let mut document = json!(routes);
     let mut failures = BTreeMap::new();
+    let schemas = document["components"]["schemas"].take();
     if let Some(paths) = document["paths"].as_object_mut() {
         for (path, item) in paths {
             let parts = parts(path);
@@ -208,6 +213,7 @@ fn finish(routes: &OpenApi) -> Value {
             for method in METHODS {
                 if let Some(operation) = item.get_mut(method) {
                     complete(method, path, operation, &mut failures);
+                    omissible(operation, &schemas);
                 }
             }
         }
@@ -228,6 +234,7 @@ fn finish(routes: &OpenApi) -> Value {
         .map(|(name, description)| json!({ "name": name, "description": description }))
         .collect();
     let components = &mut document["components"];
+    components["schemas"] = schemas;
     components["securitySchemes"] = json!({
         "key": { "type": "apiKey", "in": "header", "name": "X-API-Key", "description": "`atl_` and 64 hex digits" },
         "bearer": { "type": "http", "scheme": "bearer", "description": "The same key" },
@@ -246,6 +253,16 @@ fn finish(routes: &OpenApi) -> Value {
         components["schemas"][name] = json!(schema);
     }
     document
+}
+
+/// A JSON body that needs no field need not come at all.
+fn omissible(operation: &mut Value, schemas: &Value) {
+    let body = "/requestBody/content/application~1json/schema/$ref";
+    let name = operation.pointer(body).and_then(Value::as_str);
+    let name = name.and_then(|name| name.rsplit('/').next());
+    if name.is_some_and(|name| schemas[name].get("required").is_none()) {
+        operation["requestBody"]["required"] = false.into();
+    }
 }
 
 /// The parameters of a path.

@@ -25,6 +25,11 @@ impl Serialize for Time {
     }
 }
 
+/// Bytes, as they are.
+#[derive(Debug, ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub(crate) struct Raw(());
+
 /// A sandbox.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]

@@ -21,7 +21,7 @@ use crate::body::{Body, Query};
 use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 use crate::stream;
-use crate::views::{Command, Exit};
+use crate::views::{Command, Exit, Raw};
 
 /// How long a command that is waited for may take if nothing is said.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -360,7 +360,7 @@ struct Taken {
 ///
 /// From an offset on: what was taken before is not taken twice; the answer says how much is.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(Offset),
-    request_body(content_type = "application/octet-stream", content = Vec<u8>), responses((status = 200, body = Taken)))]
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = Taken)))]
 async fn write(
     State(app): State<App>,
     Caller(caller): Caller,

@@ -16,6 +16,7 @@ use super::place::{As, Files};
 use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
+use crate::views::Raw;
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
@@ -24,8 +25,8 @@ const CHUNK: usize = 256 << 10;
 ///
 /// With `Range`, a part of it.
 #[utoipa::path(get, path = "/sandboxes/{id}/files", params(Which, As),
-    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Vec<u8>)))]
+    responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw)))]
 pub(super) async fn read(
     files: Files,
     Query(which): Query<Which>,
@@ -157,7 +158,7 @@ pub(super) struct Written {
 ///
 /// Missing directories above it are made.
 #[utoipa::path(put, path = "/sandboxes/{id}/files", params(Written, As),
-    request_body(content_type = "application/octet-stream", content = Vec<u8>), responses((status = 200, body = EntryView)))]
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = EntryView)))]
 pub(super) async fn write(
     files: Files,
     Query(which): Query<Written>,

@@ -22,19 +22,28 @@ pub struct Server {
     scratch: Scratch,
     child: Child,
     address: String,
+    /// What it is told besides where it is.
+    words: Vec<String>,
 }
 
 impl Server {
     pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// With other flags than the usual.
+    pub async fn start_with(words: &[&str]) -> Self {
         // Makes the templates.
         World::open().await.close().await;
         let scratch = Scratch::new();
         private(&scratch.join("data"));
-        let (child, address) = spawn(&scratch.join("data"));
+        let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+        let (child, address) = spawn(&scratch.join("data"), &words);
         Self {
             scratch,
             child,
             address,
+            words,
         }
     }
 
@@ -55,7 +64,7 @@ impl Server {
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        (self.child, self.address) = spawn(&self.data());
+        (self.child, self.address) = spawn(&self.data(), &self.words);
     }
 
     /// Asks it to end, and waits.
@@ -92,10 +101,11 @@ impl Drop for Server {
 }
 
 /// Starts a server on a free port; where it is.
-fn spawn(data: &Path) -> (Child, String) {
+fn spawn(data: &Path, words: &[String]) -> (Child, String) {
     let mut child = Command::new(binary())
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(data)
+        .args(words)
         .env(
             "ATOLL_TEMPLATES_DIR",
             crate::world::data().join("templates"),
