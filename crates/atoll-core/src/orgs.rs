@@ -16,6 +16,20 @@ pub struct OrgRequest {
     pub max_timeout: Option<Option<u32>>,
 }
 
+impl OrgRequest {
+    /// Elsewhere 0 is without end: here it would be no time at all.
+    fn check(&self) -> Result<(), Error> {
+        if self.max_timeout != Some(Some(0)) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "maxTimeout",
+            "maxTimeout is 0: no sandbox could live",
+            "give seconds from 1 on, or null for no end",
+        ))
+    }
+}
+
 pub(crate) async fn first(store: &Store) -> Result<Org, Error> {
     let all = store.orgs().await.map_err(error::store)?;
     if let Some(first) = all.into_iter().last() {
@@ -44,6 +58,7 @@ impl Core {
     /// Makes an org.
     pub async fn make_org(&self, context: &Context, asked: OrgRequest) -> Result<Org, Error> {
         context.require(Scope::Admin)?;
+        asked.check()?;
         let name = asked.name.unwrap_or_default();
         Org::check_name(&name)?;
         let org = Org {
@@ -76,6 +91,7 @@ impl Core {
         asked: OrgRequest,
     ) -> Result<Org, Error> {
         context.require(Scope::Admin)?;
+        asked.check()?;
         let mut org = self.org(context, id).await?;
         if let Some(name) = asked.name {
             Org::check_name(&name)?;

@@ -5,9 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 /// The kind of a failure, for deciding what to do about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// The request is wrong.
@@ -27,11 +30,11 @@ pub enum Category {
 }
 
 macro_rules! codes {
-    ($( $(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $category:ident; )*) => {
+    ($( $(#[doc = $doc:literal])* $variant:ident = $name:literal, $status:literal, $category:ident; )*) => {
         /// Every failure a caller can be told of.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Code {
-            $( $(#[$doc])* #[serde(rename = $name)] $variant, )*
+            $( $(#[doc = $doc])* #[serde(rename = $name)] $variant, )*
         }
         impl Code {
             /// Every code, in the table's order.
@@ -44,6 +47,10 @@ macro_rules! codes {
             /// Its HTTP status.
             pub fn status(self) -> u16 {
                 match self { $( Self::$variant => $status, )* }
+            }
+            /// What it means.
+            pub fn meaning(self) -> &'static str {
+                match self { $( Self::$variant => concat!($( $doc ),*).trim_ascii(), )* }
             }
             /// Its kind.
             pub fn category(self) -> Category {
@@ -129,6 +136,19 @@ codes! {
     /// The disk is full.
     DiskFull = "DISK_FULL", 507, Quota;
 }
+
+impl PartialSchema for Code {
+    fn schema() -> RefOr<Schema> {
+        let names = Self::ALL.iter().map(|code| code.name());
+        Object::builder()
+            .schema_type(Type::String)
+            .enum_values(Some(names))
+            .description(Some("Every failure a caller can be told of."))
+            .into()
+    }
+}
+
+impl ToSchema for Code {}
 
 impl Code {
     /// The exit code of a command that ends with it.

@@ -6,6 +6,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{Object, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use crate::Error;
 
@@ -30,6 +33,18 @@ macro_rules! ids {
                 &self.0
             }
         }
+
+        impl PartialSchema for $name {
+            fn schema() -> RefOr<Schema> {
+                Object::builder()
+                    .schema_type(Type::String)
+                    .description(Some(concat!($what, " id")))
+                    .pattern(Some(format!(concat!("^", $prefix, "[a-z0-9]{{{}}}$"), RANDOM)))
+                    .into()
+            }
+        }
+
+        impl ToSchema for $name {}
 
         impl FromStr for $name {
             type Err = Error;

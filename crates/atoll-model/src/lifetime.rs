@@ -1,9 +1,10 @@
 //! How long a sandbox lives, and what happens then.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// What happens to a sandbox whose time is up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
     /// It is deleted, with its files.

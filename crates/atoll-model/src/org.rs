@@ -1,6 +1,7 @@
 //! Whose sandboxes they are, and the keys by which they are asked for.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::{Error, KeyId, OrgId};
 
@@ -29,7 +30,7 @@ impl Org {
 }
 
 /// What a key is good for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub enum Scope {
     /// Everything, in every org.
     #[serde(rename = "admin")]

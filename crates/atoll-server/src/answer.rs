@@ -1,10 +1,13 @@
 //! What a caller is told: one form for every failure.
 
-use atoll_model::{Code, Error, RequestId};
+use std::collections::BTreeMap;
+
+use atoll_model::{Category, Code, Error, RequestId};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 /// A failure on its way out.
 #[derive(Debug)]
@@ -36,68 +39,78 @@ impl IntoResponse for Failure {
             remedy,
             details,
         } = self.0;
-        let mut body = Map::new();
-        body.insert("error".into(), message.into());
-        body.insert("code".into(), code.name().into());
-        let category = serde_json::to_value(code.category()).unwrap_or(Value::Null);
-        body.insert("category".into(), category);
-        if let Some(remedy) = remedy {
-            body.insert("remedy".into(), remedy.into());
-        }
-        if !details.is_empty() {
-            let details = details
-                .into_iter()
-                .map(|(name, value)| (name, value.into()));
-            body.insert("details".into(), Value::Object(details.collect()));
-        }
-        let wait = retry_after(code);
-        if let Some(seconds) = wait {
-            body.insert("retry_after".into(), seconds.into());
-        }
+        let body = FailureBody {
+            error: message,
+            code,
+            category: code.category(),
+            remedy,
+            details,
+            retry_after: retry_after(code),
+            request_id: None,
+        };
         let status =
             StatusCode::from_u16(code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(Value::Object(body.clone()))).into_response();
-        if let Some(seconds) = wait {
+        let mut response = (status, Json(&body)).into_response();
+        if let Some(seconds) = body.retry_after {
             let value = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, value);
         }
         // The guard adds the request's id.
-        response.extensions_mut().insert(FailureBody(body));
+        response.extensions_mut().insert(body);
         response
     }
 }
 
-/// A failure's body, until the request's id is known.
-#[derive(Debug, Clone)]
-pub(crate) struct FailureBody(Map<String, Value>);
+/// What went wrong.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = Failure)]
+pub(crate) struct FailureBody {
+    /// For people: what is wrong, by name.
+    error: String,
+    code: Code,
+    category: Category,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<String>,
+    /// Values for programs, such as the `field` of a request or the `state` of a sandbox.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    details: BTreeMap<String, String>,
+    /// When to try again, in seconds, for what passes by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u32>,
+    /// As in the header `X-Request-ID`, and in our logs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    request_id: Option<RequestId>,
+}
 
 impl FailureBody {
     /// What went wrong, by its name.
-    pub(crate) fn code(&self) -> &str {
-        self.text("code")
+    pub(crate) fn code(&self) -> &'static str {
+        self.code.name()
     }
 
     /// What its caller is told.
     pub(crate) fn message(&self) -> &str {
-        self.text("error")
-    }
-
-    fn text(&self, name: &str) -> &str {
-        self.0.get(name).and_then(Value::as_str).unwrap_or_default()
+        &self.error
     }
 }
 
-/// Puts the request's id into a failure's body and into the headers of every answer.
+/// Puts the request's id into a failure's body and into the headers of every answer, which is what it says it is.
 pub(crate) fn sign(mut response: Response, request: &RequestId) -> Response {
-    if let Some(FailureBody(mut body)) = response.extensions_mut().remove() {
-        body.insert("request_id".into(), request.as_str().into());
+    if let Some(mut body) = response.extensions_mut().remove::<FailureBody>() {
+        body.request_id = Some(request.clone());
         let (mut parts, _) = response.into_parts();
         parts.headers.remove(header::CONTENT_LENGTH);
-        let text = Value::Object(body).to_string();
-        response = Response::from_parts(parts, text.into());
+        let text = Json(body).into_response().into_body();
+        response = Response::from_parts(parts, text);
     }
     if let Ok(value) = HeaderValue::from_str(request.as_str()) {
         response.headers_mut().insert("x-request-id", value);
     }
+    let headers = response.headers_mut();
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
     response
 }

@@ -9,6 +9,7 @@ use axum::http::{HeaderMap, Uri, header};
 use base64::Engine as _;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use utoipa::IntoParams;
 
 use crate::answer::Failure;
 
@@ -25,6 +26,16 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
         parse(&read(request).await?).map(Self)
     }
+}
+
+/// The header by which a request that comes again is known.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "the description of what `Repeatable` reads")]
+pub(crate) struct Key {
+    /// A random id of the caller's: the same key and body within a day are the same request, also after a restart.
+    #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255)]
+    key: Option<String>,
 }
 
 /// A JSON body that may come again: with what it is in short, and the key by which it is known.
@@ -94,6 +105,10 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Failure> {
+    // A list would be taken for the fields in their order.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err(wrong("", "expected an object"));
+    }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
         let path = error.path().to_string();

@@ -16,6 +16,7 @@ use tracing::{Instrument as _, Span};
 
 use crate::answer::{Failure, FailureBody, sign};
 use crate::body::split_query;
+use crate::browser::check_site;
 use crate::{Access, App, Config, Meters};
 
 /// Routes that are for everybody and tell nothing.
@@ -29,7 +30,7 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
     request.extensions_mut().insert(id.clone());
     take_shown(&mut request);
     let told = Told::new(&app, &id, &request);
-    let checked = meant_for_us(&request, &app.config);
+    let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
     let response = match checked {
         Ok(()) => next.run(request).instrument(told.span.clone()).await,
         Err(error) => Failure(error).into_response(),

@@ -3,10 +3,13 @@
 
 mod answer;
 mod body;
+mod browser;
+mod document;
 mod guard;
 mod listen;
 mod meters;
 mod page;
+mod reference;
 mod routes;
 mod socket;
 mod stream;
@@ -23,6 +26,8 @@ pub use meters::{Meters, exporter};
 
 pub use listen::{Door, Patience, serve};
 pub use tls::Tls;
+
+pub use document::openapi;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,74 +14,156 @@ mod tickets;
 mod watching;
 
 use atoll_model::{Code, Error};
+use atoll_worker::JournalHealth;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
-use axum::routing::get;
 use axum::{Json, Router};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::{Answer, Failure};
-use crate::guard;
+use crate::document::group;
+use crate::{browser, document, guard};
 pub(crate) use commands::Encoding;
 
+/// Routes below `/` and below `/api`.
+fn api() -> OpenApiRouter<App> {
+    group("sandboxes", sandboxes::routes())
+        .merge(group("commands", commands::routes()))
+        .merge(group("files", files::routes()))
+        .merge(group("terminals", terminals::routes()))
+        .merge(group("events", events::routes()))
+        .merge(group("keys", keys::routes()))
+        .merge(group("orgs", orgs::routes()))
+        .merge(group("templates", templates::routes().into()))
+        .merge(group("keys", tickets::routes().into()))
+        .merge(group("sandboxes", ports::routes().into()))
+        .merge(group("sandboxes", watching::routes().into()))
+}
+
+/// Routes below `/` alone. `/api/sessions` is not this one.
+fn own() -> OpenApiRouter<App> {
+    let server = OpenApiRouter::new()
+        .routes(routes!(health))
+        .routes(routes!(healthz))
+        .routes(routes!(ready))
+        .merge(document::routes());
+    group("sandboxes", sessions::routes().into()).merge(group("server", server))
+}
+
+/// What the routes say of themselves.
+pub(crate) fn described() -> utoipa::openapi::OpenApi {
+    api().merge(own()).into_openapi()
+}
+
 pub(crate) fn all(app: &App) -> Router {
-    let api = sandboxes::routes()
-        .merge(commands::routes())
-        .merge(events::routes())
-        .merge(files::routes())
-        .merge(terminals::routes())
-        .merge(keys::routes())
-        .merge(templates::routes())
-        .merge(tickets::routes())
-        .merge(orgs::routes())
-        .merge(ports::routes())
-        .merge(watching::routes());
-    let health = Router::new()
-        .route("/health", get(health))
-        .route("/healthz", get(health))
-        .route("/readyz", get(ready));
-    Router::new()
-        .merge(health)
-        // `/api/sessions` is something else.
-        .merge(sessions::routes())
+    let (api, own) = (Router::from(api()), Router::from(own()));
+    let mut router = Router::new()
+        .merge(own)
         .merge(api.clone())
         .nest("/api", api)
         .fallback(nowhere)
-        .method_not_allowed_fallback(not_so)
+        .method_not_allowed_fallback(not_so);
+    if !app.config.origins.is_empty() {
+        router = router.layer(browser::cors(&app.config));
+    }
+    router
         .layer(from_fn_with_state(app.clone(), guard::watch))
         .with_state(app.clone())
 }
 
-/// The server is there.
-async fn health() -> Json<Value> {
-    Json(json!({ "status": "ok", "version": env!("CARGO_PKG_VERSION") }))
+#[derive(Debug, Serialize, ToSchema)]
+struct Health {
+    status: &'static str,
+    version: &'static str,
 }
 
-/// The server can do its work.
-async fn ready(State(app): State<App>) -> (StatusCode, Json<Value>) {
-    let (warm, embryos) = app.core.runtime().ready();
-    let pool = json!({ "warm": warm, "embryos": embryos });
-    let journals = app.core.runtime().journal_health().map(|health| {
-        json!({ "behind": health.behind, "failures": health.failures, "lost": health.lost })
-    });
-    match app.core.is_ready().await {
-        Ok(()) => (
-            StatusCode::OK,
-            Json(json!({ "status": "ready", "pool": pool, "journals": journals })),
-        ),
-        Err(error) => {
-            let body = json!({
-                "status": "not_ready", "error": error.message, "pool": pool, "journals": journals,
-            });
-            (StatusCode::SERVICE_UNAVAILABLE, Json(body))
+/// Health
+///
+/// The server is there.
+#[utoipa::path(get, path = "/health", security(()), responses((status = 200, body = Health)))]
+async fn health() -> Json<Health> {
+    Json(Health {
+        status: "ok",
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
+/// Health, by another name
+#[utoipa::path(get, path = "/healthz", security(()), responses((status = 200, body = Health)))]
+async fn healthz() -> Json<Health> {
+    health().await
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct Readiness {
+    /// `ready` or `not_ready`.
+    status: &'static str,
+    /// What is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    pool: Pool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    journals: Option<Journals>,
+}
+
+/// How far the history of commands is written down.
+#[derive(Debug, Serialize, ToSchema)]
+struct Journals {
+    /// Sandboxes with something to be written.
+    behind: usize,
+    /// What could not be written, and was tried again.
+    failures: u64,
+    /// Journals that could not be read, and were begun again.
+    lost: u64,
+}
+
+impl From<JournalHealth> for Journals {
+    fn from(health: JournalHealth) -> Self {
+        Self {
+            behind: health.behind,
+            failures: health.failures,
+            lost: health.lost,
         }
     }
 }
 
+/// What is there for sandboxes to come.
+#[derive(Debug, Serialize, ToSchema)]
+struct Pool {
+    /// Whole sandboxes.
+    warm: usize,
+    /// Half-made ones.
+    embryos: usize,
+}
+
+/// Readiness
+///
+/// The server can do its work.
+#[utoipa::path(get, path = "/readyz", security(()),
+    responses((status = 200, body = Readiness), (status = 503, description = "Not now", body = Readiness)))]
+async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+    let (warm, embryos) = app.core.runtime().ready();
+    let error = app.core.is_ready().await.err();
+    let (code, status) = match error {
+        None => (StatusCode::OK, "ready"),
+        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "not_ready"),
+    };
+    let body = Readiness {
+        status,
+        error: error.map(|error| error.message),
+        pool: Pool { warm, embryos },
+        journals: app.core.runtime().journal_health().map(Journals::from),
+    };
+    (code, Json(body))
+}
+
 async fn nowhere() -> Failure {
-    Failure(Error::new(Code::NotFound, "there is no such route").remedy("docs/api.md lists them"))
+    Failure(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs shows them"))
 }
 
 async fn not_so() -> Failure {

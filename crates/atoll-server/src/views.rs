@@ -1,16 +1,19 @@
 //! How things look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
-use atoll_core::{CommandKind, CommandRow, SandboxView, SessionView};
+use atoll_core::{CommandKind, CommandRow, Event, SandboxView, SessionView};
 use atoll_model::{
-    Ending, ExecId, ExecInfo, ExecStatus, Key, Network, Org, Program, Reason, SandboxState, Scope,
-    Timings,
+    Ending, EventId, ExecId, ExecInfo, ExecStatus, Key, KeyId, Network, Org, OrgId, Program,
+    Reason, SandboxId, SandboxState, Scope, SessionId, Timings, Usage,
 };
 use serde::Serialize;
+use utoipa::ToSchema;
 
-/// A time on the wire.
-#[derive(Debug, Clone)]
+/// A time: RFC 3339 with microseconds.
+#[derive(Debug, Clone, ToSchema)]
+#[schema(value_type = String, format = DateTime, example = "2027-01-31T12:00:00.000000Z")]
 pub(crate) struct Time(i64);
 
 impl Time {
@@ -28,30 +31,43 @@ impl Serialize for Time {
     }
 }
 
+/// Bytes, as they are.
+#[derive(Debug, ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub(crate) struct Raw(());
+
 /// A sandbox.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Sandbox {
     #[serde(rename = "sandboxID")]
-    id: String,
+    id: SandboxId,
+    /// This life of it in the history.
     #[serde(rename = "sessionID")]
-    session: String,
+    session: SessionId,
     #[serde(rename = "templateID")]
     template: String,
+    /// Another name for it, in paths too.
     #[serde(skip_serializing_if = "Option::is_none")]
     alias: Option<String>,
     state: SandboxState,
+    /// The same, with `failed` spelled `error`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<Reason>,
+    /// Why it could not be made.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Words of the caller's own.
     metadata: BTreeMap<String, String>,
     cpu_count: f64,
+    /// In mebibytes.
     #[serde(rename = "memoryMB")]
     memory: u64,
+    /// In mebibytes.
     #[serde(rename = "diskMB")]
     disk: u64,
+    /// Processes and threads.
     pids: u32,
     network: Network,
     created_at: Time,
@@ -69,16 +85,19 @@ pub(crate) struct Sandbox {
     /// In seconds; 0 is without end.
     timeout: u32,
     on_timeout: Ending,
+    /// In seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout: Option<u32>,
     on_idle: Ending,
+    /// A use of it while it is paused lets it go on.
     auto_resume: bool,
+    /// Told by the request that makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<Stages>,
 }
 
 /// How long the stages of a create took, in milliseconds.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Stages {
     slot: f64,
     clone: f64,
@@ -105,8 +124,8 @@ impl From<SandboxView> for Sandbox {
         let row = view.row;
         let stopped = row.state == SandboxState::Stopped;
         Self {
-            id: row.id.to_string(),
-            session: row.session.to_string(),
+            id: row.id,
+            session: row.session,
             template: row.template,
             alias: row.alias,
             state: row.state,
@@ -139,15 +158,19 @@ impl From<SandboxView> for Sandbox {
 }
 
 /// How a command ended.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Exit {
+    /// 124 after a deadline, 137 after an OOM kill, 128 + n after signal n.
     #[serde(rename = "exitCode")]
     code: i32,
+    /// What ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
+    /// The kernel killed something of it for want of memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     oom_killed: bool,
+    /// Its deadline came first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     timed_out: bool,
 }
@@ -164,11 +187,12 @@ impl From<ExecStatus> for Exit {
 }
 
 /// A command. Its variables are not told.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Command {
     #[serde(rename = "execID")]
-    id: String,
+    id: ExecId,
+    /// Inside the sandbox.
     pid: i32,
     cmd: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -179,12 +203,23 @@ pub(crate) struct Command {
     user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<String>,
+    #[schema(pattern = "^(running|exited)$")]
     state: &'static str,
     started_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_at: Option<Time>,
-    #[serde(flatten)]
-    exit: Option<Exit>,
+    /// Once it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    /// What ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    /// The kernel killed something of it for want of memory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    oom_killed: bool,
+    /// Its deadline came first.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    timed_out: bool,
 }
 
 impl From<ExecInfo> for Command {
@@ -197,8 +232,9 @@ impl From<ExecInfo> for Command {
                 (words.next().unwrap_or_default(), words.collect())
             }
         };
+        let exit = info.status.map(Exit::from);
         Self {
-            id: info.id.to_string(),
+            id: info.id,
             pid: info.pid,
             cmd,
             args,
@@ -208,7 +244,10 @@ impl From<ExecInfo> for Command {
             state: state(info.status),
             started_at: Time(info.started_at),
             ended_at: info.ended_at.map(Time),
-            exit: info.status.map(Exit::from),
+            exit_code: exit.as_ref().map(|exit| exit.code),
+            signal: exit.as_ref().and_then(|exit| exit.signal),
+            oom_killed: exit.as_ref().is_some_and(|exit| exit.oom_killed),
+            timed_out: exit.is_some_and(|exit| exit.timed_out),
         }
     }
 }
@@ -299,14 +338,16 @@ fn state(status: Option<ExecStatus>) -> &'static str {
 }
 
 /// A key, and its secret when it is made.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Key)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeyView {
     #[serde(rename = "keyID")]
-    id: String,
+    id: KeyId,
     #[serde(rename = "orgID")]
-    org: String,
+    org: OrgId,
     name: String,
+    /// The first characters of its secret, to tell it by.
     prefix: String,
     scope: Scope,
     created_at: Time,
@@ -316,6 +357,7 @@ pub(crate) struct KeyView {
     last_used_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     revoked_at: Option<Time>,
+    /// The secret: told once, by the request that makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
 }
@@ -323,8 +365,8 @@ pub(crate) struct KeyView {
 impl KeyView {
     pub(crate) fn new(key: Key, secret: Option<String>) -> Self {
         Self {
-            id: key.id.to_string(),
-            org: key.org.to_string(),
+            id: key.id,
+            org: key.org,
             name: key.name,
             prefix: key.prefix,
             scope: key.scope,
@@ -338,13 +380,16 @@ impl KeyView {
 }
 
 /// An org.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Org)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OrgView {
     #[serde(rename = "orgID")]
-    id: String,
+    id: OrgId,
     name: String,
+    /// At once; `null` is as many as the machine holds.
     max_sandboxes: Option<u32>,
+    /// The longest lifetime in seconds; `null` is no end.
     max_timeout: Option<u32>,
     created_at: Time,
 }
@@ -352,11 +397,81 @@ pub(crate) struct OrgView {
 impl From<Org> for OrgView {
     fn from(org: Org) -> Self {
         Self {
-            id: org.id.to_string(),
+            id: org.id,
             name: org.name,
             max_sandboxes: org.max_sandboxes,
             max_timeout: org.max_timeout,
             created_at: Time(org.created_at),
+        }
+    }
+}
+
+/// Something that happened to a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EventView {
+    #[serde(rename = "eventID")]
+    id: EventId,
+    /// Counts up: `after` goes on behind it.
+    number: i64,
+    /// Such as `sandbox.created`.
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "sandboxID")]
+    sandbox: SandboxId,
+    at: Time,
+    /// What there is to say about it.
+    #[schema(value_type = Object)]
+    data: serde_json::Value,
+}
+
+impl From<Event> for EventView {
+    fn from(event: Event) -> Self {
+        Self {
+            id: event.id,
+            number: event.number,
+            kind: format!("sandbox.{}", event.kind),
+            sandbox: event.sandbox,
+            at: Time(event.at),
+            data: event.payload,
+        }
+    }
+}
+
+/// Something that listens in a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Port {
+    port: u16,
+    #[schema(value_type = String)]
+    address: IpAddr,
+}
+
+impl From<SocketAddr> for Port {
+    fn from(at: SocketAddr) -> Self {
+        Self {
+            port: at.port(),
+            address: at.ip(),
+        }
+    }
+}
+
+/// What a sandbox uses.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Usage)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UsageView {
+    cpu_seconds: f64,
+    memory_bytes: u64,
+    pids: u64,
+}
+
+impl From<Usage> for UsageView {
+    fn from(usage: Usage) -> Self {
+        Self {
+            cpu_seconds: usage.cpu.as_secs_f64(),
+            memory_bytes: usage.memory.0,
+            pids: usage.pids,
         }
     }
 }

@@ -61,6 +61,9 @@ enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
+    /// Print the API's description, as it is committed in openapi/v1.json.
+    #[command(hide = true)]
+    Openapi,
 }
 
 /// Does what the command line says.
@@ -93,6 +96,10 @@ pub(crate) fn main() -> ExitCode {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "atoll", &mut script);
             say_bytes(&script);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Openapi => {
+            say_bytes(atoll_server::openapi().as_bytes());
             Ok(ExitCode::SUCCESS)
         }
     };

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, ExecSpec, Scope};
+use atoll_model::{Code, Error, ExecId, ExecSpec, Scope};
 use atoll_worker::Control;
+use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use base64::Engine as _;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
@@ -20,26 +21,26 @@ use crate::body::{Body, Query};
 use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 use crate::stream;
-use crate::views::{Command, Exit};
+use crate::views::{Command, Exit, Raw};
 
 /// How long a command that is waited for may take if nothing is said.
 const DEADLINE: Duration = Duration::from_mins(1);
 /// How much of each stream an answer has at most.
 const INLINE: usize = 10 << 20;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/sandboxes/{id}/commands", post(run).get(list))
-        .route("/sandboxes/{id}/commands/{exec}", get(read))
-        .route("/sandboxes/{id}/commands/{exec}/wait", get(wait))
-        .route("/sandboxes/{id}/commands/{exec}/signal", post(signal))
-        .route("/sandboxes/{id}/commands/{exec}/stdin", post(write))
-        .route("/sandboxes/{id}/commands/{exec}/stdin/close", post(close))
-        .route("/sandboxes/{id}/commands/{exec}/output", get(output))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(run, list))
+        .routes(routes!(read))
+        .routes(routes!(wait))
+        .routes(routes!(signal))
+        .routes(routes!(write))
+        .routes(routes!(close))
+        .routes(routes!(output))
 }
 
 /// How bytes become JSON.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Encoding {
     /// As text; what is none becomes U+FFFD.
@@ -49,20 +50,33 @@ pub(crate) enum Encoding {
     Base64,
 }
 
-#[derive(Debug, Deserialize)]
+/// A command as it is asked for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewCommand)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Run {
+    /// A line for `/bin/sh`; with `args`, a program.
+    #[schema(min_length = 1, example = "make test")]
     cmd: String,
     args: Option<Vec<String>>,
+    /// Variables that win over the sandbox's.
     #[serde(default)]
     envs: BTreeMap<String, String>,
+    /// The user's home if nothing is said.
     cwd: Option<String>,
+    /// Name or number; the template's if nothing is said.
     user: Option<String>,
+    /// When it is ended with everything it started, in seconds; 0 is never. 60 if nothing is said and it is waited for.
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: Option<f64>,
+    /// Answer at once, with its id.
     #[serde(default)]
     background: bool,
+    /// A name to find it by: `tag:NAME` stands for its id.
     tag: Option<String>,
+    /// All its input; not in the background.
     stdin: Option<String>,
+    /// Input comes by `…/stdin`.
     #[serde(default)]
     open_stdin: bool,
     #[serde(default)]
@@ -152,6 +166,43 @@ fn text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
     }
 }
 
+/// A command that has ended.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Finished {
+    #[serde(rename = "execID")]
+    id: ExecId,
+    #[serde(flatten)]
+    exit: Exit,
+    /// At most 10 MiB.
+    stdout: String,
+    /// At most 10 MiB.
+    stderr: String,
+    /// In milliseconds.
+    #[serde(rename = "durationMs")]
+    duration: f64,
+    /// Some bytes were no text: ask for base64.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    lossy: bool,
+    /// There is more: `…/output` has it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    truncated: bool,
+}
+
+/// A command that has begun.
+#[derive(Debug, Serialize, ToSchema)]
+struct Begun {
+    #[serde(rename = "execID")]
+    id: ExecId,
+    /// Inside the sandbox.
+    pid: i32,
+}
+
+/// Run a command
+///
+/// Waits for its end and tells what it wrote; in the background, answers at once.
+#[utoipa::path(post, path = "/sandboxes/{id}/commands", request_body = Run,
+    responses((status = 200, description = "It has ended", body = Finished), (status = 202, description = "It runs in the background", body = Begun)))]
 async fn run(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -162,11 +213,10 @@ async fn run(
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
     let exec = used.runtime().exec(used.id(), spec).await?;
-    let name = exec.control.id().to_string();
+    let id = exec.control.id().clone();
     if asked.background {
         let pid = exec.control.info().pid;
-        let body = Json(json!({ "execID": name, "pid": pid }));
-        return Ok((StatusCode::ACCEPTED, body).into_response());
+        return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
     }
     let input = asked.stdin.unwrap_or_default();
     // A caller who goes away ends nothing: the command has its deadline.
@@ -181,25 +231,20 @@ async fn run(
     })??;
     let (stdout, stdout_lossy) = text(finished.stdout, asked.encoding);
     let (stderr, stderr_lossy) = text(finished.stderr, asked.encoding);
-    let mut body = serde_json::to_value(Exit::from(finished.status)).unwrap_or_default();
-    if let Value::Object(body) = &mut body {
-        body.insert("execID".into(), name.into());
-        body.insert("stdout".into(), stdout.into());
-        body.insert("stderr".into(), stderr.into());
-        body.insert(
-            "durationMs".into(),
-            (begin.elapsed().as_secs_f64() * 1e3).into(),
-        );
-        if stdout_lossy || stderr_lossy {
-            body.insert("lossy".into(), true.into());
-        }
-        if finished.truncated {
-            body.insert("truncated".into(), true.into());
-        }
-    }
+    let body = Finished {
+        id,
+        exit: finished.status.into(),
+        stdout,
+        stderr,
+        duration: begin.elapsed().as_secs_f64() * 1e3,
+        lossy: stdout_lossy || stderr_lossy,
+        truncated: finished.truncated,
+    };
     Ok(Json(body).into_response())
 }
 
+/// List commands
+#[utoipa::path(get, path = "/sandboxes/{id}/commands", responses((status = 200, body = [Command])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -223,6 +268,8 @@ fn find(used: &atoll_core::Use, name: &str) -> Result<Control, Error> {
     runtime.find_exec(used.id(), &name.parse().map_err(unknown)?)
 }
 
+/// Get a command
+#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}", responses((status = 200, body = Command)))]
 async fn read(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -232,13 +279,19 @@ async fn read(
     Ok(Json(find(&used, &exec)?.info().into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Wait {
+    /// In seconds.
+    #[param(minimum = 0, maximum = 3600, default = 60)]
     timeout: Option<f64>,
 }
 
-/// Waits for the end, at most a minute or as long as is said; who is not done then is told as it is.
+/// Wait for the end
+///
+/// At most a minute or as long as is said; one that is not done then is told as it is.
+#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/wait", params(Wait), responses((status = 200, body = Command)))]
 async fn wait(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -256,12 +309,17 @@ async fn wait(
     Ok(Json(exec.info().into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Signal {
+    #[schema(minimum = 1, maximum = 64)]
     signal: i32,
 }
 
+/// Send a signal
+///
+/// 9 ends everything the command started.
+#[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/signal", request_body = Signal, responses((status = 204)))]
 async fn signal(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -282,26 +340,41 @@ async fn signal(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Offset {
+    /// How many bytes of input came before.
     #[serde(default)]
     offset: u64,
 }
 
-/// Takes input from an offset on. What was taken before is not taken twice; the answer says how much is.
+/// How far the input was taken.
+#[derive(Debug, Serialize, ToSchema)]
+struct Taken {
+    /// The bytes of all input so far: the next `offset`.
+    taken: u64,
+}
+
+/// Write input
+///
+/// From an offset on: what was taken before is not taken twice; the answer says how much is.
+#[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(Offset),
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = Taken)))]
 async fn write(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, exec)): Path<(String, String)>,
     Query(asked): Query<Offset>,
     bytes: axum::body::Bytes,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<Taken>> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let taken = find(&used, &exec)?.write_input(asked.offset, &bytes)?;
-    Ok(Json(json!({ "taken": taken })))
+    Ok(Json(Taken { taken }))
 }
 
+/// Close the input
+#[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin/close", responses((status = 204)))]
 async fn close(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -312,15 +385,24 @@ async fn close(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Follow {
+    /// The position to begin at: bytes of both streams together.
     #[serde(default)]
     after: u64,
     #[serde(default)]
     encoding: Encoding,
 }
 
+/// Follow the output
+///
+/// Server-sent events `stdout`, `stderr`, `exit`, `gap` and `ping`; an event's `id` is the position after it, and
+/// `Last-Event-ID` stands for `after`. As a WebSocket, the first byte of a frame says what the rest is: 0 input, 1 stdout,
+/// 2 stderr, 3 the exit, 4 that all from before has been told.
+#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/output", params(Follow),
+    responses((status = 200, content_type = "text/event-stream", body = String), (status = 101, description = "It goes on as a WebSocket")))]
 async fn output(
     State(app): State<App>,
     Caller(caller): Caller,

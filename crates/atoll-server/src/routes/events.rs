@@ -1,14 +1,15 @@
 //! What happened to the caller's sandboxes.
 
 use atoll_core::Event;
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::routing::get;
-use axum::{Json, Router};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use utoipa::IntoParams;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
@@ -16,28 +17,28 @@ use crate::body::Query;
 use crate::guard::Caller;
 use crate::page;
 use crate::stream;
-use crate::views::Time;
+use crate::views::EventView;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/events", get(follow))
-        .route("/sandboxes/{id}/events", get(list))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(follow))
+        .routes(routes!(list))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct After {
+    /// The number to go on behind; without it only what is to come is told.
     after: Option<i64>,
 }
 
-pub(super) fn view(event: &Event) -> Value {
-    json!({
-        "eventID": event.id, "number": event.number, "type": format!("sandbox.{}", event.kind),
-        "sandboxID": event.sandbox, "at": Time::new(event.at), "data": event.payload,
-    })
-}
-
-/// Server-sent events: those after a number, then those to come.
+/// Follow events
+///
+/// Server-sent events: those after a number, then those to come. An event's `id` is its number; `Last-Event-ID` stands
+/// for `after`.
+#[utoipa::path(get, path = "/events", params(After),
+    responses((status = 200, content_type = "text/event-stream", body = String)))]
 async fn follow(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -55,7 +56,7 @@ async fn follow(
         match tokio::time::timeout(stream::PING, reader.next()).await {
             Err(_) => Some((Bytes::from_static(stream::PINGED.as_bytes()), Some(reader))),
             Ok(Ok(events)) => {
-                let text: Vec<String> = events.iter().map(line).collect();
+                let text: Vec<String> = events.into_iter().map(line).collect();
                 Some((Bytes::from(text.concat()), Some(reader)))
             }
             Ok(Err(error)) => Some((Bytes::from(stream::failed(&error)), None)),
@@ -64,26 +65,35 @@ async fn follow(
     Ok(stream::answer(events))
 }
 
-fn line(event: &Event) -> String {
-    let (number, kind, body) = (event.number, &event.kind, view(event));
+fn line(event: Event) -> String {
+    let (number, kind) = (event.number, event.kind.clone());
+    let body = serde_json::json!(EventView::from(event));
     format!("id: {number}\nevent: sandbox.{kind}\ndata: {body}\n\n")
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Listed {
+    /// The number to go on behind.
     #[serde(default)]
     pub(super) after: i64,
+    #[param(minimum = 1, maximum = 100, default = 100)]
     pub(super) limit: Option<u32>,
 }
 
+/// List events
+///
+/// What happened to a sandbox.
+#[utoipa::path(get, path = "/sandboxes/{id}/events", params(Listed),
+    responses((status = 200, body = [EventView])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
-) -> Answer<Json<Vec<Value>>> {
+) -> Answer<Json<Vec<EventView>>> {
     let limit = page::limit(asked.limit)?;
     let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
-    Ok(Json(events.iter().map(view).collect()))
+    Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

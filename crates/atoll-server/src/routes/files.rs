@@ -9,19 +9,18 @@ mod search;
 mod tree;
 mod watch;
 
-use axum::Router;
 use axum::routing::{get, post, put};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 
-pub(super) fn routes() -> Router<App> {
-    let here = "/sandboxes/{id}/files";
-    let at = |name: &str| format!("{here}/{name}");
-    let contents = get(contents::read).put(contents::write);
-    Router::new()
-        .route(here, contents.delete(tree::remove))
-        .route(&at("list"), get(tree::list))
-        .route(&at("stat"), get(tree::stat))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    let at = |name: &str| format!("/sandboxes/{{id}}/files/{name}");
+    OpenApiRouter::new()
+        .routes(routes!(contents::read, contents::write, tree::remove))
+        .routes(routes!(tree::list))
+        .routes(routes!(tree::stat))
         .route(&at("search"), get(search::search))
         .route(&at("archive"), get(archive::pack).put(archive::unpack))
         .route(&at("watch"), get(watch::watch))
@@ -29,10 +28,10 @@ pub(super) fn routes() -> Router<App> {
         .route(&at("upload-url"), post(links::make_upload))
         .route(&at("download"), get(links::download))
         .route(&at("upload"), put(links::upload))
-        .route(&at("mkdir"), post(change::make_directory))
-        .route(&at("rename"), post(change::rename))
-        .route(&at("move"), post(change::move_into))
-        .route(&at("copy"), post(change::copy))
-        .route(&at("chmod"), post(change::chmod))
-        .route(&at("chown"), post(change::chown))
+        .routes(routes!(change::make_directory))
+        .routes(routes!(change::rename))
+        .routes(routes!(change::move_into))
+        .routes(routes!(change::copy))
+        .routes(routes!(change::chmod))
+        .routes(routes!(change::chown))
 }

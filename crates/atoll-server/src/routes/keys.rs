@@ -2,11 +2,13 @@
 
 use atoll_core::KeyRequest;
 use atoll_model::{Error, Scope};
+use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{delete, get};
-use axum::{Json, Router};
 use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::Made;
 use crate::App;
@@ -15,20 +17,33 @@ use crate::body::Body;
 use crate::guard::Caller;
 use crate::views::KeyView;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/keys", get(list).post(make))
-        .route("/keys/{id}", delete(revoke))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list, make))
+        .routes(routes!(revoke))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewKey)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct New {
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+    )]
     name: String,
+    /// `sandbox:*` if nothing is said; no more than the maker's own.
     scope: Option<Scope>,
+    /// From when on it is not accepted.
+    #[schema(format = DateTime)]
     expires_at: Option<String>,
 }
 
+/// Make a key
+///
+/// Its secret is in this answer and never told again.
+#[utoipa::path(post, path = "/keys", request_body = New, responses((status = 201, body = KeyView)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -54,6 +69,10 @@ async fn make(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
+/// List keys
+///
+/// Those of the org.
+#[utoipa::path(get, path = "/keys", responses((status = 200, body = [KeyView])))]
 async fn list(State(app): State<App>, Caller(caller): Caller) -> Answer<Json<Vec<KeyView>>> {
     let keys = app.core.keys(&caller).await?;
     Ok(Json(
@@ -63,6 +82,8 @@ async fn list(State(app): State<App>, Caller(caller): Caller) -> Answer<Json<Vec
     ))
 }
 
+/// Revoke a key
+#[utoipa::path(delete, path = "/keys/{id}", responses((status = 204)))]
 async fn revoke(
     State(app): State<App>,
     Caller(caller): Caller,

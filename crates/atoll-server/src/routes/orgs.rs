@@ -1,10 +1,12 @@
 //! Orgs: made and changed by an admin.
 
 use atoll_core::OrgRequest;
+use axum::Json;
 use axum::extract::{Path, State};
-use axum::routing::get;
-use axum::{Json, Router};
 use serde::Deserialize;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::sandboxes::present;
 use super::{Made, made};
@@ -14,45 +16,80 @@ use crate::body::Body;
 use crate::guard::Caller;
 use crate::views::OrgView;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/orgs", get(list).post(make))
-        .route("/orgs/{id}", get(read).patch(change))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list, make))
+        .routes(routes!(read, change))
 }
 
-#[derive(Debug, Deserialize)]
+/// An org that is to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewOrg)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Asked {
-    name: Option<String>,
+struct New {
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+    )]
+    name: String,
+    /// At once; `null` is as many as the machine holds.
     #[serde(default, deserialize_with = "present")]
+    #[schema(maximum = 4_294_967_295_i64, default = 5)]
     max_sandboxes: Option<Option<u32>>,
+    /// The longest lifetime in seconds; `null` is no end.
     #[serde(default, deserialize_with = "present")]
+    #[schema(minimum = 1, maximum = 4_294_967_295_i64, default = 3600)]
     max_timeout: Option<Option<u32>>,
 }
 
-impl From<Asked> for OrgRequest {
-    fn from(asked: Asked) -> Self {
-        Self {
-            name: asked.name,
-            max_sandboxes: asked.max_sandboxes,
-            max_timeout: asked.max_timeout,
-        }
-    }
+/// What of an org changes: what is left out stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = OrgChange, example = json!({"maxSandboxes": 50}))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Change {
+    #[schema(
+        min_length = 1,
+        max_length = 100,
+        pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
+    )]
+    name: Option<String>,
+    /// At once; `null` is as many as the machine holds.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(maximum = 4_294_967_295_i64)]
+    max_sandboxes: Option<Option<u32>>,
+    /// The longest lifetime in seconds; `null` is no end.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(minimum = 1, maximum = 4_294_967_295_i64)]
+    max_timeout: Option<Option<u32>>,
 }
 
+/// Make an org
+#[utoipa::path(post, path = "/orgs", request_body = New, responses((status = 201, body = OrgView)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,
-    Body(asked): Body<Asked>,
+    Body(asked): Body<New>,
 ) -> Made<OrgView> {
-    Ok(made(app.core.make_org(&caller, asked.into()).await?))
+    let asked = OrgRequest {
+        name: Some(asked.name),
+        max_sandboxes: asked.max_sandboxes,
+        max_timeout: asked.max_timeout,
+    };
+    Ok(made(app.core.make_org(&caller, asked).await?))
 }
 
+/// List orgs
+///
+/// All of them for an admin, the caller's own for others.
+#[utoipa::path(get, path = "/orgs", responses((status = 200, body = [OrgView])))]
 async fn list(State(app): State<App>, Caller(caller): Caller) -> Answer<Json<Vec<OrgView>>> {
     let orgs = app.core.orgs(&caller).await?;
     Ok(Json(orgs.into_iter().map(OrgView::from).collect()))
 }
 
+/// Get an org
+#[utoipa::path(get, path = "/orgs/{id}", responses((status = 200, body = OrgView)))]
 async fn read(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -61,16 +98,19 @@ async fn read(
     Ok(Json(app.core.org(&caller, &id).await?.into()))
 }
 
+/// Change an org
+#[utoipa::path(patch, path = "/orgs/{id}", request_body = Change, responses((status = 200, body = OrgView)))]
 async fn change(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-    Body(asked): Body<Asked>,
+    Body(asked): Body<Change>,
 ) -> Answer<Json<OrgView>> {
-    Ok(Json(
-        app.core
-            .change_org(&caller, &id, asked.into())
-            .await?
-            .into(),
-    ))
+    let asked = OrgRequest {
+        name: asked.name,
+        max_sandboxes: asked.max_sandboxes,
+        max_timeout: asked.max_timeout,
+    };
+    let changed = app.core.change_org(&caller, &id, asked).await?;
+    Ok(Json(changed.into()))
 }

@@ -7,61 +7,87 @@ use atoll_model::{
     Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, SandboxSpec, SandboxState,
     Verdict,
 };
+use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{get, post, put};
-use axum::{Json, Router};
 use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::{Made, made};
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query, Repeatable};
+use crate::body::{Body, Key, Query, Repeatable};
 use crate::guard::Caller;
 use crate::page::{self, Part};
 use crate::views::Sandbox;
 
-pub(super) fn routes() -> Router<App> {
-    let one = get(read).patch(change).delete(delete);
-    Router::new()
-        .route("/sandboxes", post(create).get(list))
-        .route("/sandboxes/{id}", one)
-        .route("/sandboxes/{id}/timeout", post(timeout))
-        .route("/sandboxes/{id}/keepalive", post(keep_alive))
-        .route("/sandboxes/{id}/stop", post(stop))
-        .route("/sandboxes/{id}/start", post(start))
-        .route("/sandboxes/{id}/restart", post(restart))
-        .route("/sandboxes/{id}/pause", post(pause))
-        .route("/sandboxes/{id}/resume", post(resume))
-        .route("/sandboxes/{id}/network", put(network))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(create, list))
+        .routes(routes!(read, change, delete))
+        .routes(routes!(timeout))
+        .routes(routes!(keep_alive))
+        .routes(routes!(stop))
+        .routes(routes!(start))
+        .routes(routes!(restart))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(network))
 }
 
-#[derive(Debug, Deserialize)]
+/// What a sandbox is to be: everything may be left out.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewSandbox, example = json!({"template": "base", "memoryMB": 1024, "timeout": 600}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Create {
+    /// The same as `template`.
     #[serde(rename = "templateID")]
     template_id: Option<String>,
+    /// Its starting files.
+    #[schema(default = "base")]
     template: Option<String>,
+    /// Another name for it, unique in the org.
+    #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     alias: Option<String>,
+    /// Words of the caller's own: at most 64 entries and 16 KiB.
     #[serde(default)]
     metadata: BTreeMap<String, String>,
+    /// Variables of every command; never told again.
     #[serde(default)]
     envs: BTreeMap<String, String>,
+    /// In seconds; 0 is without end, as far as the org allows.
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 300)]
     timeout: Option<i64>,
     on_timeout: Option<Ending>,
+    /// In seconds; 0 is for ever.
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 0)]
     idle_timeout: Option<i64>,
     on_idle: Option<Ending>,
+    /// A use of it while it is paused lets it go on.
+    #[schema(default = true)]
     auto_resume: Option<bool>,
+    #[schema(minimum = 0.05, maximum = 4, default = 2)]
     cpu_count: Option<f64>,
+    /// In mebibytes.
     #[serde(rename = "memoryMB")]
+    #[schema(minimum = 16, maximum = 8192, default = 2048)]
     memory: Option<u64>,
+    /// In mebibytes.
     #[serde(rename = "diskMB")]
+    #[schema(minimum = 16, maximum = 51200, default = 10240)]
     disk: Option<u64>,
+    /// Processes and threads.
+    #[schema(minimum = 8, maximum = 4096, default = 1024)]
     pids: Option<u32>,
     network: Option<Network>,
+    /// `true` is the network `internet`.
     network_enabled: Option<bool>,
+    /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
     #[serde(default)]
     allow: Vec<String>,
+    /// What it may not reach.
     #[serde(default)]
     deny: Vec<String>,
 }
@@ -173,6 +199,11 @@ impl Create {
     }
 }
 
+/// Make a sandbox
+///
+/// A command works when it answers.
+#[utoipa::path(post, path = "/sandboxes", params(Key), request_body = Create,
+    responses((status = 201, body = Sandbox)))]
 async fn create(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -221,12 +252,20 @@ fn policy(allow: &[String], deny: &[String]) -> Result<Policy, Error> {
     Policy::parse(allow, deny, default)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Listed {
+    #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
+    /// Only those in this state; `error` is `failed`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     state: Option<String>,
+    /// The same as `state`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     status: Option<String>,
 }
 
@@ -265,6 +304,11 @@ impl Listed {
     }
 }
 
+/// List sandboxes
+///
+/// Newest first; deleted ones are not there any more.
+#[utoipa::path(get, path = "/sandboxes", params(Listed),
+    responses((status = 200, body = [Sandbox], headers(("X-Next-Cursor" = String, description = "There is more: the `cursor` of the next page")))))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -273,6 +317,8 @@ async fn list(
     asked.answer(&app, &caller, Which::Living).await
 }
 
+/// Get a sandbox
+#[utoipa::path(get, path = "/sandboxes/{id}", responses((status = 200, body = Sandbox)))]
 async fn read(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -281,6 +327,10 @@ async fn read(
     Ok(Json(app.core.sandbox(&caller, &id)?.into()))
 }
 
+/// Delete a sandbox
+///
+/// With its files.
+#[utoipa::path(delete, path = "/sandboxes/{id}", responses((status = 204)))]
 async fn delete(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -290,22 +340,35 @@ async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-#[derive(Debug, Deserialize)]
+/// What of a sandbox changes: what is left out stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = SandboxChange, example = json!({"alias": "web", "memoryMB": 4096}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Patch {
+    /// `null` takes it away.
     #[serde(default, deserialize_with = "present")]
+    #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     alias: Option<Option<String>>,
+    /// Replaces all that there is.
     metadata: Option<BTreeMap<String, String>>,
     on_timeout: Option<Ending>,
+    /// In seconds; 0 is for ever.
     #[serde(default)]
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     idle_timeout: Option<i64>,
     on_idle: Option<Ending>,
     auto_resume: Option<bool>,
+    #[schema(minimum = 0.05, maximum = 4)]
     cpu_count: Option<f64>,
+    /// In mebibytes.
     #[serde(rename = "memoryMB")]
+    #[schema(minimum = 16, maximum = 8192)]
     memory: Option<u64>,
+    /// In mebibytes.
     #[serde(rename = "diskMB")]
+    #[schema(minimum = 16, maximum = 51200)]
     disk: Option<u64>,
+    #[schema(minimum = 8, maximum = 4096)]
     pids: Option<u32>,
 }
 
@@ -318,6 +381,10 @@ where
     Option::<T>::deserialize(deserializer).map(Some)
 }
 
+/// Change a sandbox
+///
+/// While it runs, too.
+#[utoipa::path(patch, path = "/sandboxes/{id}", request_body = Patch, responses((status = 200, body = Sandbox)))]
 async fn change(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -353,12 +420,18 @@ async fn change(
     Ok(Json(changed.map_err(on_the_wire)?.into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Timeout {
+    /// In seconds from now; 0 is without end, as far as the org allows.
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: i64,
 }
 
+/// Set the timeout
+///
+/// How long it has from now on.
+#[utoipa::path(post, path = "/sandboxes/{id}/timeout", request_body = Timeout, responses((status = 200, body = Sandbox)))]
 async fn timeout(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -369,6 +442,10 @@ async fn timeout(
     Ok(Json(app.core.set_timeout(&caller, &id, time).await?.into()))
 }
 
+/// Keep alive
+///
+/// Counts as a use: it is not idle.
+#[utoipa::path(post, path = "/sandboxes/{id}/keepalive", responses((status = 200, body = Sandbox)))]
 async fn keep_alive(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -377,6 +454,10 @@ async fn keep_alive(
     Ok(Json(app.core.keep_alive(&caller, &id)?.into()))
 }
 
+/// Stop
+///
+/// Its processes end, its files stay.
+#[utoipa::path(post, path = "/sandboxes/{id}/stop", responses((status = 200, body = Sandbox)))]
 async fn stop(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -385,6 +466,10 @@ async fn stop(
     Ok(Json(app.core.stop(&caller, &id).await?.into()))
 }
 
+/// Start
+///
+/// Makes a stopped one run again.
+#[utoipa::path(post, path = "/sandboxes/{id}/start", responses((status = 200, body = Sandbox)))]
 async fn start(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -393,6 +478,10 @@ async fn start(
     Ok(Json(app.core.start(&caller, &id).await?.into()))
 }
 
+/// Restart
+///
+/// Stops it and starts it.
+#[utoipa::path(post, path = "/sandboxes/{id}/restart", responses((status = 200, body = Sandbox)))]
 async fn restart(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -401,6 +490,10 @@ async fn restart(
     Ok(Json(app.core.restart(&caller, &id).await?.into()))
 }
 
+/// Pause
+///
+/// Its processes stand still, and so do its clocks.
+#[utoipa::path(post, path = "/sandboxes/{id}/pause", responses((status = 200, body = Sandbox)))]
 async fn pause(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -409,12 +502,18 @@ async fn pause(
     Ok(Json(app.core.pause(&caller, &id).await?.into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Resume {
+    /// In seconds from now; what was left if nothing is said.
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: Option<i64>,
 }
 
+/// Resume
+///
+/// Lets a paused one go on.
+#[utoipa::path(post, path = "/sandboxes/{id}/resume", request_body = Resume, responses((status = 200, body = Sandbox)))]
 async fn resume(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -429,16 +528,23 @@ async fn resume(
     Ok(Json(resumed.into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NetworkRules, example = json!({"network": "internet", "allow": ["1.1.1.1:443"]}))]
 #[serde(deny_unknown_fields)]
 struct Rules {
     network: Option<Network>,
+    /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
     #[serde(default)]
     allow: Vec<String>,
+    /// What it may not reach.
     #[serde(default)]
     deny: Vec<String>,
 }
 
+/// Set the network
+///
+/// And what it may reach.
+#[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = Rules, responses((status = 200, body = Sandbox)))]
 async fn network(
     State(app): State<App>,
     Caller(caller): Caller,

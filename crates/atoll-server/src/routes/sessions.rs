@@ -5,7 +5,6 @@ use axum::extract::{Path, State};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde::Deserialize;
-use serde_json::Value;
 
 use super::{events, sandboxes};
 use crate::App;
@@ -13,7 +12,7 @@ use crate::answer::Answer;
 use crate::body::Query;
 use crate::guard::Caller;
 use crate::page::{self, Part};
-use crate::views::{PastCommand, Sandbox, Session};
+use crate::views::{EventView, PastCommand, Sandbox, Session};
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -85,11 +84,11 @@ async fn happened(
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<events::Listed>,
-) -> Answer<Json<Vec<Value>>> {
+) -> Answer<Json<Vec<EventView>>> {
     let limit = page::limit(asked.limit)?;
     let events = app
         .core
         .session_events(&caller, &id, asked.after, limit)
         .await?;
-    Ok(Json(events.iter().map(events::view).collect()))
+    Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use atoll_core::Use;
-use atoll_model::{Code, Error, ExecInfo, ExecSpec, Scope};
+use atoll_model::{Code, Error, ExecInfo, ExecSpec, SandboxId, Scope};
 use atoll_worker::Control;
+use axum::Json;
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
-use axum::{Json, Router};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use super::commands::surrounded;
 use crate::App;
@@ -22,17 +23,23 @@ use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 use crate::views::terminal_name;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/sandboxes/{id}/pty", post(make).get(list_or_join))
-        .route("/sandboxes/{id}/pty/{pty}", get(join).delete(end))
-        .route("/sandboxes/{id}/pty/{pty}/resize", post(resize))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(make, list))
+        .routes(routes!(join, end))
+        .routes(routes!(resize))
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// A terminal as it is asked for.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[schema(as = NewTerminal)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct New {
+    /// 1 to 500; what is beyond is taken for that.
+    #[schema(maximum = 65535, default = 80)]
     cols: Option<u16>,
+    /// 1 to 500; what is beyond is taken for that.
+    #[schema(maximum = 65535, default = 24)]
     rows: Option<u16>,
     /// The program: a shell by default.
     shell: Option<String>,
@@ -90,18 +97,41 @@ async fn start(used: &Use, asked: &New) -> Result<Control, Error> {
     Ok(exec.control)
 }
 
-fn view(used: &Use, info: &ExecInfo) -> Value {
+/// A terminal.
+#[derive(Debug, Serialize, ToSchema)]
+struct Terminal {
+    #[serde(rename = "ptyID")]
+    #[schema(pattern = "^pty_[a-z0-9]{20}$")]
+    id: String,
+    /// The same as `ptyID`.
+    #[serde(rename = "sessionID")]
+    session: String,
+    #[serde(rename = "sandboxID")]
+    sandbox: SandboxId,
+    /// Inside the sandbox.
+    pid: i32,
+    cols: u16,
+    rows: u16,
+}
+
+fn view(used: &Use, info: &ExecInfo) -> Terminal {
     // As it is now, not as it was made.
     let exec = used.runtime().find_exec(used.id(), &info.id);
     let joined = exec.and_then(|exec| exec.attach());
     let size = joined.map_or(info.spec.terminal.unwrap_or_default(), |joined| joined.size);
     let name = terminal_name(&info.id);
-    json!({
-        "ptyID": name, "sessionID": name, "sandboxID": used.id(), "pid": info.pid,
-        "cols": size.columns, "rows": size.rows,
-    })
+    Terminal {
+        id: name.clone(),
+        session: name,
+        sandbox: used.id().clone(),
+        pid: info.pid,
+        cols: size.columns,
+        rows: size.rows,
+    }
 }
 
+/// Make a terminal
+#[utoipa::path(post, path = "/sandboxes/{id}/pty", request_body = New, responses((status = 201, body = Terminal)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -114,15 +144,24 @@ async fn make(
     Ok((StatusCode::CREATED, body).into_response())
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Size {
+    /// Of the new terminal of a WebSocket.
+    #[param(maximum = 65535, default = 80)]
     cols: Option<u16>,
+    /// Of the new terminal of a WebSocket.
+    #[param(maximum = 65535, default = 24)]
     rows: Option<u16>,
 }
 
-/// A list; or, for a WebSocket, a new terminal.
-async fn list_or_join(
+/// List terminals
+///
+/// As a WebSocket: makes a terminal and joins it.
+#[utoipa::path(get, path = "/sandboxes/{id}/pty", params(Size),
+    responses((status = 200, body = [Terminal]), (status = 101, description = "A new terminal, as a WebSocket")))]
+async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
@@ -131,7 +170,7 @@ async fn list_or_join(
 ) -> Answer {
     let Some(upgrade) = upgrade else {
         let used = app.core.look(&caller, &id)?;
-        let all: Vec<Value> = open(&used)?.iter().map(|info| view(&used, info)).collect();
+        let all: Vec<Terminal> = open(&used)?.iter().map(|info| view(&used, info)).collect();
         return Ok(Json(all).into_response());
     };
     let asked = New {
@@ -147,6 +186,12 @@ async fn list_or_join(
     Ok(upgraded(upgrade, joined.await))
 }
 
+/// Get a terminal
+///
+/// As a WebSocket: joins it. First comes what its screen shows, then what it writes; binary frames are keys and output, the text
+/// `{"type": "resize", "cols": 100, "rows": 30}` changes its size.
+#[utoipa::path(get, path = "/sandboxes/{id}/pty/{pty}",
+    responses((status = 200, body = Terminal), (status = 101, description = "The terminal, as a WebSocket")))]
 async fn join(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -174,21 +219,36 @@ fn upgraded(upgrade: WebSocketUpgrade, joined: Result<(Use, Control), Error>) ->
     })
 }
 
+/// A terminal's size.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = TerminalSize)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    /// 1 to 500; what is beyond is taken for that.
+    #[schema(maximum = 65535)]
+    cols: u16,
+    /// 1 to 500; what is beyond is taken for that.
+    #[schema(maximum = 65535)]
+    rows: u16,
+}
+
+/// Resize
+#[utoipa::path(post, path = "/sandboxes/{id}/pty/{pty}/resize", request_body = Resize, responses((status = 204)))]
 async fn resize(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, pty)): Path<(String, String)>,
-    Body(asked): Body<New>,
+    Body(asked): Body<Resize>,
 ) -> Answer<StatusCode> {
-    let (Some(columns), Some(rows)) = (asked.cols, asked.rows) else {
-        return Err(Error::invalid("cols", "cols and rows are required", "give both").into());
-    };
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    find(&used, &pty)?.resize(socket::size(columns, rows))?;
+    find(&used, &pty)?.resize(socket::size(asked.cols, asked.rows))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Ends the terminal's program and everything it started.
+/// End a terminal
+///
+/// Its program ends, with everything that it started.
+#[utoipa::path(delete, path = "/sandboxes/{id}/pty/{pty}", responses((status = 204)))]
 async fn end(
     State(app): State<App>,
     Caller(caller): Caller,

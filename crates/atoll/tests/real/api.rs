@@ -3,10 +3,14 @@
 mod access;
 mod archives;
 mod backup;
+mod browser;
 mod cases;
+mod chromium;
 mod client;
 mod connections;
 mod cut;
+mod document;
+mod fuzz;
 mod history;
 mod lasting;
 mod lifetimes;

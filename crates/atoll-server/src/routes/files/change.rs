@@ -1,95 +1,20 @@
-//! Changes of the tree.
+//! Changes of the tree. As whom they are made may stand in the body too, and wins over the query there.
 
 use atoll_model::Error;
-use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
 use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
 
-use super::place::{Files, Rights};
-use crate::App;
-use crate::answer::{Answer, Failure};
+use super::place::{As, Files, Rights};
+use crate::answer::Answer;
 use crate::body::{Body, Query};
 
-/// What is to change.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Change {
-    path: Option<String>,
-    from: Option<String>,
-    to: Option<String>,
-    mode: Option<String>,
-    owner: Option<String>,
-    group: Option<String>,
-    user: Option<String>,
-    authority: Option<Rights>,
-    #[serde(default)]
-    replace: bool,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Aside {
-    path: Option<String>,
-}
-
-/// What is to change, and where. Path and user may stand in the body or behind the question mark.
-#[derive(Debug)]
-pub(super) struct Changing {
-    files: Files,
-    asked: Change,
-}
-
-impl FromRequest<App> for Changing {
-    type Rejection = Failure;
-
-    async fn from_request(request: Request, app: &App) -> Result<Self, Failure> {
-        let (mut parts, body) = request.into_parts();
-        let mut files = Files::from_request_parts(&mut parts, app).await?;
-        let Query(aside) = Query::<Aside>::from_request_parts(&mut parts, app).await?;
-        let request = Request::from_parts(parts, body);
-        let Body(mut asked) = Body::<Change>::from_request(request, app).await?;
-        asked.path = asked.path.or(aside.path);
-        if asked.user.is_some() {
-            files.who.user.clone_from(&asked.user);
-        }
-        if let Some(rights) = asked.authority {
-            files.who.authority = rights.into();
-        }
-        Ok(Self { files, asked })
+fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
+    if value.is_empty() {
+        let message = format!("{field} is required");
+        return Err(Error::invalid(field, message, "give a path in the sandbox"));
     }
-}
-
-impl Changing {
-    fn path(&self) -> Result<&[u8], Error> {
-        need("path", self.asked.path.as_deref())
-    }
-
-    fn from(&self) -> Result<&[u8], Error> {
-        need("from", self.asked.from.as_deref())
-    }
-
-    fn to(&self) -> Result<&[u8], Error> {
-        need("to", self.asked.to.as_deref())
-    }
-
-    async fn rename(&self, from: &[u8], to: &[u8]) -> Answer<StatusCode> {
-        let Self { files, asked } = self;
-        let runtime = files.runtime();
-        let renamed = runtime.rename(files.id(), &files.who, from, to, asked.replace);
-        renamed.await?;
-        Ok(StatusCode::NO_CONTENT)
-    }
-}
-
-fn need<'a>(field: &str, value: Option<&'a str>) -> Result<&'a [u8], Error> {
-    let value = value.filter(|value| !value.is_empty());
-    value.map(str::as_bytes).ok_or_else(|| {
-        Error::invalid(
-            field,
-            format!("{field} is required"),
-            "give a path in the sandbox",
-        )
-    })
+    Ok(value.as_bytes())
 }
 
 /// Permission bits as people write them.
@@ -101,54 +26,147 @@ pub(super) fn octal(text: &str) -> Result<u32, Error> {
     })
 }
 
-pub(super) async fn make_directory(change: Changing) -> Answer<StatusCode> {
-    let Changing { files, asked } = &change;
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Aside {
+    /// Here or in the body.
+    #[param(min_length = 1)]
+    path: Option<String>,
+}
+
+/// A directory that is to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"path": "src"}))]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewDirectory {
+    /// Here or in the query.
+    #[schema(min_length = 1)]
+    path: Option<String>,
+    /// Permission bits in octal.
+    #[schema(pattern = "^(0o)?[0-7]{1,4}$", default = "755")]
+    mode: Option<String>,
+    user: Option<String>,
+    authority: Option<Rights>,
+}
+
+/// Make a directory
+///
+/// Missing ones above it too; one that is there is no failure.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/mkdir", params(As, Aside), request_body = NewDirectory, responses((status = 204)))]
+pub(super) async fn make_directory(
+    files: Files,
+    Query(aside): Query<Aside>,
+    Body(asked): Body<NewDirectory>,
+) -> Answer<StatusCode> {
+    let path = asked.path.or(aside.path).unwrap_or_default();
+    let path = need("path", &path)?;
     let mode = asked.mode.as_deref().map_or(Ok(0o755), octal)?;
+    let files = files.acting(asked.user, asked.authority);
     let runtime = files.runtime();
-    let made = runtime.make_directory(files.id(), &files.who, change.path()?, mode, true);
+    let made = runtime.make_directory(files.id(), &files.who, path, mode, true);
     made.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn rename(change: Changing) -> Answer<StatusCode> {
-    change.rename(change.from()?, change.to()?).await
+/// From one place to another.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Transfer {
+    #[schema(min_length = 1)]
+    from: String,
+    #[schema(min_length = 1)]
+    to: String,
+    /// What is there may go.
+    #[serde(default)]
+    replace: bool,
+    user: Option<String>,
+    authority: Option<Rights>,
 }
 
-/// Into a directory, under the same name.
-pub(super) async fn move_into(change: Changing) -> Answer<StatusCode> {
-    let from = change.from()?;
-    let name = from
-        .rsplit(|byte| *byte == b'/')
-        .find(|part| !part.is_empty());
-    let to = [change.to()?, b"/", name.unwrap_or_default()].concat();
-    change.rename(from, &to).await
+/// Rename
+#[utoipa::path(post, path = "/sandboxes/{id}/files/rename", params(As), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn rename(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
+    let (from, to) = (need("from", &asked.from)?, need("to", &asked.to)?);
+    let files = files.acting(asked.user, asked.authority);
+    let runtime = files.runtime();
+    let renamed = runtime.rename(files.id(), &files.who, from, to, asked.replace);
+    renamed.await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn copy(change: Changing) -> Answer<StatusCode> {
-    let Changing { files, asked } = &change;
-    let (from, to) = (change.from()?, change.to()?);
+/// Move
+///
+/// Into the directory `to`, under the same name.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/move", params(As), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn move_into(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
+    need("to", &asked.to)?;
+    let name = asked.from.rsplit('/').find(|part| !part.is_empty());
+    let to = format!("{}/{}", asked.to, name.unwrap_or_default());
+    rename(files, Body(Transfer { to, ..asked })).await
+}
+
+/// Copy
+///
+/// With all that is below.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/copy", params(As), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn copy(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
+    let (from, to) = (need("from", &asked.from)?, need("to", &asked.to)?);
+    let files = files.acting(asked.user, asked.authority);
     let runtime = files.runtime();
     let copied = runtime.copy(files.id(), &files.who, from, to, asked.replace);
     copied.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn chmod(change: Changing) -> Answer<StatusCode> {
-    let Changing { files, asked } = &change;
-    let path = change.path()?;
-    let mode = octal(asked.mode.as_deref().unwrap_or_default())?;
+/// Permission bits for what is there.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewMode {
+    #[schema(min_length = 1)]
+    path: String,
+    /// In octal.
+    #[schema(pattern = "^(0o)?[0-7]{1,4}$")]
+    mode: String,
+    user: Option<String>,
+    authority: Option<Rights>,
+}
+
+/// Set permission bits
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chmod", params(As), request_body = NewMode, responses((status = 204)))]
+pub(super) async fn chmod(files: Files, Body(asked): Body<NewMode>) -> Answer<StatusCode> {
+    let path = need("path", &asked.path)?;
+    let mode = octal(&asked.mode)?;
+    let files = files.acting(asked.user, asked.authority);
     let changed = files.runtime().chmod(files.id(), &files.who, path, mode);
     changed.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn chown(change: Changing) -> Answer<StatusCode> {
-    let Changing { files, asked } = &change;
-    let path = change.path()?;
-    let name = |name: &Option<String>| name.clone().unwrap_or_default();
-    let (owner, group) = (name(&asked.owner), name(&asked.group));
+/// Another owner for what is there.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewOwner {
+    #[schema(min_length = 1)]
+    path: String,
+    /// Name or number; as it was if nothing is said.
+    #[serde(default)]
+    owner: String,
+    /// Name or number; as it was if nothing is said.
+    #[serde(default)]
+    group: String,
+    user: Option<String>,
+    authority: Option<Rights>,
+}
+
+/// Set owner and group
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chown", params(As), request_body = NewOwner, responses((status = 204)))]
+pub(super) async fn chown(files: Files, Body(asked): Body<NewOwner>) -> Answer<StatusCode> {
+    let path = need("path", &asked.path)?;
+    let NewOwner { owner, group, .. } = &asked;
+    let files = files.acting(asked.user.clone(), asked.authority);
     let runtime = files.runtime();
-    let changed = runtime.chown(files.id(), &files.who, path, &owner, &group);
+    let changed = runtime.chown(files.id(), &files.who, path, owner, group);
     changed.await?;
     Ok(StatusCode::NO_CONTENT)
 }

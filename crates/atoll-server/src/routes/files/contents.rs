@@ -9,16 +9,24 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use serde::Deserialize;
+use utoipa::IntoParams;
 
 use super::change::octal;
-use super::place::Files;
+use super::place::{As, Files};
 use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
+use crate::views::Raw;
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
 
+/// Read a file
+///
+/// With `Range`, a part of it.
+#[utoipa::path(get, path = "/sandboxes/{id}/files", params(Which, As),
+    responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw)))]
 pub(super) async fn read(
     files: Files,
     Query(which): Query<Which>,
@@ -132,15 +140,25 @@ impl Part {
 }
 
 /// How a file is written.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Written {
+    #[param(min_length = 1, example = "notes.txt")]
     path: String,
+    /// Permission bits in octal; as they were, or 644, if nothing is said.
+    #[param(pattern = "^(0o)?[0-7]{1,4}$")]
     mode: Option<String>,
+    /// Write into the file that is there, instead of replacing it at the end, at once.
     #[serde(default)]
     in_place: bool,
 }
 
+/// Write a file
+///
+/// Missing directories above it are made.
+#[utoipa::path(put, path = "/sandboxes/{id}/files", params(Written, As),
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = EntryView)))]
 pub(super) async fn write(
     files: Files,
     Query(which): Query<Written>,

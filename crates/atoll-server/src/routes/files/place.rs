@@ -7,6 +7,7 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::Method;
 use axum::http::request::Parts;
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::answer::Failure;
@@ -14,11 +15,13 @@ use crate::body::{query, split_query};
 use crate::guard::Caller;
 
 /// Whose rights count.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = Authority)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Rights {
     #[default]
     User,
+    /// The sandbox's root's; what is made belongs to the user.
     Root,
 }
 
@@ -32,9 +35,11 @@ impl From<Rights> for Authority {
 }
 
 /// As whom, in every file call's query.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
-struct As {
+#[into_params(parameter_in = Query)]
+pub(super) struct As {
+    /// Name or number; the template's if nothing is said. Relative paths and `~` start at its home.
     user: Option<String>,
     #[serde(default)]
     authority: Rights,
@@ -54,6 +59,13 @@ impl Files {
 
     pub(super) fn id(&self) -> &SandboxId {
         self.used.id()
+    }
+
+    /// As somebody else, where that is said.
+    pub(super) fn acting(mut self, user: Option<String>, rights: Option<Rights>) -> Self {
+        self.who.user = user.or(self.who.user);
+        self.who.authority = rights.map_or(self.who.authority, Authority::from);
+        self
     }
 }
 

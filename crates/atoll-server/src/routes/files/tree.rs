@@ -5,35 +5,45 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
-use super::place::Files;
+use super::place::{As, Files};
 use crate::answer::Answer;
 use crate::body::{Query, checked_limit};
+use crate::views::Time;
 
 /// How many entries a list has at most.
 const ENTRIES: u32 = 10_000;
 
 /// Which one.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Which {
+    #[param(min_length = 1, example = "/etc/hostname")]
     pub(super) path: String,
 }
 
 /// What a path leads to, on the wire.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = File)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EntryView {
     name: String,
     path: String,
+    /// `file`, `directory`, `link` or `other`.
     #[serde(rename = "type")]
     kind: &'static str,
     is_dir: bool,
+    /// In bytes.
     size: u64,
+    /// Permission bits in octal.
     mode: String,
     uid: u32,
     gid: u32,
+    #[schema(value_type = Time)]
     modified_at: String,
+    /// Where a link points.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
 }
@@ -68,6 +78,10 @@ impl From<Entry> for EntryView {
     }
 }
 
+/// Look at a path
+///
+/// Links are not followed.
+#[utoipa::path(get, path = "/sandboxes/{id}/files/stat", params(Which, As), responses((status = 200, body = EntryView)))]
 pub(super) async fn stat(files: Files, Query(which): Query<Which>) -> Answer<Json<EntryView>> {
     let path = which.path.as_bytes();
     let about = files.runtime();
@@ -75,14 +89,22 @@ pub(super) async fn stat(files: Files, Query(which): Query<Which>) -> Answer<Jso
     Ok(Json(about.into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Listed {
+    #[param(min_length = 1, example = "/home/user")]
     path: String,
+    /// How many levels.
+    #[param(maximum = 4_294_967_295_i64, default = 1)]
     depth: Option<u32>,
+    #[param(minimum = 1, maximum = 10000, default = 10000)]
     limit: Option<u32>,
 }
 
+/// List a directory
+#[utoipa::path(get, path = "/sandboxes/{id}/files/list", params(Listed, As),
+    responses((status = 200, body = [EntryView], headers(("X-Truncated" = String, description = "There is more than `limit`")))))]
 pub(super) async fn list(files: Files, Query(asked): Query<Listed>) -> Answer<Response> {
     let limit = checked_limit(asked.limit, ENTRIES, ENTRIES)?;
     let depth = asked.depth.unwrap_or(1);
@@ -99,13 +121,21 @@ pub(super) async fn list(files: Files, Query(asked): Query<Listed>) -> Answer<Re
     Ok(response)
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Removed {
+    #[param(min_length = 1, example = "old")]
     path: String,
+    /// With all that is below.
+    #[param(default = true)]
     recursive: Option<bool>,
 }
 
+/// Remove
+///
+/// A file, or a directory with all that is below.
+#[utoipa::path(delete, path = "/sandboxes/{id}/files", params(Removed, As), responses((status = 204)))]
 pub(super) async fn remove(files: Files, Query(asked): Query<Removed>) -> Answer<StatusCode> {
     let path = asked.path.as_bytes();
     let recursive = asked.recursive.unwrap_or(true);

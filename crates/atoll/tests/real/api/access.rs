@@ -6,7 +6,7 @@ use super::{Client, Server};
 
 /// Whether a key that may only look may do it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Needs {
+pub enum Needs {
     Nothing,
     Signature,
     Read,
@@ -19,10 +19,12 @@ const DOWNLOAD: &str =
 const UPLOAD: &str = "/sandboxes/ID/files/upload?path=f&expires=99999999999&signature=00";
 
 /// Every route. `ID` is a sandbox, `EXEC` a command of it.
-const ROUTES: &[(&str, &str, Needs)] = &[
+pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/health", Needs::Nothing),
     ("GET", "/healthz", Needs::Nothing),
     ("GET", "/readyz", Needs::Nothing),
+    ("GET", "/openapi.json", Needs::Nothing),
+    ("GET", "/docs", Needs::Nothing),
     ("GET", "/sandboxes", Needs::Read),
     ("POST", "/sandboxes", Needs::All),
     ("GET", "/sandboxes/ID", Needs::Read),

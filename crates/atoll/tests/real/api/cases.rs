@@ -2,6 +2,7 @@ use bytes::Bytes;
 use serde_json::json;
 
 use super::Server;
+use super::document::Document;
 
 /// One case of the file.
 #[derive(Debug, Default)]
@@ -57,6 +58,7 @@ async fn every_request_gets_its_answer() {
     let id = client.sandbox(&json!({})).await;
     let cases = parse(include_str!("cases.txt"));
     assert!(cases.len() >= 50, "{}", cases.len());
+    let document = Document::committed();
     for case in cases {
         let mut headers: Vec<(&str, &str)> = case
             .headers
@@ -77,6 +79,7 @@ async fn every_request_gets_its_answer() {
             .await;
         let text = String::from_utf8_lossy(&answer.body).into_owned();
         let told = format!("{}: {} {text}", case.name, answer.status);
+        document.check(&case.method, &path, &answer);
         assert_eq!(answer.status.to_string(), case.expected[0], "{told}");
         assert!(answer.headers.contains_key("x-request-id"), "{told}");
         if answer.status >= 400 {

@@ -1,0 +1,372 @@
+//! The API's description, OpenAPI 3.1, and the page that shows it. A handler says what is its own: its path, what it
+//! takes and what it answers. What follows from where it stands is added here: its name and group, what its path's
+//! parts mean, what can go wrong there, and what is true of every answer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
+
+use atoll_model::Code;
+use axum::body::Bytes;
+use axum::http::header;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::{OpenApi, PathItem};
+use utoipa::{PartialSchema, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::answer::FailureBody;
+use crate::{App, reference, routes};
+
+/// Groups, in the order in which one meets them.
+const GROUPS: &[(&str, &str)] = &[
+    (
+        "sandboxes",
+        "Isolated Linux environments, and what there was of them.",
+    ),
+    ("commands", "Run in a sandbox: waited for, or followed."),
+    ("files", "Of a sandbox, as raw bytes."),
+    ("terminals", "Commands with a screen, which many can share."),
+    ("events", "What happens to sandboxes."),
+    ("keys", "By which callers are known."),
+    ("orgs", "Whose sandboxes they are."),
+    ("server", "The server itself, for everybody."),
+];
+
+/// What a part of a path is, by the word before it.
+const PARTS: &[(&str, &str, &str)] = &[
+    (
+        "sandboxes",
+        "^[a-z0-9][a-z0-9-]{0,62}$",
+        "The id or the alias of a sandbox",
+    ),
+    (
+        "commands",
+        "^(exec_[a-z0-9]{20}|pid:[0-9]+|tag:[^/]+)$",
+        "The id of a command, `pid:N` or `tag:NAME`",
+    ),
+    ("pty", "^pty_[a-z0-9]{20}$", "The id of a terminal"),
+    ("keys", "^key_[a-z0-9]{20}$", "The id of a key"),
+    ("orgs", "^org_[a-z0-9]{20}$", "The id of an org"),
+];
+
+/// What can go wrong, by how a path begins.
+const FAILURES: &[(&str, &[Code])] = &[
+    (
+        "/",
+        &[Code::PermissionDenied, Code::Misdirected, Code::Internal],
+    ),
+    ("/sandboxes/{id}", &[Code::SandboxNotFound]),
+    (
+        "/sandboxes/{id}/",
+        &[
+            Code::Conflict,
+            Code::SandboxPaused,
+            Code::SandboxStopped,
+            Code::SandboxFailed,
+            Code::NoCapacity,
+            Code::Timeout,
+            Code::DiskFull,
+        ],
+    ),
+    ("/sandboxes/{id}/commands/{exec}", &[Code::ExecNotFound]),
+    (
+        "/sandboxes/{id}/commands/{exec}/stdin",
+        &[Code::StdinClosed, Code::TooLarge],
+    ),
+    (
+        "/sandboxes/{id}/files",
+        &[
+            Code::FileNotFound,
+            Code::FileExists,
+            Code::NotAFile,
+            Code::NotADirectory,
+            Code::UnknownUser,
+            Code::TooLarge,
+            Code::RangeNotSatisfiable,
+        ],
+    ),
+    ("/sandboxes/{id}/pty/{pty}", &[Code::TerminalNotFound]),
+    ("/keys/{id}", &[Code::KeyNotFound]),
+    ("/orgs/{id}", &[Code::OrgNotFound]),
+];
+
+/// What else can go wrong with single routes.
+const MORE: &[(&str, &str, &[Code])] = &[
+    (
+        "post",
+        "/sandboxes",
+        &[
+            Code::UnknownTemplate,
+            Code::Conflict,
+            Code::IdempotencyMismatch,
+            Code::QuotaExceeded,
+            Code::UnsupportedByHost,
+            Code::NoCapacity,
+            Code::Timeout,
+            Code::DiskFull,
+        ],
+    ),
+    (
+        "patch",
+        "/sandboxes/{id}",
+        &[Code::Conflict, Code::SandboxFailed, Code::DiskFull],
+    ),
+    ("post", "/orgs", &[Code::Conflict]),
+    ("patch", "/orgs/{id}", &[Code::Conflict]),
+    ("post", "/sandboxes/{id}/start", &[Code::QuotaExceeded]),
+    ("post", "/sandboxes/{id}/restart", &[Code::QuotaExceeded]),
+    (
+        "post",
+        "/sandboxes/{id}/commands",
+        &[
+            Code::UnknownUser,
+            Code::CwdNotFound,
+            Code::ProgramNotFound,
+            Code::QuotaExceeded,
+        ],
+    ),
+    ("put", "/sandboxes/{id}/network", &[Code::UnsupportedByHost]),
+    (
+        "post",
+        "/sandboxes/{id}/pty",
+        &[
+            Code::UnknownUser,
+            Code::CwdNotFound,
+            Code::ProgramNotFound,
+            Code::QuotaExceeded,
+        ],
+    ),
+];
+
+const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
+
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(description))
+        .routes(routes!(page))
+}
+
+/// OpenAPI
+///
+/// This description, for programs.
+#[utoipa::path(get, path = "/openapi.json", security(()), responses((status = 200, body = Object)))]
+async fn description() -> impl IntoResponse {
+    let kind = (header::CONTENT_TYPE, "application/json");
+    ([kind], Bytes::from_static(openapi().as_bytes()))
+}
+
+/// Reference
+///
+/// This description, for people.
+#[utoipa::path(get, path = "/docs", security(()), responses((status = 200, content_type = "text/html", body = String)))]
+async fn page() -> impl IntoResponse {
+    reference::answer()
+}
+
+/// Every route of the API, as an OpenAPI document.
+pub fn openapi() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let document = finish(&routes::described());
+        // A value is always text.
+        let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
+        // As everybody else spells it.
+        text.replace("\"u-int", "\"uint")
+    });
+    &TEXT
+}
+
+/// Names the operations of a router after their group.
+pub(crate) fn group(name: &str, mut router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    let paths = &mut router.get_openapi_mut().paths.paths;
+    for operation in paths.values_mut().flat_map(operations) {
+        let own = operation.operation_id.take().unwrap_or_default();
+        operation.operation_id = Some(format!("{name}_{own}"));
+        operation.tags = Some(vec![name.to_owned()]);
+    }
+    router
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let all = [
+        &mut item.get,
+        &mut item.post,
+        &mut item.put,
+        &mut item.patch,
+        &mut item.delete,
+    ];
+    all.into_iter().flatten()
+}
+
+/// Adds what follows from where each route stands.
+fn finish(routes: &OpenApi) -> Value {
+    let mut document = json!(routes);
+    let mut failures = BTreeMap::new();
+    let schemas = document["components"]["schemas"].take();
+    if let Some(paths) = document["paths"].as_object_mut() {
+        for (path, item) in paths {
+            let parts = parts(path);
+            if !parts.is_empty() {
+                item["parameters"] = parts.into();
+            }
+            for method in METHODS {
+                if let Some(operation) = item.get_mut(method) {
+                    complete(method, path, operation, &mut failures);
+                    omissible(operation, &schemas);
+                }
+            }
+        }
+    }
+    document["info"] = json!({
+        "title": "Atoll",
+        "description": "Isolated Linux sandboxes: run commands, move files, open terminals.",
+        "version": env!("CARGO_PKG_VERSION"),
+        "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+    });
+    document["servers"] = json!([
+        { "url": "/" },
+        { "url": "/api", "description": "The same, but `/sessions` and the server's own routes" },
+    ]);
+    document["security"] = json!([{ "key": [] }, { "bearer": [] }]);
+    document["tags"] = GROUPS
+        .iter()
+        .map(|(name, description)| json!({ "name": name, "description": description }))
+        .collect();
+    let components = &mut document["components"];
+    components["schemas"] = schemas;
+    components["securitySchemes"] = json!({
+        "key": { "type": "apiKey", "in": "header", "name": "X-API-Key", "description": "`atl_` and 64 hex digits" },
+        "bearer": { "type": "http", "scheme": "bearer", "description": "The same key" },
+    });
+    components["headers"] = json!({
+        "X-Request-ID": {
+            "description": "The request's name in our logs",
+            "schema": { "type": "string", "pattern": "^req_[a-z0-9]{20}$" },
+            "required": true,
+        },
+    });
+    components["responses"] = json!(failures);
+    let mut schemas = vec![(FailureBody::name().into_owned(), FailureBody::schema())];
+    FailureBody::schemas(&mut schemas);
+    for (name, schema) in schemas {
+        components["schemas"][name] = json!(schema);
+    }
+    document
+}
+
+/// A JSON body that needs no field need not come at all.
+fn omissible(operation: &mut Value, schemas: &Value) {
+    let body = "/requestBody/content/application~1json/schema/$ref";
+    let name = operation.pointer(body).and_then(Value::as_str);
+    let name = name.and_then(|name| name.rsplit('/').next());
+    if name.is_some_and(|name| schemas[name].get("required").is_none()) {
+        operation["requestBody"]["required"] = false.into();
+    }
+}
+
+/// The parameters of a path.
+fn parts(path: &str) -> Vec<Value> {
+    let words: Vec<&str> = path.split('/').collect();
+    let pairs = words.windows(2).filter_map(|pair| match pair {
+        [before, part] => Some((before, part.strip_prefix('{')?.strip_suffix('}')?)),
+        _ => None,
+    });
+    let parts = pairs.map(|(before, name)| {
+        let known = PARTS.iter().find(|(word, ..)| word == before);
+        let (_, pattern, description) = known.copied().unwrap_or_default();
+        json!({
+            "name": name, "in": "path", "required": true, "description": description,
+            "schema": { "type": "string", "pattern": pattern },
+        })
+    });
+    parts.collect()
+}
+
+/// Adds to an operation what its answers have in common with others.
+fn complete(
+    method: &str,
+    path: &str,
+    operation: &mut Value,
+    failures: &mut BTreeMap<String, Value>,
+) {
+    let request_id = json!({ "$ref": "#/components/headers/X-Request-ID" });
+    let codes = codes(method, path, operation);
+    let Some(responses) = operation["responses"].as_object_mut() else {
+        return;
+    };
+    for (status, response) in responses.iter_mut() {
+        response["headers"]["X-Request-ID"] = request_id.clone();
+        if response["description"]
+            .as_str()
+            .unwrap_or_default()
+            .is_empty()
+        {
+            response["description"] = meaning(status).into();
+        }
+    }
+    for (status, codes) in codes {
+        let names: Vec<&str> = codes.iter().map(|code| code.name()).collect();
+        let name = names.join(".");
+        let means = codes
+            .iter()
+            .map(|code| format!("- `{}`: {}", code.name(), code.meaning()));
+        let means: Vec<String> = means.collect();
+        responses
+            .entry(status.to_string())
+            .or_insert_with(|| json!({ "$ref": format!("#/components/responses/{name}") }));
+        failures.entry(name).or_insert_with(|| {
+            json!({
+                "description": means.join("\n"),
+                "headers": { "X-Request-ID": request_id },
+                "content": { "application/json": { "schema": { "allOf": [
+                    { "$ref": "#/components/schemas/Failure" },
+                    { "properties": { "code": { "enum": names } } },
+                ] } } },
+            })
+        });
+    }
+}
+
+/// What an answer is whose handler says nothing about it.
+fn meaning(status: &str) -> &'static str {
+    match status {
+        "201" => "Made",
+        "204" => "Done",
+        _ => "OK",
+    }
+}
+
+/// The failures of an operation, by status.
+fn codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<Code>> {
+    let mut codes = BTreeSet::new();
+    for (begin, some) in FAILURES {
+        if path.starts_with(begin) {
+            codes.extend(*some);
+        }
+    }
+    for (one, place, some) in MORE {
+        if (*one, *place) == (method, path) {
+            codes.extend(*some);
+        }
+    }
+    if operation.get("security").is_none() {
+        codes.insert(Code::Unauthenticated);
+    }
+    let body = operation.pointer("/requestBody/content/application~1json");
+    if body.is_some() {
+        codes.extend([
+            Code::InvalidRequest,
+            Code::TooLarge,
+            Code::UnsupportedMediaType,
+        ]);
+    }
+    if operation.get("parameters").is_some() {
+        codes.insert(Code::InvalidRequest);
+    }
+    let mut by_status = BTreeMap::<u16, BTreeSet<Code>>::new();
+    for code in codes {
+        by_status.entry(code.status()).or_default().insert(code);
+    }
+    by_status
+}

@@ -1,0 +1,37 @@
+//! The page that shows the API's description: one file, which asks for nothing but that.
+
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{Html, IntoResponse};
+use base64::Engine as _;
+use sha2::{Digest as _, Sha256};
+
+const PAGE: &str = include_str!("reference.html");
+
+/// Exactly its own script and its own style.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    let (script, style) = (digest("script"), digest("style"));
+    format!(
+        "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data:; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+});
+
+/// What stands between an element's ends, as a policy names it.
+fn digest(element: &str) -> String {
+    let inside = PAGE
+        .split_once(&format!("<{element}>"))
+        .and_then(|(_, rest)| rest.split_once(&format!("</{element}>")));
+    let text = inside.map_or("", |(text, _)| text);
+    let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(text));
+    format!("sha256-{digest}")
+}
+
+pub(crate) fn answer() -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, Html(PAGE))
+}

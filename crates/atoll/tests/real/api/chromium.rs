@@ -1,0 +1,167 @@
+//! A real browser without a window, told what to do over a WebSocket of its own; and pages for it.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use atoll_testkit::Scratch;
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+use crate::world::DEADLINE;
+
+/// The process. Every name ending in `.example` leads to this machine.
+pub struct Chromium {
+    child: Child,
+    _profile: Scratch,
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    last: u64,
+}
+
+/// A page of it.
+#[derive(Debug, Clone)]
+pub struct Tab(String);
+
+impl Chromium {
+    pub async fn start() -> Self {
+        let profile = Scratch::new();
+        let mut child = Command::new("chromium")
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+            ])
+            .args([
+                "--no-first-run",
+                "--disable-extensions",
+                "--disable-background-networking",
+            ])
+            .args([
+                "--remote-debugging-port=0",
+                "--host-resolver-rules=MAP *.example 127.0.0.1",
+            ])
+            .arg(format!("--user-data-dir={}", profile.path().display()))
+            .arg("about:blank")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("chromium is there: deploy/setup test installs it");
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let url = lines
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| Some(line.strip_prefix("DevTools listening on ")?.to_owned()));
+        // Whoever writes to a pipe that nobody reads stands still.
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        let url = url.expect("it says where it listens");
+        let (socket, _) = tokio_tungstenite::connect_async(url).await.unwrap();
+        Self {
+            child,
+            _profile: profile,
+            socket,
+            last: 0,
+        }
+    }
+
+    /// Tells it something, and waits for what comes of it.
+    async fn tell(&mut self, tab: Option<&Tab>, method: &str, parameters: Value) -> Value {
+        self.last += 1;
+        let mut message = json!({ "id": self.last, "method": method, "params": parameters });
+        if let Some(Tab(session)) = tab {
+            message["sessionId"] = session.as_str().into();
+        }
+        let message = Message::Text(message.to_string().into());
+        self.socket.send(message).await.unwrap();
+        let answered = async {
+            loop {
+                let message = self.socket.next().await.unwrap().unwrap();
+                let Message::Text(text) = message else {
+                    continue;
+                };
+                let said: Value = serde_json::from_str(&text).unwrap();
+                if said["id"] == self.last {
+                    assert!(said["error"].is_null(), "{method}: {said}");
+                    return said["result"].clone();
+                }
+            }
+        };
+        let answered = tokio::time::timeout(DEADLINE, answered).await;
+        answered.unwrap_or_else(|_| panic!("{method} is not answered"))
+    }
+
+    /// A new tab with a page, whose loading has ended.
+    pub async fn open(&mut self, url: &str) -> Tab {
+        let blank = json!({ "url": "about:blank" });
+        let target = self.tell(None, "Target.createTarget", blank).await;
+        let attach = json!({ "targetId": target["targetId"], "flatten": true });
+        let session = self.tell(None, "Target.attachToTarget", attach).await;
+        let tab = Tab(session["sessionId"].as_str().unwrap().to_owned());
+        let gone = self.go(&tab, url).await;
+        assert!(gone["errorText"].is_null(), "{url}: {gone}");
+        tab
+    }
+
+    /// Goes somewhere; what the browser says of that.
+    pub async fn go(&mut self, tab: &Tab, url: &str) -> Value {
+        let gone = self
+            .tell(Some(tab), "Page.navigate", json!({ "url": url }))
+            .await;
+        if gone["errorText"].is_null() {
+            let loaded = "new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))";
+            self.run(tab, loaded).await;
+        }
+        gone
+    }
+
+    /// The value of an expression in a page, waited for.
+    pub async fn run(&mut self, tab: &Tab, expression: &str) -> Value {
+        let asked =
+            json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
+        let said = self.tell(Some(tab), "Runtime.evaluate", asked).await;
+        assert!(said["exceptionDetails"].is_null(), "{expression}: {said}");
+        said["result"]["value"].clone()
+    }
+
+    /// Makes a page as wide as a telephone.
+    pub async fn narrow(&mut self, tab: &Tab, width: u32) {
+        let size = json!({ "width": width, "height": 800, "deviceScaleFactor": 1, "mobile": true });
+        self.tell(Some(tab), "Emulation.setDeviceMetricsOverride", size)
+            .await;
+    }
+
+    pub async fn close(mut self) {
+        self.tell(None, "Browser.close", json!({})).await;
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Chromium {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Serves the same small page whatever is asked for, under any name; its port.
+pub async fn pages() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 8192];
+                let _ = stream.read(&mut request).await;
+                let page = "<!doctype html><title>a page</title><body>";
+                let head = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close";
+                let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{page}", page.len());
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    port
+}

@@ -1,0 +1,65 @@
+//! What the description allows is done, what it forbids is refused, and nothing else is ever answered: asked by
+//! schemathesis (installed by `deploy/setup test`), which makes requests from the description.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::Server;
+
+/// Where `deploy/setup test` puts it.
+fn schemathesis() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
+    cache
+        .unwrap_or_else(home)
+        .join("atoll/schemathesis/bin/schemathesis")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_are_as_described_whatever_is_asked() {
+    let server = Server::start().await;
+    let admin = server.client();
+    // What most requests are about; their ids and aliases are in the settings.
+    admin
+        .sandbox(&json!({ "alias": "fuzzed", "timeout": 0 }))
+        .await;
+    let begun =
+        json!({ "cmd": "sleep 600", "background": true, "openStdin": true, "tag": "fuzzed" });
+    let begun = admin.post("/sandboxes/fuzzed/commands", &begun).await;
+    assert_eq!(begun.status, 202, "{begun:?}");
+    let org = admin
+        .post("/orgs", &json!({ "name": "fuzzed" }))
+        .await
+        .json();
+    let key = admin
+        .post("/keys", &json!({ "name": "fuzzed" }))
+        .await
+        .json();
+    let settings = include_str!("fuzz.toml")
+        .replace("ORG", org["orgID"].as_str().unwrap())
+        .replace("KEY", key["keyID"].as_str().unwrap());
+    let file = server.data().join("fuzz.toml");
+    std::fs::write(&file, settings).unwrap();
+
+    let mut asked = Command::new(schemathesis());
+    // What it remembers goes with the server.
+    asked.current_dir(server.data());
+    asked.arg("--config-file").arg(&file);
+    asked.args(["run", "--no-color", "--seed", "4"]);
+    asked.arg(format!("http://{}/openapi.json", admin.address));
+    asked.arg("--header");
+    asked.arg(format!("X-API-Key: {}", admin.key.as_ref().unwrap()));
+    let said = tokio::task::spawn_blocking(move || asked.output())
+        .await
+        .unwrap();
+    let said = said.expect("schemathesis is there: deploy/setup test installs it");
+    let told = String::from_utf8_lossy(&said.stdout);
+    assert!(
+        said.status.success(),
+        "{told}{}",
+        String::from_utf8_lossy(&said.stderr)
+    );
+    server.close().await;
+}
