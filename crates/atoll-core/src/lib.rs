@@ -8,6 +8,7 @@
 //! costs no query, and a change is written before it is seen.
 
 mod context;
+mod doors;
 mod error;
 mod events;
 mod gate;
@@ -29,6 +30,7 @@ use tokio::sync::Notify;
 
 pub use atoll_store::{Again, Event};
 pub use context::Context;
+pub use doors::{Door, Doorstep};
 pub use events::EventReader;
 pub use gate::{Use, Watching};
 pub use keys::{KeyRequest, MadeKey, random_digits};

@@ -339,7 +339,11 @@ impl Core {
     pub async fn start(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let (core, most) = (self.clone(), context.org.max_sandboxes);
+        self.start_entry(entry).await
+    }
+
+    pub(crate) async fn start_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+        let core = self.clone();
         let work = tokio::spawn(async move {
             // A stop under way is waited for.
             let _gate = entry.gate.lock().await;
@@ -348,6 +352,8 @@ impl Core {
                 return Ok(row.into());
             }
             if row.state == SandboxState::Stopped {
+                let org = core.inner.store.org(&row.org).await.map_err(error::store)?;
+                let most = org.and_then(|org| org.max_sandboxes);
                 let claim = core.inner.store.claim_again(&row.id, most).await;
                 if claim.map_err(error::store)? == Claim::Full {
                     return Err(full(most));

@@ -3,6 +3,7 @@
 
 mod answer;
 mod body;
+mod e2b;
 mod guard;
 mod routes;
 mod socket;
@@ -33,6 +34,8 @@ pub struct Config {
     pub hosts: BTreeSet<String>,
     /// Origins of other pages that browsers may show our answers to.
     pub origins: BTreeSet<String>,
+    /// Domains whose names `PORT-SANDBOX.DOMAIN` lead to sandboxes.
+    pub domains: BTreeSet<String>,
 }
 
 /// What every route sees.

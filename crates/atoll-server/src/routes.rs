@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::answer::{Answer, Failure};
-use crate::guard;
+use crate::{e2b, guard};
 pub(crate) use commands::Encoding;
 
 pub(crate) fn all(app: &App) -> Router {
@@ -45,6 +45,7 @@ pub(crate) fn all(app: &App) -> Router {
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(app.clone(), guard::watch))
+        .layer(from_fn_with_state(e2b::Edge::new(app), e2b::divert))
         .with_state(app.clone())
 }
 

@@ -157,6 +157,7 @@ impl Serve {
                 .map(|host| host.to_ascii_lowercase())
                 .collect::<BTreeSet<_>>(),
             origins: self.cors_origin.iter().cloned().collect(),
+            domains: BTreeSet::new(),
         }
     }
 
