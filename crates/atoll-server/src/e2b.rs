@@ -11,8 +11,11 @@
 //! they are met.
 
 mod connect;
+mod control;
 mod edge;
 mod envd;
+mod lenient;
 mod refusal;
 
+pub(crate) use control::routes as control;
 pub(crate) use edge::{Edge, divert};

@@ -42,6 +42,7 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(history)
         .merge(api.clone())
         .nest("/api", api)
+        .nest("/e2b", e2b::control())
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(app.clone(), guard::watch))

@@ -8,17 +8,20 @@ use std::convert::Infallible;
 
 use atoll_model::{Category, Code, Error};
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::Stream;
+use bytes::BytesMut;
+use futures_util::{Stream, StreamExt as _};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// The flag of the last envelope.
 const LAST: u8 = 2;
 /// The largest message that is taken.
-pub(super) const MOST: usize = 4 << 20;
+const MOST: usize = 4 << 20;
 const STREAM: &str = "application/connect+json";
 
 /// Why a call failed.
@@ -115,37 +118,90 @@ pub(super) fn done() -> Bytes {
 
 /// A stream of envelopes; its maker sends the last one.
 pub(super) fn stream(envelopes: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let envelopes = futures_util::StreamExt::map(envelopes, Ok::<_, Infallible>);
-    let body = Body::from_stream(envelopes);
+    let body = Body::from_stream(envelopes.map(Ok::<_, Infallible>));
     ([(header::CONTENT_TYPE, STREAM)], body).into_response()
 }
 
-/// Takes the first whole message off what has come, if there is one.
-pub(super) fn take(buffer: &mut bytes::BytesMut) -> Result<Option<Bytes>, Fault> {
-    let Some((head, _)) = buffer.split_first_chunk::<5>() else {
-        return Ok(None);
-    };
-    let [flags, length @ ..] = *head;
-    let length = u32::from_be_bytes(length) as usize;
-    if length > MOST {
-        return Err(Fault::new("resource_exhausted", "the message is too large"));
-    }
-    if flags & 1 != 0 {
-        return Err(Fault::new(
-            "unimplemented",
-            "compressed messages are not taken",
-        ));
-    }
-    if buffer.len() < 5 + length {
-        return Ok(None);
-    }
-    let mut taken = buffer.split_to(5 + length);
-    let _ = taken.split_to(5);
-    Ok(Some(taken.freeze()))
-}
-
 /// A message, read leniently: fields that are not known are somebody's later version.
-pub(super) fn read<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes).map_err(|error| Fault::new("invalid_argument", error.to_string()))
+}
+
+/// The only message of a call that is no stream.
+#[derive(Debug)]
+pub(super) struct Unary<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Unary<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+        let bytes = bytes.map_err(|_| too_large())?;
+        read(&bytes).map(Self)
+    }
+}
+
+fn too_large() -> Fault {
+    let message = format!("a message has at most {} MiB", MOST >> 20);
+    Fault::new("resource_exhausted", message)
+}
+
+/// The messages of a call, as they come.
+pub(super) struct Call {
+    body: BodyDataStream,
+    buffer: BytesMut,
+}
+
+impl Call {
+    pub(super) fn new(body: Body) -> Self {
+        Self {
+            body: body.into_data_stream(),
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// The first message, of a call that has one.
+    pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, Fault> {
+        let first = self.next().await?;
+        first.ok_or_else(|| Fault::new("invalid_argument", "the call has no message"))
+    }
+
+    /// The next message; nothing at the end.
+    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Fault> {
+        loop {
+            if let Some((flags, message)) = self.take()? {
+                return match flags {
+                    LAST => Ok(None),
+                    _ => read(&message).map(Some),
+                };
+            }
+            match self.body.next().await {
+                Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
+                Some(Err(error)) => return Err(Fault::new("canceled", error.to_string())),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(Fault::new("invalid_argument", "the call broke off")),
+            }
+        }
+    }
+
+    /// Takes the first whole envelope off what has come.
+    fn take(&mut self) -> Result<Option<(u8, Bytes)>, Fault> {
+        let Some(([flags, length @ ..], _)) = self.buffer.split_first_chunk::<5>() else {
+            return Ok(None);
+        };
+        let (flags, length) = (*flags, u32::from_be_bytes(*length) as usize);
+        if length > MOST {
+            return Err(too_large());
+        }
+        if flags & 1 != 0 {
+            let message = "compressed messages are not taken";
+            return Err(Fault::new("unimplemented", message));
+        }
+        if self.buffer.len() < 5 + length {
+            return Ok(None);
+        }
+        let message = self.buffer.split_to(5 + length).freeze().slice(5..);
+        Ok(Some((flags, message)))
+    }
 }

@@ -1,6 +1,8 @@
 //! What E2B runs inside each of its sandboxes, and this server does from outside: commands and files by the
 //! sandbox's token.
 
+mod process;
+
 use atoll_core::{Door, Doorstep};
 use axum::extract::Request;
 use axum::http::StatusCode;
@@ -15,7 +17,7 @@ use crate::App;
 
 /// Every route of port 49983.
 pub(super) fn routes(app: &App) -> Router {
-    let closed = Router::<App>::new().layer(from_fn(with_token));
+    let closed = process::routes().layer(from_fn(with_token));
     Router::new()
         .route("/health", get(health))
         .merge(closed)

@@ -1,11 +1,17 @@
 //! How E2B's clients are told that something went wrong: `code`, a number, and `message`. They decide by the
 //! number in the body, not by the status.
 
-use atoll_model::{Category, Code, Error};
+use atoll_core::Context;
+use atoll_model::Error;
 use axum::Json;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
+
+use crate::App;
+use crate::guard::Caller;
 
 /// A refusal on its way out.
 #[derive(Debug)]
@@ -45,11 +51,7 @@ fn sentence(error: &Error) -> String {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        let status = match (error.code, error.code.category()) {
-            // Their clients know one word for a key that is no good.
-            (_, Category::Auth) if error.code != Code::PermissionDenied => StatusCode::UNAUTHORIZED,
-            _ => StatusCode::from_u16(error.code.status()).unwrap_or_default(),
-        };
+        let status = StatusCode::from_u16(error.code.status()).unwrap_or_default();
         Self {
             status,
             message: sentence(&error),
@@ -67,5 +69,20 @@ impl IntoResponse for Refusal {
             response.headers_mut().insert(header::RETRY_AFTER, value);
         }
         response
+    }
+}
+
+/// Whoever brings a key. Their clients know one number for a key that is no good.
+#[derive(Debug)]
+pub(super) struct Known(pub(super) Context);
+
+impl FromRequestParts<App> for Known {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
+        match Caller::from_request_parts(parts, app).await {
+            Ok(Caller(context)) => Ok(Self(context)),
+            Err(failure) => Err(Refusal::new(StatusCode::UNAUTHORIZED, sentence(&failure.0))),
+        }
     }
 }
