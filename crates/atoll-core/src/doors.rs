@@ -91,6 +91,11 @@ impl Doorstep {
         self.entry.with(|row| row.lifetime.auto_resume)
     }
 
+    /// Whether what it serves on its ports is for everybody.
+    pub fn serves_everybody(&self) -> bool {
+        self.entry.with(|row| row.public_ports)
+    }
+
     /// Uses it; one that is paused or stopped goes on, if it may.
     pub async fn enter(&self) -> Result<Use, Error> {
         if self.state() == SandboxState::Stopped && self.wakes() {

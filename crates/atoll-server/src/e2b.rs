@@ -15,6 +15,7 @@ mod control;
 mod edge;
 mod envd;
 mod lenient;
+mod ports;
 mod refusal;
 
 pub(crate) use control::routes as control;

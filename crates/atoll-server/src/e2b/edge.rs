@@ -10,7 +10,7 @@ use axum::{Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::envd;
+use super::{envd, ports};
 use crate::App;
 
 /// Where E2B's own daemon listens: here it is this server.
@@ -81,7 +81,7 @@ pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next:
         request.extensions_mut().insert(step);
         return envd.oneshot(request).await.into_response();
     }
-    port_closed(&target.sandbox, target.port)
+    ports::forward(step, target.port, request).await
 }
 
 /// Running, or going to run because of this.
@@ -94,7 +94,7 @@ fn is_there(step: &Doorstep) -> bool {
 }
 
 /// Read by the SDKs: words and number.
-fn not_found(sandbox: &str) -> Response {
+pub(super) fn not_found(sandbox: &str) -> Response {
     let body = json!({ "sandboxId": sandbox, "message": "The sandbox was not found", "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }

@@ -27,6 +27,9 @@ pub(super) struct Sandbox {
     client: &'static str,
     envd_version: &'static str,
     envd_access_token: String,
+    /// Asked of who wants what it serves, if not everybody may have that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_access_token: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     domain: Option<String>,
 }
@@ -40,6 +43,7 @@ impl Sandbox {
             client: CLIENT,
             envd_version: ENVD_VERSION,
             envd_access_token: app.core.token(&row.id, Door::Agent),
+            traffic_access_token: (!row.public_ports).then(|| app.core.token(&row.id, Door::Ports)),
             domain: app.config.domains.first().cloned(),
         }
     }
