@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Code, Error, SandboxId, SandboxState, Scope};
+use atoll_model::{Error, SandboxId, SandboxState, Scope};
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::Entry;
 use crate::{Context, Core};
-
-/// How many watches a sandbox may have at once.
-const WATCHES: usize = 64;
 
 /// Somebody uses a sandbox, which is not idle as long as this lives; or only looks at it.
 #[derive(Debug)]
@@ -53,36 +50,6 @@ impl Use {
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();
-    }
-}
-
-/// Somebody watches a directory of a sandbox, which only so many may do at once.
-#[derive(Debug)]
-pub struct Watching(Use);
-
-impl Use {
-    /// Goes on as one of the sandbox's watches.
-    pub fn watching(self) -> Result<Watching, Error> {
-        if self.entry.begin_watch(WATCHES) {
-            return Ok(Watching(self));
-        }
-        let message = format!("the sandbox has {WATCHES} watches already");
-        Err(Error::new(Code::QuotaExceeded, message)
-            .remedy("end one of them, or watch a directory above with recursive=true"))
-    }
-}
-
-impl std::ops::Deref for Watching {
-    type Target = Use;
-
-    fn deref(&self) -> &Use {
-        &self.0
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.0.entry.end_watch();
     }
 }
 

@@ -25,8 +25,6 @@ pub(crate) struct Entry {
     used: AtomicI64,
     /// Uses under way.
     uses: AtomicUsize,
-    /// Watches among them.
-    watches: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -40,7 +38,6 @@ impl Entry {
             row: Mutex::new(row),
             gate: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
-            watches: AtomicUsize::new(0),
         })
     }
 
@@ -75,19 +72,6 @@ impl Entry {
     pub(crate) fn end_use(&self) {
         self.touch();
         self.uses.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// One more watch, unless there are so many.
-    pub(crate) fn begin_watch(&self, most: usize) -> bool {
-        let one_more = |count| (count < most).then_some(count + 1);
-        let counted = self
-            .watches
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
-        counted.is_ok()
-    }
-
-    pub(crate) fn end_watch(&self) {
-        self.watches.fetch_sub(1, Ordering::AcqRel);
     }
 
     pub(crate) fn touch(&self) {

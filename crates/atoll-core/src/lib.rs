@@ -8,6 +8,7 @@
 //! costs no query, and a change is written before it is seen.
 
 mod context;
+mod doors;
 mod error;
 mod events;
 mod gate;
@@ -36,8 +37,9 @@ use tracing::Instrument as _;
 
 pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page};
 pub use context::Context;
+pub use doors::{Door, Doorstep};
 pub use events::EventReader;
-pub use gate::{Use, Watching};
+pub use gate::Use;
 pub use history::SessionView;
 pub use keys::{KeyRequest, MadeKey, random_digits};
 pub use links::{Act, Link, Signer};

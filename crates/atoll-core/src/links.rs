@@ -55,6 +55,10 @@ impl Signer {
             },
             &link.expires.to_string(),
         ];
+        self.over_all(&fields)
+    }
+
+    fn over_all(&self, fields: &[&str]) -> Hmac<Sha256> {
         let mut mac = self.mac.clone();
         for field in fields {
             // With its length, so that no two links are the same bytes.
@@ -64,16 +68,32 @@ impl Signer {
         mac
     }
 
+    fn over_token(&self, of: &str, what: &str) -> Hmac<Sha256> {
+        self.over_all(&["atoll token 1", of, what])
+    }
+
+    /// A secret that belongs to something for good.
+    pub(crate) fn token(&self, of: &str, what: &str) -> String {
+        hex(&self.over_token(of, what).finalize().into_bytes())
+    }
+
+    pub(crate) fn knows_token(&self, of: &str, what: &str, token: &str) -> bool {
+        unhex(token).is_some_and(|bytes| self.over_token(of, what).verify_slice(&bytes).is_ok())
+    }
+
     fn sign(&self, link: &Link) -> String {
         hex(&self.over(link).finalize().into_bytes())
     }
 
     /// In a time that says nothing about how much of it is right.
     fn knows(&self, link: &Link, signature: &str) -> bool {
-        let byte = |at| u8::from_str_radix(signature.get(at..at + 2)?, 16).ok();
-        let bytes: Option<Vec<u8>> = (0..signature.len()).step_by(2).map(byte).collect();
-        bytes.is_some_and(|bytes| self.over(link).verify_slice(&bytes).is_ok())
+        unhex(signature).is_some_and(|bytes| self.over(link).verify_slice(&bytes).is_ok())
     }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+    (0..text.len()).step_by(2).map(byte).collect()
 }
 
 /// What a link is good for.

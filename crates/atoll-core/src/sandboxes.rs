@@ -25,6 +25,8 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     /// When its time is up.
     pub lifetime: Lifetime,
+    /// What it serves on its ports is for everybody.
+    pub public_ports: bool,
     /// By which this can be said again.
     pub again: Option<Again>,
 }
@@ -211,6 +213,7 @@ impl Core {
             let asked = asked.clone();
             let (limits, network) = (asked.spec.limits, asked.spec.network);
             let begin = Instant::now();
+            let policy = asked.spec.policy.clone();
             let template = asked.spec.template.clone();
             Box::new(
                 move |id: SandboxId| -> std::pin::Pin<Box<dyn Future<Output = _> + Send>> {
@@ -228,6 +231,8 @@ impl Core {
                             metadata: asked.metadata,
                             limits,
                             network,
+                            policy,
+                            public_ports: asked.public_ports,
                             lifetime,
                             created_at: now(),
                             started_at: None,
@@ -304,6 +309,15 @@ impl Core {
         context.require(Scope::Read)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         Ok(entry.row().into())
+    }
+
+    /// Every sandbox of the caller's that is not deleted, in no order.
+    pub fn living(&self, context: &Context) -> Result<Vec<SandboxView>, Error> {
+        context.require(Scope::Read)?;
+        let all = self.inner.ledger.all().into_iter();
+        let rows = all.map(|entry| entry.row());
+        let own = rows.filter(|row| row.org == context.org.id);
+        Ok(own.map(SandboxView::from).collect())
     }
 
     /// The caller's sandboxes, newest first: those that are there, or all there ever were; perhaps only those in a
@@ -398,7 +412,11 @@ impl Core {
     pub async fn start(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let (core, most) = (self.clone(), context.org.max_sandboxes);
+        self.start_entry(entry).await
+    }
+
+    pub(crate) async fn start_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+        let core = self.clone();
         let work = spawn(async move {
             // A stop under way is waited for.
             let _gate = entry.gate.lock().await;
@@ -407,6 +425,8 @@ impl Core {
                 return Ok(row.into());
             }
             if row.state == SandboxState::Stopped {
+                let org = core.inner.store.org(&row.org).await.map_err(error::store)?;
+                let most = org.and_then(|org| org.max_sandboxes);
                 let claim = core.inner.store.claim_again(&row.id, most).await;
                 if claim.map_err(error::store)? == Claim::Full {
                     return Err(full(most));
@@ -547,6 +567,28 @@ impl Core {
         Ok(row.into())
     }
 
+    /// Sees to it that it lives for so long from now, at least.
+    pub async fn extend(
+        &self,
+        context: &Context,
+        name: &str,
+        seconds: u32,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        check_timeout(&context.org, Some(seconds))?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let _gate = entry.gate.lock().await;
+        let row = entry.row();
+        let end = now() + i64::from(seconds) * MICROSECONDS;
+        if row.end_at.is_none_or(|before| before >= end) {
+            return Ok(row.into());
+        }
+        let written = entry.write(&self.inner.store, |row| row.end_at = Some(end));
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+
     /// Counts as a use.
     pub fn keep_alive(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
@@ -603,9 +645,12 @@ impl Core {
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let _gate = entry.gate.lock().await;
         let network = network.unwrap_or_else(|| entry.with(|row| row.network));
-        let changed = self.inner.runtime.set_network(used.id(), network, policy);
+        let runtime = &self.inner.runtime;
+        let changed = runtime.set_network(used.id(), network, policy.clone());
         changed.await?;
-        let written = entry.write(&self.inner.store, |row| row.network = network);
+        let written = entry.write(&self.inner.store, |row| {
+            (row.network, row.policy) = (network, policy);
+        });
         written.await.map(SandboxView::from)
     }
 }

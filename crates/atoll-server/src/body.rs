@@ -63,10 +63,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
         let bytes = read(request).await?;
         let again = key.map(|key| Again {
             key,
-            fingerprint: base64::engine::general_purpose::STANDARD.encode(Sha256::digest(&bytes)),
+            fingerprint: fingerprint(&bytes),
         });
         Ok(Self(parse(&bytes)?, again))
     }
+}
+
+/// What a body is in short.
+pub(crate) fn fingerprint(bytes: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(Sha256::digest(bytes))
 }
 
 /// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.

@@ -5,6 +5,7 @@ mod answer;
 mod body;
 mod browser;
 mod document;
+mod e2b;
 mod guard;
 mod listen;
 mod meters;
@@ -47,6 +48,8 @@ pub struct Config {
     pub hosts: BTreeSet<String>,
     /// Origins of other pages that browsers may show our answers to.
     pub origins: BTreeSet<String>,
+    /// Domains whose names `PORT-SANDBOX.DOMAIN` lead to sandboxes.
+    pub domains: BTreeSet<String>,
 }
 
 /// What every route sees.

@@ -114,6 +114,7 @@ pub fn exporter(core: &Core, meters: &Meters, hosts: BTreeSet<String>) -> Router
         access: Access::Open,
         hosts,
         origins: BTreeSet::new(),
+        domains: BTreeSet::new(),
     };
     Router::new()
         .route("/metrics", get(show))

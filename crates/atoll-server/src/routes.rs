@@ -27,7 +27,7 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::answer::{Answer, Failure};
 use crate::document::group;
-use crate::{browser, document, guard};
+use crate::{browser, document, e2b, guard};
 pub(crate) use commands::Encoding;
 
 /// Routes below `/` and below `/api`.
@@ -66,6 +66,7 @@ pub(crate) fn all(app: &App) -> Router {
         .merge(own)
         .merge(api.clone())
         .nest("/api", api)
+        .nest("/e2b", e2b::control())
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so);
     if !app.config.origins.is_empty() {
@@ -73,6 +74,7 @@ pub(crate) fn all(app: &App) -> Router {
     }
     router
         .layer(from_fn_with_state(app.clone(), guard::watch))
+        .layer(from_fn_with_state(e2b::Edge::new(app), e2b::divert))
         .with_state(app.clone())
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    EventId, Lifetime, Limits, Network, OrgId, Reason, SandboxId, SandboxState, SessionId,
+    EventId, Lifetime, Limits, Network, OrgId, Policy, Reason, SandboxId, SandboxState, SessionId,
 };
 use sqlx::FromRow;
 
@@ -11,12 +11,12 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
-     lifetime, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
+     lifetime, policy, public_ports, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
 // Counted and written in one statement, while nobody else of the org counts: no two creates can both be the last that
 // fits.
 const INSERT: &str = "INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
-     network, lifetime, created_at) \
-     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10 \
+     network, lifetime, created_at, policy, public_ports) \
+     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13 \
      WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
      AND state IN ('creating', 'running', 'stopping', 'paused')) < $11";
 const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state = 'stopped' \
@@ -38,7 +38,7 @@ const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
      (SELECT sandbox FROM idempotency WHERE created_at < $1 LIMIT $2)";
 const UPDATE: &str = "UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
-     network = $13, lifetime = $14 WHERE id = $1";
+     network = $13, lifetime = $14, policy = $15, public_ports = $16 WHERE id = $1";
 
 /// A sandbox's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,10 @@ pub struct SandboxRow {
     pub limits: Limits,
     /// What it is connected to.
     pub network: Network,
+    /// What it may reach there.
+    pub policy: Policy,
+    /// What it serves on its ports is for everybody; otherwise for who shows its token.
+    pub public_ports: bool,
     /// When its time is up.
     pub lifetime: Lifetime,
     /// When it was asked for.
@@ -95,6 +99,8 @@ struct Row {
     limits: String,
     network: String,
     lifetime: String,
+    policy: String,
+    public_ports: i64,
     created_at: i64,
     started_at: Option<i64>,
     end_at: Option<i64>,
@@ -120,6 +126,8 @@ impl TryFrom<Row> for SandboxRow {
             limits: parse(TABLE, &row.limits)?,
             network: word(TABLE, row.network)?,
             lifetime: parse(TABLE, &row.lifetime)?,
+            policy: parse(TABLE, &row.policy)?,
+            public_ports: row.public_ports != 0,
             created_at: row.created_at,
             started_at: row.started_at,
             end_at: row.end_at,
@@ -212,7 +220,9 @@ impl Store {
             .bind(text(&row.network))
             .bind(text(&row.lifetime))
             .bind(row.created_at)
-            .bind(most.map(i64::from));
+            .bind(most.map(i64::from))
+            .bind(text(&row.policy))
+            .bind(i64::from(row.public_ports));
         let done = query
             .execute(&mut *transaction)
             .await
@@ -370,7 +380,9 @@ impl Store {
             .bind(text(&row.metadata))
             .bind(text(&row.limits))
             .bind(text(&row.network))
-            .bind(text(&row.lifetime));
+            .bind(text(&row.lifetime))
+            .bind(text(&row.policy))
+            .bind(i64::from(row.public_ports));
         query
             .execute(&mut *transaction)
             .await

@@ -5,7 +5,8 @@ mod history;
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, SandboxId, SandboxState, Scope, SessionId,
+    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, Policy, SandboxId, SandboxState, Scope,
+    SessionId,
 };
 
 use crate::{Claim, Error, NewKey, Page, SandboxRow, Store};
@@ -41,6 +42,8 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
         metadata: BTreeMap::from([("a".into(), "b".into())]),
         limits: Limits::default(),
         network: Network::Internet,
+        policy: Policy::default(),
+        public_ports: true,
         lifetime: Lifetime::default(),
         created_at,
         started_at: None,

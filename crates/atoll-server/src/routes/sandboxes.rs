@@ -221,6 +221,7 @@ async fn create(
         lifetime: asked.lifetime()?,
         alias: asked.alias,
         metadata: asked.metadata,
+        public_ports: true,
         again,
     };
     let sandbox = app.core.create(&caller, asked).await.map_err(on_the_wire)?;

@@ -160,6 +160,7 @@ impl Complete {
             access,
             hosts: self.hosts(),
             origins: self.origins.iter().cloned().collect(),
+            domains: self.domains.iter().cloned().collect(),
         }
     }
 

@@ -1,6 +1,6 @@
 //! A directory watched, as server-sent events. When the answer begins, the watch has: what happens from then on is told.
 
-use atoll_core::Watching;
+use atoll_core::Use;
 use atoll_model::{SandboxState, WatchEvent, WatchOptions};
 use axum::body::Bytes;
 use axum::response::Response;
@@ -22,32 +22,31 @@ pub(super) struct Asked {
 
 pub(super) async fn watch(files: Files, Query(asked): Query<Asked>) -> Answer<Response> {
     let Files { used, who } = files;
-    let watching = used.watching()?;
     let options = WatchOptions {
         recursive: asked.recursive,
         ..WatchOptions::default()
     };
-    let (runtime, path) = (watching.runtime(), asked.path.as_bytes());
-    let watch = runtime.watch(watching.id(), &who, path, options).await?;
-    let state = Some((watching, watch));
+    let (runtime, path) = (used.runtime(), asked.path.as_bytes());
+    let watch = runtime.watch(used.id(), &who, path, options).await?;
+    let state = Some((used, watch));
     let events = futures_util::stream::unfold(state, |state| async {
-        let (watching, mut watch) = state?;
+        let (used, mut watch) = state?;
         let (text, over) = match tokio::time::timeout(stream::PING, watch.next()).await {
             Err(_) => (stream::PINGED.to_owned(), false),
             Ok(Ok(Some(happened))) => (event(&happened), happened == WatchEvent::End),
             Ok(Ok(None)) => return None,
             // Its helper has ended with everything else in the sandbox.
-            Ok(Err(_)) if !runs(&watching) => (end("stopped"), true),
+            Ok(Err(_)) if !runs(&used) => (end("stopped"), true),
             Ok(Err(error)) => (stream::failed(&error), true),
         };
-        let next = (!over).then_some((watching, watch));
+        let next = (!over).then_some((used, watch));
         Some((Bytes::from(text), next))
     });
     Ok(stream::answer(events))
 }
 
-fn runs(watching: &Watching) -> bool {
-    let info = watching.runtime().get(watching.id());
+fn runs(used: &Use) -> bool {
+    let info = used.runtime().get(used.id());
     info.is_ok_and(|info| info.state == SandboxState::Running)
 }
 

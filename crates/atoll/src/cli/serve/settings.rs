@@ -40,6 +40,9 @@ pub(super) struct Settings {
     /// A name by which browsers may ask for this server; may be given again.
     #[arg(long, value_name = "NAME")]
     pub(super) host: Option<Vec<String>>,
+    /// A domain whose names PORT-SANDBOX.DOMAIN lead to a sandbox's ports; may be given again.
+    #[arg(long, value_name = "DOMAIN")]
+    pub(super) domain: Option<Vec<String>>,
     /// A page's origin that may use this server from browsers; may be given again.
     #[arg(long, value_name = "ORIGIN")]
     pub(super) cors_origin: Option<Vec<String>>,
@@ -179,6 +182,7 @@ impl Settings {
             tls_cert,
             tls_key,
             host,
+            domain,
             cors_origin,
             on_exit,
             stopped_retention,
@@ -199,6 +203,7 @@ impl Settings {
             data_dir: Some(data.to_owned()),
             dev: Some(false),
             host: Some(Vec::new()),
+            domain: Some(Vec::new()),
             cors_origin: Some(Vec::new()),
             on_exit: Some(OnExit::Keep),
             stopped_retention: Some(Time(Duration::from_hours(30 * 24))),
@@ -229,6 +234,7 @@ impl Settings {
             dev: self.dev.unwrap_or_default(),
             tls: pair(self.tls_cert, self.tls_key)?,
             hosts: self.host.unwrap_or_default(),
+            domains: self.domain.unwrap_or_default(),
             origins: self.cors_origin.unwrap_or_default(),
             watching: Watching {
                 metrics_listen: self.metrics_listen,
@@ -292,6 +298,7 @@ pub(super) struct Complete {
     /// A certificate and its key.
     pub(super) tls: Option<(PathBuf, PathBuf)>,
     pub(super) hosts: Vec<String>,
+    pub(super) domains: Vec<String>,
     pub(super) origins: Vec<String>,
     pub(super) watching: Watching,
     pub(super) on_exit: OnExit,

@@ -1,0 +1,207 @@
+//! The Connect protocol, as far as E2B's clients speak it: JSON, no compression.
+//!
+//! One call and one answer are plain JSON; a failure has the status of its code. A stream is made of envelopes: a byte
+//! of flags, a length of four bytes, JSON. Its last envelope is flagged and says how it ended: a stream that fails does so
+//! there, under status 200.
+
+use std::convert::Infallible;
+
+use atoll_model::{Category, Code, Error};
+use axum::Json;
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::BytesMut;
+use futures_util::{Stream, StreamExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// The flag of the last envelope.
+const LAST: u8 = 2;
+/// The largest message that is taken.
+const MOST: usize = 4 << 20;
+const STREAM: &str = "application/connect+json";
+
+/// Why a call failed.
+#[derive(Debug, Clone)]
+pub(super) struct Fault {
+    code: &'static str,
+    message: String,
+}
+
+impl Fault {
+    pub(super) fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+
+    fn status(&self) -> StatusCode {
+        match self.code {
+            "invalid_argument" | "failed_precondition" | "out_of_range" => StatusCode::BAD_REQUEST,
+            "unauthenticated" => StatusCode::UNAUTHORIZED,
+            "permission_denied" => StatusCode::FORBIDDEN,
+            "not_found" => StatusCode::NOT_FOUND,
+            "already_exists" | "aborted" => StatusCode::CONFLICT,
+            "resource_exhausted" => StatusCode::TOO_MANY_REQUESTS,
+            "unimplemented" => StatusCode::NOT_IMPLEMENTED,
+            "unavailable" => StatusCode::SERVICE_UNAVAILABLE,
+            "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn body(&self) -> Value {
+        json!({ "code": self.code, "message": self.message })
+    }
+
+    /// The last envelope of a stream that ended so.
+    pub(super) fn envelope(&self) -> Bytes {
+        envelope(LAST, &json!({ "error": self.body(), "metadata": {} }))
+    }
+
+    /// A whole stream that never began.
+    pub(super) fn stream(&self) -> Response {
+        ([(header::CONTENT_TYPE, STREAM)], self.envelope()).into_response()
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        let code = match error.code {
+            Code::FileExists => "already_exists",
+            Code::UnknownUser => "unauthenticated",
+            Code::DiskFull | Code::QuotaExceeded => "resource_exhausted",
+            Code::StdinClosed => "internal",
+            code => match code.category() {
+                Category::Validation => "invalid_argument",
+                Category::Auth => "unauthenticated",
+                Category::NotFound => "not_found",
+                Category::Conflict => "failed_precondition",
+                Category::Quota => "resource_exhausted",
+                Category::Unavailable => "unavailable",
+                Category::Internal => "internal",
+            },
+        };
+        Self::new(code, error.message)
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        (self.status(), Json(self.body())).into_response()
+    }
+}
+
+fn envelope(flags: u8, message: &impl Serialize) -> Bytes {
+    let mut bytes = vec![flags, 0, 0, 0, 0];
+    let _ = serde_json::to_writer(&mut bytes, message);
+    let length = u32::try_from(bytes.len() - 5).unwrap_or(u32::MAX);
+    if let Some(place) = bytes.get_mut(1..5) {
+        place.copy_from_slice(&length.to_be_bytes());
+    }
+    bytes.into()
+}
+
+/// One message of a stream.
+pub(super) fn message(message: &impl Serialize) -> Bytes {
+    envelope(0, message)
+}
+
+/// The last envelope of a stream that went well.
+pub(super) fn done() -> Bytes {
+    envelope(LAST, &json!({}))
+}
+
+/// A stream of envelopes; its maker sends the last one.
+pub(super) fn stream(envelopes: impl Stream<Item = Bytes> + Send + 'static) -> Response {
+    let body = Body::from_stream(envelopes.map(Ok::<_, Infallible>));
+    ([(header::CONTENT_TYPE, STREAM)], body).into_response()
+}
+
+/// A message, read leniently: fields that are not known are somebody's later version.
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| Fault::new("invalid_argument", error.to_string()))
+}
+
+/// The only message of a call that is no stream.
+#[derive(Debug)]
+pub(super) struct Unary<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Unary<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+        let bytes = bytes.map_err(|_| too_large())?;
+        read(&bytes).map(Self)
+    }
+}
+
+fn too_large() -> Fault {
+    let message = format!("a message has at most {} MiB", MOST >> 20);
+    Fault::new("resource_exhausted", message)
+}
+
+/// The messages of a call, as they come.
+pub(super) struct Call {
+    body: BodyDataStream,
+    buffer: BytesMut,
+}
+
+impl Call {
+    pub(super) fn new(body: Body) -> Self {
+        Self {
+            body: body.into_data_stream(),
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// The first message, of a call that has one.
+    pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, Fault> {
+        let first = self.next().await?;
+        first.ok_or_else(|| Fault::new("invalid_argument", "the call has no message"))
+    }
+
+    /// The next message; nothing at the end.
+    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Fault> {
+        loop {
+            if let Some((flags, message)) = self.take()? {
+                return match flags {
+                    LAST => Ok(None),
+                    _ => read(&message).map(Some),
+                };
+            }
+            match self.body.next().await {
+                Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
+                Some(Err(error)) => return Err(Fault::new("canceled", error.to_string())),
+                None if self.buffer.is_empty() => return Ok(None),
+                None => return Err(Fault::new("invalid_argument", "the call broke off")),
+            }
+        }
+    }
+
+    /// Takes the first whole envelope off what has come.
+    fn take(&mut self) -> Result<Option<(u8, Bytes)>, Fault> {
+        let Some(([flags, length @ ..], _)) = self.buffer.split_first_chunk::<5>() else {
+            return Ok(None);
+        };
+        let (flags, length) = (*flags, u32::from_be_bytes(*length) as usize);
+        if length > MOST {
+            return Err(too_large());
+        }
+        if flags & 1 != 0 {
+            let message = "compressed messages are not taken";
+            return Err(Fault::new("unimplemented", message));
+        }
+        if self.buffer.len() < 5 + length {
+            return Ok(None);
+        }
+        let message = self.buffer.split_to(5 + length).freeze().slice(5..);
+        Ok(Some((flags, message)))
+    }
+}

@@ -1,0 +1,300 @@
+//! E2B's control API: sandboxes by key.
+
+mod asked;
+mod list;
+mod shapes;
+
+use atoll_core::{Context, SandboxView};
+use atoll_model::{Code, Error, SandboxState};
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{any, get, post, put};
+use axum::{Json, Router};
+use serde_json::Value;
+
+use super::refusal::{Answer, Known, Refusal};
+use crate::App;
+use crate::e2b::lenient::Lenient;
+use asked::{Connect, Create, Pause, Refresh, Resume, Timeout};
+use shapes::{Detail, Sandbox};
+
+/// Every route, below `/e2b`.
+pub(crate) fn routes() -> Router<App> {
+    Router::new()
+        .route("/sandboxes", post(create).get(list::running))
+        .route("/v2/sandboxes", post(create_now).get(list::all))
+        .route("/sandboxes/{id}", get(read).delete(kill))
+        .route("/sandboxes/{id}/timeout", post(timeout))
+        .route("/sandboxes/{id}/refreshes", post(refresh))
+        .route("/sandboxes/{id}/connect", post(connect))
+        .route("/v2/sandboxes/{id}/connect", post(connect))
+        .route("/sandboxes/{id}/resume", post(resume))
+        .route("/sandboxes/{id}/pause", post(pause))
+        .route("/sandboxes/{id}/network", put(network))
+        .route("/sandboxes/{id}/fork", any(forks))
+        .route("/sandboxes/{id}/snapshots", any(snapshots))
+        .route("/snapshots", any(snapshots))
+        .route("/templates", any(builds))
+        .route("/templates/{*rest}", any(builds))
+        .route("/v2/templates", any(builds))
+        .route("/v2/templates/{*rest}", any(builds))
+        .route("/v3/templates", any(builds))
+        .route("/v3/templates/{*rest}", any(builds))
+        .route("/volumes", any(volumes))
+        .route("/volumes/{*rest}", any(volumes))
+        .route("/secrets", any(secrets))
+        .route("/secrets/{*rest}", any(secrets))
+        .fallback(nowhere)
+}
+
+async fn nowhere() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
+}
+
+async fn forks() -> Refusal {
+    Refusal::not_yet("forks")
+}
+
+async fn snapshots() -> Refusal {
+    Refusal::not_yet("snapshots")
+}
+
+async fn builds() -> Refusal {
+    Refusal::not_yet("template builds (make templates with `atoll template`, or POST /templates)")
+}
+
+async fn volumes() -> Refusal {
+    Refusal::not_yet("volumes")
+}
+
+async fn secrets() -> Refusal {
+    Refusal::not_yet("secrets")
+}
+
+/// The id alone: clients may write more behind it.
+fn id_of(path: &str) -> &str {
+    path.split('-').next().unwrap_or(path)
+}
+
+/// In the words that their users search for.
+fn unknown(id: &str) -> Refusal {
+    let message = format!("Sandbox \"{id}\" doesn't exist or you don't have access to it");
+    Refusal::new(StatusCode::NOT_FOUND, message)
+}
+
+/// A failure about one sandbox.
+fn about(id: &str) -> impl Fn(Error) -> Refusal {
+    move |error| match error.code {
+        Code::SandboxNotFound => unknown(id),
+        _ => error.into(),
+    }
+}
+
+/// A sandbox of the caller's that E2B's clients may know of.
+fn find(app: &App, caller: &Context, id: &str) -> Answer<SandboxView> {
+    let found = app.core.sandbox(caller, id).map_err(about(id))?;
+    match found.row.state {
+        SandboxState::Failed => Err(unknown(id)),
+        _ => Ok(found),
+    }
+}
+
+type Made = Answer<(StatusCode, Json<Sandbox>)>;
+
+/// As older clients ask: 15 seconds, if they say nothing.
+async fn create(
+    State(app): State<App>,
+    Known(caller): Known,
+    headers: HeaderMap,
+    Lenient(asked): Lenient<Create>,
+) -> Made {
+    make(&app, &caller, &headers, asked, 15).await
+}
+
+async fn create_now(
+    State(app): State<App>,
+    Known(caller): Known,
+    headers: HeaderMap,
+    Lenient(asked): Lenient<Create>,
+) -> Made {
+    make(&app, &caller, &headers, asked, 300).await
+}
+
+async fn make(app: &App, caller: &Context, headers: &HeaderMap, asked: Create, usual: u32) -> Made {
+    let new = asked.sandbox(headers, usual)?;
+    let made = app
+        .core
+        .create(caller, new)
+        .await
+        .map_err(|error| match error.code {
+            Code::UnknownTemplate => {
+                let message = format!("template '{}' not found", asked.template());
+                Refusal::new(StatusCode::NOT_FOUND, message)
+            }
+            Code::IdempotencyMismatch => {
+                Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error.message)
+            }
+            _ => error.into(),
+        })?;
+    Ok((StatusCode::CREATED, Json(Sandbox::new(app, &made))))
+}
+
+async fn read(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+) -> Answer<Json<Detail>> {
+    let found = find(&app, &caller, id_of(&id))?;
+    Ok(Json(Detail::new(&app, &found)))
+}
+
+async fn kill(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+) -> Answer<StatusCode> {
+    let id = id_of(&id);
+    find(&app, &caller, id)?;
+    app.core.delete(&caller, id).await.map_err(about(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn timeout(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<Timeout>,
+) -> Answer<StatusCode> {
+    let id = id_of(&id);
+    find(&app, &caller, id)?;
+    let seconds = asked.seconds()?;
+    let changed = app.core.set_timeout(&caller, id, Some(seconds)).await;
+    changed.map_err(about(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Never shortens.
+async fn refresh(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<Refresh>,
+) -> Answer<StatusCode> {
+    let id = id_of(&id);
+    find(&app, &caller, id)?;
+    let seconds = asked.seconds()?;
+    let extended = app.core.extend(&caller, id, seconds).await;
+    extended.map_err(about(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Makes it run if it does not; never shortens its life.
+async fn connect(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<Connect>,
+) -> Made {
+    let id = id_of(&id);
+    let before = find(&app, &caller, id)?;
+    let (status, sandbox) = run(&app, &caller, &before, asked.seconds()?).await?;
+    Ok((status, Json(Sandbox::new(&app, &sandbox))))
+}
+
+/// Makes a sandbox run, for at least so long.
+async fn run(
+    app: &App,
+    caller: &Context,
+    before: &SandboxView,
+    seconds: u32,
+) -> Answer<(StatusCode, SandboxView)> {
+    let id = before.row.id.as_str();
+    match before.row.state {
+        SandboxState::Paused => {
+            let resumed = app.core.resume(caller, id, Some(Some(seconds))).await;
+            Ok((StatusCode::CREATED, resumed.map_err(about(id))?))
+        }
+        SandboxState::Stopped | SandboxState::Stopping => {
+            app.core.start(caller, id).await.map_err(about(id))?;
+            let lives = app.core.set_timeout(caller, id, Some(seconds)).await;
+            Ok((StatusCode::CREATED, lives.map_err(about(id))?))
+        }
+        _ => {
+            let lives = app.core.extend(caller, id, seconds).await;
+            Ok((StatusCode::OK, lives.map_err(about(id))?))
+        }
+    }
+}
+
+/// As older clients connect.
+async fn resume(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<Resume>,
+) -> Made {
+    let id = id_of(&id);
+    let before = find(&app, &caller, id)?;
+    if before.row.state == SandboxState::Running {
+        let message = format!("Sandbox '{id}' is already running");
+        return Err(Refusal::new(StatusCode::CONFLICT, message));
+    }
+    let (_, sandbox) = run(&app, &caller, &before, asked.seconds()?).await?;
+    Ok((StatusCode::CREATED, Json(Sandbox::new(&app, &sandbox))))
+}
+
+/// With its memory it is paused; without, it is stopped.
+async fn pause(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<Pause>,
+) -> Answer<StatusCode> {
+    let id = id_of(&id);
+    let found = find(&app, &caller, id)?;
+    if matches!(
+        found.row.state,
+        SandboxState::Paused | SandboxState::Stopped
+    ) {
+        let message = format!("Error pausing sandbox - sandbox '{id}' is already paused");
+        return Err(Refusal::new(StatusCode::CONFLICT, message));
+    }
+    let paused = if asked.memory() {
+        app.core.pause(&caller, id).await
+    } else {
+        app.core.stop(&caller, id).await
+    };
+    paused.map_err(about(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Replaces everything: what is not named is cleared.
+async fn network(
+    State(app): State<App>,
+    Known(caller): Known,
+    Path(id): Path<String>,
+    Lenient(asked): Lenient<asked::Network>,
+) -> Answer<StatusCode> {
+    let id = id_of(&id);
+    find(&app, &caller, id)?;
+    let (network, policy) = asked.parse(None)?;
+    let changed = app.core.set_network(&caller, id, Some(network), policy);
+    changed.await.map_err(about(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What is asked for and cannot be had is refused, not ignored.
+fn refuse_if_given(value: Option<&Value>, what: &str) -> Answer<()> {
+    let empty = match value {
+        None | Some(Value::Null | Value::Bool(false)) => true,
+        Some(Value::Array(all)) => all.is_empty(),
+        Some(Value::Object(all)) => all.is_empty(),
+        Some(Value::String(text)) => text.is_empty(),
+        Some(_) => false,
+    };
+    if empty {
+        return Ok(());
+    }
+    let message = format!("Atoll does not support {what} yet: leave it out");
+    Err(Refusal::new(StatusCode::BAD_REQUEST, message))
+}

@@ -1,0 +1,225 @@
+//! What E2B's clients ask for, and what that means here.
+
+use std::collections::BTreeMap;
+
+use atoll_core::{Again, NewSandbox};
+use atoll_model::{Ending, Lifetime, Policy, SandboxSpec, Verdict};
+
+use axum::http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::refuse_if_given;
+use crate::body::fingerprint;
+use crate::e2b::refusal::{Answer, Refusal};
+
+/// Seconds from a client.
+fn seconds(asked: Option<i64>, usual: u32) -> Answer<u32> {
+    match asked {
+        None => Ok(usual),
+        // Less than nothing is now.
+        Some(..=0) => Ok(0),
+        Some(asked) => u32::try_from(asked).map_err(|_| {
+            let message = format!("the timeout of {asked} s is too long");
+            Refusal::new(StatusCode::BAD_REQUEST, message)
+        }),
+    }
+}
+
+#[derive(Debug, Deserialize, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Create {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    timeout: Option<i64>,
+    #[serde(default)]
+    auto_pause: bool,
+    auto_pause_memory: Option<bool>,
+    auto_resume: Option<AutoResume>,
+    /// Tokens are asked for in any case.
+    secure: Option<bool>,
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    network: Option<Network>,
+    metadata: Option<BTreeMap<String, String>>,
+    env_vars: Option<BTreeMap<String, String>>,
+    /// The client's own affair.
+    mcp: Option<Value>,
+    iam: Option<Value>,
+    volume_mounts: Option<Value>,
+}
+
+#[derive(Debug, Deserialize, serde::Serialize)]
+struct AutoResume {
+    #[serde(default)]
+    enabled: bool,
+}
+
+impl Create {
+    pub(super) fn template(&self) -> &str {
+        &self.template_id
+    }
+
+    /// The sandbox that is meant. `usual` is how long it lives if nothing is said.
+    pub(super) fn sandbox(&self, headers: &HeaderMap, usual: u32) -> Answer<NewSandbox> {
+        refuse_if_given(self.iam.as_ref(), "iam")?;
+        refuse_if_given(self.volume_mounts.as_ref(), "volumes")?;
+        let asked = self.network.as_ref();
+        let (network, policy) = match asked {
+            Some(asked) => asked.parse(self.allow_internet_access)?,
+            None => Network::default().parse(self.allow_internet_access)?,
+        };
+        let on_timeout = match (self.auto_pause, self.auto_pause_memory) {
+            (false, _) => Ending::Destroy,
+            (true, Some(false)) => Ending::Stop,
+            (true, _) => Ending::Pause,
+        };
+        Ok(NewSandbox {
+            spec: SandboxSpec {
+                template: self.template_id.clone(),
+                network,
+                policy,
+                environment: self.env_vars.clone().unwrap_or_default(),
+                ..SandboxSpec::default()
+            },
+            alias: None,
+            metadata: self.metadata.clone().unwrap_or_default(),
+            lifetime: Lifetime {
+                timeout: Some(seconds(self.timeout, usual)?),
+                on_timeout,
+                idle_timeout: None,
+                on_idle: Ending::default(),
+                auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
+            },
+            public_ports: asked.and_then(|asked| asked.allow_public_traffic) != Some(false),
+            again: self.again(headers)?,
+        })
+    }
+
+    fn again(&self, headers: &HeaderMap) -> Answer<Option<Again>> {
+        let Some(key) = headers.get("idempotency-key") else {
+            return Ok(None);
+        };
+        let key = key
+            .to_str()
+            .ok()
+            .filter(|key| (1..=255).contains(&key.len()));
+        let key = key.ok_or_else(|| {
+            let message = "the Idempotency-Key has 1 to 255 characters";
+            Refusal::new(StatusCode::BAD_REQUEST, message)
+        })?;
+        let body = serde_json::to_vec(self).unwrap_or_default();
+        Ok(Some(Again {
+            key: key.to_owned(),
+            fingerprint: fingerprint(&body),
+        }))
+    }
+}
+
+/// What a sandbox may reach, and who may reach it.
+#[derive(Debug, Default, Deserialize, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Network {
+    #[serde(default)]
+    allow_out: Vec<String>,
+    #[serde(default)]
+    deny_out: Vec<String>,
+    allow_public_traffic: Option<bool>,
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    rules: Option<Value>,
+    egress_proxy: Option<Value>,
+    dns_servers: Option<Value>,
+    mask_request_host: Option<Value>,
+    https_ports: Option<Value>,
+}
+
+impl Network {
+    /// In our words. What is allowed wins over what is denied, as with us.
+    pub(super) fn parse(&self, internet: Option<bool>) -> Answer<(atoll_model::Network, Policy)> {
+        for (value, what) in [
+            (&self.rules, "network rules by domain"),
+            (&self.egress_proxy, "egressProxy"),
+            (&self.dns_servers, "dnsServers"),
+            (&self.mask_request_host, "maskRequestHost"),
+            (&self.https_ports, "httpsPorts"),
+        ] {
+            refuse_if_given(value.as_ref(), what)?;
+        }
+        let is_domain = |word: &&String| word.chars().any(|letter| letter.is_ascii_alphabetic());
+        if let Some(domain) = self.allow_out.iter().chain(&self.deny_out).find(is_domain) {
+            let message = format!(
+                "{domain:?} is a domain: Atoll's network rules know addresses and blocks only, such as 1.1.1.0/24"
+            );
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+        }
+        let internet = self.allow_internet_access.or(internet).unwrap_or(true);
+        let default = if internet {
+            Verdict::Allow
+        } else {
+            Verdict::Deny
+        };
+        let policy = Policy::parse(&self.allow_out, &self.deny_out, default)?;
+        // Nothing to reach is no network at all; it can be given one later.
+        let network = match (internet, self.allow_out.is_empty()) {
+            (false, true) => atoll_model::Network::None,
+            _ => atoll_model::Network::Internet,
+        };
+        Ok((network, policy))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Timeout {
+    timeout: i64,
+}
+
+impl Timeout {
+    pub(super) fn seconds(&self) -> Answer<u32> {
+        seconds(Some(self.timeout), 0)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Refresh {
+    duration: Option<i64>,
+}
+
+impl Refresh {
+    pub(super) fn seconds(&self) -> Answer<u32> {
+        seconds(self.duration, 0)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Connect {
+    timeout: Option<i64>,
+}
+
+impl Connect {
+    pub(super) fn seconds(&self) -> Answer<u32> {
+        seconds(self.timeout, 300)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Resume {
+    timeout: Option<i64>,
+}
+
+impl Resume {
+    pub(super) fn seconds(&self) -> Answer<u32> {
+        seconds(self.timeout, 15)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Pause {
+    memory: Option<bool>,
+}
+
+impl Pause {
+    pub(super) fn memory(&self) -> bool {
+        self.memory.unwrap_or(true)
+    }
+}

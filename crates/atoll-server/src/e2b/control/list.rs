@@ -1,0 +1,185 @@
+//! Lists of sandboxes, with every filter their clients have.
+
+use std::collections::BTreeMap;
+
+use atoll_core::{Context, SandboxView};
+use atoll_model::SandboxState;
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use serde::Deserialize;
+
+use super::shapes::{Listed, state};
+use crate::App;
+use crate::e2b::refusal::{Answer, Known, Refusal};
+
+type Page = (HeaderMap, Json<Vec<Listed>>);
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Asked {
+    metadata: Option<String>,
+    state: Option<String>,
+    order: Option<String>,
+    started_after: Option<String>,
+    template: Option<String>,
+    limit: Option<u32>,
+    next_token: Option<String>,
+}
+
+fn wrong(message: impl Into<String>) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, message)
+}
+
+/// Names and values, each encoded once more than a query already is.
+fn metadata(text: &str) -> Answer<BTreeMap<String, String>> {
+    let pairs: Vec<(String, String)> =
+        serde_urlencoded::from_str(text).map_err(|_| wrong("metadata is not a query string"))?;
+    let once_more = |text: String| {
+        let decoded: Result<Vec<(String, String)>, _> =
+            serde_urlencoded::from_str(&format!("x={}", text.replace('+', "%2B")));
+        let decoded = decoded.ok().and_then(|mut pairs| pairs.pop());
+        decoded.map_or(text, |(_, value)| value)
+    };
+    let pairs = pairs.into_iter();
+    Ok(pairs
+        .map(|(name, value)| (once_more(name), once_more(value)))
+        .collect())
+}
+
+/// When it began to run, by which lists are ordered.
+fn started(view: &SandboxView) -> (i64, &str) {
+    let row = &view.row;
+    (row.started_at.unwrap_or(row.created_at), row.id.as_str())
+}
+
+impl Asked {
+    fn states(&self) -> Answer<Vec<&str>> {
+        let Some(states) = &self.state else {
+            return Ok(vec!["running", "paused"]);
+        };
+        let states: Vec<&str> = states.split(',').filter(|word| !word.is_empty()).collect();
+        match states
+            .iter()
+            .find(|state| !["running", "paused"].contains(state))
+        {
+            Some(other) => Err(wrong(format!("{other:?} is neither running nor paused"))),
+            None => Ok(states),
+        }
+    }
+
+    fn since(&self) -> Answer<Option<i64>> {
+        let time = self.started_after.as_ref().map(|text| {
+            let time: Result<jiff::Timestamp, _> = text.parse();
+            time.map(jiff::Timestamp::as_microsecond)
+                .map_err(|_| wrong(format!("startedAfter: {text:?} is not a time")))
+        });
+        time.transpose()
+    }
+
+    /// Where the page before ended.
+    fn after(&self) -> Answer<Option<(i64, String)>> {
+        let token = self.next_token.as_ref().filter(|token| !token.is_empty());
+        let parsed = token.map(|token| {
+            let parts = token.split_once('.');
+            let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
+            parsed.ok_or_else(|| wrong("nextToken is not one of ours"))
+        });
+        parsed.transpose()
+    }
+}
+
+/// What fits, all of it.
+fn fitting(app: &App, caller: &Context, asked: &Asked) -> Answer<Vec<SandboxView>> {
+    if asked
+        .template
+        .as_ref()
+        .is_some_and(|name| name.contains(':'))
+    {
+        return Err(wrong("template: give it without a tag"));
+    }
+    let (states, since) = (asked.states()?, asked.since()?);
+    let wanted = asked.metadata.as_deref().map(metadata).transpose()?;
+    let wanted = wanted.unwrap_or_default();
+    let all = app.core.living(caller)?.into_iter();
+    let fits = |view: &SandboxView| {
+        let row = &view.row;
+        row.state != SandboxState::Failed
+            && states.contains(&state(row.state))
+            && since.is_none_or(|since| started(view).0 >= since)
+            && asked
+                .template
+                .as_ref()
+                .is_none_or(|name| *name == row.template)
+            && wanted
+                .iter()
+                .all(|(name, value)| row.metadata.get(name) == Some(value))
+    };
+    Ok(all.filter(fits).collect())
+}
+
+fn page(app: &App, caller: &Context, asked: &Asked) -> Answer<Page> {
+    let limit = asked.limit.unwrap_or(100);
+    if !(1..=100).contains(&limit) {
+        return Err(wrong("limit: give 1 to 100"));
+    }
+    let ascending = match asked.order.as_deref() {
+        None | Some("desc") => false,
+        Some("asc") => true,
+        Some(other) => return Err(wrong(format!("order: {other:?} is neither asc nor desc"))),
+    };
+    let mut found = fitting(app, caller, asked)?;
+    let running = found
+        .iter()
+        .filter(|view| state(view.row.state) == "running");
+    let running = running.count();
+    found.sort_by(|one, two| started(one).cmp(&started(two)));
+    if !ascending {
+        found.reverse();
+    }
+    if let Some((time, id)) = asked.after()? {
+        found.retain(|view| {
+            let after = started(view).cmp(&(time, &id));
+            if ascending {
+                after.is_gt()
+            } else {
+                after.is_lt()
+            }
+        });
+    }
+    let mut headers = HeaderMap::new();
+    let more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    // Not on the last page: an empty one is taken for another.
+    if let Some(last) = found.last().filter(|_| more) {
+        let (time, id) = started(last);
+        if let Ok(token) = HeaderValue::from_str(&format!("{time}.{id}")) {
+            headers.insert("x-next-token", token);
+        }
+    }
+    if asked.states()?.contains(&"running") {
+        headers.insert("x-total-running", HeaderValue::from(running));
+    }
+    Ok((headers, Json(found.iter().map(Listed::from).collect())))
+}
+
+pub(super) async fn all(
+    State(app): State<App>,
+    Known(caller): Known,
+    Query(asked): Query<Asked>,
+) -> Answer<Page> {
+    page(&app, &caller, &asked)
+}
+
+/// As older clients list: those that run.
+pub(super) async fn running(
+    State(app): State<App>,
+    Known(caller): Known,
+    Query(asked): Query<Asked>,
+) -> Answer<Page> {
+    let asked = Asked {
+        state: Some("running".into()),
+        ..asked
+    };
+    page(&app, &caller, &asked)
+}

@@ -1,0 +1,157 @@
+//! Sandboxes as E2B's clients see them.
+
+use std::collections::BTreeMap;
+
+use atoll_core::{Door, SandboxView};
+use atoll_model::{Ending, Network, SandboxState, Verdict};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::App;
+use crate::views::Time;
+
+/// The version of E2B's daemon whose behaviour this is.
+const ENVD_VERSION: &str = "0.6.13";
+/// They have one, and nobody reads it.
+const CLIENT: &str = "atoll";
+
+/// What a create and a connect answer.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Sandbox {
+    #[serde(rename = "templateID")]
+    template: String,
+    #[serde(rename = "sandboxID")]
+    id: String,
+    #[serde(rename = "clientID")]
+    client: &'static str,
+    envd_version: &'static str,
+    envd_access_token: String,
+    /// Asked of who wants what it serves, if not everybody may have that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traffic_access_token: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<String>,
+}
+
+impl Sandbox {
+    pub(super) fn new(app: &App, view: &SandboxView) -> Self {
+        let row = &view.row;
+        Self {
+            template: row.template.clone(),
+            id: row.id.to_string(),
+            client: CLIENT,
+            envd_version: ENVD_VERSION,
+            envd_access_token: app.core.token(&row.id, Door::Agent),
+            traffic_access_token: (!row.public_ports).then(|| app.core.token(&row.id, Door::Ports)),
+            domain: app.config.domains.first().cloned(),
+        }
+    }
+}
+
+/// What a list has of each.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Listed {
+    #[serde(rename = "templateID")]
+    template: String,
+    #[serde(rename = "sandboxID")]
+    id: String,
+    #[serde(rename = "clientID")]
+    client: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alias: Option<String>,
+    started_at: Time,
+    end_at: Time,
+    cpu_count: u64,
+    #[serde(rename = "memoryMB")]
+    memory: u64,
+    #[serde(rename = "diskSizeMB")]
+    disk: u64,
+    metadata: BTreeMap<String, String>,
+    state: &'static str,
+    envd_version: &'static str,
+}
+
+/// The two states that they have a word for.
+pub(super) fn state(state: SandboxState) -> &'static str {
+    match state {
+        SandboxState::Paused | SandboxState::Stopped => "paused",
+        _ => "running",
+    }
+}
+
+/// A sandbox without end, in a form that must have one.
+const NEVER: i64 = 253_402_300_799_000_000;
+
+impl From<&SandboxView> for Listed {
+    fn from(view: &SandboxView) -> Self {
+        let row = &view.row;
+        let started = row.started_at.unwrap_or(row.created_at);
+        let end = match row.state {
+            SandboxState::Running | SandboxState::Creating => row.end_at.unwrap_or(NEVER),
+            _ => row.stopped_at.unwrap_or(started),
+        };
+        Self {
+            template: row.template.clone(),
+            id: row.id.to_string(),
+            client: CLIENT,
+            alias: row.alias.clone(),
+            started_at: Time::new(started),
+            end_at: Time::new(end),
+            cpu_count: row.limits.cpus.0.div_ceil(1000).max(1).into(),
+            memory: row.limits.memory.0 >> 20,
+            disk: row.limits.disk.0 >> 20,
+            metadata: row.metadata.clone(),
+            state: state(row.state),
+            envd_version: ENVD_VERSION,
+        }
+    }
+}
+
+/// Everything about one.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Detail {
+    #[serde(flatten)]
+    listed: Listed,
+    envd_access_token: String,
+    allow_internet_access: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    domain: Option<String>,
+    lifecycle: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pause_mode: Option<&'static str>,
+    network: Value,
+}
+
+impl Detail {
+    pub(super) fn new(app: &App, view: &SandboxView) -> Self {
+        let row = &view.row;
+        let on_timeout = match row.lifetime.on_timeout {
+            Ending::Destroy => "kill",
+            Ending::Stop | Ending::Pause => "pause",
+        };
+        let rules = |rules: &[atoll_model::Rule]| -> Vec<String> {
+            rules.iter().map(ToString::to_string).collect()
+        };
+        let closed = row.network == Network::None || row.policy.default == Verdict::Deny;
+        Self {
+            listed: view.into(),
+            envd_access_token: app.core.token(&row.id, Door::Agent),
+            allow_internet_access: !closed,
+            domain: app.config.domains.first().cloned(),
+            lifecycle: json!({ "autoResume": row.lifetime.auto_resume, "onTimeout": on_timeout }),
+            pause_mode: match row.state {
+                SandboxState::Paused => Some("full"),
+                SandboxState::Stopped => Some("filesystem"),
+                _ => None,
+            },
+            network: json!({
+                "allowOut": rules(&row.policy.allow),
+                "denyOut": rules(&row.policy.deny),
+                "allowPublicTraffic": row.public_ports,
+            }),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What E2B runs inside each of its sandboxes, and this server does from outside: commands and files by the
+//! sandbox's token.
+
+mod process;
+
+use atoll_core::{Door, Doorstep};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+
+use super::edge;
+use super::refusal::Refusal;
+use crate::App;
+
+/// Every route of port 49983.
+pub(super) fn routes(app: &App) -> Router {
+    let closed = process::routes().layer(from_fn(with_token));
+    Router::new()
+        .route("/health", get(health))
+        .merge(closed)
+        .fallback(nowhere)
+        .with_state(app.clone())
+}
+
+async fn health() -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+async fn nowhere() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
+}
+
+/// Lets only those in who show the sandbox's token.
+async fn with_token(
+    Extension(step): Extension<Doorstep>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if edge::shows_token(&step, Door::Agent, request.headers()) {
+        return next.run(request).await;
+    }
+    let message =
+        "unauthorized access, please provide a valid access token or method signing if supported";
+    Refusal::new(StatusCode::UNAUTHORIZED, message).into_response()
+}

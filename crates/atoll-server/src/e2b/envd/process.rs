@@ -1,0 +1,369 @@
+//! `process.Process`: commands and terminals, by their pid inside the sandbox or by a tag.
+
+mod events;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_core::{Doorstep, Use};
+use atoll_model::{Code, Error, ExecSpec, Program};
+use atoll_worker::Control;
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use axum::response::Response;
+use axum::routing::post;
+use axum::{Extension, Json, Router};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::App;
+use crate::e2b::connect::{self, Call, Fault, Unary};
+use crate::socket::size;
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/process.Process/List", post(list))
+        .route("/process.Process/Start", post(start))
+        .route("/process.Process/Connect", post(join))
+        .route("/process.Process/Update", post(update))
+        .route("/process.Process/SendInput", post(send_input))
+        .route("/process.Process/StreamInput", post(stream_input))
+        .route("/process.Process/SendSignal", post(send_signal))
+        .route("/process.Process/CloseStdin", post(close_stdin))
+}
+
+/// Which process.
+#[derive(Debug, Default, Deserialize)]
+struct Selector {
+    pid: Option<i32>,
+    tag: Option<String>,
+}
+
+impl Selector {
+    fn find(&self, used: &Use) -> Result<Control, Fault> {
+        let runtime = used.runtime();
+        let found = match (self.pid, &self.tag) {
+            (Some(pid), _) => runtime.find_exec_by_pid(used.id(), pid),
+            (None, Some(tag)) => runtime.find_exec_by_tag(used.id(), tag),
+            (None, None) => {
+                return Err(Fault::new(
+                    "invalid_argument",
+                    "no pid and no tag was given",
+                ));
+            }
+        };
+        found.map_err(|error| match (error.code, self.pid, &self.tag) {
+            (Code::ExecNotFound, Some(pid), _) => {
+                Fault::new("not_found", format!("process with pid {pid} not found"))
+            }
+            (Code::ExecNotFound, None, Some(tag)) => {
+                Fault::new("not_found", format!("process with tag '{tag}' not found"))
+            }
+            _ => error.into(),
+        })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Selected {
+    process: Selector,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Config {
+    cmd: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    envs: BTreeMap<String, String>,
+    cwd: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Pty {
+    size: Size,
+}
+
+#[derive(Debug, Deserialize)]
+struct Size {
+    #[serde(default)]
+    cols: u32,
+    #[serde(default)]
+    rows: u32,
+}
+
+impl Size {
+    fn of_terminal(&self) -> atoll_model::TerminalSize {
+        let number = |number| u16::try_from(number).unwrap_or(u16::MAX);
+        size(number(self.cols), number(self.rows))
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Start {
+    process: Config,
+    pty: Option<Pty>,
+    tag: Option<String>,
+    /// Older clients say nothing and mean yes.
+    stdin: Option<bool>,
+}
+
+impl Start {
+    fn spec(&self, headers: &HeaderMap) -> ExecSpec {
+        let Config {
+            cmd,
+            args,
+            envs,
+            cwd,
+        } = &self.process;
+        let mut spec = ExecSpec::argv([cmd].into_iter().chain(args));
+        for (name, value) in envs {
+            spec = spec.variable(name, value);
+        }
+        spec.directory = cwd
+            .clone()
+            .filter(|cwd| !cwd.is_empty())
+            .map(String::into_bytes);
+        spec.user = user(headers);
+        spec.tag.clone_from(&self.tag);
+        spec.deadline = deadline(headers);
+        if let Some(pty) = &self.pty {
+            spec = spec.terminal(pty.size.of_terminal());
+        } else if self.stdin != Some(false) {
+            spec = spec.open_input();
+        }
+        spec
+    }
+}
+
+/// Whom a caller wants to be: the name of basic authentication, whose password nobody asks for.
+pub(super) fn user(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, encoded) = value.split_once(' ')?;
+    let named = scheme.eq_ignore_ascii_case("basic");
+    let decoded = named.then(|| STANDARD.decode(encoded.trim()).ok())??;
+    let text = String::from_utf8(decoded).ok()?;
+    let name = text.split(':').next()?;
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// How long the process may run: the time its caller gives the call.
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    let milliseconds = headers.get("connect-timeout-ms")?.to_str().ok()?;
+    let milliseconds = milliseconds.parse().ok().filter(|time| *time > 0)?;
+    Some(Duration::from_millis(milliseconds))
+}
+
+/// A refusal in the words that E2B's clients and their users know.
+fn in_their_words(error: Error, spec: &ExecSpec) -> Fault {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match error.code {
+        Code::CwdNotFound => {
+            let cwd = spec.directory.as_deref().map(text).unwrap_or_default();
+            Fault::new("invalid_argument", format!("cwd '{cwd}' does not exist"))
+        }
+        Code::UnknownUser => {
+            let user = spec.user.clone().unwrap_or_default();
+            Fault::new("unauthenticated", format!("invalid username: '{user}'"))
+        }
+        _ => error.into(),
+    }
+}
+
+async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault> {
+    let used = step.enter().await?;
+    let all = used.runtime().execs(used.id())?.into_iter();
+    let running = all.filter(|exec| exec.status.is_none());
+    let processes: Vec<Value> = running
+        .map(|exec| {
+            let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
+            let (cmd, args) = match &exec.spec.program {
+                Program::Argv(argv) => {
+                    let mut words = argv.iter().map(text);
+                    (words.next().unwrap_or_default(), words.collect())
+                }
+                Program::Shell(line) => ("/bin/sh".into(), vec!["-c".into(), line.clone()]),
+            };
+            // What a command was given as variables is nobody else's business.
+            let config = json!({
+                "cmd": cmd, "args": args, "envs": {},
+                "cwd": exec.spec.directory.as_ref().map(text),
+            });
+            json!({ "config": config, "pid": exec.pid, "tag": exec.spec.tag })
+        })
+        .collect();
+    Ok(Json(json!({ "processes": processes })))
+}
+
+async fn start(Extension(step): Extension<Doorstep>, headers: HeaderMap, body: Body) -> Response {
+    match begin(&step, &headers, body).await {
+        Ok((used, control)) => events::stream(used, control, 0, &headers),
+        Err(fault) => fault.stream(),
+    }
+}
+
+async fn begin(step: &Doorstep, headers: &HeaderMap, body: Body) -> Result<(Use, Control), Fault> {
+    let asked: Start = Call::new(body).only().await?;
+    let spec = asked.spec(headers);
+    let used = step.enter().await?;
+    let begun = used.runtime().exec(used.id(), spec.clone()).await;
+    let exec = begun.map_err(|error| in_their_words(error, &spec))?;
+    Ok((used, exec.control))
+}
+
+/// Joins a process: what it says from now on.
+async fn join(Extension(step): Extension<Doorstep>, headers: HeaderMap, body: Body) -> Response {
+    let joined = async {
+        let asked: Selected = Call::new(body).only().await?;
+        let used = step.enter().await?;
+        let control = asked.process.find(&used)?;
+        Ok::<_, Fault>((used, control))
+    };
+    match joined.await {
+        Ok((used, control)) => {
+            let now = control.kept().1;
+            events::stream(used, control, now, &headers)
+        }
+        Err(fault) => fault.stream(),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Update {
+    process: Selector,
+    pty: Option<Pty>,
+}
+
+async fn update(
+    Extension(step): Extension<Doorstep>,
+    Unary(asked): Unary<Update>,
+) -> Result<Json<Value>, Fault> {
+    let used = step.enter().await?;
+    let control = asked.process.find(&used)?;
+    if let Some(pty) = asked.pty {
+        control.resize(pty.size.of_terminal())?;
+    }
+    Ok(Json(json!({})))
+}
+
+/// Bytes for a process, in base64.
+#[derive(Debug, Deserialize)]
+struct Input {
+    stdin: Option<String>,
+    pty: Option<String>,
+}
+
+impl Input {
+    async fn write(&self, control: &Control) -> Result<(), Fault> {
+        let given = self.stdin.as_ref().or(self.pty.as_ref());
+        let bytes = STANDARD.decode(given.map_or("", String::as_str));
+        let bytes = bytes.map_err(|_| Fault::new("invalid_argument", "input is not base64"))?;
+        let on_terminal = control.info().spec.terminal.is_some();
+        if on_terminal != self.pty.is_some() && given.is_some() {
+            let message = if on_terminal {
+                "the process has a terminal: send pty input"
+            } else {
+                "the process has no terminal: send stdin input"
+            };
+            return Err(Fault::new("internal", message));
+        }
+        Ok(control.write_all(&bytes).await?)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct SendInput {
+    process: Selector,
+    input: Input,
+}
+
+async fn send_input(
+    Extension(step): Extension<Doorstep>,
+    Unary(asked): Unary<SendInput>,
+) -> Result<Json<Value>, Fault> {
+    let used = step.enter().await?;
+    asked.input.write(&asked.process.find(&used)?).await?;
+    Ok(Json(json!({})))
+}
+
+/// What a stream of input consists of; signs of life say nothing.
+#[derive(Debug, Deserialize)]
+struct Piece {
+    start: Option<Selected>,
+    data: Option<Given>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Given {
+    input: Input,
+}
+
+async fn stream_input(Extension(step): Extension<Doorstep>, body: Body) -> Response {
+    match take_input(&step, body).await {
+        Ok(()) => connect::stream(futures_util::stream::iter([
+            connect::message(&json!({})),
+            connect::done(),
+        ])),
+        Err(fault) => fault.stream(),
+    }
+}
+
+async fn take_input(step: &Doorstep, body: Body) -> Result<(), Fault> {
+    let used = step.enter().await?;
+    let mut call = Call::new(body);
+    let mut process = None;
+    while let Some(piece) = call.next::<Piece>().await? {
+        used.touch();
+        if let Some(start) = piece.start {
+            process = Some(start.process.find(&used)?);
+        }
+        if let Some(data) = piece.data {
+            let unknown = || Fault::new("invalid_argument", "input came before its process");
+            let process = process.as_ref().ok_or_else(unknown)?;
+            data.input.write(process).await?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Deserialize)]
+struct SendSignal {
+    process: Selector,
+    #[serde(default)]
+    signal: String,
+}
+
+async fn send_signal(
+    Extension(step): Extension<Doorstep>,
+    Unary(asked): Unary<SendSignal>,
+) -> Result<Json<Value>, Fault> {
+    let used = step.enter().await?;
+    let control = asked.process.find(&used)?;
+    let signal = match asked.signal.as_str() {
+        "SIGNAL_SIGKILL" => 9,
+        "SIGNAL_SIGTERM" => 15,
+        other => {
+            let message =
+                format!("the signal {other:?} is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM");
+            return Err(Fault::new("invalid_argument", message));
+        }
+    };
+    if control.info().status.is_some() {
+        let pid = control.info().pid;
+        let message = format!("process with pid {pid} not found");
+        return Err(Fault::new("not_found", message));
+    }
+    control.signal(signal).await?;
+    Ok(Json(json!({})))
+}
+
+async fn close_stdin(
+    Extension(step): Extension<Doorstep>,
+    Unary(asked): Unary<Selected>,
+) -> Result<Json<Value>, Fault> {
+    let used = step.enter().await?;
+    asked.process.find(&used)?.close_input()?;
+    Ok(Json(json!({})))
+}

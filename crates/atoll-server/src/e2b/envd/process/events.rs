@@ -1,0 +1,158 @@
+//! What a process does, as a stream of events: `start`, `data`, `keepalive`, `end`.
+
+use std::time::Duration;
+
+use atoll_core::Use;
+use atoll_model::{Chunk, ExecStatus, Stream};
+use atoll_worker::{Control, LogReader};
+use axum::body::Bytes;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use crate::e2b::connect::{self, Fault};
+
+/// How often something is said, if nothing else is asked for.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// How often a client wants to hear something.
+pub(in crate::e2b) fn keepalive(headers: &HeaderMap) -> Duration {
+    let asked = headers.get("keepalive-ping-interval");
+    let asked = asked.and_then(|asked| asked.to_str().ok()?.parse().ok());
+    asked
+        .filter(|seconds| *seconds > 0)
+        .map_or(KEEPALIVE, Duration::from_secs)
+}
+
+/// Where the stream is.
+enum At {
+    Start,
+    Running,
+    /// What is left to be said.
+    Ending(Bytes),
+    Over,
+}
+
+struct State {
+    /// The sandbox is in use as long as somebody listens.
+    used: Use,
+    control: Control,
+    reader: LogReader,
+    at: At,
+    keepalive: Duration,
+}
+
+/// Everything from a position on. Who goes away ends nothing.
+pub(super) fn stream(used: Use, control: Control, after: u64, headers: &HeaderMap) -> Response {
+    let state = State {
+        reader: control.output(after),
+        used,
+        control,
+        at: At::Start,
+        keepalive: keepalive(headers),
+    };
+    connect::stream(futures_util::stream::unfold(state, |mut state| async {
+        let envelope = state.next().await?;
+        Some((envelope, state))
+    }))
+}
+
+fn event(event: &Value) -> Bytes {
+    connect::message(&json!({ "event": event }))
+}
+
+impl State {
+    async fn next(&mut self) -> Option<Bytes> {
+        match std::mem::replace(&mut self.at, At::Running) {
+            At::Start => Some(event(
+                &json!({ "start": { "pid": self.control.info().pid } }),
+            )),
+            At::Running => Some(self.happens().await),
+            At::Ending(last) => {
+                self.at = At::Over;
+                Some(last)
+            }
+            At::Over => None,
+        }
+    }
+
+    async fn happens(&mut self) -> Bytes {
+        loop {
+            let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
+            self.used.touch();
+            match next {
+                Err(_) => return event(&json!({ "keepalive": {} })),
+                Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => {
+                    return self.data(stream, &bytes);
+                }
+                // Too slow: they have no word for it.
+                Ok(Ok(Some(Chunk::Gap { .. }))) => {}
+                Ok(Ok(Some(Chunk::Exit(status)))) => return self.end(status),
+                Ok(Ok(None)) => return self.end(self.control.info().status.unwrap_or_default()),
+                Ok(Err(error)) => {
+                    self.at = At::Over;
+                    return Fault::from(error).envelope();
+                }
+            }
+        }
+    }
+
+    fn data(&self, stream: Stream, bytes: &[u8]) -> Bytes {
+        let on_terminal = self.control.info().spec.terminal.is_some();
+        let name = match stream {
+            _ if on_terminal => "pty",
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        };
+        event(&json!({ "data": { name: STANDARD.encode(bytes) } }))
+    }
+
+    fn end(&mut self, status: ExecStatus) -> Bytes {
+        if status.timed_out {
+            self.at = At::Over;
+            return Fault::new("deadline_exceeded", "context deadline exceeded").envelope();
+        }
+        self.at = At::Ending(connect::done());
+        event(&json!({ "end": ended(status) }))
+    }
+}
+
+/// How a process ended, in Go's words.
+fn ended(status: ExecStatus) -> Value {
+    match (status.signal, status.code) {
+        (Some(signal), _) => {
+            let words = format!("signal: {}", signal_name(signal));
+            json!({ "exitCode": -1, "exited": false, "status": words, "error": words })
+        }
+        (None, code) => {
+            let code = code.unwrap_or(0);
+            let words = format!("exit status {code}");
+            let mut end = json!({ "exitCode": code, "exited": true, "status": words });
+            if code != 0 {
+                end["error"] = words.into();
+            }
+            end
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "hangup",
+        2 => "interrupt",
+        3 => "quit",
+        4 => "illegal instruction",
+        6 => "aborted",
+        7 => "bus error",
+        8 => "floating point exception",
+        9 => "killed",
+        11 => "segmentation fault",
+        13 => "broken pipe",
+        14 => "alarm clock",
+        15 => "terminated",
+        _ => return format!("signal {signal}"),
+    };
+    name.to_owned()
+}
