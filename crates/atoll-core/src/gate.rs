@@ -9,7 +9,7 @@ use crate::ledger::Entry;
 use crate::{Context, Core};
 
 /// How many watches a sandbox may have at once.
-const WATCHES: usize = 64;
+pub(crate) const WATCHES: usize = 64;
 
 /// Somebody uses a sandbox, which is not idle as long as this lives; or only looks at it.
 #[derive(Debug)]
@@ -50,6 +50,10 @@ impl Use {
         &self.runtime
     }
 
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();
@@ -66,10 +70,14 @@ impl Use {
         if self.entry.begin_watch(WATCHES) {
             return Ok(Watching(self));
         }
-        let message = format!("the sandbox has {WATCHES} watches already");
-        Err(Error::new(Code::QuotaExceeded, message)
-            .remedy("end one of them, or watch a directory above with recursive=true"))
+        Err(too_many_watches())
     }
+}
+
+pub(crate) fn too_many_watches() -> Error {
+    let message = format!("the sandbox has {WATCHES} watches already");
+    Error::new(Code::QuotaExceeded, message)
+        .remedy("end one of them, or watch a directory above with recursive=true")
 }
 
 impl std::ops::Deref for Watching {

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_model::{Code, Error, OrgId, SandboxId};
+use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
 use atoll_store::{SandboxRow, Store};
 
 use crate::error;
+use crate::watchers::Watchers;
 
 /// All living sandboxes.
 #[derive(Debug, Default)]
@@ -25,8 +26,10 @@ pub(crate) struct Entry {
     used: AtomicI64,
     /// Uses under way.
     uses: AtomicUsize,
-    /// Watches among them.
+    /// Watches, those that are kept included.
     watches: AtomicUsize,
+    /// Watches that are kept between requests, which is no use.
+    pub(crate) watchers: Watchers,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,6 +44,7 @@ impl Entry {
             gate: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watches: AtomicUsize::new(0),
+            watchers: Watchers::default(),
         })
     }
 
@@ -64,6 +68,9 @@ impl Entry {
         let written = store.update_sandbox(&row, kind(&before, &row), crate::now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
+        if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
+            self.end_watchers();
+        }
         Ok(row)
     }
 

@@ -20,6 +20,7 @@ mod orgs;
 mod reconcile;
 mod sandboxes;
 mod tickets;
+mod watchers;
 
 use std::sync::Arc;
 
@@ -38,6 +39,7 @@ pub use links::{Act, Link, Signer};
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView};
 pub use tickets::MadeTicket;
+pub use watchers::Watched;
 
 use ledger::Ledger;
 

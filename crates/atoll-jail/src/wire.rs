@@ -10,6 +10,7 @@
 //! from [`OLDEST`] on.
 
 mod codec;
+mod describe;
 mod socket;
 mod watch;
 
@@ -17,17 +18,20 @@ mod watch;
 mod tests;
 
 pub use codec::{Decode, Encode, Malformed};
+pub use describe::{Attributes, Described, Target};
 pub use socket::{Channel, Packet, pair};
 pub use watch::Change;
 
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The oldest version that servers of this one still speak.
 pub const OLDEST: u32 = 1;
 /// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
 pub const RESIZES: u32 = 2;
+/// The first version whose helpers know [`FileWork::Describe`] and [`FileWork::Put`].
+pub const DESCRIBES: u32 = 3;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -529,6 +533,25 @@ pub enum FileWork {
         /// At most so many directories.
         limit: u32,
     },
+    /// Say all there is to say of a path, or of what is below a directory: depth first, names in order.
+    Describe {
+        /// The path.
+        path: Vec<u8>,
+        /// How many levels; 0 is the path itself.
+        depth: u32,
+        /// At most so many entries.
+        limit: u32,
+        /// Tell extended attributes whose names begin so.
+        attributes: Vec<u8>,
+    },
+    /// Stream the data pipe into the file that is there, or a new one. From its first byte on it is the user's and
+    /// has these attributes, and no others with their prefix. Missing directories above it are made.
+    Put {
+        /// The file.
+        path: Vec<u8>,
+        /// Its attributes.
+        attributes: Attributes,
+    },
 }
 wire!(enum FileWork {
     0 => Read { path, offset, length },
@@ -542,6 +565,8 @@ wire!(enum FileWork {
     8 => Chmod { path, mode },
     9 => Chown { path, owner, group },
     10 => Watch { path, recursive, limit },
+    11 => Describe { path, depth, limit, attributes },
+    12 => Put { path, attributes },
 });
 
 /// What the server says to a file helper.
@@ -583,6 +608,8 @@ pub enum FromHelper {
         /// The token of the question.
         token: u32,
     },
+    /// Some of what was to be described; more may follow.
+    Described(Vec<Described>),
 }
 wire!(enum FromHelper {
     0 => Entries(entries),
@@ -590,6 +617,7 @@ wire!(enum FromHelper {
     2 => Failed { why, errno, path },
     3 => Changes(changes),
     4 => Drained { token },
+    5 => Described(described),
 });
 
 /// Why file work failed.

@@ -18,7 +18,7 @@ mod tests;
 
 pub use error::{Category, Code, Error};
 pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
-pub use file::{Authority, Caller, Entry, EntryKind, WriteOptions};
+pub use file::{Attributes, Authority, Caller, Described, Entry, EntryKind, Target, WriteOptions};
 pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
 pub use network::{

@@ -8,6 +8,7 @@ mod guard;
 mod routes;
 mod socket;
 mod stream;
+mod transfer;
 mod views;
 
 use std::collections::BTreeSet;

@@ -4,7 +4,7 @@ mod adopt;
 mod connection;
 mod files;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -615,6 +615,16 @@ impl LocalRuntime {
             memory: Bytes(usage.memory),
             pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
         })
+    }
+
+    /// The variables that every command of a running sandbox has: the template's and its own.
+    pub fn variables(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let all = self.find(id)?.environment();
+        Ok(all
+            .iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect())
     }
 
     /// What a sandbox's files take now, running or not.

@@ -200,6 +200,11 @@ impl Sandbox {
         }
     }
 
+    /// Whether its PID 1 speaks a version of the protocol.
+    pub(crate) fn speaks(&self, version: u32) -> bool {
+        self.keeper.speaks(version)
+    }
+
     /// Variables of every command.
     pub(crate) fn environment(&self) -> Arc<Variables> {
         Arc::clone(&lock(&self.environment))

@@ -122,7 +122,7 @@ impl Watch {
             }
             FromHelper::Drained { token } => return Some(token),
             FromHelper::Done { .. } => self.ended = true,
-            FromHelper::Entries(_) | FromHelper::Failed { .. } => {}
+            FromHelper::Entries(_) | FromHelper::Described(_) | FromHelper::Failed { .. } => {}
         }
         None
     }

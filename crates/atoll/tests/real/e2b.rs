@@ -21,8 +21,11 @@ macro_rules! programs {
 }
 
 programs! {
-    smoke_python => "smoke.py";
-    smoke_node => "smoke.mjs";
+    a_python_program_finds_the_server => "smoke.py";
+    a_node_program_finds_the_server => "smoke.mjs";
+    files_work_in_python => "files.py";
+    files_work_in_asynchronous_python => "files_async.py";
+    files_work_in_node => "files.mjs";
 }
 
 /// Runs a program with each release of the SDK for its language.
