@@ -83,18 +83,10 @@ async function refused(files) {
   await assert.rejects(files.list('.', { user: 'nobody-here' }), AuthenticationError)
 }
 
-async function full() {
-  // With little memory, made through Atoll's own API.
-  const made = await fetch(`${process.env.E2B_SANDBOX_URL}/sandboxes`, {
-    method: 'POST',
-    headers: { 'X-API-Key': process.env.E2B_API_KEY, 'Content-Type': 'application/json' },
-    body: JSON.stringify({ memoryMB: 128, timeout: 60 }),
-  })
-  const sandbox = await Sandbox.connect((await made.json()).sandboxID)
-  const free = Number((await sandbox.commands.run('df --output=avail -B1 /dev/shm | tail -1')).stdout)
-  const large = new ArrayBuffer(free + (1 << 20))
-  await assert.rejects(sandbox.files.write('/dev/shm/large', large), NotEnoughSpaceError)
-  await sandbox.kill()
+async function full(sandbox) {
+  const fill = 'fallocate -l $(($(df --output=avail -B1 /run | tail -1) - 1048576)) /run/filler'
+  await sandbox.commands.run(fill, { user: 'root' })
+  await assert.rejects(sandbox.files.write('/run/large', new ArrayBuffer(8 << 20)), NotEnoughSpaceError)
 }
 
 async function watched(files) {
@@ -153,7 +145,7 @@ try {
   await refused(sandbox.files)
   await watched(sandbox.files)
   await signed(sandbox)
-  await full()
+  await full(sandbox)
 } finally {
   await sandbox.kill()
 }

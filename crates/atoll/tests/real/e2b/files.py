@@ -17,7 +17,7 @@ from e2b import (
     SandboxException,
 )
 
-from expect import raises, same, small, until
+from expect import FILL, raises, same, until
 
 
 def contents(files):
@@ -213,15 +213,14 @@ def refused(files):
         files.read("/dev/null")
 
 
-def full():
-    with Sandbox.connect(small()) as sandbox:
-        free = sandbox.commands.run("df --output=avail -B1 /dev/shm | tail -1").stdout
-        too_much = b"x" * (int(free) + (1 << 20))
-        for octets in [True, False]:
-            with raises(NotEnoughSpaceException):
-                sandbox.files.write("/dev/shm/large", too_much, use_octet_stream=octets)
-            assert not sandbox.files.exists("/dev/shm/large")
-        sandbox.files.write("/dev/shm/small", "fits")
+def full(sandbox):
+    sandbox.commands.run(FILL, user="root")
+    for octets in [True, False]:
+        with raises(NotEnoughSpaceException):
+            sandbox.files.write("/run/large", b"x" * (8 << 20), use_octet_stream=octets)
+        assert not sandbox.files.exists("/run/large")
+    sandbox.files.write("/run/small", "fits")
+    sandbox.files.remove("/run/filler")
 
 
 def watched(sandbox):
@@ -347,6 +346,5 @@ def inside(sandbox):
 with Sandbox.create(timeout=120, envs={"GREETING": "hello"}) as sandbox:
     for part in [contents, several, packed, metadata, changed, refused]:
         part(sandbox.files)
-    for part in [described, listed, users, watched, signed, inside]:
+    for part in [described, listed, users, full, watched, signed, inside]:
         part(sandbox)
-full()

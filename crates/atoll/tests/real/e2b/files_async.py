@@ -13,7 +13,7 @@ from e2b import (
     NotEnoughSpaceException,
 )
 
-from expect import raises, same, small
+from expect import FILL, raises, same
 
 
 async def contents(files):
@@ -60,12 +60,10 @@ async def refused(files):
         await files.get_info("hello.txt", user="nobody-here")
 
 
-async def full():
-    sandbox = await AsyncSandbox.connect(small())
-    free = (await sandbox.commands.run("df --output=avail -B1 /dev/shm | tail -1")).stdout
+async def full(sandbox):
+    await sandbox.commands.run(FILL, user="root")
     with raises(NotEnoughSpaceException):
-        await sandbox.files.write("/dev/shm/large", b"x" * (int(free) + (1 << 20)))
-    await sandbox.kill()
+        await sandbox.files.write("/run/large", b"x" * (8 << 20))
 
 
 async def watched(files):
@@ -103,7 +101,7 @@ async def main():
     try:
         for part in [contents, tree, watched, refused]:
             await part(sandbox.files)
-        await full()
+        await full(sandbox)
         await ended()
     finally:
         await sandbox.kill()
