@@ -4,6 +4,8 @@
 //!
 //! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
 
+mod doors;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 

@@ -91,6 +91,8 @@ impl Unpacking {
             }
             let bytes = std::mem::take(self.decoder.get_mut());
             if !bytes.is_empty() {
+                // Who takes all that is ready must not get all of it at once: it may be a thousand times what came.
+                tokio::task::yield_now().await;
                 return Ok(Some(bytes.into()));
             }
         }
