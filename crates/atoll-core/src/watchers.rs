@@ -58,8 +58,10 @@ struct Claim<'a>(&'a Entry);
 
 impl<'a> Claim<'a> {
     fn of(entry: &'a Entry) -> Result<Self, Error> {
-        let begun = entry.begin_watch(WATCHES);
-        begun.then_some(Self(entry)).ok_or_else(too_many_watches)
+        if entry.begin_watch(WATCHES) {
+            return Ok(Self(entry));
+        }
+        Err(too_many_watches())
     }
 
     fn keep(self) {

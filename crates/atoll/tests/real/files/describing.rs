@@ -10,15 +10,15 @@ use crate::world::{in_both, said};
 const PREFIX: &str = "user.test.";
 
 async fn described(files: &Files<'_>, path: &str) -> Result<Described, Error> {
-    let runtime = &files.world.runtime;
-    let described = runtime.describe(files.id, &owner(), path.as_bytes(), PREFIX);
+    let (runtime, owner) = (&files.world.runtime, owner());
+    let described = runtime.describe(files.id, &owner, path.as_bytes(), PREFIX);
     described.await
 }
 
 async fn below(files: &Files<'_>, path: &str, depth: u32, limit: u32) -> (Vec<String>, bool) {
     let asked = (path.as_bytes(), depth, limit);
-    let runtime = &files.world.runtime;
-    let found = runtime.describe_below(files.id, &owner(), asked, PREFIX);
+    let (runtime, owner) = (&files.world.runtime, owner());
+    let found = runtime.describe_below(files.id, &owner, asked, PREFIX);
     let (all, more) = found.await.unwrap();
     let name = |it: Described| String::from_utf8(it.entry.path).unwrap();
     (all.into_iter().map(name).collect(), more)
@@ -241,11 +241,10 @@ async fn who_watches_sees_a_new_file_given_away_before_it_is_written() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.mkdir("/w").await;
-        let watch = world
-            .runtime
-            .watch(id, &owner(), b"/w", WatchOptions::default());
+        let (owner, options) = (owner(), WatchOptions::default());
+        let watch = world.runtime.watch(id, &owner, b"/w", options);
         let mut watch = watch.await.unwrap();
-        put(&files, &owner(), "/w/new", "x", Attributes::default())
+        put(&files, &owner, "/w/new", "x", Attributes::default())
             .await
             .unwrap();
         use atoll_model::WatchEvent::{Chmod, Create, Write};
