@@ -69,7 +69,7 @@ fn installed(language: &str, release: &str) -> PathBuf {
 fn run(client: &Client, installed: &Path, program: &str) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/e2b");
     let scratch = Scratch::new();
-    let mut command = if program.ends_with(".py") {
+    let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
         let mut python = Command::new(installed.join("bin/python"));
         // Bytecode would be left beside the sources.
         python.arg("-B").arg(sources.join(program));
