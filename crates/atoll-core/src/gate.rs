@@ -47,6 +47,10 @@ impl Use {
         &self.runtime
     }
 
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_model::{Code, Error, OrgId, SandboxId};
+use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
 use atoll_store::{SandboxRow, Store};
 
 use crate::error;
+use crate::watchers::Watchers;
 
 /// All living sandboxes.
 #[derive(Debug, Default)]
@@ -25,6 +26,8 @@ pub(crate) struct Entry {
     used: AtomicI64,
     /// Uses under way.
     uses: AtomicUsize,
+    /// Watches that are kept between requests, which is no use.
+    pub(crate) watchers: Watchers,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -38,6 +41,7 @@ impl Entry {
             row: Mutex::new(row),
             gate: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
+            watchers: Watchers::default(),
         })
     }
 
@@ -61,6 +65,9 @@ impl Entry {
         let written = store.update_sandbox(&row, kind(&before, &row), crate::now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
+        if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
+            self.end_watchers();
+        }
         Ok(row)
     }
 

@@ -24,6 +24,7 @@ mod reconcile;
 mod sandboxes;
 mod templates;
 mod tickets;
+mod watchers;
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -47,6 +48,7 @@ pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Slice, Which};
 pub use templates::TemplateView;
 pub use tickets::MadeTicket;
+pub use watchers::Watched;
 
 use ledger::Ledger;
 

@@ -10,6 +10,7 @@
 //! from [`OLDEST`] on.
 
 mod codec;
+mod describe;
 mod socket;
 mod watch;
 
@@ -17,6 +18,7 @@ mod watch;
 mod tests;
 
 pub use codec::{Decode, Encode, Malformed};
+pub use describe::{Attributes, Described, Target};
 pub use socket::{Channel, Packet, pair};
 pub use watch::Change;
 
@@ -28,7 +30,8 @@ pub const VERSION: u32 = 3;
 pub const OLDEST: u32 = 1;
 /// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
 pub const RESIZES: u32 = 2;
-/// The first version whose PID 1 knows [`FileWork::Pack`], [`FileWork::Unpack`] and [`FileWork::Search`].
+/// The first version whose helpers know [`FileWork::Pack`], [`FileWork::Unpack`], [`FileWork::Search`],
+/// [`FileWork::Describe`] and [`FileWork::Put`].
 pub const ARCHIVES: u32 = 3;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
@@ -552,6 +555,25 @@ pub enum FileWork {
         /// At most so many places.
         limit: u32,
     },
+    /// Say all there is to say of a path, or of what is below a directory: depth first, names in order.
+    Describe {
+        /// The path.
+        path: Vec<u8>,
+        /// How many levels; 0 is the path itself.
+        depth: u32,
+        /// At most so many entries.
+        limit: u32,
+        /// Tell extended attributes whose names begin so.
+        attributes: Vec<u8>,
+    },
+    /// Stream the data pipe into the file that is there, or a new one. From its first byte on it is the user's and
+    /// has these attributes, and no others with their prefix. Missing directories above it are made.
+    Put {
+        /// The file.
+        path: Vec<u8>,
+        /// Its attributes.
+        attributes: Attributes,
+    },
 }
 wire!(enum FileWork {
     0 => Read { path, offset, length },
@@ -568,6 +590,8 @@ wire!(enum FileWork {
     11 => Pack { path },
     12 => Unpack { path },
     13 => Search { path, name, text, limit },
+    14 => Describe { path, depth, limit, attributes },
+    15 => Put { path, attributes },
 });
 
 /// What the server says to a file helper.
@@ -622,6 +646,8 @@ pub enum FromHelper {
         /// How many were left out; not all of them are told by name.
         left_out: u64,
     },
+    /// Some of what was to be described; more may follow.
+    Described(Vec<Described>),
 }
 wire!(enum FromHelper {
     0 => Entries(entries),
@@ -632,6 +658,7 @@ wire!(enum FromHelper {
     5 => Found(found),
     6 => LeftOut(left_out),
     7 => Unpacked { entries, bytes, left_out },
+    8 => Described(described),
 });
 
 /// Why file work failed.

@@ -1,5 +1,7 @@
 //! Files of a sandbox, as they are asked for and as they are.
 
+use std::collections::BTreeMap;
+
 /// Whose rights count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Authority {
@@ -105,4 +107,39 @@ pub struct Unpacked {
     pub left_out: u64,
     /// The first of them: name and why.
     pub told: Vec<(Vec<u8>, String)>,
+}
+
+/// Some of a file's extended attributes: those whose names begin with a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Attributes {
+    /// How their names begin.
+    pub prefix: String,
+    /// What follows the prefix, and the value.
+    pub values: BTreeMap<String, String>,
+}
+
+/// Where a symbolic link leads in the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// Its path, without links.
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Its permission bits.
+    pub mode: u32,
+}
+
+/// An object and what a look at it alone does not say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// The object itself, with its whole path.
+    pub entry: Entry,
+    /// Its owner's name, or number if it has none.
+    pub owner: String,
+    /// Its group's name, or number if it has none.
+    pub group: String,
+    /// Where it leads, if it is a link that leads anywhere.
+    pub target: Option<Target>,
+    /// Its attributes with the prefix that was asked for, which the names are without.
+    pub attributes: BTreeMap<String, String>,
 }

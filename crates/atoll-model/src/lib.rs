@@ -19,7 +19,10 @@ mod tests;
 
 pub use error::{Category, Code, Error};
 pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
-pub use file::{Authority, Caller, Entry, EntryKind, Found, Search, Unpacked, WriteOptions};
+pub use file::{
+    Attributes, Authority, Caller, Described, Entry, EntryKind, Found, Search, Target, Unpacked,
+    WriteOptions,
+};
 pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
 pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};

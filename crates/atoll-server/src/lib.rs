@@ -15,6 +15,7 @@ mod routes;
 mod socket;
 mod stream;
 mod tls;
+mod transfer;
 mod tunnel;
 mod views;
 

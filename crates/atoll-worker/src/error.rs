@@ -104,6 +104,10 @@ pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
         Errno::NOSPC | Errno::DQUOT => (Code::DiskFull, "no space left in the sandbox".to_owned()),
         Errno::NAMETOOLONG => (Code::InvalidRequest, "the name is too long".to_owned()),
         Errno::LOOP => (Code::InvalidRequest, "too many symbolic links".to_owned()),
+        Errno::NOTSUP => (
+            Code::InvalidRequest,
+            "its file system has no extended attributes".to_owned(),
+        ),
         Errno::INVAL | Errno::XDEV | Errno::BUSY | Errno::TXTBSY => {
             (Code::InvalidRequest, error.to_string())
         }
@@ -113,6 +117,7 @@ pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
     match code {
         Code::NotAFile => failed.remedy("name a regular file"),
         Code::Conflict => failed.remedy("remove it recursively"),
+        _ if errno == Errno::LOOP.raw_os_error() => failed.detail("errno", "ELOOP"),
         _ => failed,
     }
 }

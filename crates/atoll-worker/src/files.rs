@@ -9,7 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::wire::{self, Channel, Failure, FileCall, FileWork, FromHelper, ToHelper, ToInit};
-use atoll_model::{Authority, Caller, Code, Entry, EntryKind, Error, SandboxState, WriteOptions};
+use atoll_model::{
+    Attributes, Authority, Caller, Code, Described, Entry, EntryKind, Error, SandboxState, Target,
+    WriteOptions,
+};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::SpliceFlags;
 use tokio::io::unix::AsyncFd;
@@ -143,16 +146,28 @@ impl Call {
     }
 
     /// Everything the helper says until it is done, at most so many entries.
-    async fn entries(mut self, most: usize) -> Result<(Vec<Entry>, bool), Error> {
+    async fn entries(self, most: usize) -> Result<(Vec<Entry>, bool), Error> {
+        let of = |word| match word {
+            FromHelper::Entries(entries) => entries.into_iter().map(entry).collect(),
+            _ => Vec::new(),
+        };
+        self.all(of, most).await
+    }
+
+    /// Everything of one kind that the helper says until it is done, at most so many.
+    async fn all<T>(
+        mut self,
+        of: impl Fn(FromHelper) -> Vec<T>,
+        most: usize,
+    ) -> Result<(Vec<T>, bool), Error> {
         let mut all = Vec::new();
         loop {
             match self.next().await? {
-                FromHelper::Entries(entries) => all.extend(entries.into_iter().map(entry)),
                 FromHelper::Done { truncated } => {
                     self.finished = true;
                     return Ok((all, truncated));
                 }
-                _ => {}
+                word => all.extend(of(word)),
             }
             // A hijacked helper could go on for ever.
             if all.len() > most {
@@ -196,13 +211,35 @@ fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
     }
 }
 
-fn entry(entry: wire::Entry) -> Entry {
-    let kind = match rustix::fs::FileType::from_raw_mode(entry.mode) {
+fn kind(mode: u32) -> EntryKind {
+    match rustix::fs::FileType::from_raw_mode(mode) {
         rustix::fs::FileType::RegularFile => EntryKind::File,
         rustix::fs::FileType::Directory => EntryKind::Directory,
         rustix::fs::FileType::Symlink => EntryKind::Link,
         _ => EntryKind::Other,
-    };
+    }
+}
+
+fn described(described: wire::Described) -> Described {
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    let attributes = described.attributes.into_iter();
+    Described {
+        entry: entry(described.entry),
+        owner: described.owner,
+        group: described.group,
+        target: described.target.map(|target| Target {
+            path: target.path,
+            kind: kind(target.mode),
+            mode: target.mode & 0o7777,
+        }),
+        attributes: attributes
+            .map(|(name, value)| (text(name), text(value)))
+            .collect(),
+    }
+}
+
+fn entry(entry: wire::Entry) -> Entry {
+    let kind = kind(entry.mode);
     Entry {
         path: entry.path,
         kind,
@@ -485,6 +522,26 @@ pub(crate) async fn write(
     open_writer(sandbox, caller, work).await
 }
 
+pub(crate) async fn put(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    path: &[u8],
+    attributes: Attributes,
+) -> Result<Writer, Error> {
+    require(&sandbox)?;
+    let values = attributes.values.into_iter();
+    let work = FileWork::Put {
+        path: checked(path)?,
+        attributes: wire::Attributes {
+            prefix: attributes.prefix.into(),
+            values: values
+                .map(|(name, value)| (name.into(), value.into()))
+                .collect(),
+        },
+    };
+    open_writer(sandbox, caller, work).await
+}
+
 /// Work that takes data, and takes effect when all of it was sent.
 async fn open_writer(
     sandbox: Arc<Sandbox>,
@@ -503,6 +560,37 @@ async fn open_writer(
         pipe: Some(pipe),
         call,
     })
+}
+
+/// Describes a path, or what is below it: at most so many entries come back, and whether there are more.
+pub(crate) async fn describe(
+    sandbox: Arc<Sandbox>,
+    caller: &Caller,
+    (path, depth, limit): (&[u8], u32, u32),
+    prefix: &str,
+) -> Result<(Vec<Described>, bool), Error> {
+    require(&sandbox)?;
+    let work = FileWork::Describe {
+        path: checked(path)?,
+        depth,
+        limit,
+        attributes: prefix.into(),
+    };
+    let of = |word| match word {
+        FromHelper::Described(all) => all.into_iter().map(described).collect(),
+        _ => Vec::new(),
+    };
+    let call = Call::start(sandbox, caller, work, None).await?;
+    call.all(of, limit.max(1) as usize).await
+}
+
+/// A PID 1 that does not know the word would end, and its sandbox with it.
+fn require(sandbox: &Sandbox) -> Result<(), Error> {
+    if sandbox.speaks(wire::ARCHIVES) {
+        return Ok(());
+    }
+    let message = "the sandbox was started by an older atoll, which cannot do this";
+    Err(Error::new(Code::Conflict, message).remedy("stop it and start it again"))
 }
 
 /// Work that has no data: at most so many entries come back.
@@ -534,6 +622,8 @@ fn paths(work: &FileWork) -> Vec<&Vec<u8>> {
         | FileWork::Pack { path }
         | FileWork::Unpack { path }
         | FileWork::Search { path, .. }
+        | FileWork::Describe { path, .. }
+        | FileWork::Put { path, .. }
         | FileWork::Chown { path, .. } => vec![path],
         FileWork::Rename { from, to, .. } | FileWork::Copy { from, to, .. } => vec![from, to],
     }

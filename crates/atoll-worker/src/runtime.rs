@@ -6,7 +6,7 @@ mod files;
 mod history;
 mod templates;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -711,6 +711,16 @@ impl LocalRuntime {
             memory: Bytes(usage.memory),
             pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
         })
+    }
+
+    /// The variables that every command of a running sandbox has: the template's and its own.
+    pub fn variables(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let all = self.find(id)?.environment();
+        Ok(all
+            .iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect())
     }
 
     /// What a sandbox's files take now, running or not.

@@ -204,6 +204,11 @@ impl Sandbox {
         }
     }
 
+    /// Whether its PID 1 speaks a version of the protocol.
+    pub(crate) fn speaks(&self, version: u32) -> bool {
+        self.keeper.speaks(version)
+    }
+
     /// Variables of every command.
     pub(crate) fn environment(&self) -> Arc<Variables> {
         Arc::clone(&lock(&self.environment))
@@ -313,11 +318,6 @@ impl Sandbox {
                 _ = abandoned.wait_for(|abandoned| *abandoned) => {}
             }
         })
-    }
-
-    /// Its PID 1 knows the words of this version.
-    pub(crate) fn speaks(&self, version: u32) -> bool {
-        self.keeper.speaks(version)
     }
 
     /// The keeper has ended.

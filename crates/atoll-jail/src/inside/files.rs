@@ -3,7 +3,9 @@
 //! they lead to, the rights are the sandbox's too. Data goes through a pipe that the server made,
 //! so no descriptor ever comes out.
 
+mod attributes;
 mod copy;
+mod describe;
 mod pack;
 mod search;
 mod transfer;
@@ -240,8 +242,12 @@ fn work(
                     caller.make_directories(parent)?;
                 }
             }
+            let mode = mode & 0o7777;
             fs::create_dir(&path).at(&path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;
+            // Who watches is told of what changes, not of what was so already.
+            if fs::symlink_metadata(&path).at(&path)?.mode() & 0o7777 != mode {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).at(&path)?;
+            }
             caller.own(&path)?;
         }
         FileWork::Remove { path, recursive } => {
@@ -285,6 +291,30 @@ fn work(
             let limit = *limit;
             let wanted = search::Wanted { name, text, limit };
             return search::search(&caller.path(path), &wanted, answer);
+        }
+        FileWork::Describe {
+            path,
+            depth,
+            limit,
+            attributes,
+        } => {
+            let describer = describe::Describer {
+                names: users::Names::read(&boot.user),
+                prefix: attributes,
+                answer,
+            };
+            let path = caller.path(path);
+            match depth {
+                0 => describer.one(&path)?,
+                depth => return describer.below(&path, *depth, *limit),
+            }
+        }
+        FileWork::Put { path, attributes } => {
+            let path = caller.path(path);
+            if let Some(parent) = path.parent() {
+                caller.make_directories(parent)?;
+            }
+            transfer::put(&caller, &path, attributes, answer, data)?;
         }
         FileWork::Chmod { path, mode } => {
             let path = caller.path(path);

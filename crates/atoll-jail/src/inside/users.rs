@@ -1,11 +1,15 @@
 //! Who a name is inside the sandbox. The files asked belong to the sandbox and are hostile; this
 //! runs only in children of PID 1, with the sandbox's own rights.
 
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 
 use crate::wire::User;
+
+/// The longest name that is told: as long as the kernel's own.
+const LONGEST_NAME: usize = 256;
 
 /// A user of the sandbox, resolved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,6 +152,52 @@ pub(super) fn find_group(name: &str) -> Option<u32> {
     group_id(name, &read("/etc/group"))
 }
 
+/// Names for numbers.
+pub(super) struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    pub(super) fn read(template: &User) -> Self {
+        let mut users = names(&read("/etc/passwd"));
+        users.entry(0).or_insert_with(|| "root".into());
+        let own = || template.name.clone();
+        users.entry(template.uid).or_insert_with(own);
+        let mut groups = names(&read("/etc/group"));
+        groups.entry(0).or_insert_with(|| "root".into());
+        groups.entry(template.gid).or_insert_with(own);
+        Self { users, groups }
+    }
+
+    /// A user's name, or its number where it has none.
+    pub(super) fn user(&self, uid: u32) -> String {
+        let name = self.users.get(&uid).cloned();
+        name.unwrap_or_else(|| uid.to_string())
+    }
+
+    /// A group's name, or its number where it has none.
+    pub(super) fn group(&self, gid: u32) -> String {
+        let name = self.groups.get(&gid).cloned();
+        name.unwrap_or_else(|| gid.to_string())
+    }
+}
+
+/// The first name of each number: both files have them as first and third field.
+fn names(text: &str) -> HashMap<u32, String> {
+    let mut names = HashMap::new();
+    for line in text.lines() {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next(), fields.nth(1));
+        if let (Some(name), Some(Ok(number))) = (name, number.map(str::parse))
+            && (1..=LONGEST_NAME).contains(&name.len())
+        {
+            names.entry(number).or_insert_with(|| name.to_owned());
+        }
+    }
+    names
+}
+
 fn group_id(name: &str, group: &str) -> Option<u32> {
     let listed = group.lines().find_map(|line| {
         let mut fields = line.split(':');
@@ -251,6 +301,19 @@ mod tests {
             resolve("user", &template, "", "").map(|found| found.home),
             Some("/w".into())
         );
+    }
+
+    #[test]
+    fn numbers_have_the_first_name_that_is_listed() {
+        let text =
+            "root:x:0:0::/root:/bin/sh\ntoor:x:0:0::/:\nann:x:1001:\n:x:7:\nbroken\nodd:x:-1:\n";
+        let names = names(text);
+        let mut names: Vec<_> = names
+            .iter()
+            .map(|(id, name)| (*id, name.as_str()))
+            .collect();
+        names.sort_unstable();
+        assert_eq!(names, [(0, "root"), (1001, "ann")]);
     }
 
     #[test]

@@ -97,6 +97,24 @@ proptest! {
     }
 
     #[test]
+    fn what_is_described_decodes(path in prop::collection::vec(any::<u8>(), 0..99), text in ".{0,99}", n in any::<u32>(), yes in any::<bool>()) {
+        let entry = Entry {
+            path: path.clone(), mode: n, uid: n, gid: 0, size: n.into(), modified: -1, link: path.clone(),
+        };
+        let attributes = vec![(path.clone(), text.clone().into_bytes())];
+        let target = yes.then(|| Target { path: path.clone(), mode: n });
+        let described = Described { entry, owner: text.clone(), group: text, target, attributes: attributes.clone() };
+        let answer = FromHelper::Described(vec![described]);
+        let mut bytes = Vec::new();
+        answer.encode(&mut bytes);
+        prop_assert_eq!(FromHelper::from_bytes(&bytes), Ok(answer));
+        let put = FileWork::Put { path, attributes: Attributes { prefix: b"user.".to_vec(), values: attributes } };
+        let mut bytes = Vec::new();
+        put.encode(&mut bytes);
+        prop_assert_eq!(FileWork::from_bytes(&bytes), Ok(put));
+    }
+
+    #[test]
     fn a_size_and_its_answer_decode(text in ".{0,99}", processors in prop::collection::vec(any::<u32>(), 0..9), n in any::<u32>()) {
         let resize = ToInit::Resize {
             request: n,

@@ -67,10 +67,16 @@ impl Edge {
 }
 
 /// Sends what is for a sandbox there, before any route of ours is looked at.
-pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn divert(State(edge): State<Edge>, request: Request, next: Next) -> Response {
     let Edge { app, envd } = edge;
     let Some(target) = Target::of(request.headers(), &app.config.domains) else {
-        return next.run(request).await;
+        let signed = envd::signature::find(&app.core, request.method(), request.uri());
+        return match signed {
+            Some(Ok(step)) if is_there(&step) => enter(envd, step, request).await,
+            Some(Ok(step)) => not_found(step.id().as_str()),
+            Some(Err(refusal)) => refusal.into_response(),
+            None => next.run(request).await,
+        };
     };
     let id = target.sandbox.parse::<SandboxId>();
     let found = id.ok().and_then(|id| app.core.doorstep(&id));
@@ -78,10 +84,14 @@ pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next:
         return not_found(&target.sandbox);
     };
     if target.port == ENVD {
-        request.extensions_mut().insert(step);
-        return envd.oneshot(request).await.into_response();
+        return enter(envd, step, request).await;
     }
     ports::forward(step, target.port, request).await
+}
+
+async fn enter(envd: Router, step: Doorstep, mut request: Request) -> Response {
+    request.extensions_mut().insert(step);
+    envd.oneshot(request).await.into_response()
 }
 
 /// Running, or going to run because of this.

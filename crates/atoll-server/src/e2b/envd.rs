@@ -1,7 +1,12 @@
 //! What E2B runs inside each of its sandboxes, and this server does from outside: commands and files by the
 //! sandbox's token.
 
+mod files;
+mod filesystem;
+mod place;
 mod process;
+pub(super) mod signature;
+mod system;
 
 use atoll_core::{Door, Doorstep};
 use axum::extract::Request;
@@ -17,11 +22,16 @@ use crate::App;
 
 /// Every route of port 49983.
 pub(super) fn routes(app: &App) -> Router {
-    let closed = process::routes().layer(from_fn(with_token));
+    let closed = process::routes()
+        .merge(filesystem::routes())
+        .merge(system::routes())
+        .layer(from_fn(with_token));
     Router::new()
         .route("/health", get(health))
+        .merge(files::routes())
         .merge(closed)
         .fallback(nowhere)
+        .method_not_allowed_fallback(nowhere)
         .with_state(app.clone())
 }
 
@@ -29,6 +39,7 @@ async fn health() -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
+/// Also for what their daemon does for its own machinery (`/init`, `/freeze` and others), which nobody outside may.
 async fn nowhere() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
 }

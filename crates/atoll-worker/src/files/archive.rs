@@ -5,22 +5,13 @@ use std::sync::Arc;
 use atoll_jail::wire::{self, FileWork, FromHelper};
 use atoll_model::{Caller, Code, Error, Found, Search, Unpacked};
 
-use super::{Call, Reader, Writer, checked, entry, open_reader, open_writer};
+use super::{Call, Reader, Writer, checked, entry, open_reader, open_writer, require};
 use crate::sandbox::Sandbox;
 
 /// More entries that were left out are not told by name.
 const MOST_TOLD: usize = 100;
 /// The longest pattern or text that is looked for.
 const LONGEST: usize = 1024;
-
-/// A PID 1 that does not know the word would end, and its sandbox with it.
-fn require(sandbox: &Sandbox) -> Result<(), Error> {
-    if sandbox.speaks(wire::ARCHIVES) {
-        return Ok(());
-    }
-    let message = "the sandbox was started by an older atoll, which knows no archives or searches";
-    Err(Error::new(Code::Conflict, message).remedy("stop it, and start it again"))
-}
 
 pub(crate) async fn pack(
     sandbox: Arc<Sandbox>,

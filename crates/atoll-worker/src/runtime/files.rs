@@ -1,7 +1,9 @@
 //! File calls: each is done inside the sandbox, by a helper of its own.
 
 use atoll_jail::wire::FileWork;
-use atoll_model::{Caller, Code, Error, Found, SandboxId, Search, WriteOptions};
+use atoll_model::{
+    Attributes, Caller, Code, Described, Error, Found, SandboxId, Search, WriteOptions,
+};
 
 use super::LocalRuntime;
 use crate::files::archive::Unpacking;
@@ -39,6 +41,46 @@ impl LocalRuntime {
         options: WriteOptions,
     ) -> Result<Writer, Error> {
         files::write(self.find(id)?, caller, path, options).await
+    }
+
+    /// Writes as a stream into the file that is there, or a new one, with directories above it. It is the user's and has
+    /// these attributes, and no others with their prefix, before its first byte is written.
+    pub async fn put_file(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+        attributes: Attributes,
+    ) -> Result<Writer, Error> {
+        files::put(self.find(id)?, caller, path, attributes).await
+    }
+
+    /// Says all there is to say of a path, with its attributes that begin with a prefix.
+    pub async fn describe(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        path: &[u8],
+        prefix: &str,
+    ) -> Result<Described, Error> {
+        let asked = (path, 0, 1);
+        let (all, _) = files::describe(self.find(id)?, caller, asked, prefix).await?;
+        all.into_iter()
+            .next()
+            .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
+    }
+
+    /// Describes what is below a directory, `depth` levels deep and at most `limit` entries, each directory before what is
+    /// in it and names in order; says whether something was left out.
+    pub async fn describe_below(
+        &self,
+        id: &SandboxId,
+        caller: &Caller,
+        (path, depth, limit): (&[u8], u32, u32),
+        prefix: &str,
+    ) -> Result<(Vec<Described>, bool), Error> {
+        let asked = (path, depth.max(1), limit);
+        files::describe(self.find(id)?, caller, asked, prefix).await
     }
 
     async fn work(&self, id: &SandboxId, caller: &Caller, work: FileWork) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! Files of a sandbox, worked on from outside. Every fact holds with and without a system inside.
 
 mod copies;
+mod describing;
 mod listing;
 mod paths;
 mod reading;

@@ -13,6 +13,7 @@ mod attacks;
 mod cli;
 mod disk;
 mod docs;
+mod e2b;
 mod exec;
 mod files;
 mod lasting;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::pipe::SpliceFlags;
 
-use super::{Answer, At, Caller, Failed, entry, say};
-use crate::wire::{Failure, ToHelper};
+use super::{Answer, At, Caller, Failed, attributes, entry, say};
+use crate::wire::{Attributes, Failure, ToHelper};
 
 /// How much one `splice` moves at most; the size of the pipes the server makes.
 const CHUNK: usize = 1 << 20;
@@ -29,18 +29,8 @@ pub(super) fn read(
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path);
-    // A socket, or a device with nothing behind it, cannot be opened at all.
-    if opened
-        .as_ref()
-        .is_err_and(|error| error.raw_os_error() == Some(libc::ENXIO))
-    {
-        return Err(Failed::new(Failure::NotAFile, path));
-    }
-    let file = opened.at(path)?;
+    let file = regular(opened, path)?;
     let found = file.metadata().at(path)?;
-    if !found.is_file() {
-        return Err(Failed::new(Failure::NotAFile, path));
-    }
     say(answer, vec![entry(path, path.as_os_str(), &found)])?;
     let mut position = offset;
     let mut left = length.unwrap_or(u64::MAX);
@@ -69,6 +59,20 @@ pub(super) fn read(
         left -= moved as u64;
     }
     Ok(())
+}
+
+/// A file that was opened, if it is one.
+fn regular(opened: std::io::Result<File>, path: &Path) -> Result<File, Failed> {
+    // A socket, a device with nothing behind it or a FIFO without a reader cannot be opened at all.
+    let nothing = |error: &std::io::Error| error.raw_os_error() == Some(libc::ENXIO);
+    if opened.as_ref().is_err_and(nothing) {
+        return Err(Failed::new(Failure::NotAFile, path));
+    }
+    let file = opened.at(path)?;
+    if !file.metadata().at(path)?.is_file() {
+        return Err(Failed::new(Failure::NotAFile, path));
+    }
+    Ok(file)
 }
 
 fn copy_once(
@@ -126,8 +130,7 @@ pub(super) fn write(
             return Err(Failed::new(Failure::NotAFile, path));
         }
         file.set_len(0).at(path)?;
-        drain(&pipe, &file).at(path)?;
-        committed(answer, path)?;
+        receive(&pipe, &file, path, answer)?;
         // What replaces a file looks like it; what is new belongs to the user.
         match (&there, in_place) {
             (Some(old), false) if caller.owner.is_some() => {
@@ -153,6 +156,54 @@ pub(super) fn write(
         let _ = fs::remove_file(&target);
     }
     finished
+}
+
+/// Streams the pipe into the file that is there, or a new one, which is the user's before its first byte.
+pub(super) fn put(
+    caller: &Caller,
+    asked: &Path,
+    attributes: &Attributes,
+    answer: &Answer,
+    data: Option<OwnedFd>,
+) -> Result<(), Failed> {
+    let Some(pipe) = data else {
+        return Err(Failed::new(Failure::Kernel, asked));
+    };
+    let path = &through_links(asked)?;
+    let options = || {
+        let mut options = OpenOptions::new();
+        let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+        options.write(true).mode(0o644).custom_flags(flags);
+        options
+    };
+    let (file, new) = match options().create_new(true).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            (regular(options().open(path), path)?, false)
+        }
+        made => (made.at(path)?, true),
+    };
+    let finished = (|| {
+        if let Some((uid, gid)) = caller.owner {
+            fchown(&file, Some(uid), Some(gid)).at(path)?;
+        }
+        attributes::replace(&file, attributes).at(path)?;
+        if !new {
+            file.set_len(0).at(path)?;
+        }
+        receive(&pipe, &file, path, answer)?;
+        let found = file.metadata().at(path)?;
+        say(answer, vec![entry(path, asked.as_os_str(), &found)])
+    })();
+    if finished.is_err() && new {
+        let _ = fs::remove_file(path);
+    }
+    finished
+}
+
+/// Takes all that is sent, and the word that it was all.
+fn receive(pipe: &OwnedFd, file: &File, path: &Path, answer: &Answer) -> Result<(), Failed> {
+    drain(pipe, file).at(path)?;
+    committed(answer, path)
 }
 
 /// Waits for the word that all was sent; without it the sender gave up half-way.

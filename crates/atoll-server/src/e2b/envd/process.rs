@@ -22,6 +22,8 @@ use crate::App;
 use crate::e2b::connect::{self, Call, Fault, Unary};
 use crate::socket::size;
 
+pub(super) use events::keepalive;
+
 pub(super) fn routes() -> Router<App> {
     Router::new()
         .route("/process.Process/List", post(list))

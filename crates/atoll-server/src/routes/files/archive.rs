@@ -7,11 +7,11 @@ use axum::http::{HeaderMap, header};
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::contents::{bytes, pour};
 use super::place::Files;
 use super::tree::Which;
 use crate::answer::Answer;
 use crate::body::Query;
+use crate::transfer::{bytes, chunks, pour};
 
 pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Response> {
     let packed = files.runtime();
@@ -37,7 +37,7 @@ pub(super) async fn unpack(
     let unpacking = files.runtime();
     let unpacking = unpacking.unpack(files.id(), &files.who, which.path.as_bytes());
     let mut unpacking = unpacking.await?;
-    pour(body, unpacking.writer()).await?;
+    pour(chunks(body), unpacking.writer()).await?;
     Ok(Json(view(&unpacking.finish().await?)))
 }
 

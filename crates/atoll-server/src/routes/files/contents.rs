@@ -1,13 +1,10 @@
 //! A file's bytes, in and out.
 
-use atoll_core::Use;
-use atoll_model::{Code, Error, WriteOptions};
-use atoll_worker::{Reader, Writer};
+use atoll_model::{Code, WriteOptions};
 use axum::Json;
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use futures_util::StreamExt as _;
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -16,10 +13,8 @@ use super::place::{As, Files};
 use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
+use crate::transfer;
 use crate::views::Raw;
-
-/// How much is read at a time.
-const CHUNK: usize = 256 << 10;
 
 /// Read a file
 ///
@@ -37,105 +32,16 @@ pub(super) async fn read(
 
 /// A file, or the part of it that is asked for.
 pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> Answer<Response> {
-    let (runtime, id, who) = (files.runtime(), files.id(), &files.who);
-    let Some(wanted) = range(headers) else {
-        let reader = runtime.read_file(id, who, path).await?;
-        let size = reader.entry.size;
-        let mut response = bytes("application/octet-stream", files.used, reader);
-        // A hint only: a file that grows or shrinks meanwhile is told by the end of the body.
-        response.headers_mut().insert("x-file-size", size.into());
-        return Ok(response);
-    };
-    let size = runtime.stat(id, who, path, true).await?.size;
-    let (first, last) = match wanted.within(size) {
-        Ok(part) => part,
-        Err(error) => return Ok(placed(Failure(error).into_response(), &format!("*/{size}"))),
-    };
-    let part = runtime.read_part(id, who, path, first, last - first + 1);
-    let reader = part.await?;
-    let mut response = bytes("application/octet-stream", files.used, reader);
-    *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-    Ok(placed(response, &format!("{first}-{last}/{size}")))
-}
-
-/// Says where in the file an answer's bytes are.
-fn placed(mut response: Response, place: &str) -> Response {
-    if let Ok(place) = format!("bytes {place}").parse() {
-        response.headers_mut().insert(header::CONTENT_RANGE, place);
-    }
-    response
-}
-
-/// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them.
-pub(super) fn bytes(kind: &'static str, used: Use, reader: Reader) -> Response {
-    let stream = futures_util::stream::unfold((used, reader), |(used, mut reader)| async {
-        let mut buffer = vec![0; CHUNK];
-        match reader.read(&mut buffer).await {
-            Ok(0) => None,
-            Ok(count) => {
-                buffer.truncate(count);
-                Some((Ok(Bytes::from(buffer)), (used, reader)))
-            }
-            // The answer has begun: all that is left is to break it off.
-            Err(error) => Some((Err(std::io::Error::other(error.message)), (used, reader))),
+    let Files { used, who } = files;
+    match transfer::open(&used, &who, path, headers).await {
+        Ok(opened) => Ok(opened.answer(used)),
+        // Tells how long the file is, so that a part of it can be asked for.
+        Err(error) if error.code == Code::RangeNotSatisfiable => {
+            let size = error.details.get("size").cloned().unwrap_or_default();
+            let response = Failure(error).into_response();
+            Ok(transfer::placed(response, &format!("*/{size}")))
         }
-    });
-    let headers = [
-        (header::CONTENT_TYPE, kind),
-        (header::ACCEPT_RANGES, "bytes"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CONTENT_DISPOSITION, "attachment"),
-        (header::CONTENT_SECURITY_POLICY, "sandbox"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    (headers, Body::from_stream(stream)).into_response()
-}
-
-/// A part of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// From a byte on, perhaps up to another, which belongs to it.
-    From(u64, Option<u64>),
-    /// The last so many bytes.
-    Last(u64),
-}
-
-/// Which part is asked for. What we do not understand (several parts, or only if nothing has changed) is no wish for a
-/// part, as RFC 9110 has it.
-fn range(headers: &HeaderMap) -> Option<Part> {
-    if headers.contains_key(header::IF_RANGE) {
-        return None;
-    }
-    let text = headers.get(header::RANGE)?.to_str().ok()?;
-    let (first, last) = text.strip_prefix("bytes=")?.trim().split_once('-')?;
-    match (first, last) {
-        ("", last) => Some(Part::Last(last.parse().ok()?)),
-        (first, "") => Some(Part::From(first.parse().ok()?, None)),
-        (first, last) => {
-            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-            (first <= last).then_some(Part::From(first, Some(last)))
-        }
-    }
-}
-
-impl Part {
-    /// Its first and its last byte in a file of this size.
-    fn within(self, size: u64) -> Result<(u64, u64), Error> {
-        let outside = || {
-            Error::new(
-                Code::RangeNotSatisfiable,
-                format!("the file has {size} bytes, and none of those that were asked for"),
-            )
-            .remedy("ask for a part that is there")
-            .detail("size", size.to_string())
-        };
-        let end = size.checked_sub(1).ok_or_else(outside)?;
-        match self {
-            Self::From(first, _) if first > end => Err(outside()),
-            Self::From(first, last) => Ok((first, last.map_or(end, |last| last.min(end)))),
-            Self::Last(0) => Err(outside()),
-            Self::Last(count) => Ok((size.saturating_sub(count), end)),
-        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -182,21 +88,6 @@ pub(super) async fn upload(
     let writer = files.runtime();
     let writer = writer.write_file(files.id(), &files.who, path, options);
     let mut writer = writer.await?;
-    pour(body, &mut writer).await?;
+    transfer::pour(transfer::chunks(body), &mut writer).await?;
     Ok(Json(writer.commit().await?.into()))
-}
-
-/// Sends a whole body into the sandbox.
-pub(super) async fn pour(body: Body, writer: &mut Writer) -> Result<(), Error> {
-    let mut stream = body.into_data_stream();
-    while let Some(chunk) = stream.next().await {
-        // Broken off: a file that is replaced stays as it was.
-        let chunk = chunk.map_err(|_| broken_off())?;
-        writer.write(&chunk).await?;
-    }
-    Ok(())
-}
-
-fn broken_off() -> Error {
-    Error::invalid("body", "the body broke off", "send it again, whole")
 }

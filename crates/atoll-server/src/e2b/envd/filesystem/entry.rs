@@ -1,0 +1,123 @@
+//! A file, as E2B's clients see it.
+
+use std::collections::BTreeMap;
+
+use atoll_model::{Described, EntryKind};
+use serde::Serialize;
+
+use crate::e2b::envd::place::{clean, name};
+
+/// What a directory takes at least. Some file systems say nothing; their clients expect something.
+const DIRECTORY: u64 = 4096;
+
+/// All that is said of one.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EntryInfo {
+    name: String,
+    /// Of what a link leads to; a link that leads nowhere has none.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    path: String,
+    /// A number of 64 bits is text in JSON.
+    size: String,
+    /// Permission bits of what a link leads to.
+    mode: u32,
+    permissions: String,
+    owner: String,
+    group: String,
+    modified_time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symlink_target: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
+}
+
+impl From<Described> for EntryInfo {
+    fn from(described: Described) -> Self {
+        let Described {
+            entry,
+            owner,
+            group,
+            target,
+            attributes,
+        } = described;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let path = clean(&text(&entry.path));
+        let is_link = entry.kind == EntryKind::Link;
+        let (kind, mode) = match &target {
+            Some(target) => (target.kind, target.mode),
+            None if is_link => (EntryKind::Other, 0),
+            None => (entry.kind, entry.mode),
+        };
+        let modified = jiff::Timestamp::from_nanosecond(i128::from(entry.modified));
+        Self {
+            name: name(&path).to_owned(),
+            kind: match kind {
+                EntryKind::File => Some("FILE_TYPE_FILE"),
+                EntryKind::Directory => Some("FILE_TYPE_DIRECTORY"),
+                EntryKind::Link => Some("FILE_TYPE_SYMLINK"),
+                EntryKind::Other => None,
+            },
+            size: match entry.kind {
+                EntryKind::Directory if entry.size == 0 => DIRECTORY,
+                _ => entry.size,
+            }
+            .to_string(),
+            mode: mode & 0o777,
+            permissions: permissions(entry.kind, entry.mode),
+            owner,
+            group,
+            modified_time: modified.unwrap_or_default().to_string(),
+            symlink_target: is_link
+                .then(|| target.map_or_else(|| path.clone(), |target| text(&target.path))),
+            metadata: attributes,
+            path,
+        }
+    }
+}
+
+/// Kind and permissions in a word, as Go writes it.
+fn permissions(kind: EntryKind, mode: u32) -> String {
+    let mut word = String::new();
+    match kind {
+        EntryKind::File => {}
+        EntryKind::Directory => word.push('d'),
+        EntryKind::Link => word.push('L'),
+        EntryKind::Other => word.push('?'),
+    }
+    for (bit, letter) in [(0o4000, 'u'), (0o2000, 'g'), (0o1000, 't')] {
+        if mode & bit != 0 {
+            word.push(letter);
+        }
+    }
+    if word.is_empty() {
+        word.push('-');
+    }
+    for (place, letter) in (0..9).rev().zip("rwxrwxrwx".chars()) {
+        word.push(if mode & (1 << place) == 0 {
+            '-'
+        } else {
+            letter
+        });
+    }
+    word
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_written_as_go_does() {
+        for (kind, mode, word) in [
+            (EntryKind::File, 0o644, "-rw-r--r--"),
+            (EntryKind::File, 0o4755, "urwxr-xr-x"),
+            (EntryKind::Directory, 0o755, "drwxr-xr-x"),
+            (EntryKind::Directory, 0o1777, "dtrwxrwxrwx"),
+            (EntryKind::Link, 0o777, "Lrwxrwxrwx"),
+        ] {
+            assert_eq!(permissions(kind, mode), word);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A file's bytes on their way through us, in and out.
+
+use std::pin::pin;
+
+use atoll_core::Use;
+use atoll_model::{Caller, Code, Error};
+use atoll_worker::{Reader, Writer};
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+
+/// How much is read at a time.
+const CHUNK: usize = 256 << 10;
+
+/// A file that is being read, or the part of it that is asked for.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    reader: Reader,
+    /// First and last byte of a part.
+    part: Option<(u64, u64)>,
+    size: u64,
+}
+
+/// Opens a file, or the part of it that is asked for.
+pub(crate) async fn open(
+    used: &Use,
+    who: &Caller,
+    path: &[u8],
+    headers: &HeaderMap,
+) -> Result<Opened, Error> {
+    let (runtime, id) = (used.runtime(), used.id());
+    let Some(wanted) = range(headers) else {
+        let reader = runtime.read_file(id, who, path).await?;
+        let size = reader.entry.size;
+        return Ok(Opened {
+            reader,
+            part: None,
+            size,
+        });
+    };
+    let size = runtime.stat(id, who, path, true).await?.size;
+    let (first, last) = wanted.within(size)?;
+    let reader = runtime.read_part(id, who, path, first, last - first + 1);
+    Ok(Opened {
+        reader: reader.await?,
+        part: Some((first, last)),
+        size,
+    })
+}
+
+impl Opened {
+    /// Its bytes; the sandbox is in use until the last.
+    pub(crate) fn answer(self, used: Use) -> Response {
+        let Self { reader, part, size } = self;
+        let mut response = bytes("application/octet-stream", used, reader);
+        if let Some((first, last)) = part {
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            return placed(response, &format!("{first}-{last}/{size}"));
+        }
+        // A hint only: a file that grows or shrinks meanwhile is told by the end of the body.
+        response.headers_mut().insert("x-file-size", size.into());
+        response
+    }
+}
+
+/// Says where in the file an answer's bytes are.
+pub(crate) fn placed(mut response: Response, place: &str) -> Response {
+    if let Ok(place) = format!("bytes {place}").parse() {
+        response.headers_mut().insert(header::CONTENT_RANGE, place);
+    }
+    response
+}
+
+/// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them.
+pub(crate) fn bytes(kind: &'static str, used: Use, reader: Reader) -> Response {
+    let stream = futures_util::stream::unfold((used, reader), |(used, mut reader)| async {
+        let mut buffer = vec![0; CHUNK];
+        match reader.read(&mut buffer).await {
+            Ok(0) => None,
+            Ok(count) => {
+                buffer.truncate(count);
+                Some((Ok(Bytes::from(buffer)), (used, reader)))
+            }
+            // The answer has begun: all that is left is to break it off.
+            Err(error) => Some((Err(std::io::Error::other(error.message)), (used, reader))),
+        }
+    });
+    let headers = [
+        (header::CONTENT_TYPE, kind),
+        (header::ACCEPT_RANGES, "bytes"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CONTENT_DISPOSITION, "attachment"),
+        (header::CONTENT_SECURITY_POLICY, "sandbox"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, Body::from_stream(stream)).into_response()
+}
+
+/// A part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// From a byte on, perhaps up to another, which belongs to it.
+    From(u64, Option<u64>),
+    /// The last so many bytes.
+    Last(u64),
+}
+
+/// Which part is asked for. What we do not understand (several parts, or only if nothing has changed) is no wish for a
+/// part, as RFC 9110 has it.
+fn range(headers: &HeaderMap) -> Option<Part> {
+    if headers.contains_key(header::IF_RANGE) {
+        return None;
+    }
+    let text = headers.get(header::RANGE)?.to_str().ok()?;
+    let (first, last) = text.strip_prefix("bytes=")?.trim().split_once('-')?;
+    match (first, last) {
+        ("", last) => Some(Part::Last(last.parse().ok()?)),
+        (first, "") => Some(Part::From(first.parse().ok()?, None)),
+        (first, last) => {
+            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            (first <= last).then_some(Part::From(first, Some(last)))
+        }
+    }
+}
+
+impl Part {
+    /// Its first and its last byte in a file of this size.
+    fn within(self, size: u64) -> Result<(u64, u64), Error> {
+        let outside = || {
+            Error::new(
+                Code::RangeNotSatisfiable,
+                format!("the file has {size} bytes, and none of those that were asked for"),
+            )
+            .remedy("ask for a part that is there")
+            .detail("size", size.to_string())
+        };
+        let end = size.checked_sub(1).ok_or_else(outside)?;
+        match self {
+            Self::From(first, _) if first > end => Err(outside()),
+            Self::From(first, last) => Ok((first, last.map_or(end, |last| last.min(end)))),
+            Self::Last(0) => Err(outside()),
+            Self::Last(count) => Ok((size.saturating_sub(count), end)),
+        }
+    }
+}
+
+/// A body's bytes as they come.
+pub(crate) fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
+    body.into_data_stream().map_err(|_| broken_off())
+}
+
+/// Sends all that comes into the sandbox. Broken off: a file that is replaced stays as it was.
+pub(crate) async fn pour(
+    chunks: impl Stream<Item = Result<Bytes, Error>>,
+    writer: &mut Writer,
+) -> Result<(), Error> {
+    let mut chunks = pin!(chunks);
+    while let Some(chunk) = chunks.next().await {
+        writer.write(&chunk?).await?;
+    }
+    Ok(())
+}
+
+fn broken_off() -> Error {
+    Error::invalid("body", "the body broke off", "send it again, whole")
+}

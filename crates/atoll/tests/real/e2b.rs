@@ -1,0 +1,109 @@
+//! E2B's own SDKs, unmodified, against our server. Each program in `e2b/` runs with every release of its language in
+//! `e2b/releases`; `deploy/setup test` installs those. It finds the server by the variables that users set, and says
+//! what is wrong by failing.
+//!
+//! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
+
+mod doors;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use atoll_testkit::Scratch;
+
+use crate::api::{Client, Server};
+
+macro_rules! programs {
+    ($( $fact:ident => $program:literal; )*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $fact() {
+            check($program).await;
+        }
+    )*};
+}
+
+programs! {
+    a_python_program_finds_the_server => "smoke.py";
+    a_node_program_finds_the_server => "smoke.mjs";
+    files_work_in_python => "files.py";
+    files_work_in_asynchronous_python => "files_async.py";
+    files_work_in_node => "files.mjs";
+}
+
+/// Runs a program with each release of the SDK for its language.
+async fn check(program: &str) {
+    let server = Server::start().await;
+    let client = server.client();
+    let language = match program.rsplit_once('.') {
+        Some((_, "py")) => "python",
+        Some((_, "mjs")) => "node",
+        _ => panic!("{program} is neither Python nor JavaScript"),
+    };
+    let releases = include_str!("e2b/releases").lines();
+    let releases = releases.filter_map(|line| line.strip_prefix(language)?.strip_prefix(' '));
+    let releases: Vec<&str> = releases.collect();
+    assert!(!releases.is_empty());
+    for release in releases {
+        let installed = installed(language, release);
+        let (client, program) = (client.clone(), program.to_owned());
+        let ran = move || run(&client, &installed, &program);
+        tokio::task::spawn_blocking(ran).await.unwrap();
+    }
+    server.close().await;
+}
+
+/// Where a release is.
+fn installed(language: &str, release: &str) -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
+    let cache = cache.map_or_else(home, PathBuf::from);
+    let place = cache.join(format!("atoll/e2b/{language}-{release}"));
+    assert!(
+        place.join("installed").exists(),
+        "the SDK is not at {}: run `deploy/setup test`",
+        place.display()
+    );
+    place
+}
+
+fn run(client: &Client, installed: &Path, program: &str) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/e2b");
+    let scratch = Scratch::new();
+    let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
+        let mut python = Command::new(installed.join("bin/python"));
+        // Bytecode would be left beside the sources.
+        python.arg("-B").arg(sources.join(program));
+        python
+    } else {
+        // Modules are looked for beside the program.
+        let modules = scratch.join("node_modules");
+        std::os::unix::fs::symlink(installed.join("node_modules"), modules).unwrap();
+        for source in std::fs::read_dir(&sources).unwrap().flatten() {
+            std::fs::copy(source.path(), scratch.join(source.file_name())).unwrap();
+        }
+        let mut node = Command::new("node");
+        node.arg(scratch.join(program));
+        node
+    };
+    for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "E2B_DOMAIN"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
+    // Older releases want keys as E2B writes them; ours are the same with another beginning.
+    let key = client.key.as_deref().unwrap().replacen("atl_", "e2b_", 1);
+    let output = command
+        .env("E2B_API_KEY", key)
+        .env("E2B_API_URL", format!("http://{}/e2b", client.address))
+        .env("E2B_SANDBOX_URL", format!("http://{}", client.address))
+        .current_dir(scratch.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{program} with {}: {}\n{}\n{}",
+        installed.display(),
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

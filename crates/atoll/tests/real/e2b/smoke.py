@@ -1,0 +1,8 @@
+"""The first thing anybody tries."""
+
+from e2b import Sandbox
+
+with Sandbox.create(timeout=60) as sandbox:
+    assert sandbox.is_running()
+    assert sandbox.commands.run("echo hello").stdout == "hello\n"
+assert not sandbox.is_running()
