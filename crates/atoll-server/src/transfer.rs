@@ -53,12 +53,15 @@ impl Opened {
     /// Its bytes; the sandbox is in use until the last.
     pub(crate) fn answer(self, used: Use) -> Response {
         let Self { reader, part, size } = self;
-        let mut response = bytes("application/octet-stream", used, reader);
+        const KIND: &str = "application/octet-stream";
         if let Some((first, last)) = part {
+            let mut response = bytes(KIND, used, reader, Some(last - first + 1));
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             return placed(response, &format!("{first}-{last}/{size}"));
         }
-        // A hint only: a file that grows or shrinks meanwhile is told by the end of the body.
+        // What the kernel makes up as it is read has no length.
+        let length = Some(size).filter(|size| *size > 0);
+        let mut response = bytes(KIND, used, reader, length);
         response.headers_mut().insert("x-file-size", size.into());
         response
     }
@@ -72,19 +75,36 @@ pub(crate) fn placed(mut response: Response, place: &str) -> Response {
     response
 }
 
-/// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them.
-pub(crate) fn bytes(kind: &'static str, used: Use, reader: Reader) -> Response {
-    let stream = futures_util::stream::unfold((used, reader), |(used, mut reader)| async {
-        let mut buffer = vec![0; CHUNK];
-        match reader.read(&mut buffer).await {
-            Ok(0) => None,
-            Ok(count) => {
-                buffer.truncate(count);
-                Some((Ok(Bytes::from(buffer)), (used, reader)))
-            }
-            // The answer has begun: all that is left is to break it off.
-            Err(error) => Some((Err(std::io::Error::other(error.message)), (used, reader))),
+/// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them. With a length they are just so
+/// many: what a file grows by meanwhile is left out, and one that shrinks breaks the answer off.
+pub(crate) fn bytes(
+    kind: &'static str,
+    used: Use,
+    reader: Reader,
+    length: Option<u64>,
+) -> Response {
+    let state = (used, reader, length);
+    let stream = futures_util::stream::unfold(state, |(used, mut reader, left)| async move {
+        let most = left.map_or(CHUNK, |left| {
+            CHUNK.min(usize::try_from(left).unwrap_or(CHUNK))
+        });
+        if most == 0 {
+            return None;
         }
+        let mut buffer = vec![0; most];
+        // The answer has begun: all that is left is to break it off.
+        let broken = |why: String| Err(std::io::Error::other(why));
+        let (read, left) = match (reader.read(&mut buffer).await, left) {
+            (Ok(0), None) => return None,
+            (Ok(0), Some(_)) => (broken("the file became shorter".into()), left),
+            (Ok(count), left) => {
+                buffer.truncate(count);
+                let left = left.map(|left| left.saturating_sub(count as u64));
+                (Ok(Bytes::from(buffer)), left)
+            }
+            (Err(error), left) => (broken(error.message), left),
+        };
+        Some((read, (used, reader, left)))
     });
     let headers = [
         (header::CONTENT_TYPE, kind),
@@ -94,7 +114,13 @@ pub(crate) fn bytes(kind: &'static str, used: Use, reader: Reader) -> Response {
         (header::CONTENT_SECURITY_POLICY, "sandbox"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    (headers, Body::from_stream(stream)).into_response()
+    let mut response = (headers, Body::from_stream(stream)).into_response();
+    if let Some(length) = length {
+        response
+            .headers_mut()
+            .insert(header::CONTENT_LENGTH, length.into());
+    }
+    response
 }
 
 /// A part of a file.

@@ -17,7 +17,7 @@ pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Res
     let packed = files.runtime();
     let packed = packed.pack(files.id(), &files.who, which.path.as_bytes());
     let reader = packed.await?;
-    Ok(bytes("application/x-tar", files.used, reader))
+    Ok(bytes("application/x-tar", files.used, reader, None))
 }
 
 pub(super) async fn unpack(

@@ -86,7 +86,8 @@ impl Drop for Server {
 
 fn spawn(data: &Path, templates: &Path) -> Result<(Child, String), Error> {
     let mut child = Command::new("/proc/self/exe")
-        .args(["serve", "--dev", "--listen", "127.0.0.1:0", "--data-dir"])
+        .args(["serve", "--dev", "--listen", "127.0.0.1:0"])
+        .args(["--metrics-listen", "off", "--data-dir"])
         .arg(data)
         .env("ATOLL_TEMPLATES_DIR", templates)
         .stdin(Stdio::null())
