@@ -7,8 +7,9 @@
 //!
 //! Events tell of the past: a directory may be elsewhere when its event is read. What could not be
 //! reached, or was reached while renames were waiting in the queue, is looked at again when the queue
-//! is empty. Where doubt is left the watcher says `Overflow` and starts anew: what it says is
-//! complete, or it says that it is not.
+//! is empty. The kernel tells of a rename a moment after it is done, so a rename that is told now concerns what was
+//! looked at shortly before as well. Where doubt is left the watcher says `Overflow` and starts anew: what it
+//! says is complete, or it says that it is not.
 
 mod tree;
 
@@ -19,6 +20,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
@@ -35,6 +37,10 @@ const TOGETHER: usize = 6 * 1024;
 const QUEUE: usize = 65_536;
 /// After so many directories the server is told that this goes on: it does not wait for who is silent.
 const ALIVE: usize = 4096;
+/// So long after a rename it is told at the latest, unless the machine stands still.
+const LATE: Duration = Duration::from_secs(2);
+/// How many directories are remembered for that.
+const RECENT: usize = 16_384;
 /// The two halves of a rename come one behind the other, or nearly so.
 const APART: usize = 64;
 
@@ -88,6 +94,12 @@ impl Told {
 /// A name in a directory.
 type Place = (i32, Vec<u8>);
 
+/// What came of looking for a directory.
+enum Seen {
+    Found(i32),
+    Missed(Place),
+}
+
 struct Watcher<'a> {
     answer: &'a Answer,
     top: PathBuf,
@@ -107,6 +119,10 @@ struct Watcher<'a> {
     missed: HashSet<Place>,
     /// Directories found while renames were waiting.
     suspects: HashSet<i32>,
+    /// What was looked for lately, and when.
+    recent: VecDeque<(Instant, Seen)>,
+    /// A directory was renamed since those were last looked at again.
+    moved: bool,
     /// What was told may be wrong.
     doubt: bool,
     /// The rename told last, if nothing was told since: from and to.
@@ -143,6 +159,8 @@ pub(super) fn watch(
         told: Told::default(),
         missed: HashSet::new(),
         suspects: HashSet::new(),
+        recent: VecDeque::new(),
+        moved: false,
         doubt: false,
         renamed: None,
         changes: Vec::new(),
@@ -211,7 +229,8 @@ impl Watcher<'_> {
     }
 
     fn quiet(&self) -> bool {
-        self.queue.is_empty() && self.missed.is_empty() && self.suspects.is_empty() && !self.doubt
+        let settled = self.missed.is_empty() && self.suspects.is_empty() && !self.doubt;
+        self.queue.is_empty() && settled && !self.moved
     }
 
     fn reply(&mut self, token: u32) -> std::io::Result<()> {
@@ -276,6 +295,7 @@ impl Watcher<'_> {
     fn next(&mut self) -> Option<Raw> {
         let raw = self.queue.pop_front()?;
         self.moving -= usize::from(raw.moves_directory());
+        self.moved |= raw.moves_directory();
         self.told.pass(raw.number);
         Some(raw)
     }
@@ -452,7 +472,8 @@ impl Watcher<'_> {
         self.moving = 0;
         self.missed.clear();
         self.suspects.clear();
-        self.doubt = false;
+        self.recent.clear();
+        (self.moved, self.doubt) = (false, false);
         self.renamed = None;
         if self.plant().is_err() {
             self.ended = true;
@@ -516,6 +537,7 @@ impl Watcher<'_> {
                     continue;
                 }
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    self.remember(Seen::Missed((parent, name.clone())));
                     self.missed.insert((parent, name));
                     continue;
                 }
@@ -534,6 +556,7 @@ impl Watcher<'_> {
                 continue;
             }
             self.fill(watch, &directory, tell, &mut next)?;
+            self.remember(Seen::Found(watch));
             self.fetch();
             if self.moving > 0 {
                 self.suspects.insert(watch);
@@ -604,10 +627,38 @@ impl Watcher<'_> {
         self.say(Change::Limit)
     }
 
+    fn remember(&mut self, seen: Seen) {
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((Instant::now(), seen));
+    }
+
+    /// A rename was told: it may have been done before what was looked for lately.
+    fn distrust_recent(&mut self) {
+        let since = Instant::now().checked_sub(LATE);
+        self.recent
+            .retain(|(at, _)| since.is_none_or(|since| *at >= since));
+        for (_, seen) in &self.recent {
+            match seen {
+                Seen::Found(watch) if self.tree.has(*watch) => {
+                    self.suspects.insert(*watch);
+                }
+                Seen::Missed(place) if self.tree.has(place.0) => {
+                    self.missed.insert(place.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// The queue is empty: everything is where the tree says, or the tree is wrong.
     fn look_again(&mut self) -> std::io::Result<()> {
         if self.doubt {
             return self.start_anew();
+        }
+        if std::mem::take(&mut self.moved) {
+            self.distrust_recent();
         }
         for watch in std::mem::take(&mut self.suspects) {
             let Some(path) = self.tree.path(watch, b"") else {
