@@ -109,6 +109,11 @@ impl Inner {
 
     /// Carries over what a sandbox's journal has.
     async fn carry(&self, id: &SandboxId, session: &SessionId) -> Result<(), Error> {
+        let Some(entry) = self.ledger.get(id) else {
+            return Ok(());
+        };
+        // Whoever asks while somebody else carries waits until all of it is there.
+        let _alone = entry.carrying.lock().await;
         loop {
             let rows = match self.runtime.history(id, BATCH).await {
                 // It was deleted meanwhile, and everything carried over with that.

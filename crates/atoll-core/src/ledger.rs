@@ -22,6 +22,8 @@ pub(crate) struct Entry {
     row: Mutex<SandboxRow>,
     /// Held while it gets from one state to another, and while its row is written.
     pub(crate) gate: tokio::sync::Mutex<()>,
+    /// Held while its history is carried over.
+    pub(crate) carrying: tokio::sync::Mutex<()>,
     /// When somebody last used it.
     used: AtomicI64,
     /// Uses under way.
@@ -40,6 +42,7 @@ impl Entry {
             used: AtomicI64::new(row.started_at.unwrap_or(row.created_at)),
             row: Mutex::new(row),
             gate: tokio::sync::Mutex::default(),
+            carrying: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
         })

@@ -7,6 +7,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
 use base64::Engine as _;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use utoipa::IntoParams;
@@ -197,8 +198,10 @@ fn with_query(uri: &Uri, words: &[&str]) -> Uri {
         [] => uri.path().to_owned(),
         words => format!("{}?{}", uri.path(), words.join("&")),
     };
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = text.parse().ok();
     // Parts of a URI are one again.
-    text.parse().unwrap_or_default()
+    Uri::from_parts(parts).unwrap_or_default()
 }
 
 /// How many are wanted at most.
@@ -213,4 +216,13 @@ pub(crate) fn checked_limit(asked: Option<u32>, usual: u32, most: u32) -> Result
         message,
         format!("give 1 to {most}"),
     ))
+}
+
+/// Tells `null` from nothing.
+pub(crate) fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Some)
 }

@@ -23,13 +23,19 @@ use crate::{App, reference, routes};
 const GROUPS: &[(&str, &str)] = &[
     (
         "sandboxes",
-        "Isolated Linux environments, and what there was of them.",
+        "Isolated Linux environments, what they use and what they write.",
     ),
     ("commands", "Run in a sandbox: waited for, or followed."),
     ("files", "Of a sandbox, as raw bytes."),
     ("terminals", "Commands with a screen, which many can share."),
+    ("ports", "Servers in a sandbox, and a way to them."),
+    ("templates", "What sandboxes start from."),
     ("events", "What happens to sandboxes."),
-    ("keys", "By which callers are known."),
+    (
+        "sessions",
+        "What there was of sandboxes, also of deleted ones.",
+    ),
+    ("keys", "By which callers are known; tickets for browsers."),
     ("orgs", "Whose sandboxes they are."),
     ("server", "The server itself, for everybody."),
 ];
@@ -47,6 +53,17 @@ const PARTS: &[(&str, &str, &str)] = &[
         "The id of a command, `pid:N` or `tag:NAME`",
     ),
     ("pty", "^pty_[a-z0-9]{20}$", "The id of a terminal"),
+    ("ports", "^[1-9][0-9]{0,4}$", "A port, up to 65535"),
+    (
+        "sessions",
+        "^(sess_[a-z0-9]{20}|i[a-z0-9]{20})$",
+        "The id of a session or of its sandbox",
+    ),
+    (
+        "templates",
+        "^[a-z0-9][a-z0-9._-]{0,62}$",
+        "The name of a template",
+    ),
     ("keys", "^key_[a-z0-9]{20}$", "The id of a key"),
     ("orgs", "^org_[a-z0-9]{20}$", "The id of an org"),
 ];
@@ -88,6 +105,9 @@ const FAILURES: &[(&str, &[Code])] = &[
         ],
     ),
     ("/sandboxes/{id}/pty/{pty}", &[Code::TerminalNotFound]),
+    ("/sandboxes/{id}/ports/{port}", &[Code::InvalidRequest]),
+    ("/sessions/{id}", &[Code::SessionNotFound]),
+    ("/templates/{name}", &[Code::TemplateNotFound]),
     ("/keys/{id}", &[Code::KeyNotFound]),
     ("/orgs/{id}", &[Code::OrgNotFound]),
 ];
@@ -128,6 +148,25 @@ const MORE: &[(&str, &str, &[Code])] = &[
         ],
     ),
     ("put", "/sandboxes/{id}/network", &[Code::UnsupportedByHost]),
+    ("get", "/sandboxes/{id}/files/watch", &[Code::QuotaExceeded]),
+    (
+        "put",
+        "/sandboxes/{id}/files/archive",
+        &[Code::UnsupportedMediaType],
+    ),
+    (
+        "post",
+        "/templates",
+        &[
+            Code::Conflict,
+            Code::TooLarge,
+            Code::UnsupportedMediaType,
+            Code::UnsupportedByHost,
+            Code::DiskFull,
+        ],
+    ),
+    ("delete", "/templates/{name}", &[Code::Conflict]),
+    ("post", "/tickets", &[Code::QuotaExceeded]),
     (
         "post",
         "/sandboxes/{id}/pty",
@@ -245,6 +284,10 @@ fn finish(routes: &OpenApi) -> Value {
             "schema": { "type": "string", "pattern": "^req_[a-z0-9]{20}$" },
             "required": true,
         },
+        "X-Next-Cursor": {
+            "description": "There is more: the `cursor` of the next page",
+            "schema": { "type": "string" },
+        },
     });
     components["responses"] = json!(failures);
     let mut schemas = vec![(FailureBody::name().into_owned(), FailureBody::schema())];
@@ -291,12 +334,19 @@ fn complete(
     failures: &mut BTreeMap<String, Value>,
 ) {
     let request_id = json!({ "$ref": "#/components/headers/X-Request-ID" });
+    let paged = operation["parameters"]
+        .as_array()
+        .is_some_and(|all| all.iter().any(|parameter| parameter["name"] == "cursor"));
     let codes = codes(method, path, operation);
     let Some(responses) = operation["responses"].as_object_mut() else {
         return;
     };
     for (status, response) in responses.iter_mut() {
         response["headers"]["X-Request-ID"] = request_id.clone();
+        if paged {
+            let next = json!({ "$ref": "#/components/headers/X-Next-Cursor" });
+            response["headers"]["X-Next-Cursor"] = next;
+        }
         if response["description"]
             .as_str()
             .unwrap_or_default()
@@ -351,7 +401,7 @@ fn codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<
         }
     }
     if operation.get("security").is_none() {
-        codes.insert(Code::Unauthenticated);
+        codes.extend([Code::Unauthenticated, Code::RateLimited]);
     }
     let body = operation.pointer("/requestBody/content/application~1json");
     if body.is_some() {

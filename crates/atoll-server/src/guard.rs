@@ -1,6 +1,7 @@
 //! What is checked before any route: that the request is meant for us, that a browser sends it from a page
 //! that may, and who the caller is.
 
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use atoll_core::Context;
 use atoll_model::{Code, Error, RequestId};
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, Method, header};
+use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
@@ -28,9 +29,9 @@ const HEALTH: [&str; 3] = ["/health", "/healthz", "/readyz"];
 pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let id = RequestId::random();
     request.extensions_mut().insert(id.clone());
+    let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
     take_shown(&mut request);
     let told = Told::new(&app, &id, &request);
-    let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
     let response = match checked {
         Ok(()) => next.run(request).instrument(told.span.clone()).await,
         Err(error) => Failure(error).into_response(),
@@ -41,7 +42,7 @@ pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Ne
 
 /// The request is for this server, and from a page that may ask.
 pub(crate) fn meant_for_us(request: &Request, config: &Config) -> Result<(), Error> {
-    let host = authority(request);
+    let host = authority(request.uri(), request.headers());
     check_host(host.as_deref(), config)?;
     check_origin(request.headers(), host.as_deref(), config)
 }
@@ -121,11 +122,11 @@ fn method(method: &Method) -> &'static str {
 }
 
 /// What server the client means: HTTP/2 says it in the place of the address, HTTP/1 in a header.
-fn authority(request: &Request) -> Option<String> {
-    if let Some(authority) = request.uri().authority() {
+fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    if let Some(authority) = uri.authority() {
         return Some(authority.as_str().to_owned());
     }
-    let host = request.headers().get(header::HOST)?;
+    let host = headers.get(header::HOST)?;
     // Something that is no text is no name of ours.
     Some(host.to_str().unwrap_or_default().to_owned())
 }
@@ -248,15 +249,29 @@ fn take_shown(request: &mut Request) {
     }
 }
 
+/// A request came over TLS of our own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Encrypted;
+
 /// Where the caller found this server.
-pub(crate) fn origin(headers: &HeaderMap) -> String {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let scheme = match text(HeaderName::from_static("x-forwarded-proto")) {
-        Some("https") => "https",
-        _ => "http",
-    };
-    let host = text(header::HOST).unwrap_or("localhost");
-    format!("{scheme}://{host}")
+#[derive(Debug)]
+pub(crate) struct Origin(pub(crate) String);
+
+impl<S: Sync> FromRequestParts<S> for Origin {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let before_us = parts.headers.get("x-forwarded-proto");
+        let encrypted = parts.extensions.get::<Encrypted>().is_some();
+        let scheme = if encrypted || before_us.is_some_and(|scheme| scheme == "https") {
+            "https"
+        } else {
+            "http"
+        };
+        let host = authority(&parts.uri, &parts.headers);
+        let host = host.unwrap_or_else(|| "localhost".into());
+        Ok(Self(format!("{scheme}://{host}")))
+    }
 }
 
 fn secret(headers: &HeaderMap) -> Option<&str> {
@@ -267,4 +282,30 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, secret) = bearer.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn links_lead_to_where_the_caller_found_us_by_either_http() {
+        let by_two = Request::get("https://box.example/tickets?ticket=x").extension(Encrypted);
+        let by_one = Request::get("/").header("host", "box.example:80");
+        let before_us = Request::get("/")
+            .header("host", "box.example")
+            .header("x-forwarded-proto", "https");
+        for (request, expected) in [
+            (by_two, "https://box.example"),
+            (by_one, "http://box.example:80"),
+            (before_us, "https://box.example"),
+        ] {
+            let mut request = request.body(axum::body::Body::empty()).unwrap();
+            take_shown(&mut request);
+            let (mut parts, _) = request.into_parts();
+            let Ok(Origin(origin)) = Origin::from_request_parts(&mut parts, &()).await;
+            assert_eq!(origin, expected);
+        }
+    }
 }

@@ -19,6 +19,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 
+use crate::guard::Encrypted;
 use crate::tls::Tls;
 
 /// The largest head of a request.
@@ -57,8 +58,12 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
 ) {
     let quiet = patience.quiet;
+    let encrypted = matches!(door, Door::Tls(..));
     let connections = Connections {
-        router: router.layer(map_request(move |request: Request| async move {
+        router: router.layer(map_request(move |mut request: Request| async move {
+            if encrypted {
+                request.extensions_mut().insert(Encrypted);
+            }
             request.map(|body| waited_for(body, quiet))
         })),
         languages: Arc::new(Languages::new(quiet)),

@@ -33,16 +33,16 @@ pub(crate) use commands::Encoding;
 /// Routes below `/` and below `/api`.
 fn api() -> OpenApiRouter<App> {
     group("sandboxes", sandboxes::routes())
+        .merge(group("sandboxes", watching::routes()))
         .merge(group("commands", commands::routes()))
         .merge(group("files", files::routes()))
         .merge(group("terminals", terminals::routes()))
+        .merge(group("ports", ports::routes()))
         .merge(group("events", events::routes()))
         .merge(group("keys", keys::routes()))
+        .merge(group("keys", tickets::routes()))
         .merge(group("orgs", orgs::routes()))
-        .merge(group("templates", templates::routes().into()))
-        .merge(group("keys", tickets::routes().into()))
-        .merge(group("sandboxes", ports::routes().into()))
-        .merge(group("sandboxes", watching::routes().into()))
+        .merge(group("templates", templates::routes()))
 }
 
 /// Routes below `/` alone. `/api/sessions` is not this one.
@@ -52,7 +52,7 @@ fn own() -> OpenApiRouter<App> {
         .routes(routes!(healthz))
         .routes(routes!(ready))
         .merge(document::routes());
-    group("sandboxes", sessions::routes().into()).merge(group("server", server))
+    group("sessions", sessions::routes()).merge(group("server", server))
 }
 
 /// What the routes say of themselves.

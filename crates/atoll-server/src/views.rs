@@ -1,12 +1,11 @@
-//! How things look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
+//! How things that several routes tell of look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 
-use atoll_core::{CommandKind, CommandRow, Event, SandboxView, SessionView};
+use atoll_core::{CommandKind, CommandRow, SandboxView};
 use atoll_model::{
-    Ending, EventId, ExecId, ExecInfo, ExecStatus, Key, KeyId, Network, Org, OrgId, Program,
-    Reason, SandboxId, SandboxState, Scope, SessionId, Timings, Usage,
+    Ending, ExecId, ExecInfo, ExecStatus, Network, Program, Reason, SandboxId, SandboxState,
+    SessionId, Timings,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -186,14 +185,10 @@ impl From<ExecStatus> for Exit {
     }
 }
 
-/// A command. Its variables are not told.
+/// What was run and how it went.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Command {
-    #[serde(rename = "execID")]
-    id: ExecId,
-    /// Inside the sandbox.
-    pid: i32,
+struct Course {
     cmd: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     args: Vec<String>,
@@ -222,6 +217,38 @@ pub(crate) struct Command {
     timed_out: bool,
 }
 
+impl Course {
+    /// That of nothing in particular.
+    fn new(started_at: i64, ended_at: Option<i64>, status: Option<ExecStatus>) -> Self {
+        let exit = status.map(Exit::from);
+        Self {
+            cmd: String::new(),
+            args: Vec::new(),
+            cwd: None,
+            user: None,
+            tag: None,
+            state: if exit.is_some() { "exited" } else { "running" },
+            started_at: Time(started_at),
+            ended_at: ended_at.map(Time),
+            exit_code: exit.as_ref().map(|exit| exit.code),
+            signal: exit.as_ref().and_then(|exit| exit.signal),
+            oom_killed: exit.as_ref().is_some_and(|exit| exit.oom_killed),
+            timed_out: exit.is_some_and(|exit| exit.timed_out),
+        }
+    }
+}
+
+/// A command. Its variables are not told.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Command {
+    #[serde(rename = "execID")]
+    id: ExecId,
+    /// Inside the sandbox.
+    pid: i32,
+    #[serde(flatten)]
+    course: Course,
+}
+
 impl From<ExecInfo> for Command {
     fn from(info: ExecInfo) -> Self {
         let lossy = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -232,72 +259,38 @@ impl From<ExecInfo> for Command {
                 (words.next().unwrap_or_default(), words.collect())
             }
         };
-        let exit = info.status.map(Exit::from);
-        Self {
-            id: info.id,
-            pid: info.pid,
+        let course = Course {
             cmd,
             args,
             cwd: info.spec.directory.as_deref().map(lossy),
             user: info.spec.user,
             tag: info.spec.tag,
-            state: state(info.status),
-            started_at: Time(info.started_at),
-            ended_at: info.ended_at.map(Time),
-            exit_code: exit.as_ref().map(|exit| exit.code),
-            signal: exit.as_ref().and_then(|exit| exit.signal),
-            oom_killed: exit.as_ref().is_some_and(|exit| exit.oom_killed),
-            timed_out: exit.is_some_and(|exit| exit.timed_out),
-        }
-    }
-}
-
-/// A session: a sandbox, and how much there is of its history.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Session {
-    #[serde(flatten)]
-    sandbox: Sandbox,
-    command_count: i64,
-    terminal_count: i64,
-}
-
-impl From<SessionView> for Session {
-    fn from(view: SessionView) -> Self {
+            ..Course::new(info.started_at, info.ended_at, info.status)
+        };
         Self {
-            sandbox: SandboxView::from(view.row).into(),
-            command_count: view.commands,
-            terminal_count: view.terminals,
+            id: info.id,
+            pid: info.pid,
+            course,
         }
     }
 }
 
 /// A command or a terminal as history has it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PastCommand {
+    /// Of a command.
     #[serde(rename = "execID", skip_serializing_if = "Option::is_none")]
-    exec: Option<String>,
+    exec: Option<ExecId>,
+    /// Of a terminal.
     #[serde(rename = "ptyID", skip_serializing_if = "Option::is_none")]
     pty: Option<String>,
-    cmd: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    args: Vec<String>,
+    #[serde(flatten)]
+    course: Course,
     /// The line was longer than is kept.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cwd: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    user: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tag: Option<String>,
-    state: &'static str,
-    started_at: Time,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ended_at: Option<Time>,
-    #[serde(flatten)]
-    exit: Option<Exit>,
+    /// How much it had written when it ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_bytes: Option<i64>,
 }
@@ -306,19 +299,19 @@ impl From<CommandRow> for PastCommand {
     fn from(row: CommandRow) -> Self {
         let terminal = row.kind == CommandKind::Terminal;
         let (ended_at, status) = row.ended.unzip();
-        Self {
-            pty: terminal.then(|| terminal_name(&row.id)),
-            exec: (!terminal).then(|| row.id.to_string()),
+        let course = Course {
             cmd: row.command,
             args: row.args,
-            cut: row.cut,
             cwd: row.cwd,
             user: row.user,
             tag: row.tag,
-            state: state(status),
-            started_at: Time(row.started_at),
-            ended_at: ended_at.map(Time),
-            exit: status.map(Exit::from),
+            ..Course::new(row.started_at, ended_at, status)
+        };
+        Self {
+            pty: terminal.then(|| terminal_name(&row.id)),
+            exec: (!terminal).then_some(row.id),
+            course,
+            cut: row.cut,
             output_bytes: ended_at.map(|_| row.output_bytes),
         }
     }
@@ -327,151 +320,4 @@ impl From<CommandRow> for PastCommand {
 /// What a terminal is called.
 pub(crate) fn terminal_name(exec: &ExecId) -> String {
     exec.as_str().replacen("exec_", "pty_", 1)
-}
-
-/// What a command does.
-fn state(status: Option<ExecStatus>) -> &'static str {
-    match status {
-        Some(_) => "exited",
-        None => "running",
-    }
-}
-
-/// A key, and its secret when it is made.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Key)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct KeyView {
-    #[serde(rename = "keyID")]
-    id: KeyId,
-    #[serde(rename = "orgID")]
-    org: OrgId,
-    name: String,
-    /// The first characters of its secret, to tell it by.
-    prefix: String,
-    scope: Scope,
-    created_at: Time,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    expires_at: Option<Time>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    last_used_at: Option<Time>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    revoked_at: Option<Time>,
-    /// The secret: told once, by the request that makes it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
-}
-
-impl KeyView {
-    pub(crate) fn new(key: Key, secret: Option<String>) -> Self {
-        Self {
-            id: key.id,
-            org: key.org,
-            name: key.name,
-            prefix: key.prefix,
-            scope: key.scope,
-            created_at: Time(key.created_at),
-            expires_at: key.expires_at.map(Time),
-            last_used_at: key.last_used_at.map(Time),
-            revoked_at: key.revoked_at.map(Time),
-            key: secret,
-        }
-    }
-}
-
-/// An org.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Org)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct OrgView {
-    #[serde(rename = "orgID")]
-    id: OrgId,
-    name: String,
-    /// At once; `null` is as many as the machine holds.
-    max_sandboxes: Option<u32>,
-    /// The longest lifetime in seconds; `null` is no end.
-    max_timeout: Option<u32>,
-    created_at: Time,
-}
-
-impl From<Org> for OrgView {
-    fn from(org: Org) -> Self {
-        Self {
-            id: org.id,
-            name: org.name,
-            max_sandboxes: org.max_sandboxes,
-            max_timeout: org.max_timeout,
-            created_at: Time(org.created_at),
-        }
-    }
-}
-
-/// Something that happened to a sandbox.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Event)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct EventView {
-    #[serde(rename = "eventID")]
-    id: EventId,
-    /// Counts up: `after` goes on behind it.
-    number: i64,
-    /// Such as `sandbox.created`.
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(rename = "sandboxID")]
-    sandbox: SandboxId,
-    at: Time,
-    /// What there is to say about it.
-    #[schema(value_type = Object)]
-    data: serde_json::Value,
-}
-
-impl From<Event> for EventView {
-    fn from(event: Event) -> Self {
-        Self {
-            id: event.id,
-            number: event.number,
-            kind: format!("sandbox.{}", event.kind),
-            sandbox: event.sandbox,
-            at: Time(event.at),
-            data: event.payload,
-        }
-    }
-}
-
-/// Something that listens in a sandbox.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Port {
-    port: u16,
-    #[schema(value_type = String)]
-    address: IpAddr,
-}
-
-impl From<SocketAddr> for Port {
-    fn from(at: SocketAddr) -> Self {
-        Self {
-            port: at.port(),
-            address: at.ip(),
-        }
-    }
-}
-
-/// What a sandbox uses.
-#[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Usage)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct UsageView {
-    cpu_seconds: f64,
-    memory_bytes: u64,
-    pids: u64,
-}
-
-impl From<Usage> for UsageView {
-    fn from(usage: Usage) -> Self {
-        Self {
-            cpu_seconds: usage.cpu.as_secs_f64(),
-            memory_bytes: usage.memory.0,
-            pids: usage.pids,
-        }
-    }
 }

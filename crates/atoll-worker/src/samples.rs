@@ -20,6 +20,8 @@ const EVERY: Duration = Duration::from_secs(5);
 const KEPT: usize = 720;
 /// How long they are, in microseconds.
 const HOUR: i64 = 3_600_000_000;
+/// The shortest time that says how much of its processors a sandbox uses, in microseconds.
+const SHORTEST: i64 = 1_000_000;
 /// How long one round may measure files, some of which are looked at one by one; the rest have their turn later.
 const FILES: Duration = Duration::from_millis(50);
 /// So many times as long as it took, files are not measured again.
@@ -100,6 +102,9 @@ impl Samples {
             before = Some(kept);
         }
         if let Some((kept, limits)) = fresh.filter(|(kept, _)| (from..=to).contains(&kept.at)) {
+            // A moment is too short to say how much was used.
+            let long = |old: &&Kept| kept.at - old.at >= SHORTEST;
+            let before = self.kept.iter().rev().find(long).or(before);
             all.push(kept.sample(before, limits));
         }
         all

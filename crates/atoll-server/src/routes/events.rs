@@ -1,13 +1,14 @@
 //! What happened to the caller's sandboxes.
 
 use atoll_core::Event;
+use atoll_model::{EventId, SandboxId};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde::Deserialize;
-use utoipa::IntoParams;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -17,12 +18,45 @@ use crate::body::Query;
 use crate::guard::Caller;
 use crate::page;
 use crate::stream;
-use crate::views::EventView;
+use crate::views::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(follow))
         .routes(routes!(list))
+}
+
+/// Something that happened to a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct EventView {
+    #[serde(rename = "eventID")]
+    id: EventId,
+    /// Counts up: `after` goes on behind it.
+    number: i64,
+    /// Such as `sandbox.created`.
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(rename = "sandboxID")]
+    sandbox: SandboxId,
+    at: Time,
+    /// What there is to say about it.
+    #[schema(value_type = Object)]
+    data: serde_json::Value,
+}
+
+impl From<Event> for EventView {
+    fn from(event: Event) -> Self {
+        Self {
+            id: event.id,
+            number: event.number,
+            kind: format!("sandbox.{}", event.kind),
+            sandbox: event.sandbox,
+            at: Time::new(event.at),
+            data: event.payload,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -1,11 +1,11 @@
 //! Keys of the caller's org.
 
 use atoll_core::KeyRequest;
-use atoll_model::{Error, Scope};
+use atoll_model::{Error, Key, KeyId, OrgId, Scope};
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -15,12 +15,54 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::Body;
 use crate::guard::Caller;
-use crate::views::KeyView;
+use crate::views::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
         .routes(routes!(revoke))
+}
+
+/// A key, and its secret when it is made.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Key)]
+#[serde(rename_all = "camelCase")]
+struct KeyView {
+    #[serde(rename = "keyID")]
+    id: KeyId,
+    #[serde(rename = "orgID")]
+    org: OrgId,
+    name: String,
+    /// The first characters of its secret, to tell it by.
+    prefix: String,
+    scope: Scope,
+    created_at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_used_at: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked_at: Option<Time>,
+    /// The secret: told once, by the request that makes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+impl KeyView {
+    fn new(key: Key, secret: Option<String>) -> Self {
+        Self {
+            id: key.id,
+            org: key.org,
+            name: key.name,
+            prefix: key.prefix,
+            scope: key.scope,
+            created_at: Time::new(key.created_at),
+            expires_at: key.expires_at.map(Time::new),
+            last_used_at: key.last_used_at.map(Time::new),
+            revoked_at: key.revoked_at.map(Time::new),
+            key: secret,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize, ToSchema)]

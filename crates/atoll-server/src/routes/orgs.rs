@@ -1,25 +1,52 @@
 //! Orgs: made and changed by an admin.
 
 use atoll_core::OrgRequest;
+use atoll_model::{Org, OrgId};
 use axum::Json;
 use axum::extract::{Path, State};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::sandboxes::present;
 use super::{Made, made};
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Body;
+use crate::body::{Body, present};
 use crate::guard::Caller;
-use crate::views::OrgView;
+use crate::views::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
         .routes(routes!(read, change))
+}
+
+/// An org.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Org)]
+#[serde(rename_all = "camelCase")]
+struct OrgView {
+    #[serde(rename = "orgID")]
+    id: OrgId,
+    name: String,
+    /// At once; `null` is as many as the machine holds.
+    max_sandboxes: Option<u32>,
+    /// The longest lifetime in seconds; `null` is no end.
+    max_timeout: Option<u32>,
+    created_at: Time,
+}
+
+impl From<Org> for OrgView {
+    fn from(org: Org) -> Self {
+        Self {
+            id: org.id,
+            name: org.name,
+            max_sandboxes: org.max_sandboxes,
+            max_timeout: org.max_timeout,
+            created_at: Time::new(org.created_at),
+        }
+    }
 }
 
 /// An org that is to be made.

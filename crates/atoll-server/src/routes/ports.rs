@@ -1,14 +1,16 @@
 //! Ports of a sandbox's servers: which there are, and a way to them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use atoll_core::Use;
 use atoll_model::{Error, Scope};
+use axum::Json;
 use axum::extract::{Path, State};
-use axum::routing::get;
-use axum::{Json, Router};
-use serde_json::{Value, json};
+use serde::Serialize;
 use tokio::net::TcpStream;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
@@ -16,21 +18,41 @@ use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 use crate::tunnel;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/sandboxes/{id}/ports", get(list))
-        .route("/sandboxes/{id}/ports/{port}/tunnel", get(dig))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(dig))
 }
 
+/// Something that listens in a sandbox.
+#[derive(Debug, Serialize, ToSchema)]
+struct Port {
+    port: u16,
+    #[schema(value_type = String)]
+    address: IpAddr,
+}
+
+impl From<SocketAddr> for Port {
+    fn from(at: SocketAddr) -> Self {
+        Self {
+            port: at.port(),
+            address: at.ip(),
+        }
+    }
+}
+
+/// List ports
+///
+/// On which something listens.
+#[utoipa::path(get, path = "/sandboxes/{id}/ports", responses((status = 200, body = [Port])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-) -> Answer<Json<Vec<Value>>> {
+) -> Answer<Json<Vec<Port>>> {
     let used = app.core.enter(&caller, &id, Scope::Read).await?;
     let ports = used.runtime().ports(used.id()).await?;
-    let view = |at: SocketAddr| json!({ "port": at.port(), "address": at.ip().to_string() });
-    Ok(Json(ports.into_iter().map(view).collect()))
+    Ok(Json(ports.into_iter().map(Port::from).collect()))
 }
 
 fn number(port: &str) -> Result<u16, Error> {
@@ -39,7 +61,11 @@ fn number(port: &str) -> Result<u16, Error> {
         .ok_or_else(|| Error::invalid("port", format!("{port:?} is not a port"), "give 1 to 65535"))
 }
 
-/// Whoever does not come with a WebSocket is told what one would be told, before anything is begun.
+/// Tunnel to a port
+///
+/// A WebSocket whose binary frames are the bytes of a TCP connection. Who comes without one is told what one would be told.
+#[utoipa::path(get, path = "/sandboxes/{id}/ports/{port}/tunnel", operation_id = "tunnel",
+    responses((status = 101, description = "The connection, as a WebSocket")))]
 async fn dig(
     State(app): State<App>,
     Caller(caller): Caller,

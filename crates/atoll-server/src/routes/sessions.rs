@@ -1,28 +1,56 @@
 //! The history of sandboxes, which outlives them: what was run in each, and what happened to it.
 
-use atoll_core::{CommandKind, Which};
+use atoll_core::{CommandKind, Context, SandboxView, SessionView, Which};
+use axum::Json;
 use axum::extract::{Path, State};
-use axum::routing::get;
-use axum::{Json, Router};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::{events, sandboxes};
+use super::events::{self, EventView};
+use super::sandboxes;
 use crate::App;
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::guard::Caller;
 use crate::page::{self, Part};
-use crate::views::{EventView, PastCommand, Sandbox, Session};
+use crate::views::{PastCommand, Sandbox};
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/sessions", get(list))
-        .route("/sessions/{id}", get(read))
-        .route("/sessions/{id}/commands", get(commands))
-        .route("/sessions/{id}/terminals", get(terminals))
-        .route("/sessions/{id}/events", get(happened))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(read))
+        .routes(routes!(commands))
+        .routes(routes!(terminals))
+        .routes(routes!(happened))
 }
 
+/// A session: a sandbox, and how much there is of its history.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Session {
+    #[serde(flatten)]
+    sandbox: Sandbox,
+    command_count: i64,
+    terminal_count: i64,
+}
+
+impl From<SessionView> for Session {
+    fn from(view: SessionView) -> Self {
+        Self {
+            sandbox: SandboxView::from(view.row).into(),
+            command_count: view.commands,
+            terminal_count: view.terminals,
+        }
+    }
+}
+
+/// List sessions
+///
+/// Of all sandboxes that ever were, newest first.
+#[utoipa::path(get, path = "/sessions", params(sandboxes::Listed),
+    responses((status = 200, body = [Sandbox])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -31,6 +59,8 @@ async fn list(
     asked.answer(&app, &caller, Which::Ever).await
 }
 
+/// Get a session
+#[utoipa::path(get, path = "/sessions/{id}", responses((status = 200, body = Session)))]
 async fn read(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -39,10 +69,14 @@ async fn read(
     Ok(Json(app.core.session(&caller, &id).await?.into()))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Listed {
+    #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
 }
 
@@ -50,7 +84,7 @@ impl Listed {
     async fn answer(
         &self,
         app: &App,
-        caller: &atoll_core::Context,
+        caller: &Context,
         id: &str,
         kind: CommandKind,
     ) -> Answer<Part<PastCommand>> {
@@ -60,6 +94,11 @@ impl Listed {
     }
 }
 
+/// List commands of a session
+///
+/// Newest first; their output is not kept.
+#[utoipa::path(get, path = "/sessions/{id}/commands", params(Listed),
+    responses((status = 200, body = [PastCommand])))]
 async fn commands(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -69,6 +108,11 @@ async fn commands(
     asked.answer(&app, &caller, &id, CommandKind::Plain).await
 }
 
+/// List terminals of a session
+///
+/// Newest first.
+#[utoipa::path(get, path = "/sessions/{id}/terminals", params(Listed),
+    responses((status = 200, body = [PastCommand])))]
 async fn terminals(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -79,6 +123,11 @@ async fn terminals(
     asked.answer(&app, &caller, &id, kind).await
 }
 
+/// List events of a session
+///
+/// What happened to the sandbox.
+#[utoipa::path(get, path = "/sessions/{id}/events", operation_id = "events", params(events::Listed),
+    responses((status = 200, body = [EventView])))]
 async fn happened(
     State(app): State<App>,
     Caller(caller): Caller,

@@ -3,53 +3,93 @@
 use atoll_core::TemplateView;
 use atoll_model::{Code, Error, Scope};
 use atoll_worker::template::{self, Options};
+use axum::Json;
 use axum::body::Body as RawBody;
 use axum::extract::{FromRequest as _, Path, Request, State};
-use axum::http::{HeaderValue, StatusCode};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
-use axum::{Json, Router};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use futures_util::StreamExt as _;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use super::{Made, made};
 use crate::App;
 use crate::answer::{Answer, Failure};
 use crate::body::{Body, Query, checked_limit, is_json};
 use crate::guard::Caller;
-use crate::views::Time;
+use crate::page::Part;
+use crate::views::{Raw, Time};
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/templates", get(list).post(make))
-        .route("/templates/{name}", get(look).delete(remove))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list, make))
+        .routes(routes!(read, remove))
 }
 
-fn view(template: &TemplateView) -> Value {
-    let TemplateView { name, meta, .. } = template;
-    let created = i64::try_from(meta.created_at).unwrap_or(i64::MAX);
-    json!({
-        "templateID": name, "name": name, "default": template.is_default, "source": meta.source,
-        "user": meta.user.name, "sudo": meta.sudo, "size": meta.size, "files": meta.files,
-        "createdAt": Time::new(created.saturating_mul(1_000_000)),
-    })
+/// A template.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Template {
+    #[serde(rename = "templateID")]
+    id: String,
+    /// The same as `templateID`.
+    name: String,
+    /// Sandboxes start from it if nothing is said.
+    default: bool,
+    /// What it was made from.
+    source: String,
+    /// Whom commands run as.
+    user: String,
+    /// Programs may become root.
+    sudo: bool,
+    /// Of its files, in bytes.
+    size: u64,
+    /// Files, directories and links.
+    files: u64,
+    created_at: Time,
 }
 
-#[derive(Debug, Deserialize)]
+impl From<TemplateView> for Template {
+    fn from(view: TemplateView) -> Self {
+        let meta = view.meta;
+        let created = i64::try_from(meta.created_at).unwrap_or(i64::MAX);
+        Self {
+            id: view.name.clone(),
+            name: view.name,
+            default: view.is_default,
+            source: meta.source,
+            user: meta.user.name,
+            sudo: meta.sudo,
+            size: meta.size,
+            files: meta.files,
+            created_at: Time::new(created.saturating_mul(1_000_000)),
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Listed {
+    #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The name of the last one of the page before.
+    /// The `X-Next-Cursor` of the page before: the name of its last one.
     cursor: Option<String>,
 }
 
+/// List templates
+///
+/// Newest first.
+#[utoipa::path(get, path = "/templates", params(Listed),
+    responses((status = 200, body = [Template])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Query(asked): Query<Listed>,
-) -> Answer<Response> {
+) -> Answer<Part<Template>> {
     let limit = checked_limit(asked.limit, 100, 100)? as usize;
-    let all = app.core.templates(&caller).await?;
+    let mut all = app.core.templates(&caller).await?;
     let begin = match &asked.cursor {
         None => 0,
         // After one that has gone meanwhile comes nothing.
@@ -58,25 +98,33 @@ async fn list(
             place.map_or(all.len(), |place| place + 1)
         }
     };
-    let rest = &all[begin..];
-    let page = &rest[..rest.len().min(limit)];
-    let mut response = Json(page.iter().map(view).collect::<Vec<_>>()).into_response();
-    if let Some(last) = page.last().filter(|_| rest.len() > limit)
+    let mut page = all.split_off(begin);
+    let more = page.len() > limit;
+    page.truncate(limit);
+    let mut headers = HeaderMap::new();
+    if let Some(last) = page.last().filter(|_| more)
         && let Ok(cursor) = HeaderValue::from_str(&last.name)
     {
-        response.headers_mut().insert("x-next-cursor", cursor);
+        headers.insert("x-next-cursor", cursor);
     }
-    Ok(response)
+    let page = page.into_iter().map(Template::from);
+    Ok((headers, Json(page.collect())))
 }
 
-async fn look(
+/// Get a template
+#[utoipa::path(get, path = "/templates/{name}", responses((status = 200, body = Template)))]
+async fn read(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(name): Path<String>,
-) -> Answer<Json<Value>> {
-    Ok(Json(view(&app.core.template(&caller, &name).await?)))
+) -> Answer<Json<Template>> {
+    Ok(Json(app.core.template(&caller, &name).await?.into()))
 }
 
+/// Delete a template
+///
+/// One that no sandbox needs.
+#[utoipa::path(delete, path = "/templates/{name}", responses((status = 204)))]
 async fn remove(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -87,12 +135,21 @@ async fn remove(
 }
 
 /// How a template that is sent is to be.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct New {
+    #[param(
+        pattern = "^[a-z0-9][a-z0-9._-]{0,62}$",
+        required = true,
+        nullable = false
+    )]
     name: Option<String>,
+    /// One that is there may go.
     #[serde(default)]
     replace: bool,
+    /// Programs may become root.
+    #[param(default = true)]
     sudo: Option<bool>,
 }
 
@@ -103,12 +160,17 @@ struct Recipe {
     _name: String,
 }
 
+/// Make a template
+///
+/// From a tar archive of a root file system, plain or packed by gzip or zstd.
+#[utoipa::path(post, path = "/templates", params(New),
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 201, body = Template)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,
     Query(asked): Query<New>,
     request: Request,
-) -> Answer {
+) -> Made<Template> {
     // Before anything of it is read.
     caller.require(Scope::Admin)?;
     if is_json(request.headers()) {
@@ -135,7 +197,7 @@ async fn make(
     let (sent, added) = tokio::join!(send(request.into_body(), sender), added);
     let template = added?;
     sent?;
-    Ok((StatusCode::CREATED, Json(view(&template))).into_response())
+    Ok(made(template))
 }
 
 /// Sends a body to be unpacked. If it breaks off, so does what is unpacked.

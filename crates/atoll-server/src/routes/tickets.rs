@@ -1,30 +1,54 @@
 //! Tickets: `?ticket=` instead of a key, once.
 
-use axum::Router;
+use atoll_core::MadeTicket;
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::routing::post;
-use axum::{Json, response::IntoResponse as _};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use super::{Made, made};
 use crate::App;
-use crate::answer::Answer;
 use crate::body::Body;
 use crate::guard::Caller;
 use crate::views::Time;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new().route("/tickets", post(make))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(ticket))
 }
 
 /// There is nothing to say about one.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewTicket)]
 #[serde(deny_unknown_fields)]
 struct New {}
 
-async fn make(State(app): State<App>, Caller(caller): Caller, Body(New {}): Body<New>) -> Answer {
-    let made = app.core.make_ticket(&caller)?;
-    let body = json!({ "ticket": made.secret, "expiresAt": Time::new(made.expires_at) });
-    Ok((StatusCode::CREATED, Json(body)).into_response())
+/// A ticket.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+struct Ticket {
+    /// The secret: told once.
+    ticket: String,
+    expires_at: Time,
+}
+
+impl From<MadeTicket> for Ticket {
+    fn from(made: MadeTicket) -> Self {
+        Self {
+            ticket: made.secret,
+            expires_at: Time::new(made.expires_at),
+        }
+    }
+}
+
+/// Make a ticket
+///
+/// What a browser shows as `?ticket=` instead of a key, where it can send no headers: good once, within 30 seconds.
+#[utoipa::path(post, path = "/tickets", request_body = New, responses((status = 201, body = Ticket)))]
+async fn ticket(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Body(New {}): Body<New>,
+) -> Made<Ticket> {
+    Ok(made(app.core.make_ticket(&caller)?))
 }

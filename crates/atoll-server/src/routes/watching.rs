@@ -1,44 +1,56 @@
 //! What a sandbox uses and what its commands wrote, for whoever looks. Neither is a use of it.
 
 use atoll_core::Context;
-use atoll_model::{Chunk, Error, Sample};
+use atoll_model::{Chunk, Error, ExecId, Sample};
 use atoll_worker::{Logged, Logs};
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Query;
+use crate::body::{Query, checked_limit};
 use crate::guard::Caller;
 use crate::stream;
 use crate::views::{Exit, Time};
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/sandboxes/{id}/metrics", get(samples))
-        .route("/sandboxes/{id}/logs", get(logs))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(metrics))
+        .routes(routes!(logs))
 }
 
 /// What a sandbox used at a moment. The names are E2B's where it has one.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Sample)]
 #[serde(rename_all = "camelCase")]
 struct SampleView {
     timestamp: Time,
+    /// In seconds since 1970.
     timestamp_unix: i64,
     cpu_count: f64,
+    /// Since the sample before: 100 is all of its processors.
     cpu_used_pct: f64,
+    /// Since it was started.
     cpu_seconds: f64,
+    /// In bytes, without `memCache`.
     mem_used: u64,
+    /// Contents of files that are kept as long as there is room, in bytes.
     mem_cache: u64,
+    /// The most that it can have, in bytes.
     mem_total: u64,
+    /// In bytes, when it was last measured.
     disk_used: Option<u64>,
+    /// The most that it can have, in bytes.
     disk_total: u64,
+    /// Processes and threads.
     pids: u32,
 }
 
@@ -60,10 +72,13 @@ impl From<Sample> for SampleView {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Range {
+    /// In seconds since 1970, or in RFC 3339.
     start: Option<String>,
+    /// In seconds since 1970, or in RFC 3339.
     end: Option<String>,
 }
 
@@ -81,7 +96,11 @@ fn time(field: &str, text: &str) -> Result<i64, Error> {
     })
 }
 
-async fn samples(
+/// Get metrics
+///
+/// What the sandbox used in the last hour, oldest first.
+#[utoipa::path(get, path = "/sandboxes/{id}/metrics", params(Range), responses((status = 200, body = [SampleView])))]
+async fn metrics(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
@@ -96,38 +115,84 @@ async fn samples(
 }
 
 /// How many lines an answer has at most.
-const MOST: usize = 1000;
+const MOST: u32 = 1000;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 struct Listed {
+    /// The `X-Next-Cursor` of the part before, or the `id` of an event.
+    #[param(pattern = r"^(exec_[a-z0-9]{20})?(\.exec_[a-z0-9]{20}:[0-9]{1,19})*$")]
     after: Option<String>,
-    limit: Option<usize>,
+    #[param(minimum = 1, maximum = 1000, default = 1000)]
+    limit: Option<u32>,
+    /// Go on with what is to come, as server-sent events.
     #[serde(default)]
     follow: bool,
 }
 
-/// A line on the wire, and what kind it is.
-fn view(logged: &Logged) -> (&'static str, Value) {
-    let (kind, mut body) = match &logged.what {
-        Chunk::Data {
-            stream,
-            position,
-            bytes,
-        } => {
-            let text = String::from_utf8_lossy(bytes);
-            let body = json!({ "position": position, "text": text });
-            (stream::name(*stream), body)
-        }
-        Chunk::Gap { from, to } => ("gap", json!({ "from": from, "to": to })),
-        Chunk::Exit(status) => ("exit", json!(Exit::from(*status))),
-    };
-    body["execID"] = logged.exec.as_str().into();
-    body["startedAt"] = json!(Time::new(logged.started_at));
-    body["stream"] = kind.into();
-    (kind, body)
+/// A line of a command, or what else there is to say of it.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LogLine)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    #[serde(rename = "execID")]
+    exec: ExecId,
+    /// When the command began.
+    started_at: Time,
+    #[schema(pattern = "^(stdout|stderr|gap|exit)$")]
+    stream: &'static str,
+    #[serde(flatten)]
+    what: What,
 }
 
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = LogContents)]
+#[serde(untagged)]
+enum What {
+    /// Of `stdout` or `stderr`.
+    Written {
+        /// Where it begins in the command's output.
+        position: u64,
+        /// With its end, as far as it was written.
+        text: String,
+    },
+    /// These bytes are kept no more.
+    Gap { from: u64, to: u64 },
+    /// The command has ended.
+    Exit(Exit),
+}
+
+impl From<Logged> for Line {
+    fn from(logged: Logged) -> Self {
+        let (stream, what) = match logged.what {
+            Chunk::Data {
+                stream,
+                position,
+                bytes,
+            } => {
+                let text = String::from_utf8_lossy(&bytes).into_owned();
+                (stream::name(stream), What::Written { position, text })
+            }
+            Chunk::Gap { from, to } => ("gap", What::Gap { from, to }),
+            Chunk::Exit(status) => ("exit", What::Exit(status.into())),
+        };
+        Self {
+            exec: logged.exec,
+            started_at: Time::new(logged.started_at),
+            stream,
+            what,
+        }
+    }
+}
+
+/// Get logs
+///
+/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap`, `exit`
+/// and `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
+#[utoipa::path(get, path = "/sandboxes/{id}/logs", params(Listed),
+    responses((status = 200, content(([Line] = "application/json"), (String = "text/event-stream")),
+        headers(("X-Next-Cursor" = String, description = "There may be more: the `after` of the next part")))))]
 async fn logs(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -135,11 +200,7 @@ async fn logs(
     Query(asked): Query<Listed>,
     headers: HeaderMap,
 ) -> Answer {
-    let limit = asked.limit.unwrap_or(MOST);
-    if !(1..=MOST).contains(&limit) {
-        let message = format!("limit is {limit}");
-        return Err(Error::invalid("limit", message, "give 1 to 1000").into());
-    }
+    let limit = checked_limit(asked.limit, MOST, MOST)? as usize;
     // A browser that lost the stream says how far it had come.
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| Some(last.to_str().ok()?.to_owned()));
@@ -152,7 +213,7 @@ async fn logs(
     while lines.len() < limit
         && let Some(logged) = logs.line()?
     {
-        lines.push(view(&logged).1);
+        lines.push(Line::from(logged));
     }
     let mut headers = HeaderMap::new();
     if lines.len() == limit
@@ -175,8 +236,8 @@ fn follow(logs: Logs) -> Response {
         match tokio::time::timeout(stream::PING, logs.next()).await {
             Err(_) => Some((Bytes::from_static(stream::PINGED.as_bytes()), Some(logs))),
             Ok(Ok(Some(logged))) => {
-                let (name, body) = view(&logged);
-                let cursor = logs.cursor();
+                let line = Line::from(logged);
+                let (cursor, name, body) = (logs.cursor(), line.stream, json!(line));
                 let event = format!("id: {cursor}\nevent: {name}\ndata: {body}\n\n");
                 Some((Bytes::from(event), Some(logs)))
             }

@@ -185,9 +185,9 @@ impl Complete {
         say(&format!("serving  {}", paint("36", &url)));
         say(&format!("data     {}", config.data.display()));
         if self.dev {
-            say(&format!(
-                "{}  everybody on this machine may do everything (--dev)",
-                paint("33", "open")
+            note(&format!(
+                "{}: everybody on this machine may do everything (--dev)",
+                paint("33", "warning")
             ));
             say(&format!("try      curl -s -X POST {url}/sandboxes"));
         } else {

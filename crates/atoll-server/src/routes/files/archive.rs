@@ -5,14 +5,21 @@ use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::place::Files;
+use super::place::{As, Files};
 use super::tree::Which;
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::transfer::{bytes, chunks, pour};
+use crate::views::Raw;
 
+/// Read an archive
+///
+/// A file, or a directory with all that is below, as tar.
+#[utoipa::path(get, path = "/sandboxes/{id}/files/archive", params(Which, As),
+    responses((status = 200, content_type = "application/x-tar", body = Raw)))]
 pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Response> {
     let packed = files.runtime();
     let packed = packed.pack(files.id(), &files.who, which.path.as_bytes());
@@ -20,12 +27,54 @@ pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Res
     Ok(bytes("application/x-tar", files.used, reader, None))
 }
 
+/// What came of an archive.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Unpacked)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct UnpackedView {
+    /// Entries that are there now.
+    entries: u64,
+    /// Of their contents.
+    bytes: u64,
+    /// Entries that were left out.
+    skipped: u64,
+    /// The first of them.
+    skipped_entries: Vec<LeftOut>,
+}
+
+/// An entry of an archive that was left out.
+#[derive(Debug, Serialize, ToSchema)]
+struct LeftOut {
+    name: String,
+    why: String,
+}
+
+impl From<Unpacked> for UnpackedView {
+    fn from(unpacked: Unpacked) -> Self {
+        let told = unpacked.told.into_iter().map(|(name, why)| LeftOut {
+            name: String::from_utf8_lossy(&name).into_owned(),
+            why,
+        });
+        Self {
+            entries: unpacked.entries,
+            bytes: unpacked.bytes,
+            skipped: unpacked.left_out,
+            skipped_entries: told.collect(),
+        }
+    }
+}
+
+/// Write an archive
+///
+/// Unpacks tar below a directory, which is made if it is missing.
+#[utoipa::path(put, path = "/sandboxes/{id}/files/archive", params(Which, As),
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = UnpackedView)))]
 pub(super) async fn unpack(
     files: Files,
     Query(which): Query<Which>,
     headers: HeaderMap,
     body: Body,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<UnpackedView>> {
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(Error::new(
             Code::UnsupportedMediaType,
@@ -38,16 +87,5 @@ pub(super) async fn unpack(
     let unpacking = unpacking.unpack(files.id(), &files.who, which.path.as_bytes());
     let mut unpacking = unpacking.await?;
     pour(chunks(body), unpacking.writer()).await?;
-    Ok(Json(view(&unpacking.finish().await?)))
-}
-
-fn view(unpacked: &Unpacked) -> Value {
-    let told = unpacked
-        .told
-        .iter()
-        .map(|(name, why)| json!({ "name": String::from_utf8_lossy(name), "why": why }));
-    json!({
-        "entries": unpacked.entries, "bytes": unpacked.bytes, "skipped": unpacked.left_out,
-        "skippedEntries": told.collect::<Vec<_>>(),
-    })
+    Ok(Json(unpacking.finish().await?.into()))
 }

@@ -9,7 +9,8 @@ use super::place::{As, Files, Rights};
 use crate::answer::Answer;
 use crate::body::{Body, Query};
 
-fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
+/// A path must be there.
+pub(super) fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
     if value.is_empty() {
         let message = format!("{field} is required");
         return Err(Error::invalid(field, message, "give a path in the sandbox"));

@@ -8,61 +8,89 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use utoipa::{IntoParams, ToSchema};
 
+use super::change::need;
 use super::contents;
 use super::place::{Files, Rights};
 use super::tree::EntryView;
 use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Query};
-use crate::guard::{self, Caller};
-use crate::views::Time;
+use crate::guard::{Caller, Origin};
+use crate::views::{Raw, Time};
 
 /// How long a link is good if nobody says, in seconds.
 const USUAL: u32 = 3600;
 
-#[derive(Debug, Deserialize)]
+/// A link that is to be made.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewLink, example = json!({"path": "/etc/hostname", "expiresIn": 60}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Asked {
+    #[schema(min_length = 1)]
     path: String,
     user: Option<String>,
     #[serde(default)]
     authority: Rights,
+    /// In seconds.
+    #[schema(minimum = 1, maximum = 86400, default = 3600)]
     expires_in: Option<u32>,
 }
 
+/// A link.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Link)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct LinkView {
+    url: String,
+    expires_at: Time,
+}
+
 /// What stands behind a link's question mark.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Signed {
+    #[param(min_length = 1)]
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
     #[serde(default)]
     authority: Rights,
+    /// In seconds since 1970.
     expires: i64,
+    /// Over all of it.
+    #[param(pattern = "^[0-9a-f]{64}$")]
     signature: String,
 }
 
+/// Make a download link
+///
+/// One file, without a key, until a time. It leads to `…/files/download`.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = Asked, responses((status = 200, body = LinkView)))]
 pub(super) async fn make_download(
     app: State<App>,
     caller: Caller,
     id: Path<String>,
-    headers: HeaderMap,
+    origin: Origin,
     asked: Body<Asked>,
-) -> Answer<Json<Value>> {
-    make(Act::Download, &app, &caller, &id, &headers, asked)
+) -> Answer<Json<LinkView>> {
+    make(Act::Download, &app, &caller, &id, &origin, asked)
 }
 
+/// Make an upload link
+///
+/// One file, without a key, until a time. It leads to `…/files/upload`.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = Asked, responses((status = 200, body = LinkView)))]
 pub(super) async fn make_upload(
     app: State<App>,
     caller: Caller,
     id: Path<String>,
-    headers: HeaderMap,
+    origin: Origin,
     asked: Body<Asked>,
-) -> Answer<Json<Value>> {
-    make(Act::Upload, &app, &caller, &id, &headers, asked)
+) -> Answer<Json<LinkView>> {
+    make(Act::Upload, &app, &caller, &id, &origin, asked)
 }
 
 fn make(
@@ -70,9 +98,10 @@ fn make(
     app: &App,
     Caller(caller): &Caller,
     id: &str,
-    headers: &HeaderMap,
+    Origin(origin): &Origin,
     Body(asked): Body<Asked>,
-) -> Answer<Json<Value>> {
+) -> Answer<Json<LinkView>> {
+    need("path", &asked.path)?;
     let who = FileCaller {
         user: asked.user.clone(),
         authority: asked.authority.into(),
@@ -87,11 +116,11 @@ fn make(
         expires: link.expires,
         signature,
     };
-    let (origin, sandbox) = (guard::origin(headers), &link.sandbox);
+    let sandbox = &link.sandbox;
     let query = serde_urlencoded::to_string(&signed).unwrap_or_default();
     let url = format!("{origin}/sandboxes/{sandbox}/files/{}?{query}", act.name());
     let expires_at = Time::new(link.expires.saturating_mul(1_000_000));
-    Ok(Json(json!({ "url": url, "expiresAt": expires_at })))
+    Ok(Json(LinkView { url, expires_at }))
 }
 
 /// Where a link leads, if it is good.
@@ -114,6 +143,12 @@ async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files,
     Ok((Files { used, who }, link.path))
 }
 
+/// Follow a download link
+///
+/// With `Range`, a part of the file.
+#[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(Signed),
+    responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw)))]
 pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -124,6 +159,11 @@ pub(super) async fn download(
     contents::download(files, path.as_bytes(), &headers).await
 }
 
+/// Follow an upload link
+///
+/// Missing directories above the file are made.
+#[utoipa::path(put, path = "/sandboxes/{id}/files/upload", security(()), params(Signed),
+    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = EntryView)))]
 pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,

@@ -3,8 +3,9 @@
 use atoll_model::{Error, Found, Search};
 use axum::Json;
 use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
-use super::place::Files;
+use super::place::{As, Files};
 use super::tree::EntryView;
 use crate::answer::Answer;
 use crate::body::{Query, checked_limit};
@@ -13,9 +14,12 @@ use crate::body::{Query, checked_limit};
 const USUAL: u32 = 100;
 const MOST: u32 = 1000;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Asked {
+    /// A directory; all that is below is looked at.
+    #[param(min_length = 1, example = "/etc")]
     path: String,
     /// A pattern of names.
     #[serde(default)]
@@ -23,15 +27,20 @@ pub(super) struct Asked {
     /// Text in files.
     #[serde(default)]
     content: String,
+    #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-#[derive(Debug, Serialize)]
+/// What was found.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = FoundFile)]
 struct Place {
     #[serde(flatten)]
     entry: EntryView,
+    /// Counted from 1, if text was looked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u64>,
+    /// That line.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
 }
@@ -47,12 +56,18 @@ impl From<Found> for Place {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = FoundFiles)]
 pub(super) struct Places {
     results: Vec<Place>,
+    /// There is more than `limit`.
     truncated: bool,
 }
 
+/// Search
+///
+/// For names, for text in files, or for both.
+#[utoipa::path(get, path = "/sandboxes/{id}/files/search", params(Asked, As), responses((status = 200, body = Places)))]
 pub(super) async fn search(files: Files, Query(asked): Query<Asked>) -> Answer<Json<Places>> {
     if asked.query.is_empty() && asked.content.is_empty() {
         let message = "nothing is looked for";

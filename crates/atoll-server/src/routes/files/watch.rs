@@ -6,20 +6,31 @@ use axum::body::Bytes;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::IntoParams;
 
-use super::place::Files;
+use super::place::{As, Files};
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::stream;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(super) struct Asked {
+    /// A directory.
+    #[param(min_length = 1)]
     path: String,
+    /// With all directories below.
     #[serde(default)]
     recursive: bool,
 }
 
+/// Watch a directory
+///
+/// Server-sent events `create`, `write`, `remove`, `rename` and `chmod`, each with a `path`; `overflow` and `limit` if some
+/// are missing; `end` with its `reason`; and `ping`.
+#[utoipa::path(get, path = "/sandboxes/{id}/files/watch", params(Asked, As),
+    responses((status = 200, content_type = "text/event-stream", body = String)))]
 pub(super) async fn watch(files: Files, Query(asked): Query<Asked>) -> Answer<Response> {
     let Files { used, who } = files;
     let options = WatchOptions {

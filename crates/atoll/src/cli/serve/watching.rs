@@ -100,6 +100,8 @@ impl Watching {
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false)
+            // A line that cannot be written is lost; a word about that would end the request it is about.
+            .log_internal_errors(false)
             .with_env_filter(filter);
         let _ = if human {
             builder.try_init()

@@ -22,7 +22,7 @@ async fn answers_are_as_described_whatever_is_asked() {
     let server = Server::start().await;
     let admin = server.client();
     // What most requests are about; their ids and aliases are in the settings.
-    admin
+    let sandbox = admin
         .sandbox(&json!({ "alias": "fuzzed", "timeout": 0 }))
         .await;
     let begun =
@@ -38,6 +38,7 @@ async fn answers_are_as_described_whatever_is_asked() {
         .await
         .json();
     let settings = include_str!("fuzz.toml")
+        .replace("SANDBOX", &sandbox)
         .replace("ORG", org["orgID"].as_str().unwrap())
         .replace("KEY", key["keyID"].as_str().unwrap());
     let file = server.data().join("fuzz.toml");

@@ -181,6 +181,13 @@ async fn g04_a_full_disk_fails_writes_by_name_and_is_survived() {
     client.line(&id, "echo here > ~/f").await;
     let filler = disk.path().join("filler");
     fill(&filler);
+    // A file that does not fit leaves nothing behind, and what was there stays.
+    let list = format!("/sandboxes/{id}/files/list?path=.");
+    let before = client.get(&list).await.array();
+    let path = format!("/sandboxes/{id}/files?path=f");
+    let refused = client.send("PUT", &path, &[], vec![b'x'; 8 << 20]).await;
+    assert_eq!(refused.refusal().1, "DISK_FULL", "{refused:?}");
+    assert_eq!(client.get(&list).await.array(), before);
     // Reads go on.
     for path in ["", "/commands", "/files?path=f", "/events"] {
         let read = client.get(&format!("/sandboxes/{id}{path}")).await;

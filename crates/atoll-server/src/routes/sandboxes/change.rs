@@ -1,0 +1,117 @@
+//! What of a sandbox can change.
+
+use std::collections::BTreeMap;
+
+use atoll_core::SandboxChange;
+use atoll_model::{Ending, Lifetime, Network};
+use axum::Json;
+use axum::extract::{Path, State};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::create::{limits, on_the_wire, policy};
+use super::seconds;
+use crate::App;
+use crate::answer::Answer;
+use crate::body::{Body, present};
+use crate::guard::Caller;
+use crate::views::Sandbox;
+
+/// What of a sandbox changes: what is left out stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = SandboxChange, example = json!({"alias": "web", "memoryMB": 4096}))]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Patch {
+    /// `null` takes it away.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
+    alias: Option<Option<String>>,
+    /// Replaces all that there is.
+    metadata: Option<BTreeMap<String, String>>,
+    on_timeout: Option<Ending>,
+    /// In seconds; 0 is for ever.
+    #[serde(default)]
+    #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
+    idle_timeout: Option<i64>,
+    on_idle: Option<Ending>,
+    auto_resume: Option<bool>,
+    #[schema(minimum = 0.05, maximum = 4)]
+    cpu_count: Option<f64>,
+    /// In mebibytes.
+    #[serde(rename = "memoryMB")]
+    #[schema(minimum = 16, maximum = 8192)]
+    memory: Option<u64>,
+    /// In mebibytes.
+    #[serde(rename = "diskMB")]
+    #[schema(minimum = 16, maximum = 51200)]
+    disk: Option<u64>,
+    #[schema(minimum = 8, maximum = 4096)]
+    pids: Option<u32>,
+}
+
+/// Change a sandbox
+///
+/// While it runs, too.
+#[utoipa::path(patch, path = "/sandboxes/{id}", request_body = Patch, responses((status = 200, body = Sandbox)))]
+pub(super) async fn change(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+    Body(asked): Body<Patch>,
+) -> Answer<Json<Sandbox>> {
+    let row = app.core.sandbox(&caller, &id)?.row;
+    let before = row.lifetime;
+    let sized = limits(
+        row.limits,
+        asked.cpu_count,
+        asked.memory,
+        asked.disk,
+        asked.pids,
+    )?;
+    let lifetime = Lifetime {
+        timeout: before.timeout,
+        on_timeout: asked.on_timeout.unwrap_or(before.on_timeout),
+        idle_timeout: match asked.idle_timeout {
+            Some(time) => seconds("idleTimeout", time)?,
+            None => before.idle_timeout,
+        },
+        on_idle: asked.on_idle.unwrap_or(before.on_idle),
+        auto_resume: asked.auto_resume.unwrap_or(before.auto_resume),
+    };
+    let change = SandboxChange {
+        alias: asked.alias,
+        metadata: asked.metadata,
+        lifetime: Some(lifetime),
+        limits: (sized != row.limits).then_some(sized),
+    };
+    let changed = app.core.change(&caller, &id, change).await;
+    Ok(Json(changed.map_err(on_the_wire)?.into()))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NetworkRules, example = json!({"network": "internet", "allow": ["1.1.1.1:443"]}))]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rules {
+    network: Option<Network>,
+    /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
+    #[serde(default)]
+    allow: Vec<String>,
+    /// What it may not reach.
+    #[serde(default)]
+    deny: Vec<String>,
+}
+
+/// Set the network
+///
+/// And what it may reach.
+#[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = Rules, responses((status = 200, body = Sandbox)))]
+pub(super) async fn network(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Path(id): Path<String>,
+    Body(asked): Body<Rules>,
+) -> Answer<Json<Sandbox>> {
+    let rules = policy(&asked.allow, &asked.deny)?;
+    let changed = app.core.set_network(&caller, &id, asked.network, rules);
+    Ok(Json(changed.await?.into()))
+}
