@@ -3,6 +3,7 @@
 mod asked;
 mod list;
 mod shapes;
+mod watching;
 
 use atoll_core::{Context, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
@@ -31,6 +32,10 @@ pub(crate) fn routes() -> Router<App> {
         .route("/sandboxes/{id}/resume", post(resume))
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/network", put(network))
+        .route("/sandboxes/metrics", get(watching::latest))
+        .route("/sandboxes/{id}/metrics", get(watching::metrics))
+        .route("/sandboxes/{id}/logs", get(watching::lines))
+        .route("/v2/sandboxes/{id}/logs", get(watching::entries))
         .route("/sandboxes/{id}/fork", any(forks))
         .route("/sandboxes/{id}/snapshots", any(snapshots))
         .route("/snapshots", any(snapshots))

@@ -27,4 +27,4 @@ mod tls;
 mod tunnels;
 mod watching;
 
-pub use client::{Client, Server};
+pub use client::{Answer, Client, Server};
