@@ -74,7 +74,9 @@ async function terminals({ pty }) {
   same(ended.exitCode, 7)
   assert(seen.includes('30 100\r\n/tmp\r\nyes xterm-256color\r\n'), seen)
   const other = await pty.create({ cols: 80, rows: 24, onData })
-  same([await pty.kill(other.pid), await pty.kill(other.pid)], [true, false])
+  same(await pty.kill(other.pid), true)
+  await assert.rejects(other.wait(), CommandExitError)
+  same(await pty.kill(other.pid), false)
 }
 
 async function deaths() {

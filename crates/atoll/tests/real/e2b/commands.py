@@ -79,8 +79,9 @@ def background(sandbox):
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "to nobody")
     same(commands.kill(handle.pid), True)
-    with raises(CommandExitException, "signal: killed"):
+    with raises(CommandExitException) as caught:
         handle.wait()
+    same((caught.error.exit_code, caught.error.error), (-1, "signal: killed"))
     same(commands.kill(handle.pid), False)
     same(commands.kill(999_999), False)
     # A closed input stays closed.
@@ -138,7 +139,7 @@ def terminals(sandbox):
         pty.stream_input(handle.pid, ["echo one", " two\n", b"exit\n"])
         seen.clear()
         handle.wait(on_pty=seen.extend)
-        assert b"\none two\r\n" in seen, bytes(seen)
+        assert b"\rone two\r\n" in seen or b"\none two\r\n" in seen, bytes(seen)
 
 
 def deaths():

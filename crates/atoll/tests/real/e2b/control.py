@@ -1,5 +1,6 @@
 """Sandboxes, with the synchronous client."""
 
+import inspect
 import json
 import os
 import urllib.request
@@ -96,9 +97,16 @@ def pauses():
         sandbox.pause(keep_memory=False)
         same(sandbox.get_info().state, SandboxState.PAUSED)
         Sandbox.connect(sandbox.sandbox_id, timeout=100)
-        assert run(BOOT).stdout != boot
+        again = run(BOOT).stdout
+        assert again != boot
         same(sandbox.files.read("kept"), "kept")
         sandbox.pause()
+        if "on_resume" in inspect.signature(Sandbox.connect).parameters:
+            # Its memory can be given up later, too.
+            sandbox.connect(on_resume="reboot")
+            assert run(BOOT).stdout != again
+            same(sandbox.files.read("kept"), "kept")
+            sandbox.pause()
     # What is paused can be killed.
     with raises(NotFoundException):
         Sandbox.connect(sandbox.sandbox_id)
@@ -164,10 +172,10 @@ def lists():
 def networks():
     with Sandbox.create(timeout=100, allow_internet_access=False) as sandbox:
         same(sandbox.get_info().allow_internet_access, False)
-    asked = {"allow_out": ["1.1.1.1", "10.9.0.0/16"], "deny_out": ["0.0.0.0/0"]}
+    asked = {"allow_out": ["1.1.1.1", "9.9.9.0/24"], "deny_out": ["0.0.0.0/0"]}
     with Sandbox.create(timeout=100, network=asked) as sandbox:
         network = sandbox.get_info().network
-        same((network["allow_out"], network["deny_out"]), (["1.1.1.1", "10.9.0.0/16"], ["0.0.0.0/0"]))
+        same((network["allow_out"], network["deny_out"]), (["1.1.1.1", "9.9.9.0/24"], ["0.0.0.0/0"]))
         # Everything that is not named is cleared.
         sandbox.update_network({"deny_out": ["8.8.8.8"]})
         network = sandbox.get_info().network

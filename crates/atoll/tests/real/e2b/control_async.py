@@ -30,8 +30,9 @@ async def commands(sandbox):
     )
     same((result.stdout, result.stderr), ("1\n/tmp\nroot\n", "err\n"))
     same(("".join(said), "".join(complained)), (result.stdout, result.stderr))
-    with raises(CommandExitException, "exit status 3"):
+    with raises(CommandExitException) as caught:
         await run("exit 3")
+    same((caught.error.exit_code, caught.error.error), (3, "exit status 3"))
     with raises(InvalidArgumentException, "cwd '/nowhere' does not exist"):
         await run("true", cwd="/nowhere")
     with raises(AuthenticationException, "invalid username: 'nobody-here'"):
@@ -49,12 +50,10 @@ async def background(sandbox):
     assert handle.pid in [info.pid for info in await commands.list()]
     await commands.send_stdin(handle.pid, "one\n")
     if hasattr(commands, "stream_input"):
-
-        async def pieces():
-            for piece in ["t", "w", b"o\n"]:
-                yield piece
-
-        await commands.stream_input(handle.pid, pieces())
+        stream = commands.stream_input(handle.pid)
+        for piece in ["t", "w", b"o\n"]:
+            await stream.send(piece)
+        await stream.close()
     else:
         await commands.send_stdin(handle.pid, "two\n")
     await commands.close_stdin(handle.pid)
@@ -66,9 +65,11 @@ async def background(sandbox):
     await commands.send_stdin(handle.pid, "still here\n")
     await asyncio.wait_for(heard.wait(), 20)
     same(again.stdout, "still here\n")
-    same((await again.kill(), await commands.kill(again.pid)), (True, False))
-    with raises(CommandExitException, "signal: killed"):
+    same(await again.kill(), True)
+    with raises(CommandExitException) as caught:
         await again.wait()
+    same(await commands.kill(again.pid), False)
+    same((caught.error.exit_code, caught.error.error), (-1, "signal: killed"))
 
 
 async def terminals(sandbox):
@@ -77,8 +78,9 @@ async def terminals(sandbox):
     handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend, envs={"MINE": "yes"})
     await pty.resize(handle.pid, PtySize(rows=30, cols=100))
     await pty.send_stdin(handle.pid, b"stty size; echo $MINE; exit 7\n")
-    with raises(CommandExitException, "exit status 7"):
+    with raises(CommandExitException) as caught:
         await handle.wait()
+    same(caught.error.exit_code, 7)
     assert b"30 100\r\nyes\r\n" in seen, bytes(seen)
     handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend)
     same(await pty.kill(handle.pid), True)
