@@ -193,7 +193,7 @@ def metrics():
         assert abs((datetime.now(timezone.utc) - found.timestamp).total_seconds()) < 60, found
         past = datetime.now(timezone.utc) - timedelta(days=2)
         same(sandbox.get_metrics(start=past, end=past + timedelta(days=1)), [])
-    with raises(Exception, "doesn't exist"):
+    with raises(NotFoundException):
         sandbox.get_metrics()
 
 
