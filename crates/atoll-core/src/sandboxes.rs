@@ -95,6 +95,16 @@ pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
     Some(now() + i64::from(seconds) * MICROSECONDS)
 }
 
+/// How long a sandbox lives whose own time is none, in seconds, when it runs again.
+const A_WHILE: u32 = 300;
+
+/// When a life that begins again ends. With no time at all it would be over before anybody could use it.
+fn end_anew(lifetime: &Lifetime) -> Option<i64> {
+    let seconds = lifetime.timeout?;
+    let seconds = if seconds == 0 { A_WHILE } else { seconds };
+    Some(now() + i64::from(seconds) * MICROSECONDS)
+}
+
 /// Refuses an alias that could be an id, or is no host name.
 fn check_alias(alias: &str) -> Result<(), Error> {
     let letters = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
@@ -439,7 +449,7 @@ impl Core {
                         row.reason = None;
                         row.started_at = Some(now());
                         row.stopped_at = None;
-                        row.end_at = end_of(&row.lifetime);
+                        row.end_at = end_anew(&row.lifetime);
                     });
                     let row = written.await?;
                     entry.touch();
@@ -531,7 +541,11 @@ impl Core {
                 let left = row.time_left.take();
                 let asked =
                     timeout.map(|time| time.map(|seconds| i64::from(seconds) * MICROSECONDS));
-                row.end_at = asked.unwrap_or(left).map(|left| now() + left);
+                row.end_at = match (asked, left) {
+                    // It was paused because its time was up.
+                    (None, Some(0)) => end_anew(&row.lifetime),
+                    (asked, left) => asked.unwrap_or(left).map(|left| now() + left),
+                };
             });
             let row = written.await?;
             entry.touch();

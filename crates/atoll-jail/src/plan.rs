@@ -38,6 +38,8 @@ pub struct Spec {
     pub nested_user_namespaces: bool,
     /// Files and directories of the host to show, read-only: source and target.
     pub host_mounts: Vec<(PathBuf, String)>,
+    /// What tells this boot of it from every other: a UUID.
+    pub boot: String,
 }
 
 /// A range of user and group ids on the host; 0 inside is `base` outside.
@@ -154,7 +156,7 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
         inside: Boot {
             hostname: spec.id.clone(),
             sandbox: spec.id.clone(),
-            views: view::views(spec, count),
+            views: views(spec, count),
             mounts: mounts(spec, facts),
             capabilities: CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum(),
             no_new_privs: !spec.sudo,
@@ -367,6 +369,13 @@ fn processors(spec: &Spec, facts: &Facts) -> Vec<u32> {
     chosen
 }
 
+/// Those that follow from the size, and the one that does not.
+fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
+    let mut views = view::views(spec, processors);
+    views.push(("boot_id".into(), format!("{}\n", spec.boot)));
+    views
+}
+
 fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
     let mount = |source, target: &str, attributes| Mount {
         source,
@@ -420,13 +429,13 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
         };
         mounts.push(mount(source, &target, NOSUID | NODEV | NOEXEC | READ_ONLY));
     }
-    mounts.push(mount(
-        Source::View {
-            path: "meminfo".into(),
-        },
-        "/proc/meminfo",
-        NOSUID | NODEV | NOEXEC | READ_ONLY,
-    ));
+    for (path, target) in [
+        ("meminfo", "/proc/meminfo"),
+        ("boot_id", "/proc/sys/kernel/random/boot_id"),
+    ] {
+        let attributes = NOSUID | NODEV | NOEXEC | READ_ONLY;
+        mounts.push(mount(view(path), target, attributes));
+    }
     for (source, target) in &spec.host_mounts {
         let source = Source::Handed {
             path: source.to_string_lossy().into_owned(),

@@ -4,6 +4,7 @@ mod backup;
 mod bench;
 mod df;
 mod doctor;
+mod e2b;
 mod gc;
 mod ls;
 mod progress;
@@ -54,6 +55,8 @@ enum Command {
     Template(template::Template),
     Df(df::Df),
     Gc(gc::Gc),
+    #[command(subcommand)]
+    E2b(e2b::E2b),
     /// Print a completion script for a shell.
     #[command(after_help = "Example:
   atoll completions bash > /etc/bash_completion.d/atoll")]
@@ -92,6 +95,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Template(template) => template.run(&config),
         Command::Df(df) => df.run(&config),
         Command::Gc(gc) => gc.run(&config),
+        Command::E2b(e2b) => e2b.run(&config),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "atoll", &mut script);

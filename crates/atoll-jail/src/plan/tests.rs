@@ -73,6 +73,7 @@ fn spec() -> Spec {
         sudo: true,
         nested_user_namespaces: false,
         host_mounts: Vec::new(),
+        boot: "00000000-0000-4000-8000-000000000000".into(),
     }
 }
 

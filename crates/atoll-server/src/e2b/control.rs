@@ -3,6 +3,7 @@
 mod asked;
 mod list;
 mod shapes;
+mod watching;
 
 use atoll_core::{Context, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
@@ -31,6 +32,10 @@ pub(crate) fn routes() -> Router<App> {
         .route("/sandboxes/{id}/resume", post(resume))
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/network", put(network))
+        .route("/sandboxes/metrics", get(watching::latest))
+        .route("/sandboxes/{id}/metrics", get(watching::metrics))
+        .route("/sandboxes/{id}/logs", get(watching::lines))
+        .route("/v2/sandboxes/{id}/logs", get(watching::entries))
         .route("/sandboxes/{id}/fork", any(forks))
         .route("/sandboxes/{id}/snapshots", any(snapshots))
         .route("/snapshots", any(snapshots))
@@ -197,24 +202,28 @@ async fn connect(
 ) -> Made {
     let id = id_of(&id);
     let before = find(&app, &caller, id)?;
-    let (status, sandbox) = run(&app, &caller, &before, asked.seconds()?).await?;
+    let (status, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
     Ok((status, Json(Sandbox::new(&app, &sandbox))))
 }
 
-/// Makes a sandbox run, for at least so long.
+/// Makes a sandbox run, for at least so long. Without its memory it boots, if it was paused.
 async fn run(
     app: &App,
     caller: &Context,
     before: &SandboxView,
     seconds: u32,
+    memory: bool,
 ) -> Answer<(StatusCode, SandboxView)> {
     let id = before.row.id.as_str();
     match before.row.state {
-        SandboxState::Paused => {
+        SandboxState::Paused if memory => {
             let resumed = app.core.resume(caller, id, Some(Some(seconds))).await;
             Ok((StatusCode::CREATED, resumed.map_err(about(id))?))
         }
-        SandboxState::Stopped | SandboxState::Stopping => {
+        SandboxState::Paused | SandboxState::Stopped | SandboxState::Stopping => {
+            if before.row.state == SandboxState::Paused {
+                app.core.stop(caller, id).await.map_err(about(id))?;
+            }
             app.core.start(caller, id).await.map_err(about(id))?;
             let lives = app.core.set_timeout(caller, id, Some(seconds)).await;
             Ok((StatusCode::CREATED, lives.map_err(about(id))?))
@@ -239,7 +248,7 @@ async fn resume(
         let message = format!("Sandbox '{id}' is already running");
         return Err(Refusal::new(StatusCode::CONFLICT, message));
     }
-    let (_, sandbox) = run(&app, &caller, &before, asked.seconds()?).await?;
+    let (_, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
     Ok((StatusCode::CREATED, Json(Sandbox::new(&app, &sandbox))))
 }
 

@@ -1,7 +1,8 @@
 //! Bodies of E2B's clients: fields that are not known are of a later version, and are noted in the log.
 
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::refusal::Refusal;
@@ -40,5 +41,20 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Lenient<T> {
             );
         }
         Ok(Self(body))
+    }
+}
+
+/// What stands behind the question mark; what is not known there is nobody's business.
+#[derive(Debug)]
+pub(super) struct Params<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        let read = Query::<T>::from_request_parts(parts, state).await;
+        let Query(params) =
+            read.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+        Ok(Self(params))
     }
 }

@@ -687,6 +687,11 @@ pub(super) fn jail_spec(
             .iter()
             .map(|mount| (mount.source.clone(), mount.target.clone()))
             .collect(),
+        // Another one each time it is read.
+        boot: std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned(),
     }
 }
 

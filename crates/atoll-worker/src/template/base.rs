@@ -261,7 +261,20 @@ fn make_directories(
             .and_then(|dir| rustix::fs::symlinkat(*target, dir, last))
             .map_err(failed("make the link", format!("/{name}")))?;
     }
-    Ok(())
+    name_python(layer, meter)
+}
+
+/// People and their programs say `python`, where many systems have `python3` only.
+fn name_python(layer: &OwnedFd, meter: &mut Meter<'_>) -> Result<(), Error> {
+    const NAME: &str = "usr/local/bin/python";
+    let is_there = |name| exists(layer, name);
+    if !is_there("usr/bin/python3") || is_there("usr/bin/python") || is_there(NAME) {
+        return Ok(());
+    }
+    meter.entry()?;
+    inside::make_directories(layer, b"usr/local/bin")
+        .and_then(|dir| rustix::fs::symlinkat("/usr/bin/python3", dir, "python"))
+        .map_err(failed("make the link", format!("/{NAME}")))
 }
 
 fn write_files(layer: &OwnedFd, accounts: &Accounts, meter: &mut Meter<'_>) -> Result<(), Error> {

@@ -28,4 +28,4 @@ mod traps;
 mod tunnels;
 mod watching;
 
-pub use client::{Client, Server};
+pub use client::{Answer, Client, Server};

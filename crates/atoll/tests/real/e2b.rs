@@ -5,13 +5,16 @@
 //! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
 
 mod doors;
+mod ports;
+mod watching;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use atoll_testkit::Scratch;
 
-use crate::api::{Client, Server};
+use crate::api::Server;
+use crate::world::binary;
 
 macro_rules! programs {
     ($( $fact:ident => $program:literal; )*) => {$(
@@ -25,6 +28,11 @@ macro_rules! programs {
 programs! {
     a_python_program_finds_the_server => "smoke.py";
     a_node_program_finds_the_server => "smoke.mjs";
+    sandboxes_work_in_python => "control.py";
+    sandboxes_and_commands_work_in_asynchronous_python => "control_async.py";
+    sandboxes_work_in_node => "control.mjs";
+    commands_and_terminals_work_in_python => "commands.py";
+    commands_and_terminals_work_in_node => "commands.mjs";
     files_work_in_python => "files.py";
     files_work_in_asynchronous_python => "files_async.py";
     files_work_in_node => "files.mjs";
@@ -33,7 +41,7 @@ programs! {
 /// Runs a program with each release of the SDK for its language.
 async fn check(program: &str) {
     let server = Server::start().await;
-    let client = server.client();
+    let variables = variables(&server);
     let language = match program.rsplit_once('.') {
         Some((_, "py")) => "python",
         Some((_, "mjs")) => "node",
@@ -45,8 +53,8 @@ async fn check(program: &str) {
     assert!(!releases.is_empty());
     for release in releases {
         let installed = installed(language, release);
-        let (client, program) = (client.clone(), program.to_owned());
-        let ran = move || run(&client, &installed, &program);
+        let (variables, program) = (variables.clone(), program.to_owned());
+        let ran = move || run(&variables, &installed, &program);
         tokio::task::spawn_blocking(ran).await.unwrap();
     }
     server.close().await;
@@ -66,7 +74,31 @@ fn installed(language: &str, release: &str) -> PathBuf {
     place
 }
 
-fn run(client: &Client, installed: &Path, program: &str) {
+/// What `atoll e2b env` says to export.
+fn variables(server: &Server) -> Vec<(String, String)> {
+    let output = Command::new(binary())
+        .args([
+            "e2b",
+            "env",
+            "--url",
+            &format!("http://{}", server.address()),
+        ])
+        .arg("--data-dir")
+        .arg(server.data())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("admin.key"), "{said}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines = lines.lines().map(|line| {
+        let (name, value) = line.strip_prefix("export ")?.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    });
+    lines.collect::<Option<_>>().unwrap()
+}
+
+fn run(variables: &[(String, String)], installed: &Path, program: &str) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/e2b");
     let scratch = Scratch::new();
     let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
@@ -88,12 +120,8 @@ fn run(client: &Client, installed: &Path, program: &str) {
     for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "E2B_DOMAIN"] {
         command.env_remove(name).env_remove(name.to_lowercase());
     }
-    // Older releases want keys as E2B writes them; ours are the same with another beginning.
-    let key = client.key.as_deref().unwrap().replacen("atl_", "e2b_", 1);
     let output = command
-        .env("E2B_API_KEY", key)
-        .env("E2B_API_URL", format!("http://{}/e2b", client.address))
-        .env("E2B_SANDBOX_URL", format!("http://{}", client.address))
+        .envs(variables.iter().cloned())
         .current_dir(scratch.path())
         .stdin(Stdio::null())
         .output()

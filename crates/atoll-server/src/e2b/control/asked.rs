@@ -159,13 +159,12 @@ impl Network {
         } else {
             Verdict::Deny
         };
-        let policy = Policy::parse(&self.allow_out, &self.deny_out, default)?;
         // Nothing to reach is no network at all; it can be given one later.
-        let network = match (internet, self.allow_out.is_empty()) {
-            (false, true) => atoll_model::Network::None,
-            _ => atoll_model::Network::Internet,
-        };
-        Ok((network, policy))
+        if !internet && self.allow_out.is_empty() && self.deny_out.is_empty() {
+            return Ok((atoll_model::Network::None, Policy::default()));
+        }
+        let policy = Policy::parse(&self.allow_out, &self.deny_out, default)?;
+        Ok((atoll_model::Network::Internet, policy))
     }
 }
 
@@ -194,22 +193,32 @@ impl Refresh {
 #[derive(Debug, Deserialize)]
 pub(super) struct Connect {
     timeout: Option<i64>,
+    memory: Option<bool>,
 }
 
 impl Connect {
     pub(super) fn seconds(&self) -> Answer<u32> {
         seconds(self.timeout, 300)
     }
+
+    pub(super) fn memory(&self) -> bool {
+        self.memory.unwrap_or(true)
+    }
 }
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Resume {
     timeout: Option<i64>,
+    memory: Option<bool>,
 }
 
 impl Resume {
     pub(super) fn seconds(&self) -> Answer<u32> {
         seconds(self.timeout, 15)
+    }
+
+    pub(super) fn memory(&self) -> bool {
+        self.memory.unwrap_or(true)
     }
 }
 

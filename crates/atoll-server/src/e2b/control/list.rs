@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use atoll_core::{Context, SandboxView};
 use atoll_model::SandboxState;
 use axum::Json;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 
 use super::shapes::{Listed, state};
 use crate::App;
+use crate::e2b::lenient::Params;
 use crate::e2b::refusal::{Answer, Known, Refusal};
 
 type Page = (HeaderMap, Json<Vec<Listed>>);
@@ -166,7 +167,7 @@ fn page(app: &App, caller: &Context, asked: &Asked) -> Answer<Page> {
 pub(super) async fn all(
     State(app): State<App>,
     Known(caller): Known,
-    Query(asked): Query<Asked>,
+    Params(asked): Params<Asked>,
 ) -> Answer<Page> {
     page(&app, &caller, &asked)
 }
@@ -175,7 +176,7 @@ pub(super) async fn all(
 pub(super) async fn running(
     State(app): State<App>,
     Known(caller): Known,
-    Query(asked): Query<Asked>,
+    Params(asked): Params<Asked>,
 ) -> Answer<Page> {
     let asked = Asked {
         state: Some("running".into()),

@@ -26,6 +26,7 @@ fn host(root: &Path) {
     fs::create_dir_all(root.join("usr")).unwrap();
     write(root, "usr/bin/bash", "bash", 0o755);
     write(root, "usr/bin/sudo", "sudo", 0o4755);
+    write(root, "usr/bin/python3", "python", 0o755);
     write(root, "usr/bin/hidden-setuid", "SECRET", 0o4711);
     write(root, "usr/bin/owned", "owned", 0o755);
     chown(root.join("usr/bin/owned"), Some(70_000), Some(0)).unwrap();
@@ -177,6 +178,8 @@ fn base_has_the_system() {
         "changes: copied"
     );
     assert_eq!(mode(layer.join("usr/bin/sudo")), 0o4755);
+    let python = fs::read_link(layer.join("usr/local/bin/python")).unwrap();
+    assert_eq!(python, Path::new("/usr/bin/python3"));
     assert_eq!(
         fs::read_link(layer.join("bin")).unwrap(),
         Path::new("usr/bin")

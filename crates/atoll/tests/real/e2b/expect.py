@@ -20,10 +20,11 @@ class _Raises:
         return self
 
     def __exit__(self, _, error, __):
-        assert error is not None, f"{self.kind.__name__} was expected, and nothing happened"
-        assert isinstance(error, self.kind), f"{error!r} is no {self.kind.__name__}"
+        assert error is not None, f"{self.kind} was expected, and nothing happened"
+        assert isinstance(error, self.kind), f"{error!r} is no {self.kind}"
         for word in self.words:
             assert word in str(error), f"{str(error)!r} does not say {word!r}"
+        self.error = error
         return True
 
 

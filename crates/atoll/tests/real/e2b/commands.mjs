@@ -1,0 +1,100 @@
+// Commands and terminals, with the client for JavaScript.
+
+import assert from 'node:assert/strict'
+import {
+  AuthenticationError,
+  CommandExitError,
+  InvalidArgumentError,
+  NotFoundError,
+  Sandbox,
+  TimeoutError,
+} from 'e2b'
+
+const same = assert.deepEqual
+const text = new TextDecoder()
+
+async function runs({ commands }) {
+  const result = await commands.run('echo out; echo err >&2')
+  same([result.stdout, result.stderr, result.exitCode, result.error], ['out\n', 'err\n', 0, undefined])
+  let [said, complained] = ['', '']
+  await commands.run('echo out; echo err >&2', {
+    onStdout: (data) => void (said += data),
+    onStderr: (data) => void (complained += data),
+  })
+  same([said, complained], ['out\n', 'err\n'])
+  same((await commands.run('pwd; whoami', { cwd: '/tmp', user: 'root' })).stdout, '/tmp\nroot\n')
+  same((await commands.run('echo $ONE $TWO', { envs: { TWO: 'two' } })).stdout, '1 two\n')
+  same((await commands.run("printf 'é🦀%.0s' $(seq 50000)")).stdout, 'é🦀'.repeat(50_000))
+}
+
+async function failures({ commands }) {
+  const ended = await commands.run('echo half; echo why >&2; exit 3').catch((error) => error)
+  assert(ended instanceof CommandExitError, `${ended}`)
+  same([ended.exitCode, ended.stdout, ended.stderr, ended.error], [3, 'half\n', 'why\n', 'exit status 3'])
+  const fails = async (kind, words, doing) => {
+    const error = await doing.then(() => assert.fail(`${kind.name} was expected`), (error) => error)
+    assert(error instanceof kind, `${error} is no ${kind.name}`)
+    assert(error.message.includes(words), error.message)
+  }
+  await fails(InvalidArgumentError, "cwd '/nowhere' does not exist", commands.run('true', { cwd: '/nowhere' }))
+  await fails(AuthenticationError, "invalid username: 'nobody-here'", commands.run('true', { user: 'nobody-here' }))
+  await fails(TimeoutError, '', commands.run('sleep 600', { timeoutMs: 1000 }))
+  await fails(NotFoundError, '999999', commands.connect(999_999))
+}
+
+async function background({ commands }) {
+  const handle = await commands.run('read line; echo got $line; cat', { background: true, stdin: true })
+  await commands.run(`kill -0 ${handle.pid}`)
+  const listed = (await commands.list()).filter((info) => info.pid === handle.pid)
+  same(listed.map((info) => [info.cmd, info.args.slice(0, 2)]), [['/bin/bash', ['-l', '-c']]])
+  await commands.sendStdin(handle.pid, 'a line\n')
+  await commands.sendStdin(handle.pid, 'more\n')
+  await commands.closeStdin(handle.pid)
+  same((await handle.wait()).stdout, 'got a line\nmore\n')
+  await assert.rejects(commands.sendStdin(handle.pid, 'too late'))
+  // Who goes away ends nothing.
+  const left = await commands.run('read line; echo $line', { background: true, stdin: true })
+  await left.disconnect()
+  const again = await commands.connect(left.pid)
+  await commands.sendStdin(left.pid, 'still here\n')
+  same((await again.wait()).stdout, 'still here\n')
+  const sleeper = await commands.run('sleep 600', { background: true })
+  same(await commands.kill(sleeper.pid), true)
+  await assert.rejects(sleeper.wait(), CommandExitError)
+  same(await commands.kill(sleeper.pid), false)
+}
+
+async function terminals({ pty }) {
+  let seen = ''
+  const onData = (data) => void (seen += text.decode(data))
+  const handle = await pty.create({ cols: 80, rows: 24, cwd: '/tmp', envs: { MINE: 'yes' }, onData })
+  await pty.resize(handle.pid, { cols: 100, rows: 30 })
+  await pty.sendInput(handle.pid, new TextEncoder().encode('stty size; pwd; echo $MINE $TERM; exit 7\n'))
+  const ended = await handle.wait().catch((error) => error)
+  same(ended.exitCode, 7)
+  assert(seen.includes('30 100\r\n/tmp\r\nyes xterm-256color\r\n'), seen)
+  const other = await pty.create({ cols: 80, rows: 24, onData })
+  same(await pty.kill(other.pid), true)
+  await assert.rejects(other.wait(), CommandExitError)
+  same(await pty.kill(other.pid), false)
+}
+
+async function deaths() {
+  const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+  const handle = await sandbox.commands.run('echo begun; sleep 600', { background: true })
+  const ended = assert.rejects(handle.wait())
+  same(await sandbox.kill(), true)
+  await ended
+  await assert.rejects(sandbox.commands.run('true'))
+}
+
+const sandbox = await Sandbox.create({ timeoutMs: 300_000, envs: { ONE: '1', TWO: '2' } })
+try {
+  await runs(sandbox)
+  await failures(sandbox)
+  await background(sandbox)
+  await terminals(sandbox)
+} finally {
+  await sandbox.kill()
+}
+await deaths()

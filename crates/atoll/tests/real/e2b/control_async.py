@@ -1,0 +1,131 @@
+"""Sandboxes, commands and terminals, with the asynchronous client."""
+
+import asyncio
+
+from e2b import (
+    AsyncSandbox,
+    AuthenticationException,
+    CommandExitException,
+    InvalidArgumentException,
+    NotFoundException,
+    PtySize,
+    SandboxException,
+    SandboxQuery,
+    SandboxState,
+    TimeoutException,
+)
+
+from expect import raises, same
+
+
+async def commands(sandbox):
+    run = sandbox.commands.run
+    said, complained = [], []
+    result = await run(
+        "echo $A; echo err >&2; pwd; whoami",
+        on_stdout=said.append,
+        on_stderr=complained.append,
+        cwd="/tmp",
+        user="root",
+    )
+    same((result.stdout, result.stderr), ("1\n/tmp\nroot\n", "err\n"))
+    same(("".join(said), "".join(complained)), (result.stdout, result.stderr))
+    with raises(CommandExitException) as caught:
+        await run("exit 3")
+    same((caught.error.exit_code, caught.error.error), (3, "exit status 3"))
+    with raises(InvalidArgumentException, "cwd '/nowhere' does not exist"):
+        await run("true", cwd="/nowhere")
+    with raises(AuthenticationException, "invalid username: 'nobody-here'"):
+        await run("true", user="nobody-here")
+    with raises(TimeoutException):
+        await run("sleep 600", timeout=1)
+    # Many at once.
+    results = await asyncio.gather(*(run(f"echo {n}") for n in range(20)))
+    same([result.stdout for result in results], [f"{n}\n" for n in range(20)])
+
+
+async def background(sandbox):
+    commands = sandbox.commands
+    handle = await commands.run("cat", background=True, stdin=True)
+    assert handle.pid in [info.pid for info in await commands.list()]
+    await commands.send_stdin(handle.pid, "one\n")
+    if hasattr(commands, "stream_input"):
+        stream = commands.stream_input(handle.pid)
+        for piece in ["t", "w", b"o\n"]:
+            await stream.send(piece)
+        await stream.close()
+    else:
+        await commands.send_stdin(handle.pid, "two\n")
+    await commands.close_stdin(handle.pid)
+    same((await handle.wait()).stdout, "one\ntwo\n")
+    handle = await commands.run("read line; echo $line; sleep 600", background=True, stdin=True)
+    await handle.disconnect()
+    heard = asyncio.Event()
+    again = await commands.connect(handle.pid, on_stdout=lambda text: heard.set())
+    await commands.send_stdin(handle.pid, "still here\n")
+    await asyncio.wait_for(heard.wait(), 20)
+    same(again.stdout, "still here\n")
+    same(await again.kill(), True)
+    with raises(CommandExitException) as caught:
+        await again.wait()
+    same(await commands.kill(again.pid), False)
+    same((caught.error.exit_code, caught.error.error), (-1, "signal: killed"))
+
+
+async def terminals(sandbox):
+    seen = bytearray()
+    pty = sandbox.pty
+    handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend, envs={"MINE": "yes"})
+    await pty.resize(handle.pid, PtySize(rows=30, cols=100))
+    await pty.send_stdin(handle.pid, b"stty size; echo $MINE; exit 7\n")
+    with raises(CommandExitException) as caught:
+        await handle.wait()
+    same(caught.error.exit_code, 7)
+    assert b"30 100\r\nyes\r\n" in seen, bytes(seen)
+    handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend)
+    same(await pty.kill(handle.pid), True)
+
+
+async def life(sandbox):
+    same(await sandbox.is_running(), True)
+    info = await sandbox.get_info()
+    same((info.metadata, info.state), ({"suite": "async"}, SandboxState.RUNNING))
+    listed = AsyncSandbox.list(SandboxQuery(metadata={"suite": "async"}), limit=1)
+    same([one.sandbox_id for one in await listed.next_items()], [sandbox.sandbox_id])
+    same(listed.has_next, False)
+    await sandbox.pause()
+    same((await sandbox.is_running(), await sandbox.pause()), (False, False))
+    again = await AsyncSandbox.connect(sandbox.sandbox_id, timeout=100)
+    same((await again.commands.run("echo back")).stdout, "back\n")
+    await sandbox.set_timeout(200)
+    assert await sandbox.get_metrics()
+    await sandbox.update_network({"deny_out": ["8.8.8.8"]})
+    same((await sandbox.get_info()).network["deny_out"], ["8.8.8.8"])
+
+
+async def endings():
+    with raises(AuthenticationException):
+        await AsyncSandbox.create(timeout=10, api_key="e2b_" + "0" * 64)
+    with raises(NotFoundException):
+        await AsyncSandbox.connect("i" + "0" * 20)
+    sandbox = await AsyncSandbox.create(timeout=60)
+    handle = await sandbox.commands.run("sleep 600", background=True)
+    same((await sandbox.kill(), await sandbox.kill()), (True, False))
+    with raises((TimeoutException, SandboxException)):
+        await asyncio.wait_for(handle.wait(), 20)
+    # Many at once.
+    made = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(10)))
+    same(await asyncio.gather(*(sandbox.kill() for sandbox in made)), [True] * 10)
+
+
+async def main():
+    sandbox = await AsyncSandbox.create(timeout=300, metadata={"suite": "async"}, envs={"A": "1"})
+    async with sandbox:
+        await commands(sandbox)
+        await background(sandbox)
+        await terminals(sandbox)
+        await life(sandbox)
+    await endings()
+
+
+asyncio.run(main())

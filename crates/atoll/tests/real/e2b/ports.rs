@@ -1,0 +1,190 @@
+//! What a program in a sandbox serves on 127.0.0.1, as E2B's users reach it: by headers, and by the name of a host.
+
+use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+use crate::api::{Answer, Client, Server};
+
+const PORT: u16 = 8000;
+const DOMAIN: &str = "sandboxes.example.com";
+
+/// Says who asked for what, and sends each message of a WebSocket back.
+const PROGRAM: &str = r#"
+import base64, hashlib, http.server, json, struct
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        if self.headers.get("Upgrade", "").lower() == "websocket":
+            return self.echo()
+        names = [name.lower() for name in self.headers]
+        body = json.dumps({"path": self.path, "host": self.headers["Host"], "headers": names}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(201)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def echo(self):
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.end_headers()
+        while True:
+            kind, length = self.rfile.read(2)
+            length &= 127
+            if length == 126:
+                length, = struct.unpack("!H", self.rfile.read(2))
+            mask = self.rfile.read(4)
+            data = bytes(byte ^ mask[n % 4] for n, byte in enumerate(self.rfile.read(length)))
+            size = bytes([length]) if length < 126 else b"\x7e" + struct.pack("!H", length)
+            self.wfile.write(bytes([kind]) + size + data)
+            self.wfile.flush()
+            if kind & 15 == 8:
+                self.close_connection = True
+                return
+
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"#;
+
+/// A sandbox that serves, and what its create answered.
+async fn serving(client: &Client, asked: Value) -> (String, Value) {
+    let made = client.post("/e2b/v2/sandboxes", &asked).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    let made = made.json();
+    let id = made["sandboxID"].as_str().unwrap().to_owned();
+    let line = format!(
+        "cat > /tmp/serve.py <<'END'\n{PROGRAM}\nEND\nnohup python3 /tmp/serve.py > /tmp/log 2>&1 &\n\
+         for n in $(seq 1000); do bash -c '</dev/tcp/127.0.0.1/{PORT}' 2>/dev/null && exit; sleep 0.01; done; exit 1"
+    );
+    client.line(&id, &line).await;
+    (id, made)
+}
+
+/// Asks a port by headers, with nobody's key.
+async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
+    let port = port.to_string();
+    let mut headers = vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &port)];
+    headers.extend(more);
+    let nobody = client.with_key(None);
+    nobody
+        .send("GET", "/page?a=1", &headers, Bytes::new())
+        .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_is_reached_by_headers_and_by_its_host() {
+    let server = Server::start_with(&["--domain", DOMAIN]).await;
+    let client = server.client();
+    let (id, made) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
+    assert_eq!(made["domain"], DOMAIN);
+
+    let secrets = [("x-api-key", "e2b_00"), ("e2b-traffic-access-token", "x")];
+    let page = ask(&client, &id, PORT, &secrets).await;
+    assert_eq!(page.status, 200, "{page:?}");
+    assert_eq!(page.json()["path"], "/page?a=1");
+    let seen = page.json()["headers"].to_string();
+    assert!(
+        !seen.contains("e2b-") && !seen.contains("x-api-key"),
+        "{seen}"
+    );
+
+    let host = format!("{PORT}-{id}.{DOMAIN}");
+    let nobody = client.with_key(None);
+    let headers = [("host", host.as_str())];
+    let page = nobody.send("GET", "/", &headers, Bytes::new()).await;
+    assert_eq!((page.status, &page.json()["host"]), (200, &json!(host)));
+    let posted = nobody.send("POST", "/", &headers, "body").await;
+    assert_eq!((posted.status, &posted.body[..]), (201, &b"body"[..]));
+
+    // Both ways also for what a connection becomes.
+    for named in [true, false] {
+        let mut request = format!("ws://{}/socket", client.address)
+            .into_client_request()
+            .unwrap();
+        if named {
+            request.headers_mut().insert("host", host.parse().unwrap());
+        } else {
+            let headers = request.headers_mut();
+            headers.insert("e2b-sandbox-id", id.parse().unwrap());
+            headers.insert("e2b-sandbox-port", PORT.into());
+        }
+        let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+        for text in ["hello".to_owned(), "long ".repeat(1000)] {
+            socket.send(Message::text(text.clone())).await.unwrap();
+            let back = socket.next().await.unwrap().unwrap();
+            assert_eq!(back.into_text().unwrap().as_str(), text);
+        }
+        socket.close(None).await.unwrap();
+    }
+
+    let closed = ask(&client, &id, 8001, &[]).await;
+    let expected = json!({
+        "sandboxId": id, "message": "The sandbox is running but port is not open", "port": 8001, "code": 502,
+    });
+    assert_eq!((closed.status, closed.json()), (502, expected));
+    client.delete(&format!("/e2b/sandboxes/{id}")).await;
+    let gone = ask(&client, &id, PORT, &[]).await;
+    let expected = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
+    assert_eq!((gone.status, gone.json()), (502, expected.clone()));
+    let gone = nobody.send("GET", "/", &headers, Bytes::new()).await;
+    assert_eq!((gone.status, gone.json()), (502, expected));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_is_not_public_wants_the_traffic_token() {
+    let server = Server::start().await;
+    let client = server.client();
+    let network = json!({ "allowPublicTraffic": false });
+    let asked = json!({ "templateID": "base", "timeout": 100, "network": network });
+    let (id, made) = serving(&client, asked).await;
+    let token = made["trafficAccessToken"].as_str().unwrap();
+    let envd = made["envdAccessToken"].as_str().unwrap();
+    for wrong in [None, Some(envd), Some("")] {
+        let shown = wrong.map(|token| ("e2b-traffic-access-token", token));
+        let refused = ask(&client, &id, PORT, shown.as_slice()).await;
+        assert_eq!(
+            (refused.status, &refused.json()["code"]),
+            (403, &json!(403))
+        );
+    }
+    let shown = [("e2b-traffic-access-token", token)];
+    let page = ask(&client, &id, PORT, &shown).await;
+    assert_eq!(page.status, 200, "{page:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_a_port_wakes_only_what_wants_to_be_woken() {
+    let server = Server::start().await;
+    let client = server.client();
+    for wakes in [true, false] {
+        let asked = json!({
+            "templateID": "base", "timeout": 100, "autoPause": true, "autoResume": { "enabled": wakes },
+        });
+        let (id, _) = serving(&client, asked).await;
+        let paused = client
+            .post(&format!("/e2b/sandboxes/{id}/pause"), &json!({}))
+            .await;
+        assert_eq!(paused.status, 204, "{paused:?}");
+        let page = ask(&client, &id, PORT, &[]).await;
+        assert_eq!(page.status, if wakes { 200 } else { 502 }, "{page:?}");
+        let state = client.get(&format!("/e2b/sandboxes/{id}")).await;
+        let expected = if wakes { "running" } else { "paused" };
+        assert_eq!(state.json()["state"], expected);
+    }
+    server.close().await;
+}
