@@ -21,7 +21,7 @@ pub(crate) struct Ledger {
 pub(crate) struct Entry {
     row: Mutex<SandboxRow>,
     /// Held while it gets from one state to another, and while its row is written.
-    pub(crate) gate: tokio::sync::Mutex<()>,
+    pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
     /// Held while its history is carried over.
     pub(crate) carrying: tokio::sync::Mutex<()>,
     /// When somebody last used it.
@@ -30,6 +30,13 @@ pub(crate) struct Entry {
     uses: AtomicUsize,
     /// Watches that are kept between requests, which is no use.
     pub(crate) watchers: Watchers,
+}
+
+/// One whose gate is held.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) entry: Arc<Entry>,
+    _gate: tokio::sync::OwnedMutexGuard<()>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -41,7 +48,7 @@ impl Entry {
         Arc::new(Self {
             used: AtomicI64::new(row.started_at.unwrap_or(row.created_at)),
             row: Mutex::new(row),
-            gate: tokio::sync::Mutex::default(),
+            gate: Arc::default(),
             carrying: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
@@ -111,6 +118,15 @@ impl Ledger {
         let id = entry.with(|row| row.id.clone());
         lock(&self.all).insert(id, Arc::clone(&entry));
         entry
+    }
+
+    /// One that is being made: whoever wants to change it waits until the gate is let go.
+    pub(crate) async fn add_held(&self, row: SandboxRow) -> Held {
+        let entry = Entry::new(row);
+        let id = entry.with(|row| row.id.clone());
+        let gate = Arc::clone(&entry.gate).lock_owned().await;
+        lock(&self.all).insert(id, Arc::clone(&entry));
+        Held { entry, _gate: gate }
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) {

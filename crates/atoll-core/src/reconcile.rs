@@ -43,15 +43,7 @@ pub(crate) async fn join(
             if found.is_some() {
                 runtime.delete(&row.id).await?;
             }
-            let gone = SandboxRow {
-                state: SandboxState::Failed,
-                error: Some("the server ended while it was made".into()),
-                deleted_at: Some(now()),
-                ..row
-            };
-            let written = store.update_sandbox(&gone, "deleted", now()).await;
-            written.map_err(error::store)?;
-            store.forget_said(&gone.id).await.map_err(error::store)?;
+            store.unmake(&row, now()).await.map_err(error::store)?;
             continue;
         }
         let joined = match found {

@@ -10,7 +10,7 @@ use atoll_model::{
 };
 use atoll_store::{Again, Claim, Page, SandboxRow};
 
-use crate::ledger::{Entry, unknown};
+use crate::ledger::{Entry, Held, unknown};
 use crate::lifetimes::kept_until;
 use crate::{Context, Core, Inner, error, history, now, spawn};
 
@@ -216,9 +216,9 @@ impl Core {
     }
 
     async fn make_uncounted(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
-        let entry: Arc<Mutex<Option<Arc<Entry>>>> = Arc::default();
+        let held: Arc<Mutex<Option<Held>>> = Arc::default();
         let announce = {
-            let (core, entry) = (self.clone(), Arc::clone(&entry));
+            let (core, held) = (self.clone(), Arc::clone(&held));
             let lifetime = asked.lifetime;
             let asked = asked.clone();
             let (limits, network) = (asked.spec.limits, asked.spec.network);
@@ -257,8 +257,8 @@ impl Core {
                         if made.map_err(error::store)? == Claim::Full {
                             return Err(full(org.max_sandboxes));
                         }
-                        let made = core.inner.ledger.add(row);
-                        *entry.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+                        let made = core.inner.ledger.add_held(row).await;
+                        *held.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
                         Ok(())
                     })
                 },
@@ -269,7 +269,9 @@ impl Core {
             .runtime
             .create_announced(asked.spec, announce)
             .await;
-        let entry = entry.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Until its row says what became of it, nobody else changes it.
+        let held = held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let entry = held.as_ref().map(|held| &held.entry);
         match (made, entry) {
             (Ok(info), Some(entry)) => {
                 let written = entry.write(&self.inner.store, |row| {

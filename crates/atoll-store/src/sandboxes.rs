@@ -33,6 +33,7 @@ const OVER: &str =
 const REMEMBER: &str = "INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) \
      VALUES ($1, $2, $3, $4, $5)";
 const RECALL: &str = "SELECT fingerprint, sandbox FROM idempotency WHERE org = $1 AND key = $2";
+const UNMAKE: &str = "DELETE FROM sandboxes WHERE id = $1 AND state = 'creating'";
 const UNSAY: &str = "DELETE FROM idempotency WHERE sandbox = $1";
 const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
      (SELECT sandbox FROM idempotency WHERE created_at < $1 LIMIT $2)";
@@ -254,6 +255,21 @@ impl Store {
         let row = query.fetch_optional(&self.read).await?;
         let row = row.map(SandboxRow::try_from).transpose()?;
         Ok(row.map(|row| (fingerprint, row)))
+    }
+
+    /// Takes back a row that nobody was told of. Its id is free again: what was to be the sandbox may still be ready for
+    /// somebody else.
+    pub async fn unmake(&self, row: &SandboxRow, at: i64) -> Result<()> {
+        let _time = self.time("unmake");
+        let mut transaction = self.write.begin().await?;
+        for statement in [UNSAY, UNMAKE] {
+            let query = sqlx::query(statement).bind(row.id.as_str());
+            query.execute(&mut *transaction).await?;
+        }
+        happened(&mut transaction, row, "deleted", at).await?;
+        transaction.commit().await?;
+        self.news.send_replace(());
+        Ok(())
     }
 
     /// A create that failed may be tried again by the same key.
