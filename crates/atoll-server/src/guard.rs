@@ -122,7 +122,7 @@ fn method(method: &Method) -> &'static str {
 }
 
 /// What server the client means: HTTP/2 says it in the place of the address, HTTP/1 in a header.
-fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+pub(crate) fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     if let Some(authority) = uri.authority() {
         return Some(authority.as_str().to_owned());
     }

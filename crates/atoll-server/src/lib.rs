@@ -26,7 +26,7 @@ use atoll_core::Core;
 use axum::Router;
 pub use meters::{Meters, exporter};
 
-pub use listen::{Door, Patience, serve};
+pub use listen::{Listening, Patience, serve};
 pub use tls::Tls;
 
 pub use document::openapi;

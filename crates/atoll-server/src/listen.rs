@@ -31,7 +31,7 @@ const BREATH: Duration = Duration::from_millis(100);
 
 /// Where requests come from.
 #[derive(Debug)]
-pub enum Door {
+pub enum Listening {
     /// Over the network, as they are.
     Plain(TcpListener),
     /// Over the network, encrypted.
@@ -52,13 +52,13 @@ pub struct Patience {
 
 /// Serves until it is told to stop, and then until the requests under way are answered.
 pub async fn serve(
-    door: Door,
+    listening: Listening,
     router: Router,
     patience: Patience,
     mut stop: watch::Receiver<bool>,
 ) {
     let quiet = patience.quiet;
-    let encrypted = matches!(door, Door::Tls(..));
+    let encrypted = matches!(listening, Listening::Tls(..));
     let connections = Connections {
         router: router.layer(map_request(move |mut request: Request| async move {
             if encrypted {
@@ -74,7 +74,7 @@ pub async fn serve(
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
-            (accept(&door).await, place.ok())
+            (accept(&listening).await, place.ok())
         };
         let (accepted, place) = tokio::select! {
             biased;
@@ -82,7 +82,7 @@ pub async fn serve(
             next = next => next,
         };
         match accepted {
-            Ok(accepted) => connections.begin(&door, accepted, place),
+            Ok(accepted) => connections.begin(&listening, accepted, place),
             Err(error) if ended_early(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "no connection can be taken");
@@ -90,7 +90,7 @@ pub async fn serve(
             }
         }
     }
-    drop(door);
+    drop(listening);
     // Every connection has given its place back.
     let _ = places.acquire_many(patience.connections).await;
 }
@@ -109,14 +109,14 @@ enum Accepted {
     Unix(tokio::net::UnixStream),
 }
 
-async fn accept(door: &Door) -> io::Result<Accepted> {
-    match door {
-        Door::Plain(listener) | Door::Tls(listener, _) => {
+async fn accept(listening: &Listening) -> io::Result<Accepted> {
+    match listening {
+        Listening::Plain(listener) | Listening::Tls(listener, _) => {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             Ok(Accepted::Tcp(stream))
         }
-        Door::Unix(listener) => listener
+        Listening::Unix(listener) => listener
             .accept()
             .await
             .map(|(stream, _)| Accepted::Unix(stream)),
@@ -133,12 +133,17 @@ struct Connections {
 
 impl Connections {
     /// Each in a task of its own: one that is slow holds up nobody.
-    fn begin(&self, door: &Door, accepted: Accepted, place: Option<OwnedSemaphorePermit>) {
+    fn begin(
+        &self,
+        listening: &Listening,
+        accepted: Accepted,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
         let (languages, router) = (Arc::clone(&self.languages), self.router.clone());
         let (quiet, mut stop) = (self.quiet, self.stop.clone());
-        let acceptor = match door {
-            Door::Tls(_, tls) => Some(tls.acceptor()),
-            Door::Plain(_) | Door::Unix(_) => None,
+        let acceptor = match listening {
+            Listening::Tls(_, tls) => Some(tls.acceptor()),
+            Listening::Plain(_) | Listening::Unix(_) => None,
         };
         tokio::spawn(async move {
             let _place = place;

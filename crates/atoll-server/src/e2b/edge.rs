@@ -1,9 +1,11 @@
 //! Which requests are for a sandbox and not for us, for which one, and for which of its ports.
 
+use std::collections::BTreeSet;
+
 use atoll_core::{Door, Doorstep};
 use atoll_model::{SandboxId, SandboxState};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -12,6 +14,7 @@ use tower::ServiceExt as _;
 
 use super::{envd, ports};
 use crate::App;
+use crate::guard::authority;
 
 /// Where E2B's own daemon listens: here it is this server.
 pub(super) const ENVD: u16 = 49983;
@@ -25,14 +28,15 @@ struct Target {
 
 impl Target {
     /// By headers, or by a host name `PORT-ID.…` of one of our domains.
-    fn of(headers: &HeaderMap, domains: &std::collections::BTreeSet<String>) -> Option<Self> {
+    fn of(request: &Request, domains: &BTreeSet<String>) -> Option<Self> {
+        let headers = request.headers();
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         if let Some(sandbox) = text("e2b-sandbox-id") {
             let port = text("e2b-sandbox-port").map_or(Some(ENVD), |port| port.parse().ok());
             // What is not a port is none that is open.
             return Some(Self::new(sandbox, port.unwrap_or(0)));
         }
-        let host = text(header::HOST.as_str())?.to_ascii_lowercase();
+        let host = authority(request.uri(), headers)?.to_ascii_lowercase();
         let host = host.split(':').next()?;
         let (label, domain) = host.split_once('.')?;
         let (port, sandbox) = label.split_once('-')?;
@@ -69,7 +73,7 @@ impl Edge {
 /// Sends what is for a sandbox there, before any route of ours is looked at.
 pub(crate) async fn divert(State(edge): State<Edge>, request: Request, next: Next) -> Response {
     let Edge { app, envd } = edge;
-    let Some(target) = Target::of(request.headers(), &app.config.domains) else {
+    let Some(target) = Target::of(&request, &app.config.domains) else {
         let signed = envd::signature::find(&app.core, request.method(), request.uri());
         return match signed {
             Some(Ok(step)) if is_there(&step) => enter(envd, step, request).await,
@@ -128,4 +132,41 @@ pub(super) fn shows_token(step: &Doorstep, door: Door, headers: &HeaderMap) -> b
     };
     let token = headers.get(name).and_then(|token| token.to_str().ok());
     token.is_some_and(|token| step.opens(door, token))
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    /// What a request for an address, with these headers, is for.
+    fn target(address: &str, headers: &[(&str, &str)]) -> Option<(String, u16)> {
+        let mut request = Request::builder().uri(address);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        let domains = BTreeSet::from(["box.test".to_owned()]);
+        let found = Target::of(&request, &domains)?;
+        Some((found.sandbox, found.port))
+    }
+
+    #[test]
+    fn a_sandbox_is_named_by_headers_by_host_or_by_the_address_of_http_2() {
+        let there = |port| Some(("iabc".to_owned(), port));
+        assert_eq!(target("/", &[("e2b-sandbox-id", "iabc")]), there(ENVD));
+        let both = [("e2b-sandbox-id", "iabc-old"), ("e2b-sandbox-port", "80")];
+        assert_eq!(target("/", &both), there(80));
+        assert_eq!(target("/", &[("host", "80-IABC.box.test:8443")]), there(80));
+        assert_eq!(target("https://80-iabc.box.test:8443/", &[]), there(80));
+        for other in [
+            "80-iabc.evil.test",
+            "box.test",
+            "x-iabc.box.test",
+            "80.box.test",
+        ] {
+            assert_eq!(target("/", &[("host", other)]), None, "{other}");
+        }
+    }
 }

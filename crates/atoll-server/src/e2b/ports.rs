@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 
 use super::edge;
+use crate::guard::authority;
 
 /// What is said between two ends of one connection, and not to those behind.
 const HOP: [HeaderName; 7] = [
@@ -82,6 +83,11 @@ async fn exchange(used: Use, port: u16, mut request: Request) -> Result<Response
 /// Makes a request one that comes from the next room.
 fn inwards(request: &mut Request) {
     clear(request.headers_mut());
+    // HTTP/2 names the host in the address; the servers inside look for the header.
+    let host = authority(request.uri(), request.headers());
+    if let Some(host) = host.and_then(|host| HeaderValue::from_str(&host).ok()) {
+        request.headers_mut().insert(header::HOST, host);
+    }
     for name in OURS {
         request.headers_mut().remove(name);
     }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
-use atoll_server::{Access, Config as ServerConfig, Door, Meters, Tls};
+use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
 use atoll_store::Store;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use clap::Args;
@@ -116,21 +116,24 @@ impl Complete {
         let open = atoll_server::router(core.clone(), meters.clone(), self.visitors(Access::Open));
         let access = if self.dev { Access::Open } else { Access::Keys };
         let public = atoll_server::router(core.clone(), meters, self.visitors(access));
-        let door = match tls.clone() {
-            Some(tls) => Door::Tls(listener, tls),
-            None => Door::Plain(listener),
+        let listening = match tls.clone() {
+            Some(tls) => Listening::Tls(listener, tls),
+            None => Listening::Plain(listener),
         };
-        let serve = |door, router| {
+        let serve = |listening, router| {
             tokio::spawn(atoll_server::serve(
-                door,
+                listening,
                 router,
                 self.patience,
                 stopped.clone(),
             ))
         };
-        let (public, operator) = (serve(door, public), serve(Door::Unix(socket), open));
+        let (public, operator) = (
+            serve(listening, public),
+            serve(Listening::Unix(socket), open),
+        );
         if let Some(metrics) = metrics {
-            serve(Door::Plain(metrics), exporter);
+            serve(Listening::Plain(metrics), exporter);
         }
         until_asked_to_end(tls.as_ref()).await?;
         note(match self.on_exit {
