@@ -37,10 +37,8 @@ pub struct Root<'a> {
 pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
     let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
-        if let Some(ids) = root.user_namespace {
-            sys::mount_setattr(tree.as_fd(), 0, Some(ids))
-                .map_err(|error| unmapped(error, what))?;
-        }
+        sys::mount_setattr(tree.as_fd(), 0, root.user_namespace)
+            .map_err(|error| unmapped(error, what))?;
         Ok(tree)
     };
     // The sandbox's own first, then the topmost layer and those below it.

@@ -58,7 +58,7 @@ pub(crate) fn exit(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Sets attributes of a mount by descriptor, and maps its ids through a user namespace.
+/// Sets attributes of a mount by descriptor, makes it private, and maps its ids through a user namespace.
 pub(crate) fn mount_setattr(
     mount: BorrowedFd<'_>,
     attributes: u64,
@@ -67,6 +67,8 @@ pub(crate) fn mount_setattr(
     // SAFETY: an all-zero mount_attr is valid.
     let mut change: libc::mount_attr = unsafe { std::mem::zeroed() };
     change.attr_set = attributes;
+    // A clone of a mount that the host shares is the host's peer: what is attached upon it would show there too.
+    change.propagation = libc::MS_PRIVATE;
     if let Some(ids) = ids {
         change.attr_set |= libc::MOUNT_ATTR_IDMAP;
         change.userns_fd = ids.as_raw_fd() as u64;

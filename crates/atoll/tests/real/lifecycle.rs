@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
@@ -200,9 +202,10 @@ async fn layers_that_are_attached_for_a_moment_are_seen_by_nobody() {
     let table = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let world = World::open_with(|plan| plan.layers = Layers::Attached).await;
     let own = data().to_string_lossy().into_owned();
+    let made = Arc::new(AtomicBool::new(false));
+    let done = Arc::clone(&made);
     let watch = tokio::task::spawn_blocking(move || {
-        let until = std::time::Instant::now() + Duration::from_millis(300);
-        while std::time::Instant::now() < until {
+        while !done.load(Ordering::Relaxed) {
             let seen: Vec<String> = table().lines().map(String::from).collect();
             assert!(
                 !seen.iter().any(|line| line.contains(&own)),
@@ -216,6 +219,7 @@ async fn layers_that_are_attached_for_a_moment_are_seen_by_nobody() {
         said(&written.await);
         world.runtime.delete(&id).await.unwrap();
     }
+    made.store(true, Ordering::Relaxed);
     watch.await.unwrap();
     world.close().await;
 }
