@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, RequestId, Scope};
@@ -14,34 +14,51 @@ use crate::{Context, Core, error, now};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const DIGITS: usize = 64;
-/// For so long a key that was found good is not asked for again; revoking one forgets them all.
+/// For so long nobody is asked for again who was found; revoking a key or changing an org forgets them all.
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// The last use of a key is noted at most so often, in microseconds.
 const NOTED: i64 = 60_000_000;
 
-/// Keys that were found good a moment ago.
+/// Who was found to be whom a moment ago.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    known: Mutex<HashMap<String, (Instant, Key, Org)>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// Keys that are good, by their hash.
+    keys: HashMap<String, (Instant, Key, Org)>,
+    /// The operator's org.
+    first: Option<(Instant, Org)>,
 }
 
 impl Cache {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn get(&self, hash: &str) -> Option<(Key, Org)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, key, org) = known.get(hash)?;
+        let known = self.known();
+        let (since, key, org) = known.keys.get(hash)?;
         (since.elapsed() < REMEMBERED).then(|| (key.clone(), org.clone()))
     }
 
     fn put(&self, hash: String, key: Key, org: Org) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
-        known.insert(hash, (Instant::now(), key, org));
+        let keys = &mut self.known().keys;
+        keys.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
+        keys.insert(hash, (Instant::now(), key, org));
+    }
+
+    fn first(&self) -> Option<Org> {
+        let known = self.known();
+        let (since, org) = known.first.as_ref()?;
+        (since.elapsed() < REMEMBERED).then(|| org.clone())
     }
 
     /// Something about keys or orgs has changed.
     pub(crate) fn forget(&self) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clear();
+        *self.known() = Known::default();
     }
 }
 
@@ -139,8 +156,15 @@ impl Core {
 
     /// Who may do everything: the operator on this machine.
     pub async fn operator(&self, request: RequestId) -> Result<Context, Error> {
+        let org = if let Some(known) = self.inner.keys.first() {
+            known
+        } else {
+            let org = self.first_org().await?;
+            self.inner.keys.known().first = Some((Instant::now(), org.clone()));
+            org
+        };
         Ok(Context {
-            org: self.first_org().await?,
+            org,
             key: None,
             scope: Scope::Admin,
             request,

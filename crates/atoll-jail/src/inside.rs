@@ -11,15 +11,14 @@ mod users;
 mod views;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 
 use rustix::event::{PollFd, PollFlags};
 
 use crate::sys;
 use crate::wire::{Boot, Channel, FromInit, Packet, Size, ToInit};
+use exec::Launcher;
 use setup::Made;
 use views::Views;
 
@@ -46,7 +45,7 @@ pub(crate) fn init(server: Server) {
             server,
             boot,
             signals,
-            oom_score,
+            launcher: Launcher::new(oom_score),
             views,
             children: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -59,8 +58,7 @@ struct Init {
     server: Server,
     boot: Boot,
     signals: OwnedFd,
-    /// PID 1's own.
-    oom_score: File,
+    launcher: Launcher,
     views: Views,
     /// Children that a request is about, by pid. Others (orphans of the sandbox) are only reaped.
     children: BTreeMap<i32, Child>,
@@ -109,19 +107,26 @@ impl Init {
 
     fn obey(&mut self, message: ToInit, descriptors: Vec<OwnedFd>) {
         match message {
-            ToInit::Prepare { request, forget } => match self.prepare(&descriptors) {
-                Ok(pid) => {
-                    for request in forget {
-                        self.ended.remove(&request);
+            ToInit::Exec {
+                request,
+                exec,
+                forget,
+            } => {
+                for request in forget {
+                    self.ended.remove(&request);
+                }
+                match self.launcher.start(&self.boot, &exec, &descriptors) {
+                    Ok(pid) => {
+                        self.children.insert(pid, Child::Exec { request });
+                        self.say(&FromInit::Started { request, pid });
                     }
-                    self.children.insert(pid, Child::Exec { request });
-                    self.say(&FromInit::Prepared { request, pid });
+                    Err((part, errno)) => self.say(&FromInit::Refused {
+                        request,
+                        part,
+                        errno,
+                    }),
                 }
-                Err(error) => {
-                    let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                    self.say(&FromInit::Refused { request, errno });
-                }
-            },
+            }
             ToInit::File { request, call } => {
                 // If it cannot be started its sockets close, and the caller sees that.
                 if let Ok(pid) = files::start(&self.boot, &call, descriptors) {
@@ -151,7 +156,7 @@ impl Init {
             ToInit::Report { number } => {
                 for (&pid, child) in &self.children {
                     if let Child::Exec { request } = *child {
-                        self.say(&FromInit::Prepared { request, pid });
+                        self.say(&FromInit::Started { request, pid });
                     }
                 }
                 for (&request, &status) in &self.ended {
@@ -159,12 +164,8 @@ impl Init {
                 }
                 self.say(&FromInit::Reported { number });
             }
-            ToInit::Resize {
-                request,
-                size,
-                waiting,
-            } => {
-                let errno = match self.resize(&size, &waiting) {
+            ToInit::Resize { request, size } => {
+                let errno = match self.resize(&size) {
                     Ok(()) => 0,
                     Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
                 };
@@ -175,27 +176,10 @@ impl Init {
         }
     }
 
-    /// Makes a child for a program, which dies before PID 1 when memory runs out.
-    fn prepare(&self, descriptors: &[OwnedFd]) -> io::Result<i32> {
-        // A child inherits the score, and after a clone it could not open its own.
-        let score = |value: &[u8]| self.oom_score.write_at(value, 0);
-        score(b"300")?;
-        let prepared = exec::prepare(&self.boot, descriptors);
-        score(b"0")?;
-        prepared
-    }
-
     /// Tells programs a new size: those that are to come by our own processors, which they inherit.
-    fn resize(&self, size: &Size, waiting: &[u32]) -> io::Result<()> {
+    fn resize(&self, size: &Size) -> io::Result<()> {
         self.views.rewrite(&size.views)?;
-        sys::set_processors(0, &size.processors)?;
-        for (&pid, child) in &self.children {
-            if matches!(child, Child::Exec { request } if waiting.contains(request)) {
-                // One that has ended meanwhile needs none.
-                let _ = sys::set_processors(pid, &size.processors);
-            }
-        }
-        Ok(())
+        sys::set_processors(0, &size.processors)
     }
 
     fn reap(&mut self) {

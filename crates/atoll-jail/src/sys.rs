@@ -1,6 +1,6 @@
 //! System calls that have no safe wrapper elsewhere, each as small as it can be.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -30,14 +30,7 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// # Safety
 /// The process must have a single thread: the child goes on with a copy of this one only.
 pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Cloned> {
-    // SAFETY: an all-zero clone_args is valid.
-    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    arguments.flags = flags;
-    arguments.exit_signal = libc::SIGCHLD as u64;
-    if let Some(cgroup) = cgroup {
-        arguments.flags |= CLONE_INTO_CGROUP;
-        arguments.cgroup = cgroup.as_raw_fd() as u64;
-    }
+    let mut arguments = clone_arguments(flags, cgroup);
     // SAFETY: the arguments live across the call; without CLONE_VM the child has its own memory.
     let result = unsafe {
         libc::syscall(
@@ -50,6 +43,87 @@ pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Re
         0 => Ok(Cloned::Child),
         pid => Ok(Cloned::Parent(pid as i32)),
     }
+}
+
+/// Clones a child that shares this process's memory until it becomes a program or ends, like `vfork`, into a cgroup2
+/// directory if given: this process stands still meanwhile. The child does `work`, below our own frames on our stack; if
+/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it.
+///
+/// # Safety
+/// The process must have a single thread. What `work` takes from the heap is not given back when it becomes a program:
+/// it must be owned by something of ours. It must not give back what is ours, nor unwind.
+pub(crate) unsafe fn clone_shared<F: FnMut()>(
+    cgroup: Option<BorrowedFd<'_>>,
+    work: &mut F,
+) -> io::Result<i32> {
+    extern "C" fn child<F: FnMut()>(work: *mut libc::c_void) -> ! {
+        // SAFETY: it is the `work` below, whose owner stands still.
+        unsafe { (*work.cast::<F>())() };
+        exit(127)
+    }
+    let mut arguments = clone_arguments((libc::CLONE_VM | libc::CLONE_VFORK) as u64, cgroup);
+    let arguments = &raw mut arguments;
+    let work: *mut libc::c_void = std::ptr::from_mut(work).cast();
+    let run: extern "C" fn(*mut libc::c_void) -> ! = child::<F>;
+    let mut result = libc::SYS_clone3;
+    // SAFETY: the arguments live across the call. The child goes on with our registers and our stack pointer, so it
+    // may only go down from here, and never comes back; we go on when it has left this memory, with everything above
+    // the stack pointer as it was but for what `work` changed, which the compiler is not told to be untouched.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov rdi, {work}",
+            "and rsp, -16",
+            "call {run}",
+            "ud2",
+            "2:",
+            work = in(reg) work,
+            run = in(reg) run,
+            inlateout("rax") result,
+            in("rdi") arguments,
+            in("rsi") size_of::<libc::clone_args>(),
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        let number = result;
+        std::arch::asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x0, {work}",
+            "blr {run}",
+            "brk 1",
+            "2:",
+            work = in(reg) work,
+            run = in(reg) run,
+            in("x8") number,
+            inlateout("x0") arguments as i64 => result,
+            in("x1") size_of::<libc::clone_args>(),
+        );
+    }
+    if result < 0 {
+        return Err(io::Error::from_raw_os_error(-result as i32));
+    }
+    Ok(result as i32)
+}
+
+/// What a clone is asked for.
+fn clone_arguments(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> libc::clone_args {
+    // SAFETY: an all-zero clone_args is valid.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = flags;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    arguments
 }
 
 /// Ends this process without running anything that belongs to the process it was cloned from.
@@ -218,18 +292,35 @@ pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Replaces this process by a program; returns only the reason why not.
-pub(crate) fn execute(path: &CString, argv: &[CString], environment: &[CString]) -> io::Error {
-    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
-        strings
-            .iter()
-            .map(|s| s.as_ptr())
-            .chain([std::ptr::null()])
-            .collect()
-    };
-    let (argv, environment) = (pointers(argv), pointers(environment));
+/// Words as the kernel takes them.
+#[derive(Debug)]
+pub(crate) struct Words {
+    /// Owned here: it is what the pointers point at.
+    #[allow(dead_code, reason = "the kernel reads it")]
+    strings: Vec<CString>,
+    pointers: Vec<*const libc::c_char>,
+}
+
+impl Words {
+    pub(crate) fn new(strings: Vec<CString>) -> Self {
+        let pointers = strings.iter().map(|string| string.as_ptr());
+        Self {
+            pointers: pointers.chain([std::ptr::null()]).collect(),
+            strings,
+        }
+    }
+}
+
+/// Replaces this process by a program; returns only the reason why not. Takes nothing from the heap.
+pub(crate) fn execute(path: &CStr, argv: &Words, environment: &Words) -> io::Error {
     // SAFETY: both arrays end with a null pointer and their strings outlive the call.
-    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), environment.as_ptr()) };
+    unsafe {
+        libc::execve(
+            path.as_ptr(),
+            argv.pointers.as_ptr(),
+            environment.pointers.as_ptr(),
+        )
+    };
     io::Error::last_os_error()
 }
 
@@ -310,7 +401,7 @@ pub(crate) fn set_processors(pid: i32, processors: &[u32]) -> io::Result<()> {
 }
 
 /// Sets this process's short name.
-pub(crate) fn set_name(name: &std::ffi::CStr) {
+pub(crate) fn set_name(name: &CStr) {
     // SAFETY: the name is NUL-terminated; the kernel takes 15 bytes of it.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
 }

@@ -25,14 +25,9 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The oldest version that servers of this one still speak.
-pub const OLDEST: u32 = 1;
-/// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
-pub const RESIZES: u32 = 2;
-/// The first version whose helpers know [`FileWork::Pack`], [`FileWork::Unpack`], [`FileWork::Search`],
-/// [`FileWork::Describe`] and [`FileWork::Put`].
-pub const ARCHIVES: u32 = 3;
+pub const OLDEST: u32 = 4;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,11 +145,13 @@ pub enum ToInit {
     /// Become it. Descriptors: the root, then one for each mount whose source is `Devices`,
     /// `Terminals` or `Handed`, in order.
     Go,
-    /// Make a child that waits to be told its program. Descriptors: its socket (it hears [`ToChild`]
-    /// there), stdout, stderr, then the cgroup2 leaf if there is one.
-    Prepare {
+    /// Start a program. Descriptors: those of its streams, then the cgroup2 leaf if there is one. Answered by
+    /// `Started` or `Refused`.
+    Exec {
         /// Names this exec in all later messages.
         request: u32,
+        /// The program.
+        exec: Exec,
         /// Execs whose end has been written down.
         forget: Vec<u32>,
     },
@@ -177,7 +174,7 @@ pub enum ToInit {
         /// The file call.
         request: u32,
     },
-    /// A new server asks what there is: `Prepared` for each living exec, `Ended` for each that nobody
+    /// A new server asks what there is: `Started` for each living exec, `Ended` for each that nobody
     /// asked to forget, then `Reported`.
     Report {
         /// Tells this question from one of an earlier server, whose answer may still be on the way.
@@ -187,21 +184,19 @@ pub enum ToInit {
     Resize {
         /// Comes back in the answer.
         request: u32,
-        /// What to tell.
+        /// What to tell. Programs that run keep their processors.
         size: Size,
-        /// Execs that have no program yet: they get the new processors too. Programs keep theirs.
-        waiting: Vec<u32>,
     },
 }
 wire!(enum ToInit {
     0 => Boot(boot),
     1 => Go,
-    2 => Prepare { request, forget },
+    2 => Exec { request, exec, forget },
     3 => File { request, call },
     4 => Signal { request, signal },
     5 => Cancel { request },
     6 => Report { number },
-    7 => Resize { request, size, waiting },
+    7 => Resize { request, size },
 });
 
 /// What PID 1 says. Hostile by assumption.
@@ -211,17 +206,19 @@ pub enum FromInit {
     Ready,
     /// The sandbox could not be set up; PID 1 ends.
     Fault(Fault),
-    /// The child waits for its program.
-    Prepared {
+    /// The program runs.
+    Started {
         /// The exec.
         request: u32,
         /// Its pid inside the sandbox.
         pid: i32,
     },
-    /// There is no child.
+    /// It does not.
     Refused {
         /// The exec.
         request: u32,
+        /// Which part of the request could not be met.
+        part: Part,
         /// The kernel's answer.
         errno: i32,
     },
@@ -248,8 +245,8 @@ pub enum FromInit {
 wire!(enum FromInit {
     0 => Ready,
     1 => Fault(fault),
-    2 => Prepared { request, pid },
-    3 => Refused { request, errno },
+    2 => Started { request, pid },
+    3 => Refused { request, part, errno },
     4 => Ended { request, status },
     5 => Reported { number },
     6 => Resized { request, errno },
@@ -375,28 +372,18 @@ wire!(enum Source {
     5 => Terminals
 });
 
-/// What the server says to a prepared child.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ToChild {
-    /// Become this program. Descriptor: its standard input; without one it is `/dev/null`.
-    Exec(Exec),
+/// What a program reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Streams {
+    /// Descriptors: standard output, standard error. There is nothing to read.
+    #[default]
+    Output,
+    /// Descriptors: standard output, standard error, standard input.
+    All,
+    /// Descriptor: a terminal, for all three.
+    Terminal,
 }
-wire!(enum ToChild { 0 => Exec(exec) });
-
-/// What a prepared child says; hostile by assumption. Its socket closes when it becomes its program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FromChild {
-    /// It knows its program. One that ends without this word was killed before it could.
-    Heard,
-    /// The program did not start.
-    Refused {
-        /// Which part of the request could not be met.
-        part: Part,
-        /// The kernel's answer.
-        errno: i32,
-    },
-}
-wire!(enum FromChild { 0 => Heard, 1 => Refused { part, errno } });
+wire!(enum Streams { 0 => Output, 1 => All, 2 => Terminal });
 
 /// A program to run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -409,10 +396,10 @@ pub struct Exec {
     pub user: String,
     /// Working directory; empty for the user's home.
     pub directory: Vec<u8>,
-    /// Its descriptor is a terminal, for all three streams.
-    pub terminal: bool,
+    /// What it reads and writes.
+    pub streams: Streams,
 }
-wire!(struct Exec { argv, environment, user, directory, terminal });
+wire!(struct Exec { argv, environment, user, directory, streams });
 
 /// File work, done inside by a helper.
 #[derive(Debug, Clone, PartialEq, Eq)]

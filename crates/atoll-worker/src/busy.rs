@@ -29,16 +29,6 @@ impl Busy {
         *lock(&self.last) = Some(Instant::now());
     }
 
-    /// Much is under way: what can wait should.
-    pub(crate) fn is_crowded(&self) -> bool {
-        *self.count.borrow() > 4
-    }
-
-    /// At most one thing is under way: a processor may be free.
-    pub(crate) fn is_alone(&self) -> bool {
-        *self.count.borrow() <= 1
-    }
-
     /// Waits until nothing is under way, nor has been for a moment.
     pub(crate) async fn calm(&self) {
         loop {

@@ -9,21 +9,18 @@ pub(crate) mod log;
 pub(crate) mod logs;
 pub(crate) mod output;
 pub(crate) mod record;
-pub(crate) mod spare;
+pub(crate) mod start;
 pub(crate) mod table;
 mod task;
 mod terminal;
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use atoll_jail::cgroup::Leaf;
-use atoll_jail::wire::{self, Part, ToInit};
-use atoll_model::{
-    Code, Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Program, Stream, TerminalSize,
-};
+use atoll_jail::wire::ToInit;
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Stream, TerminalSize};
 use rustix::pipe::PipeFlags;
 use tokio::sync::watch;
 
@@ -34,12 +31,7 @@ use input::Input;
 use log::Log;
 use output::{Output, Progress, Reader};
 use record::Record;
-use spare::{NotStarted, Parts, Spare};
 use terminal::Terminal;
-
-/// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
-/// is not even sent.
-const LONGEST: usize = 3 << 20;
 
 /// How a command ended of which nothing else is known.
 const KILLED: ExecStatus = ExecStatus {
@@ -173,209 +165,6 @@ pub struct Finished {
     pub truncated: bool,
 }
 
-pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
-    let exec = to_wire(&spec, &sandbox.environment())?;
-    let id = ExecId::random();
-    let room = sandbox.execs.room(&spec)?;
-    let stem = sandbox.execs.directory().join(id.as_str());
-    let Streams {
-        inside,
-        input,
-        terminal,
-    } = Streams::open(&sandbox, &spec, &stem)?;
-    let before = sandbox.group.oom_kills();
-    let start = Start {
-        id: &id,
-        stem: &stem,
-        spec: &spec,
-        inside,
-        input: input.as_ref(),
-        terminal: terminal.as_ref(),
-    };
-    let (record, mut parts) = match start.begin(&sandbox, exec).await {
-        Ok(begun) => begun,
-        Err(error) => {
-            record::remove(&stem);
-            return Err(error);
-        }
-    };
-    let (pid, started_at) = (record.pid, record.started_at);
-    let (input, stdin) = input.unzip();
-    let (mut stderr, mut source) = (Some(parts.stderr), None);
-    let terminal = match (terminal, spec.terminal) {
-        (Some(held), Some(size)) => {
-            let (terminal, poured) = held.begin(size)?;
-            (parts.stdout, source, stderr) = (poured.0, Some(poured.1), None);
-            Some(terminal)
-        }
-        _ => None,
-    };
-    let shared = Arc::new(Shared {
-        id,
-        pid,
-        spec,
-        started_at,
-        request: parts.request,
-        leaf: Some(Arc::new(parts.leaf)),
-        log: Arc::new(Log::new(record.stem().to_owned()).patience(sandbox.patience)),
-        input,
-        terminal,
-        progress: watch::Sender::default(),
-        record: Mutex::new(record),
-        noted: Noted::default(),
-    });
-    let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
-    sandbox.execs.add(Arc::clone(&shared));
-    drop(room);
-    task::Task {
-        sandbox: Arc::clone(&sandbox),
-        shared,
-        stdout: Some(parts.stdout),
-        stderr,
-        stdin,
-        source,
-        ended: parts.ended,
-        before,
-    }
-    .spawn();
-    // The next command finds a child waiting; this one has what it needs.
-    if !sandbox.busy.is_crowded() {
-        tokio::spawn(Sandbox::refill(sandbox));
-    }
-    Ok(control.follow())
-}
-
-/// What a command reads and writes beside the two pipes every child has.
-struct Streams {
-    /// The command's end of its input or terminal.
-    inside: Option<OwnedFd>,
-    /// What its input comes from, and our end of the pipe.
-    input: Option<(Input, OwnedFd)>,
-    /// Our end of its terminal, with the pipe its output goes through.
-    terminal: Option<terminal::Ends>,
-}
-
-impl Streams {
-    fn open(sandbox: &Sandbox, spec: &ExecSpec, stem: &Path) -> Result<Self, Error> {
-        let mut streams = Self {
-            inside: None,
-            input: None,
-            terminal: None,
-        };
-        if let Some(size) = spec.terminal {
-            let (master, slave) = sandbox.open_terminal()?;
-            atoll_jail::terminal::resize(&master, size.rows, size.columns)
-                .map_err(|error| crate::error::jail(&error))?;
-            let (reader, writer) = new_pipe()?;
-            let ends = terminal::Ends {
-                master,
-                reader,
-                writer,
-            };
-            (streams.inside, streams.terminal) = (Some(slave), Some(ends));
-        } else if spec.input == atoll_model::Input::Open {
-            let input = Input::new(stem.to_owned());
-            let input = input.map_err(|error| internal("keep a command's input", &error))?;
-            let (inside, outside) = spare::stream(sandbox.ids)?;
-            (streams.inside, streams.input) = (Some(inside), Some((input, nonblocking(outside)?)));
-        }
-        Ok(streams)
-    }
-}
-
-/// Takes back what was made for a command that did not begin.
-fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
-    sandbox.leave(leaf.into());
-    sandbox.release(request);
-    sandbox.release(input_of(request));
-    sandbox.forget(request);
-}
-
-/// A command about to begin.
-struct Start<'a> {
-    id: &'a ExecId,
-    stem: &'a Path,
-    spec: &'a ExecSpec,
-    inside: Option<OwnedFd>,
-    input: Option<&'a (Input, OwnedFd)>,
-    terminal: Option<&'a terminal::Ends>,
-}
-
-impl Start<'_> {
-    /// Starts the program in a child that waits for one, or in one made now.
-    async fn begin(self, sandbox: &Sandbox, exec: wire::Exec) -> Result<(Record, Parts), Error> {
-        let mut waiting = sandbox.take_spare();
-        loop {
-            let fresh = waiting.is_none();
-            let mut spare = match waiting.take() {
-                Some(spare) => spare,
-                None => Spare::prepare(sandbox).await?,
-            };
-            self.hold(sandbox, &spare.exec).await?;
-            let inside = self.inside.as_ref().map(AsFd::as_fd);
-            spare.tell(exec.clone(), inside).await;
-            // Written down while the program starts: an exec without a record is nobody's, and nobody is
-            // told of it before there is one.
-            let request = spare.request();
-            let early = spare.pid().map(|pid| self.record(pid, &spare.exec));
-            match spare.started(sandbox).await {
-                Ok((pid, parts)) => {
-                    let record = early.unwrap_or_else(|| self.record(pid, &parts));
-                    // What cannot be written down must not run either.
-                    if record.is_err() {
-                        let _ = parts.leaf.kill();
-                    }
-                    return record.map(|record| (record, parts));
-                }
-                Err(Ok(NotStarted::Gone(leaf))) => {
-                    give_up(sandbox, request, leaf);
-                    record::remove(self.stem);
-                    if fresh {
-                        let message = "the command was killed inside the sandbox before it began";
-                        return Err(Error::new(Code::Conflict, message).remedy("try again"));
-                    }
-                }
-                Err(Ok(NotStarted::Refused(leaf, part, errno))) => {
-                    give_up(sandbox, request, leaf);
-                    return Err(refused(part, errno, self.spec));
-                }
-                Err(Ok(NotStarted::Silent(leaf))) => {
-                    // It must not begin later, when nobody knows of it any more.
-                    let _ = leaf.kill();
-                    give_up(sandbox, request, leaf);
-                    return Err(sandbox.silent());
-                }
-                Err(Err(error)) => return Err(error),
-            }
-        }
-    }
-
-    /// Has the keeper hold what is this command's, before it begins: what it does not hold would be lost with us.
-    async fn hold(&self, sandbox: &Sandbox, parts: &Parts) -> Result<(), Error> {
-        let request = parts.request;
-        if let Some((queue, pipe)) = self.input {
-            let file = queue.file();
-            let both = [file.as_fd(), pipe.as_fd()];
-            sandbox.hold(input_of(request), &both).await?;
-        }
-        if let Some(ends) = self.terminal {
-            return sandbox.hold(request, &ends.all()).await;
-        }
-        if parts.held {
-            return Ok(());
-        }
-        parts.hold(sandbox).await
-    }
-
-    /// Writes down that it begins.
-    fn record(&self, pid: i32, parts: &Parts) -> Result<Record, Error> {
-        let (stem, id) = (self.stem.to_owned(), self.id.clone());
-        let record = Record::new(stem, id, pid, parts, self.spec, now());
-        record.write()?;
-        Ok(record)
-    }
-}
-
 /// What the keeper held of a command: its two streams, and the queue and pipe of its input.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
@@ -420,7 +209,7 @@ pub(crate) fn adopt(
             (Some(reader), None, Some((terminal, source)))
         }
         (first, second, ..) => {
-            let watched = |fd: Option<OwnedFd>| fd.map(spare::receiver).transpose();
+            let watched = |fd: Option<OwnedFd>| fd.map(start::receiver).transpose();
             (watched(first)?, watched(second)?, None)
         }
     };
@@ -651,135 +440,4 @@ pub(crate) fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
     rustix::io::ioctl_fionbio(&fd, true)
         .map_err(|error| internal("change a pipe", &std::io::Error::from(error)))?;
     Ok(fd)
-}
-
-fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::Exec, Error> {
-    let argv = match &spec.program {
-        Program::Argv(argv) => argv.clone(),
-        Program::Shell(line) => vec![
-            b"/bin/sh".to_vec(),
-            b"-c".to_vec(),
-            line.clone().into_bytes(),
-        ],
-    };
-    if argv.first().is_none_or(Vec::is_empty) {
-        return Err(Error::invalid(
-            "command",
-            "the command is empty",
-            "name a program to run",
-        ));
-    }
-    if argv.iter().any(|word| word.contains(&0)) {
-        return Err(nul("command"));
-    }
-    for (name, value) in &spec.environment {
-        check_variable(name, value)?;
-    }
-    if spec
-        .directory
-        .as_ref()
-        .is_some_and(|directory| directory.contains(&0))
-    {
-        return Err(nul("cwd"));
-    }
-    // What a client of ours is, unless somebody knows better.
-    let terminal: Vec<_> = spec
-        .terminal
-        .map(|_| (b"TERM".to_vec(), b"xterm-256color".to_vec()))
-        .into_iter()
-        .collect();
-    let words = argv.iter().map(Vec::len).sum::<usize>();
-    let variables = environment
-        .iter()
-        .chain(&spec.environment)
-        .map(|(name, value)| name.len() + value.len());
-    if words + variables.sum::<usize>() > LONGEST {
-        return Err(too_long());
-    }
-    Ok(wire::Exec {
-        argv,
-        environment: [&terminal[..], environment, &spec.environment].concat(),
-        user: spec.user.clone().unwrap_or_default(),
-        directory: spec.directory.clone().unwrap_or_default(),
-        terminal: spec.terminal.is_some(),
-    })
-}
-
-fn nul(field: &str) -> Error {
-    Error::invalid(field, format!("{field} contains a NUL byte"), "remove it")
-}
-
-/// Refuses what no environment can hold.
-pub(crate) fn check_variable(name: &[u8], value: &[u8]) -> Result<(), Error> {
-    if name.is_empty() || name.contains(&b'=') {
-        let name = String::from_utf8_lossy(name);
-        let message = format!("{name:?} is not a name for a variable");
-        return Err(Error::invalid(
-            "env",
-            message,
-            "names are not empty and contain no =",
-        ));
-    }
-    if name.contains(&0) || value.contains(&0) {
-        return Err(nul("env"));
-    }
-    Ok(())
-}
-
-fn too_long() -> Error {
-    Error::invalid(
-        "command",
-        "the command's arguments and environment are too long for the kernel",
-        "pass what is long through standard input or a file",
-    )
-}
-
-fn refused(part: Part, errno: i32, spec: &ExecSpec) -> Error {
-    let cause = std::io::Error::from_raw_os_error(errno);
-    let reason = rustix::io::Errno::from_raw_os_error(errno);
-    match part {
-        Part::User => {
-            let user = spec.user.clone().unwrap_or_default();
-            Error::new(
-                Code::UnknownUser,
-                format!("user {user:?} is not known in the sandbox"),
-            )
-            .remedy("name a user of the sandbox's /etc/passwd, a number, or uid:gid")
-            .detail("user", user)
-        }
-        Part::Directory => {
-            let directory =
-                String::from_utf8_lossy(spec.directory.as_deref().unwrap_or_default()).into_owned();
-            Error::new(
-                Code::CwdNotFound,
-                format!("cwd {directory:?} cannot be entered: {cause}"),
-            )
-            .remedy("name a directory of the sandbox that the user may enter")
-            .detail("cwd", directory)
-        }
-        Part::Program if reason == rustix::io::Errno::TOOBIG => too_long(),
-        Part::Program => {
-            let program = match &spec.program {
-                Program::Argv(argv) => {
-                    String::from_utf8_lossy(argv.first().map_or(b"", |p| p)).into_owned()
-                }
-                Program::Shell(_) => "/bin/sh".to_owned(),
-            };
-            let missing = reason == rustix::io::Errno::NOENT;
-            let message = if missing {
-                format!("{program:?} was not found in the sandbox")
-            } else {
-                format!("{program:?} cannot be run: {cause}")
-            };
-            Error::new(Code::ProgramNotFound, message)
-                .detail("program", program)
-                .detail("exitCode", if missing { "127" } else { "126" })
-        }
-        Part::Setup if reason == rustix::io::Errno::AGAIN => Error::new(
-            Code::QuotaExceeded,
-            "the sandbox has no room for another process",
-        )
-        .remedy("end some of its processes, or give it more pids"),
-        Part::Setup => internal("the command could not be set up", &cause),
-    }
 }

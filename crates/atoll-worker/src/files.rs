@@ -528,7 +528,6 @@ pub(crate) async fn put(
     path: &[u8],
     attributes: Attributes,
 ) -> Result<Writer, Error> {
-    require(&sandbox)?;
     let values = attributes.values.into_iter();
     let work = FileWork::Put {
         path: checked(path)?,
@@ -569,7 +568,6 @@ pub(crate) async fn describe(
     (path, depth, limit): (&[u8], u32, u32),
     prefix: &str,
 ) -> Result<(Vec<Described>, bool), Error> {
-    require(&sandbox)?;
     let work = FileWork::Describe {
         path: checked(path)?,
         depth,
@@ -582,15 +580,6 @@ pub(crate) async fn describe(
     };
     let call = Call::start(sandbox, caller, work, None).await?;
     call.all(of, limit.max(1) as usize).await
-}
-
-/// A PID 1 that does not know the word would end, and its sandbox with it.
-fn require(sandbox: &Sandbox) -> Result<(), Error> {
-    if sandbox.speaks(wire::ARCHIVES) {
-        return Ok(());
-    }
-    let message = "the sandbox was started by an older atoll, which cannot do this";
-    Err(Error::new(Code::Conflict, message).remedy("stop it and start it again"))
 }
 
 /// Work that has no data: at most so many entries come back.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromInit, Size, ToInit};
+use atoll_jail::wire::{Channel, FromInit, Part, Size, ToInit};
 use atoll_model::{Code, Error};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
@@ -16,13 +16,13 @@ use crate::keeper::{fault, send, watch_channel};
 /// How long PID 1 may take to tell programs a new size: it has little to do, but may have little time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How the wish for a child was answered: its pid inside, or errno.
-pub(crate) type Prepared = Result<i32, i32>;
+/// How the wish for a program was answered: its pid inside, or which part could not be met, and errno.
+pub(crate) type Started = Result<i32, (Part, i32)>;
 
 #[derive(Debug, Default)]
 struct Waiting {
     next: u32,
-    starts: HashMap<u32, oneshot::Sender<Prepared>>,
+    starts: HashMap<u32, oneshot::Sender<Started>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
     /// Told errno, or 0.
     sizes: HashMap<u32, oneshot::Sender<i32>>,
@@ -123,8 +123,8 @@ impl Init {
         let _ = self.channel.get_ref().send(message, &[]);
     }
 
-    /// Has PID 1 tell programs a size; execs that wait for their program get its processors too.
-    pub(crate) async fn resize(&self, size: Size, waiting: Vec<u32>) -> Result<(), Error> {
+    /// Has PID 1 tell programs a size.
+    pub(crate) async fn resize(&self, size: Size) -> Result<(), Error> {
         let request = self.number();
         let (told, answer) = oneshot::channel();
         {
@@ -134,11 +134,7 @@ impl Init {
             }
             waiting.sizes.insert(request, told);
         }
-        let message = ToInit::Resize {
-            request,
-            size,
-            waiting,
-        };
+        let message = ToInit::Resize { request, size };
         let asked = async {
             self.send(&message, &[]).await?;
             answer.await.map_err(|_| gone())
@@ -161,7 +157,6 @@ impl Init {
         let message = ToInit::Resize {
             request: self.number(),
             size,
-            waiting: Vec::new(),
         };
         self.channel.get_ref().send(&message, &[]).map_err(|_| {
             let message = "the paused sandbox cannot be told yet another size";
@@ -191,10 +186,10 @@ impl Init {
         waiting.next
     }
 
-    /// A number for an exec, and where its child's start and end will be told.
+    /// A number for an exec, and where its start and end will be told.
     pub(crate) fn expect(
         &self,
-    ) -> Result<(u32, oneshot::Receiver<Prepared>, oneshot::Receiver<i32>), Error> {
+    ) -> Result<(u32, oneshot::Receiver<Started>, oneshot::Receiver<i32>), Error> {
         let (start, started) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let mut waiting = self.waiting();
@@ -233,21 +228,19 @@ async fn listen(
             FromInit::Fault(told) => {
                 ready.send_replace(Some(Err(fault(&told.step, told.errno))));
             }
-            FromInit::Prepared { request, pid } => {
+            FromInit::Started { request, pid } => {
                 let mut waiting = lock();
-                let known = waiting.starts.remove(&request);
-                let expected = waiting.ends.contains_key(&request);
+                let wanted = match waiting.starts.remove(&request) {
+                    Some(start) => start.send(Ok(pid)).is_ok(),
+                    None => waiting.ends.contains_key(&request),
+                };
                 waiting.unreported.remove(&request);
                 drop(waiting);
-                match known {
-                    Some(start) => drop(start.send(Ok(pid))),
-                    // Begun by a server that was killed before it had told anybody.
-                    None if !expected => {
-                        let signal = rustix::process::Signal::KILL.as_raw();
-                        let kill = ToInit::Signal { request, signal };
-                        let _ = channel.get_ref().send(&kill, &[]);
-                    }
-                    None => {}
+                // Its caller has gone meanwhile, or was a server that was killed before it had told anybody.
+                if !wanted {
+                    let signal = rustix::process::Signal::KILL.as_raw();
+                    let kill = ToInit::Signal { request, signal };
+                    let _ = channel.get_ref().send(&kill, &[]);
                 }
             }
             FromInit::Reported { number } => {
@@ -259,11 +252,15 @@ async fn listen(
                     }
                 }
             }
-            FromInit::Refused { request, errno } => {
+            FromInit::Refused {
+                request,
+                part,
+                errno,
+            } => {
                 let mut waiting = lock();
                 waiting.ends.remove(&request);
                 if let Some(start) = waiting.starts.remove(&request) {
-                    let _ = start.send(Err(errno));
+                    let _ = start.send(Err((part, errno)));
                 }
             }
             FromInit::Resized { request, errno } => {

@@ -49,8 +49,6 @@ pub(crate) struct Keeper {
     /// It is being moved to its control group.
     settling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     reader: tokio::task::JoinHandle<()>,
-    /// What it and the PID 1s it clones speak.
-    version: u32,
 }
 
 /// What a keeper kept for us.
@@ -82,7 +80,7 @@ impl Keeper {
     ) -> Result<Self, Error> {
         let (channel, child) =
             atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
-        Self::with(channel, Some(child), Waiting::default(), VERSION)
+        Self::with(channel, Some(child), Waiting::default())
     }
 
     /// Takes over the keeper that another server left, if there is one.
@@ -99,12 +97,12 @@ impl Keeper {
             return Ok(None);
         };
         let mut waiting = Waiting::default();
-        let Some((version, inventory)) = take_inventory(&channel, &mut waiting)? else {
+        let Some(inventory) = take_inventory(&channel, &mut waiting)? else {
             return Ok(None);
         };
         rustix::io::ioctl_fionbio(&channel, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
-        let keeper = Self::with(channel, None, waiting, version)?;
+        let keeper = Self::with(channel, None, waiting)?;
         Ok(Some((keeper, inventory)))
     }
 
@@ -112,7 +110,6 @@ impl Keeper {
         channel: Channel<ToKeeper, FromKeeper>,
         child: Option<Child>,
         waiting: Waiting,
-        version: u32,
     ) -> Result<Self, Error> {
         let channel = Arc::new(watch_channel(channel)?);
         let waiting = Arc::new(Mutex::new(waiting));
@@ -123,7 +120,6 @@ impl Keeper {
             child: Mutex::new(child),
             settling: Mutex::default(),
             reader,
-            version,
         })
     }
 
@@ -135,11 +131,6 @@ impl Keeper {
     /// Does something to it in the background, which is waited for before it is let go.
     pub(crate) fn settle(&self, work: impl FnOnce() + Send + 'static) {
         *lock(&self.settling) = Some(tokio::task::spawn_blocking(work));
-    }
-
-    /// It and its sandboxes know what came with this version of the protocol.
-    pub(crate) fn speaks(&self, version: u32) -> bool {
-        self.version >= version
     }
 
     /// It has ended.
@@ -244,13 +235,12 @@ impl Keeper {
     }
 }
 
-/// Hears what a keeper speaks and has; nothing if it ended meanwhile.
+/// Hears what a keeper has; nothing if it ended meanwhile.
 fn take_inventory(
     channel: &Channel<ToKeeper, FromKeeper>,
     waiting: &mut Waiting,
-) -> Result<Option<(u32, Inventory)>, Error> {
+) -> Result<Option<Inventory>, Error> {
     let mut inventory = Inventory::default();
-    let mut spoken = OLDEST;
     loop {
         let received = channel.receive();
         let Some(Packet {
@@ -265,7 +255,6 @@ fn take_inventory(
         };
         match message {
             FromKeeper::Hello { version } if (OLDEST..=VERSION).contains(&version) => {
-                spoken = version;
                 inventory.held = descriptors;
             }
             FromKeeper::Hello { version } => {
@@ -305,7 +294,7 @@ fn take_inventory(
                     death.send_replace(Some(status));
                 }
             }
-            FromKeeper::Complete => return Ok(Some((spoken, inventory))),
+            FromKeeper::Complete => return Ok(Some(inventory)),
             FromKeeper::Spawned { .. } | FromKeeper::Refused { .. } => {}
         }
     }
@@ -337,9 +326,10 @@ fn lost() -> Error {
     Error::new(Code::Internal, "the keeper of the sandboxes has ended").remedy("start atoll again")
 }
 
-/// Registers a channel with the runtime.
+/// Registers a channel with the runtime, for what is heard there: who asks for room too is woken for each message that
+/// the other side takes.
 pub(crate) fn watch_channel<S, R>(channel: Channel<S, R>) -> Result<AsyncFd<Channel<S, R>>, Error> {
-    watch_for(channel, Interest::READABLE | Interest::WRITABLE)
+    watch_for(channel, Interest::READABLE)
 }
 
 /// Registers what owns a descriptor with the runtime.
@@ -364,10 +354,11 @@ where
     loop {
         match channel.get_ref().send(message, descriptors) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let ready = channel.writable().await;
-                ready
-                    .map_err(|error| internal("wait for a socket", &error))?
-                    .clear_ready();
+                let copy = channel.get_ref().as_fd().try_clone_to_owned();
+                let copy = copy.map_err(|error| internal("copy a socket", &error))?;
+                let room = watch_for(copy, Interest::WRITABLE)?;
+                let ready = room.writable().await;
+                drop(ready.map_err(|error| internal("wait for a socket", &error))?);
             }
             Err(error) => return Err(internal("the sandbox cannot be reached", &error)),
             Ok(()) => return Ok(()),

@@ -56,8 +56,7 @@ impl Pool {
         if !spec.mounts.is_empty() {
             return None;
         }
-        let taken =
-            self.take_one(|warm| warm.is_made_from(&spec.template) && warm.can_be(&spec.limits))?;
+        let taken = self.take_one(|warm| warm.is_made_from(&spec.template))?;
         self.changed.notify_one();
         Some(taken)
     }

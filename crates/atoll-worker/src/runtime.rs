@@ -709,7 +709,7 @@ impl LocalRuntime {
         Ok(Usage {
             cpu: usage.cpu,
             memory: Bytes(usage.memory),
-            pids: usage.pids.saturating_sub(sandbox.waiting()).max(1),
+            pids: usage.pids,
         })
     }
 
@@ -776,7 +776,7 @@ impl LocalRuntime {
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
         self.shared.busy.touch();
         let _time = self.time("exec");
-        exec::start(self.find(id)?, spec).await
+        exec::start::start(self.find(id)?, spec).await
     }
 
     /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes

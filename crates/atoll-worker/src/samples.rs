@@ -137,7 +137,7 @@ impl Kept {
     }
 
     /// Looks.
-    fn now(group: &Group, waiting: u64, disk: Option<NonZeroU32>) -> Self {
+    fn now(group: &Group, disk: Option<NonZeroU32>) -> Self {
         let usage = group.usage();
         let cache = group.cache().min(usage.memory);
         Self {
@@ -146,7 +146,7 @@ impl Kept {
             memory: pages(usage.memory - cache),
             cache: pages(cache),
             disk,
-            pids: usage.pids.saturating_sub(waiting).max(1) as u32,
+            pids: usage.pids as u32,
         }
     }
 }
@@ -161,7 +161,7 @@ impl Entry {
             sandbox.died.borrow().is_none() && *sandbox.state.borrow() == SandboxState::Running;
         runs.then(|| {
             let disk = lock(&self.samples).disk.map(|(used, _)| used);
-            let kept = Kept::now(&sandbox.group, sandbox.waiting(), disk);
+            let kept = Kept::now(&sandbox.group, disk);
             (kept, sandbox.info().limits)
         })
     }

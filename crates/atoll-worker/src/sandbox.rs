@@ -14,15 +14,13 @@ use std::time::{Duration, Instant};
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
-use atoll_jail::wire::{RESIZES, ToInit};
+use atoll_jail::wire::ToInit;
 use atoll_model::{
-    Code, Error, Limits, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
+    Code, Error, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
 };
 use tokio::sync::{Semaphore, watch};
 
-use crate::busy::Busy;
 use crate::error::{internal, jail};
-use crate::exec::spare::Spare;
 use crate::exec::table::Table;
 use crate::init::Init;
 use crate::keeper::Keeper;
@@ -59,14 +57,11 @@ pub(crate) struct Sandbox {
     /// What the keeper calls it.
     token: u32,
     keeper: Arc<Keeper>,
-    /// What its runtime does besides.
-    pub(crate) busy: Busy,
     pub(crate) meters: Meters,
     /// How long it may be silent when it is asked for something.
     pub(crate) patience: Duration,
     /// Directories of ended execs.
     leaves: Mutex<Leaves>,
-    spare: Mutex<Waiting>,
     /// We have nothing to do with it any more: somebody else will.
     abandoned: watch::Sender<bool>,
     /// Execs that PID 1 and the keeper need not remember any more; told with the next word to them.
@@ -76,14 +71,6 @@ pub(crate) struct Sandbox {
     terminals: Option<OwnedFd>,
     /// Keeps the template's layer from being removed.
     template: Template,
-}
-
-/// A child that waits for the next command's program.
-#[derive(Debug, Default)]
-struct Waiting {
-    child: Option<Spare>,
-    /// How often the sandbox's size changed: a child that was begun before is of the wrong one.
-    sizes: u64,
 }
 
 /// Names and values.
@@ -118,11 +105,6 @@ impl Sandbox {
         self.died.borrow().is_none()
             && lock(&self.record).spec.template == template
             && !self.template.is_replaced()
-    }
-
-    /// It can be given this size now.
-    pub(crate) fn can_be(&self, limits: &Limits) -> bool {
-        lock(&self.record).info.limits == *limits || self.keeper.speaks(RESIZES)
     }
 
     /// It is as it was made, and so could be anybody's.
@@ -202,11 +184,6 @@ impl Sandbox {
                 Err(error)
             }
         }
-    }
-
-    /// Whether its PID 1 speaks a version of the protocol.
-    pub(crate) fn speaks(&self, version: u32) -> bool {
-        self.keeper.speaks(version)
     }
 
     /// Variables of every command.
@@ -376,84 +353,6 @@ impl Sandbox {
         let _ = self.hold(request, &[]).await;
     }
 
-    /// The child that waits, if it still does.
-    pub(crate) fn take_spare(&self) -> Option<Spare> {
-        let mut spare = lock(&self.spare).child.take()?;
-        if !spare.has_ended() {
-            return Some(spare);
-        }
-        self.dismiss(spare);
-        None
-    }
-
-    fn dismiss(&self, spare: Spare) {
-        self.release(spare.request());
-        self.forget(spare.request());
-        self.leave(spare.into_leaf().into());
-    }
-
-    /// How many children wait for a command.
-    pub(crate) fn waiting(&self) -> u64 {
-        u64::from(lock(&self.spare).child.is_some())
-    }
-
-    /// Sees to it that a child waits for the next command, with nothing left to be done for it.
-    pub(crate) async fn refill(self: Arc<Self>) {
-        let Some((mut spare, sizes)) = self.another_spare().await else {
-            return;
-        };
-        spare.hold(&self).await;
-        self.keep_spare(spare, sizes);
-    }
-
-    /// Sees to it that a child waits for the first command, which comes at once: the keeper is left alone.
-    pub(crate) async fn fill(&self) {
-        if let Some((spare, sizes)) = self.another_spare().await {
-            self.keep_spare(spare, sizes);
-        }
-    }
-
-    /// A child, if none waits, and of which size it is. Where there is no room for one now, the next command makes
-    /// its own.
-    async fn another_spare(&self) -> Option<(Spare, u64)> {
-        let sizes = {
-            let waiting = lock(&self.spare);
-            waiting.child.is_none().then_some(waiting.sizes)?
-        };
-        Spare::prepare(self).await.ok().map(|made| (made, sizes))
-    }
-
-    fn keep_spare(&self, made: Spare, sizes: u64) {
-        let unwanted = {
-            let mut waiting = lock(&self.spare);
-            if waiting.sizes == sizes {
-                waiting.child.replace(made)
-            } else {
-                Some(made)
-            }
-        };
-        if let Some(unwanted) = unwanted {
-            self.dismiss(unwanted);
-        }
-    }
-
-    /// The sandbox gets another size: children that are being made are of the old one. Which child waits, to be
-    /// given the new one.
-    fn outdate_spares(&self) -> Option<u32> {
-        let mut waiting = lock(&self.spare);
-        waiting.sizes += 1;
-        waiting.child.as_ref().map(Spare::request)
-    }
-
-    /// Does without the child that waits.
-    fn retire_spare(&self) {
-        self.outdate_spares();
-        let retired = lock(&self.spare).child.take();
-        if let Some(retired) = retired {
-            self.dismiss(retired);
-        }
-    }
-
     /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.
     pub(crate) fn leaf(&self, request: u32) -> Result<Leaf, Error> {
         if let Some(leaf) = lock(&self.leaves).spare.pop() {
@@ -499,7 +398,7 @@ pub(crate) fn check(shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
 
 fn check_variables(spec: &SandboxSpec) -> Result<(), Error> {
     spec.environment.iter().try_for_each(|(name, value)| {
-        crate::exec::check_variable(name.as_bytes(), value.as_bytes())
+        crate::exec::start::check_variable(name.as_bytes(), value.as_bytes())
     })
 }
 

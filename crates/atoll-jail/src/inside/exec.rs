@@ -1,138 +1,241 @@
-//! Starting a program. A child of PID 1 is cloned into the exec's cgroup beforehand, leaves everything
-//! behind that it can and waits; told its program, it becomes it, or says which part of the request it
-//! could not meet. So a command does not wait for a clone.
+//! Starting a program.
+//!
+//! The child shares PID 1's memory until it becomes the program, as after `vfork`, and PID 1 stands still meanwhile:
+//! nothing is copied for a process that leaves it all behind at once, and why it could not is read where the child wrote
+//! it. It is in the exec's cgroup from its first moment: if something inside stops it on its way, a kill from outside
+//! sets PID 1 free.
+//!
+//! What the child takes from the heap is PID 1's. Whatever is alive when it becomes the program must therefore be in its
+//! [`Launch`], which PID 1 drops.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::users::{self, Identity, Known};
 use crate::seccomp;
-use crate::sys::{self, Cloned};
-use crate::wire::{Boot, Channel, Exec, FromChild, Packet, Part, ToChild};
+use crate::sys::{self, Words};
+use crate::wire::{Boot, Exec, Part, Streams};
 
-/// Where a child keeps its socket; everything above is closed.
-const SOCKET: i32 = 3;
-/// What `ps` calls a child that waits.
-const TITLE: &str = "atoll-spare";
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const SHELL: &CStr = c"/bin/sh";
 
-type Server = Channel<FromChild, ToChild>;
+/// The part of a request that could not be met, and the kernel's answer.
+pub(super) type Refusal = (Part, i32);
 
-/// Makes a child that waits for its program; its pid.
-/// Descriptors: its socket, stdout, stderr, and the cgroup2 leaf if there is one.
-pub(super) fn prepare(boot: &Boot, descriptors: &[OwnedFd]) -> io::Result<i32> {
-    let [socket, stdout, stderr, cgroup @ ..] = descriptors else {
-        return Err(io::Error::from_raw_os_error(libc::EPROTO));
-    };
-    // SAFETY: PID 1 has one thread.
-    match unsafe { sys::clone(0, cgroup.first().map(AsFd::as_fd)) }? {
-        Cloned::Parent(pid) => Ok(pid),
-        Cloned::Child => {
-            let (server, left) = match leave(boot, [socket, stdout, stderr].map(AsFd::as_fd)) {
-                Ok(server) => (server, Ok(())),
-                Err((server, error)) => (server, Err(error)),
-            };
-            let (part, error) = match left {
-                Ok(()) => become_told(boot, &server),
-                Err(error) => (Part::Setup, error),
-            };
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            let _ = server.send(&FromChild::Refused { part, errno }, &[]);
-            sys::exit(127)
+/// What PID 1 keeps from one program to the next.
+pub(super) struct Launcher {
+    /// PID 1's own score.
+    oom_score: File,
+    /// Whom the last one ran as.
+    known: Option<Known>,
+}
+
+impl Launcher {
+    pub(super) fn new(oom_score: File) -> Self {
+        Self {
+            oom_score,
+            known: None,
         }
     }
+
+    /// Starts a program; its pid.
+    pub(super) fn start(
+        &mut self,
+        boot: &Boot,
+        exec: &Exec,
+        descriptors: &[OwnedFd],
+    ) -> Result<i32, Refusal> {
+        let streams = match exec.streams {
+            Streams::Output => 2,
+            Streams::All => 3,
+            Streams::Terminal => 1,
+        };
+        let Some((streams, cgroup)) = descriptors.split_at_checked(streams) else {
+            return Err((Part::Setup, libc::EPROTO));
+        };
+        // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
+        self.score(b"300")
+            .map_err(|error| (Part::Setup, number(&error)))?;
+        let mut launch = Launch {
+            boot,
+            exec,
+            streams,
+            launcher: self,
+            identity: None,
+            argv: None,
+            script: None,
+            environment: None,
+            places: Vec::new(),
+            refused: None,
+        };
+        // SAFETY: PID 1 has one thread. For the heap see above; who panics here ends in the C function that called it.
+        let cloned = unsafe {
+            sys::clone_shared(cgroup.first().map(AsFd::as_fd), &mut || {
+                let (part, error) = launch.run();
+                launch.refused = Some((part, number(&error)));
+            })
+        };
+        let refused = launch.refused;
+        // One that was killed at once has not done it itself.
+        let _ = self.score(b"0");
+        match (cloned, refused) {
+            (Ok(_), Some(refusal)) => Err(refusal),
+            (Ok(pid), None) => Ok(pid),
+            (Err(error), _) => Err((Part::Setup, number(&error))),
+        }
+    }
+
+    fn score(&self, value: &[u8]) -> io::Result<usize> {
+        self.oom_score.write_at(value, 0)
+    }
 }
 
-/// Leaves everything of PID 1 behind: session, signals, descriptors, name.
-fn leave(
-    boot: &Boot,
-    [socket, stdout, stderr]: [BorrowedFd<'_>; 3],
-) -> Result<Server, (Server, io::Error)> {
-    // All numbers up to the socket's may be taken by something we still need: go through copies
-    // above them.
-    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 10);
-    let Ok(server) = high(socket) else {
-        sys::exit(127)
-    };
-    let placed = (|| {
+fn number(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A program on its way.
+struct Launch<'a> {
+    boot: &'a Boot,
+    exec: &'a Exec,
+    streams: &'a [OwnedFd],
+    launcher: &'a mut Launcher,
+    identity: Option<Identity>,
+    argv: Option<Words>,
+    /// The shell's, for a script whose first line does not say whose it is.
+    script: Option<Words>,
+    environment: Option<Words>,
+    /// Where the program may be, in the order in which it is looked for.
+    places: Vec<CString>,
+    refused: Option<Refusal>,
+}
+
+impl Launch<'_> {
+    /// Becomes the program; returns only with the reason why not.
+    fn run(&mut self) -> (Part, io::Error) {
+        // While it has ours, PID 1 itself could be chosen.
+        if let Err(error) = self.launcher.score(b"0").and_then(|_| self.leave()) {
+            return (Part::Setup, error);
+        }
+        match self.become_user().and_then(|()| self.find_words()) {
+            Ok(()) => (Part::Program, self.execute()),
+            Err(refused) => refused,
+        }
+    }
+
+    /// Leaves everything of PID 1 behind: session, signals, descriptors.
+    fn leave(&self) -> io::Result<()> {
         rustix::process::setsid()?;
         sys::unblock_signals();
-        let (stdout, stderr) = (high(stdout)?, high(stderr)?);
-        let null = rustix::fs::open(
-            c"/dev/null",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        );
-        sys::place(high(null?.as_fd())?.as_fd(), 0)?;
+        self.place_streams()?;
+        if self.boot.close_descriptors {
+            sys::close_from(3)?;
+        } else {
+            sys::leak(3..64);
+        }
+        if !self.boot.leaf_filter.is_empty() {
+            let filter = seccomp::from_bytes(&self.boot.leaf_filter);
+            seccomp::install(&filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?)?;
+        }
+        Ok(())
+    }
+
+    fn place_streams(&self) -> io::Result<()> {
+        // The numbers of the three may be taken by what we still need: go through copies above them.
+        let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 10);
+        let null = || {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            rustix::fs::open(c"/dev/null", flags, Mode::empty())
+        };
+        let (stdin, stdout, stderr) = match self.streams {
+            [terminal] => (high(terminal.as_fd())?, terminal, terminal),
+            [stdout, stderr] => (high(null()?.as_fd())?, stdout, stderr),
+            [stdout, stderr, stdin, ..] => (high(stdin.as_fd())?, stdout, stderr),
+            [] => return Err(io::Error::from_raw_os_error(libc::EPROTO)),
+        };
+        let (stdout, stderr) = (high(stdout.as_fd())?, high(stderr.as_fd())?);
+        sys::place(stdin.as_fd(), 0)?;
         sys::place(stdout.as_fd(), 1)?;
         sys::place(stderr.as_fd(), 2)?;
-        sys::place(server.as_fd(), SOCKET)
-    })();
-    if let Err(error) = placed {
-        return Err((Server::new(server), error));
+        if self.exec.streams == Streams::Terminal {
+            rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+        }
+        Ok(())
     }
-    std::mem::forget(server);
-    // SAFETY: the number was just placed and belongs to nobody else.
-    let server = Server::new(unsafe { sys::owned(SOCKET) });
-    match confine(boot) {
-        Ok(()) => Ok(server),
-        Err(error) => Err((server, error)),
-    }
-}
 
-fn confine(boot: &Boot) -> io::Result<()> {
-    if boot.close_descriptors {
-        sys::close_from(SOCKET as u32 + 1)?;
-    } else {
-        sys::leak(SOCKET + 1..64);
+    /// Becomes the user, where it wants to be.
+    fn become_user(&mut self) -> Result<(), (Part, io::Error)> {
+        let known = &mut self.launcher.known;
+        let identity = users::find_again(&self.exec.user, &self.boot.user, known);
+        let unknown = || (Part::User, io::Error::from_raw_os_error(libc::ENOENT));
+        let identity = self.identity.insert(identity.ok_or_else(unknown)?);
+        own_streams(identity);
+        sys::set_ids(identity.uid, identity.gid, &identity.groups)
+            .map_err(|error| (Part::User, error))?;
+        if self.boot.no_new_privs {
+            let set = sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1);
+            set.map_err(|error| (Part::Setup, error))?;
+        }
+        enter(identity, &self.exec.directory).map_err(|error| (Part::Directory, error))
     }
-    sys::set_title(TITLE);
-    sys::set_name(c"atoll-spare");
-    if !boot.leaf_filter.is_empty() {
-        let filter = seccomp::from_bytes(&boot.leaf_filter);
-        seccomp::install(&filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?)?;
-    }
-    Ok(())
-}
 
-/// Waits for the program and becomes it; returns only with the reason why not.
-fn become_told(boot: &Boot, server: &Server) -> (Part, io::Error) {
-    // Most commands run as the template's user.
-    let known = users::look_up("", &boot.user);
-    let (exec, stdin) = match server.receive() {
-        Ok(Some(Packet {
-            message: ToChild::Exec(exec),
-            descriptors,
-        })) => (exec, descriptors.into_iter().next()),
-        // It was not needed after all.
-        Ok(None) => sys::exit(0),
-        Err(error) => return (Part::Setup, error),
-    };
-    // The server waits for our end, so this costs nobody anything. That the message was taken says less: a
-    // process that was killed still takes it.
-    if let Err(error) = server.send(&FromChild::Heard, &[]) {
-        return (Part::Setup, error);
+    /// Puts together what the kernel is told.
+    fn find_words(&mut self) -> Result<(), (Part, io::Error)> {
+        let refused = |errno| (Part::Program, io::Error::from_raw_os_error(errno));
+        let (Some(identity), Some(program)) = (
+            &self.identity,
+            self.exec.argv.first().filter(|program| !program.is_empty()),
+        ) else {
+            return Err(refused(libc::ENOENT));
+        };
+        let variables = environment(self.boot, self.exec, identity);
+        let path = variables.iter().rev().find(|(name, _)| name == b"PATH");
+        let path = path.map_or(DEFAULT_PATH.as_bytes(), |(_, value)| value);
+        let with_nul = |_| refused(libc::EINVAL);
+        self.places = strings(places(program, path).into_iter()).map_err(with_nul)?;
+        let argv = strings(self.exec.argv.iter().cloned()).map_err(with_nul)?;
+        self.argv = Some(Words::new(argv));
+        let environment = strings(joined(&variables)).map_err(with_nul)?;
+        self.environment = Some(Words::new(environment));
+        Ok(())
     }
-    if let Some(given) = stdin
-        && let Err(error) = take_streams(given.as_fd(), exec.terminal)
-    {
-        return (Part::Setup, error);
-    }
-    become_program(boot, known.as_ref(), &exec)
-}
 
-/// Takes a standard input, or a terminal for everything.
-fn take_streams(given: BorrowedFd<'_>, terminal: bool) -> io::Result<()> {
-    sys::place(given, 0)?;
-    if terminal {
-        sys::place(given, 1)?;
-        sys::place(given, 2)?;
-        rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
+    /// Tries each place as a shell does; the most telling reason why none had it.
+    fn execute(&mut self) -> io::Error {
+        let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
+        let (Some(argv), Some(environment)) = (&self.argv, &self.environment) else {
+            return reason;
+        };
+        sys::be_ordinary();
+        for place in &self.places {
+            let mut error = sys::execute(place, argv, environment);
+            if error.raw_os_error() == Some(libc::ENOEXEC) {
+                let shell = [SHELL.to_owned(), place.clone()].into_iter();
+                let rest = self.exec.argv.iter().skip(1).cloned();
+                let Ok(rest) = strings(rest) else {
+                    return error;
+                };
+                let script = self.script.insert(Words::new(shell.chain(rest).collect()));
+                let without = sys::execute(SHELL, script, environment);
+                if without.raw_os_error() != Some(libc::ENOENT) {
+                    error = without;
+                }
+            }
+            match error.raw_os_error() {
+                _ if is_path(self.exec.argv.first()) => return error,
+                Some(libc::ENOENT | libc::ENOTDIR) => {}
+                // Perhaps another directory has one that we may run.
+                Some(libc::EACCES) => reason = error,
+                _ => return error,
+            }
+        }
+        reason
     }
-    Ok(())
 }
 
 /// Gives the standard streams to the user where they were made for this exec: a program that
@@ -156,40 +259,6 @@ fn own_streams(identity: &Identity) {
             _ => Ok(()),
         };
     }
-}
-
-/// Becomes the user and then the program; returns only with the reason why not.
-fn become_program(boot: &Boot, known: Option<&Known>, exec: &Exec) -> (Part, io::Error) {
-    let errno = io::Error::from_raw_os_error;
-    let Some(identity) = users::find_again(&exec.user, &boot.user, known) else {
-        return (Part::User, errno(libc::ENOENT));
-    };
-    own_streams(&identity);
-    if let Err(error) = sys::set_ids(identity.uid, identity.gid, &identity.groups) {
-        return (Part::User, error);
-    }
-    if boot.no_new_privs
-        && let Err(error) = sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1)
-    {
-        return (Part::Setup, error);
-    }
-    if let Err(error) = enter(&identity, &exec.directory) {
-        return (Part::Directory, error);
-    }
-    let environment = environment(boot, exec, &identity);
-    let (Ok(argv), Ok(pairs)) = (
-        strings(exec.argv.iter().cloned()),
-        strings(joined(&environment)),
-    ) else {
-        return (Part::Program, errno(libc::EINVAL));
-    };
-    let Some(program) = exec.argv.first().filter(|program| !program.is_empty()) else {
-        return (Part::Program, errno(libc::ENOENT));
-    };
-    sys::be_ordinary();
-    let path = environment.iter().rev().find(|(name, _)| name == b"PATH");
-    let path = path.map_or(DEFAULT_PATH.as_bytes(), |(_, value)| value);
-    (Part::Program, search(program, path, &argv, &pairs))
 }
 
 /// Changes to the working directory; without one, to the user's home, or to `/` if that is missing.
@@ -245,43 +314,20 @@ fn strings(bytes: impl Iterator<Item = Vec<u8>>) -> Result<Vec<CString>, std::ff
     bytes.map(CString::new).collect()
 }
 
-/// Tries each directory of `PATH` as a shell does; the most telling reason why none had it.
-fn search(program: &[u8], path: &[u8], argv: &[CString], environment: &[CString]) -> io::Error {
-    if program.contains(&b'/') {
-        return attempt(program, argv, environment);
-    }
-    let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
-    for directory in path.split(|byte| *byte == b':') {
-        let directory = if directory.is_empty() {
-            b"."
-        } else {
-            directory
-        };
-        let error = attempt(&[directory, b"/", program].concat(), argv, environment);
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOTDIR) => {}
-            // Perhaps another directory has one that we may run.
-            Some(libc::EACCES) => reason = error,
-            _ => return error,
-        }
-    }
-    reason
+/// It says where the program is.
+fn is_path(program: Option<&Vec<u8>>) -> bool {
+    program.is_some_and(|program| program.contains(&b'/'))
 }
 
-fn attempt(program: &[u8], argv: &[CString], environment: &[CString]) -> io::Error {
-    let Ok(path) = CString::new(program) else {
-        return io::Error::from_raw_os_error(libc::EINVAL);
-    };
-    let error = sys::execute(&path, argv, environment);
-    if error.raw_os_error() != Some(libc::ENOEXEC) {
-        return error;
+/// Where a program may be: by its path, or in each directory of `PATH`.
+fn places(program: &Vec<u8>, path: &[u8]) -> Vec<Vec<u8>> {
+    if is_path(Some(program)) {
+        return vec![program.clone()];
     }
-    // A script without a first line that says otherwise is the shell's.
-    let shell = c"/bin/sh".to_owned();
-    let mut with_shell = vec![shell.clone(), path];
-    with_shell.extend_from_slice(argv.get(1..).unwrap_or_default());
-    match sys::execute(&shell, &with_shell, environment).raw_os_error() {
-        Some(libc::ENOENT) => error,
-        _ => io::Error::last_os_error(),
-    }
+    let directories = path.split(|byte| *byte == b':');
+    let places = directories.map(|directory| match directory {
+        [] => [b"./", &program[..]].concat(),
+        _ => [directory, b"/", program].concat(),
+    });
+    places.collect()
 }

@@ -61,24 +61,27 @@ fn stamp() -> Option<Vec<u64>> {
     Some(stamp)
 }
 
-/// Looks a user up for later, if the files that say who it is have settled.
-pub(super) fn look_up(name: &str, template: &User) -> Option<Known> {
-    Some(Known {
-        name: name.to_owned(),
-        stamp: stamp()?,
-        identity: find(name, template)?,
-    })
-}
-
-/// Like [`find`], but asks the files only if they changed since.
-pub(super) fn find_again(name: &str, template: &User, known: Option<&Known>) -> Option<Identity> {
-    if let Some(known) = known
+/// Like [`find`], but asks the files only if they changed since the last time, or asked for another.
+pub(super) fn find_again(
+    name: &str,
+    template: &User,
+    known: &mut Option<Known>,
+) -> Option<Identity> {
+    let stamp = stamp();
+    if let (Some(known), Some(stamp)) = (&known, &stamp)
         && known.name == name
-        && stamp().is_some_and(|stamp| stamp == known.stamp)
+        && known.stamp == *stamp
     {
         return Some(known.identity.clone());
     }
-    find(name, template)
+    // As they were before they are read: who changes them meanwhile changes the stamp.
+    let identity = find(name, template)?;
+    *known = stamp.map(|stamp| Known {
+        name: name.to_owned(),
+        stamp,
+        identity: identity.clone(),
+    });
+    Some(identity)
 }
 
 /// Finds a user by name, by number or by `uid:gid`; an empty name is the template's user. Root and

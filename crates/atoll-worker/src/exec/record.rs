@@ -11,7 +11,7 @@ use std::time::Duration;
 use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, TerminalSize};
 use serde::{Deserialize, Serialize};
 
-use super::spare::Parts;
+use super::start::Begun;
 use crate::error::{host_file, internal};
 
 /// Everything a later server must know of a command.
@@ -71,17 +71,16 @@ impl Record {
     pub(super) fn new(
         stem: PathBuf,
         id: ExecId,
-        pid: i32,
-        parts: &Parts,
+        begun: &Begun,
         spec: &ExecSpec,
         started_at: i64,
     ) -> Self {
         Self {
             stem,
             id,
-            request: parts.request,
-            leaf: parts.leaf.name(),
-            pid,
+            request: begun.request,
+            leaf: begun.leaf.name(),
+            pid: begun.pid,
             spec: spec.clone(),
             started_at,
             clock: spec.deadline.map(|left| Clock {

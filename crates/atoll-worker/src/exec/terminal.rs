@@ -45,10 +45,10 @@ impl Ends {
         let copy = self.master.try_clone();
         let copy = copy.map_err(|error| internal("copy a descriptor", &error))?;
         let source = Source {
-            master: super::spare::receiver(self.master)?,
+            master: super::start::receiver(self.master)?,
             pipe: super::nonblocking(self.writer)?,
         };
-        let reader = super::spare::receiver(self.reader)?;
+        let reader = super::start::receiver(self.reader)?;
         Ok((Terminal::new(copy, first)?, (reader, source)))
     }
 }

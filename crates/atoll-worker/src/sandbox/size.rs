@@ -109,13 +109,6 @@ impl Sandbox {
         if from == to {
             return Ok(());
         }
-        // Limits that programs are not told are worse than none: they would start what they have no room
-        // for. And a PID 1 that does not know the word would end, and its sandbox with it.
-        if !self.keeper.speaks(wire::RESIZES) {
-            let message = "the sandbox was started by an older atoll, which cannot change its size";
-            return Err(Error::new(Code::Conflict, message)
-                .remedy("stop it, change its limits, and start it again"));
-        }
         let id = lock(&self.record).info.id.clone();
         let planned = |limits| plan(shared, &self.template, (&id, self.ids), limits);
         let (old, new) = (planned(from)?, planned(to)?);
@@ -135,12 +128,10 @@ impl Sandbox {
     /// Has PID 1 tell programs. Commands that begin after this know the new size.
     async fn tell_size(&self, size: wire::Size) -> Result<(), Error> {
         if *self.state.borrow() == SandboxState::Paused {
-            // PID 1 hears it when it goes on. A child that waits could be told its program before that.
-            self.retire_spare();
+            // PID 1 hears it when it goes on.
             return self.init.resize_later(size);
         }
-        let waiting = self.outdate_spares();
-        self.init.resize(size, waiting.into_iter().collect()).await
+        self.init.resize(size).await
     }
 }
 

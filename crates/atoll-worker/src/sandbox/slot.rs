@@ -132,21 +132,14 @@ impl Sandbox {
     /// Waits until PID 1 has become a sandbox, and writes it down.
     async fn come_up(self: &Arc<Self>, shared: &Shared, kind: Kind) -> Result<(), Error> {
         let begin = Instant::now();
-        if kind != Kind::Warm && self.busy.is_alone() {
-            // The child for its first command is made meanwhile.
-            let (ready, ()) = tokio::join!(self.ready(), self.fill());
-            ready?;
-        } else {
-            self.ready().await?;
-        }
+        self.ready().await?;
         self.write_down(|info| info.timings.start = begin.elapsed())?;
         // For a later server, where there is one.
         if let (Some(terminals), Some(_)) = (&self.terminals, &shared.instance.lasting) {
             let _ = self.hold(TERMINALS, &[terminals.as_fd()]).await;
         }
         if kind == Kind::Warm {
-            crate::exec::spare::exercise(self).await;
-            Arc::clone(self).refill().await;
+            crate::exec::start::exercise(self).await;
         }
         match self.tell_names().await {
             // What its own programs made of its files must not keep it from starting.
@@ -466,11 +459,9 @@ impl Embryo {
             namespace: connection::number(self.parent.pid),
             token: self.parent.token,
             keeper: Arc::clone(&shared.keeper),
-            busy: shared.busy.clone(),
             meters: shared.meters.clone(),
             patience: shared.patience,
             leaves: Mutex::default(),
-            spare: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
             directory: files.directory,

@@ -151,6 +151,41 @@ async fn more_memory_than_allowed_ends_the_command_and_is_told() {
     world.close().await;
 }
 
+/// Programs begin in PID 1's memory: whoever looks for a victim must not take it for theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_whose_memory_is_always_full_lives_on() {
+    let world = World::open().await;
+    let id = world
+        .sandbox_spec(Kind::Base, limited(2000, 64 << 20))
+        .await;
+    let files =
+        "head -c 33554432 /dev/zero > /dev/shm/f; head -c 16777216 /dev/zero > /run/f; true";
+    said(&world.exec(&id, ExecSpec::shell(files).user("root")).await);
+    let eat = "while :; do /probe c02-memory anon 536870912; [ $? = 137 ] && echo killed; done";
+    let mut eaters = Vec::new();
+    for _ in 0..2 {
+        let eater = ExecSpec::shell(eat).variable("HOLD", "1");
+        eaters.push(world.runtime.exec(&id, eater).await.unwrap());
+    }
+    for user in ["root", "user"].repeat(30) {
+        // It may be the victim.
+        let exec = world
+            .runtime
+            .exec(&id, ExecSpec::argv(["/bin/true"]).user(user))
+            .await;
+        if let Ok(exec) = exec {
+            exec.finish(b"", 10).await.unwrap();
+        }
+    }
+    for eater in eaters {
+        eater.kill().unwrap();
+        let eaten = eater.finish(b"", 1000).await.unwrap();
+        assert!(eaten.stdout.starts_with(b"killed"), "{eaten:?}");
+    }
+    said(&world.probe(&id, "user", &["true"]).await);
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_processes_than_allowed_are_refused_by_name() {
     let world = World::open().await;
@@ -162,7 +197,7 @@ async fn more_processes_than_allowed_are_refused_by_name() {
     wait_for("PID 1 and the crowd", DEADLINE, || {
         world.runtime.usage(&id).unwrap().pids >= 11
     });
-    // One more may fit: in the child that waits for a command, if there was room for that.
+    // One more may fit.
     let mut running = vec![exec];
     let error = loop {
         let last = probe_spec(&["sleep", "300"]).deadline(DEADLINE);

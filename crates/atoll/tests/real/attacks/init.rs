@@ -54,7 +54,7 @@ fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The processes of a sandbox as the host counts them, without the one that waits for a command.
+/// The processes of a sandbox as the host counts them.
 pub(super) fn processes(world: &World, id: &SandboxId) -> Vec<u32> {
     fn below(directory: &std::path::Path, found: &mut Vec<u32>) {
         let list = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
@@ -70,10 +70,6 @@ pub(super) fn processes(world: &World, id: &SandboxId) -> Vec<u32> {
         groups(world, id).last().expect("there is a cgroup2"),
         &mut found,
     );
-    found.retain(|pid| {
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-        name.is_ok_and(|name| name.trim_end() != "atoll-spare")
-    });
     found
 }
 

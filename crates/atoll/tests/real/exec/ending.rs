@@ -248,8 +248,7 @@ async fn ended_commands_do_not_pile_up_control_groups() {
     world.close().await;
 }
 
-/// What waits for the next command is a process of the sandbox, and root inside may do with it what
-/// it likes.
+/// Until it is its program, a command's process is one that root inside may kill or stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_starts_although_everything_inside_was_killed_or_stopped() {
     let world = World::open().await;

@@ -1,0 +1,460 @@
+//! The beginning of a command: its pipes and its control group are made, the keeper holds what a later server would
+//! need, and PID 1 starts the program.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use atoll_jail::cgroup::Leaf;
+use atoll_jail::plan::IdRange;
+use atoll_jail::wire::{self, Part, ToInit};
+use atoll_model::{Code, Error, ExecId, ExecSpec, Program, TerminalSize};
+use rustix::fs::{Gid, Uid};
+use tokio::io::Interest;
+use tokio::sync::{oneshot, watch};
+
+use super::input::Input;
+use super::log::Log;
+use super::record::{self, Record};
+use super::task::{Pipe, Source, Task};
+use super::terminal::{self, Terminal};
+use super::{Control, Exec, Shared, input_of, new_pipe, nonblocking, now};
+use crate::error::internal;
+use crate::init::{Started, gone};
+use crate::journal::Noted;
+use crate::keeper::watch_for;
+use crate::sandbox::Sandbox;
+
+/// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
+/// is not even sent.
+const LONGEST: usize = 3 << 20;
+
+/// Starts a command.
+pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
+    let exec = to_wire(&spec, &sandbox.environment())?;
+    let id = ExecId::random();
+    let room = sandbox.execs.room(&spec)?;
+    let stem = sandbox.execs.directory().join(id.as_str());
+    let before = sandbox.group.oom_kills();
+    let begun = async {
+        let streams = Streams::open(&sandbox, &spec, &stem)?;
+        let begun = Beginning::new(&sandbox)?.run(exec, &streams).await?;
+        let record = Record::new(stem.clone(), id.clone(), &begun, &spec, now());
+        // What cannot be written down must not run either.
+        let written = record.write().and_then(|()| streams.watched());
+        let watched = written.inspect_err(|_| drop(begun.leaf.kill()))?;
+        Ok::<_, Error>((begun, record, watched))
+    };
+    let begun = begun.await.inspect_err(|_| record::remove(&stem));
+    let (begun, record, streams) = begun?;
+    let shared = Arc::new(Shared {
+        id,
+        pid: begun.pid,
+        started_at: record.started_at,
+        request: begun.request,
+        leaf: Some(Arc::new(begun.leaf)),
+        log: Arc::new(Log::new(stem).patience(sandbox.patience)),
+        input: streams.input,
+        terminal: streams.terminal,
+        progress: watch::Sender::default(),
+        record: Mutex::new(record),
+        noted: Noted::default(),
+        spec,
+    });
+    let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
+    sandbox.execs.add(Arc::clone(&shared));
+    drop(room);
+    Task {
+        sandbox,
+        shared,
+        stdout: Some(streams.stdout),
+        stderr: streams.stderr,
+        stdin: streams.stdin,
+        source: streams.source,
+        ended: begun.ended,
+        before,
+    }
+    .spawn();
+    Ok(control.follow())
+}
+
+/// Runs a program of the template once and to its end, so that what every program needs is known to the
+/// kernel before somebody waits for it. A template without it is not the worse for it.
+pub(crate) async fn exercise(sandbox: &Sandbox) {
+    let exec = wire::Exec {
+        argv: vec![b"/bin/true".to_vec()],
+        ..wire::Exec::default()
+    };
+    let begun = async {
+        let streams = Streams::pipes(sandbox, None)?;
+        Beginning::new(sandbox)?.run(exec, &streams).await
+    };
+    if let Ok(begun) = begun.await {
+        let _ = begun.ended.await;
+        give_up(sandbox, begun.request, begun.leaf);
+    }
+}
+
+/// What a command reads and writes: our ends, and its own.
+struct Streams {
+    ours: Ours,
+    inside: Vec<OwnedFd>,
+}
+
+enum Ours {
+    Pipes {
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+        /// What its input comes from, and our end of the pipe.
+        input: Option<(Input, OwnedFd)>,
+    },
+    Terminal(terminal::Ends, TerminalSize),
+}
+
+/// Our ends, as its task works with them.
+struct Watched {
+    stdout: Pipe,
+    stderr: Option<Pipe>,
+    input: Option<Input>,
+    stdin: Option<OwnedFd>,
+    terminal: Option<Terminal>,
+    source: Option<Source>,
+}
+
+impl Streams {
+    fn open(sandbox: &Sandbox, spec: &ExecSpec, stem: &Path) -> Result<Self, Error> {
+        if let Some(size) = spec.terminal {
+            return Self::terminal(sandbox, size);
+        }
+        let input = (spec.input == atoll_model::Input::Open).then(|| Input::new(stem.to_owned()));
+        let input = input.transpose();
+        Self::pipes(
+            sandbox,
+            input.map_err(|error| internal("keep a command's input", &error))?,
+        )
+    }
+
+    fn pipes(sandbox: &Sandbox, input: Option<Input>) -> Result<Self, Error> {
+        let (stdout, stdout_inside) = stream(sandbox.ids)?;
+        let (stderr, stderr_inside) = stream(sandbox.ids)?;
+        let mut inside = vec![stdout_inside, stderr_inside];
+        let input = match input {
+            Some(input) => {
+                let (stdin_inside, stdin) = stream(sandbox.ids)?;
+                inside.push(stdin_inside);
+                Some((input, nonblocking(stdin)?))
+            }
+            None => None,
+        };
+        let ours = Ours::Pipes {
+            stdout,
+            stderr,
+            input,
+        };
+        Ok(Self { ours, inside })
+    }
+
+    fn terminal(sandbox: &Sandbox, size: TerminalSize) -> Result<Self, Error> {
+        let (master, slave) = sandbox.open_terminal()?;
+        atoll_jail::terminal::resize(&master, size.rows, size.columns)
+            .map_err(|error| crate::error::jail(&error))?;
+        let (reader, writer) = new_pipe()?;
+        let ends = terminal::Ends {
+            master,
+            reader,
+            writer,
+        };
+        Ok(Self {
+            ours: Ours::Terminal(ends, size),
+            inside: vec![slave],
+        })
+    }
+
+    fn kind(&self) -> wire::Streams {
+        match &self.ours {
+            Ours::Terminal(..) => wire::Streams::Terminal,
+            Ours::Pipes { input: Some(_), .. } => wire::Streams::All,
+            Ours::Pipes { input: None, .. } => wire::Streams::Output,
+        }
+    }
+
+    /// Has the keeper hold our ends, before the command begins: what it does not hold would be lost with us.
+    async fn hold(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
+        match &self.ours {
+            Ours::Terminal(ends, _) => sandbox.hold(request, &ends.all()).await,
+            Ours::Pipes {
+                stdout,
+                stderr,
+                input,
+            } => {
+                if let Some((queue, pipe)) = input {
+                    let file = queue.file();
+                    let both = [file.as_fd(), pipe.as_fd()];
+                    sandbox.hold(input_of(request), &both).await?;
+                }
+                let both = [stdout.as_fd(), stderr.as_fd()];
+                sandbox.hold(request, &both).await
+            }
+        }
+    }
+
+    /// Gives the command's ends up.
+    fn watched(self) -> Result<Watched, Error> {
+        match self.ours {
+            Ours::Terminal(ends, size) => {
+                let (terminal, (stdout, source)) = ends.begin(size)?;
+                Ok(Watched {
+                    stdout,
+                    stderr: None,
+                    input: None,
+                    stdin: None,
+                    terminal: Some(terminal),
+                    source: Some(source),
+                })
+            }
+            Ours::Pipes {
+                stdout,
+                stderr,
+                input,
+            } => {
+                let (input, stdin) = input.unzip();
+                Ok(Watched {
+                    stdout: receiver(stdout)?,
+                    stderr: Some(receiver(stderr)?),
+                    input,
+                    stdin,
+                    terminal: None,
+                    source: None,
+                })
+            }
+        }
+    }
+}
+
+/// A program that runs.
+pub(super) struct Begun {
+    pub(super) request: u32,
+    pub(super) pid: i32,
+    pub(super) leaf: Leaf,
+    /// Told its raw status.
+    ended: oneshot::Receiver<i32>,
+}
+
+/// A program about to run. If it is given up on the way, nothing stays of it.
+struct Beginning<'a> {
+    sandbox: &'a Sandbox,
+    request: u32,
+    started: oneshot::Receiver<Started>,
+    ended: Option<oneshot::Receiver<i32>>,
+    leaf: Option<Leaf>,
+    /// PID 1 may know of it.
+    told: bool,
+}
+
+impl<'a> Beginning<'a> {
+    fn new(sandbox: &'a Sandbox) -> Result<Self, Error> {
+        let (request, started, ended) = sandbox.init.expect()?;
+        Ok(Self {
+            leaf: Some(sandbox.leaf(request)?),
+            sandbox,
+            request,
+            started,
+            ended: Some(ended),
+            told: false,
+        })
+    }
+
+    async fn run(mut self, mut exec: wire::Exec, streams: &Streams) -> Result<Begun, Error> {
+        let (sandbox, request) = (self.sandbox, self.request);
+        streams.hold(sandbox, request).await?;
+        exec.streams = streams.kind();
+        let mut handed: Vec<_> = streams.inside.iter().map(AsFd::as_fd).collect();
+        handed.extend(self.leaf.as_ref().and_then(Leaf::directory));
+        let message = ToInit::Exec {
+            request,
+            exec: exec.clone(),
+            forget: sandbox.forgotten(),
+        };
+        self.told = true;
+        sandbox.say(&message, &handed).await?;
+        match tokio::time::timeout(sandbox.patience, &mut self.started).await {
+            Ok(Ok(Ok(pid))) => match (self.leaf.take(), self.ended.take()) {
+                (Some(leaf), Some(ended)) => Ok(Begun {
+                    request,
+                    pid,
+                    leaf,
+                    ended,
+                }),
+                _ => Err(gone()),
+            },
+            Ok(Ok(Err((part, errno)))) => {
+                self.told = false;
+                Err(refused(part, errno, &exec))
+            }
+            Ok(Err(_)) => Err(gone()),
+            Err(_) => Err(sandbox.silent()),
+        }
+    }
+}
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        let Some(leaf) = self.leaf.take() else {
+            return;
+        };
+        if self.told {
+            // It must not begin later, when nobody knows of it any more.
+            let _ = leaf.kill();
+        }
+        give_up(self.sandbox, self.request, leaf);
+    }
+}
+
+/// Takes back what was made for a program that does not run.
+fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
+    sandbox.leave(leaf.into());
+    sandbox.release(request);
+    sandbox.release(input_of(request));
+    sandbox.forget(request);
+}
+
+/// A pipe for a standard stream, reading end first. It belongs to root of the sandbox, who gives it
+/// to the program's user: opening `/dev/stdout` asks for rights.
+fn stream(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
+    let pipe = new_pipe()?;
+    let (uid, gid) = (Uid::from_raw(ids.base), Gid::from_raw(ids.base));
+    rustix::fs::fchown(&pipe.0, Some(uid), Some(gid))
+        .map_err(|error| internal("give a pipe away", &std::io::Error::from(error)))?;
+    Ok(pipe)
+}
+
+/// Watches the reading end of a pipe.
+pub(super) fn receiver(fd: OwnedFd) -> Result<Pipe, Error> {
+    watch_for(nonblocking(fd)?, Interest::READABLE)
+}
+
+fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::Exec, Error> {
+    let argv = match &spec.program {
+        Program::Argv(argv) => argv.clone(),
+        Program::Shell(line) => vec![
+            b"/bin/sh".to_vec(),
+            b"-c".to_vec(),
+            line.clone().into_bytes(),
+        ],
+    };
+    if argv.first().is_none_or(Vec::is_empty) {
+        return Err(Error::invalid(
+            "command",
+            "the command is empty",
+            "name a program to run",
+        ));
+    }
+    if argv.iter().any(|word| word.contains(&0)) {
+        return Err(nul("command"));
+    }
+    for (name, value) in &spec.environment {
+        check_variable(name, value)?;
+    }
+    if spec
+        .directory
+        .as_ref()
+        .is_some_and(|directory| directory.contains(&0))
+    {
+        return Err(nul("cwd"));
+    }
+    // What a client of ours is, unless somebody knows better.
+    let terminal: Vec<_> = spec
+        .terminal
+        .map(|_| (b"TERM".to_vec(), b"xterm-256color".to_vec()))
+        .into_iter()
+        .collect();
+    let words = argv.iter().map(Vec::len).sum::<usize>();
+    let variables = environment
+        .iter()
+        .chain(&spec.environment)
+        .map(|(name, value)| name.len() + value.len());
+    if words + variables.sum::<usize>() > LONGEST {
+        return Err(too_long());
+    }
+    Ok(wire::Exec {
+        argv,
+        environment: [&terminal[..], environment, &spec.environment].concat(),
+        user: spec.user.clone().unwrap_or_default(),
+        directory: spec.directory.clone().unwrap_or_default(),
+        streams: wire::Streams::default(),
+    })
+}
+
+fn nul(field: &str) -> Error {
+    Error::invalid(field, format!("{field} contains a NUL byte"), "remove it")
+}
+
+/// Refuses what no environment can hold.
+pub(crate) fn check_variable(name: &[u8], value: &[u8]) -> Result<(), Error> {
+    if name.is_empty() || name.contains(&b'=') {
+        let name = String::from_utf8_lossy(name);
+        let message = format!("{name:?} is not a name for a variable");
+        return Err(Error::invalid(
+            "env",
+            message,
+            "names are not empty and contain no =",
+        ));
+    }
+    if name.contains(&0) || value.contains(&0) {
+        return Err(nul("env"));
+    }
+    Ok(())
+}
+
+fn too_long() -> Error {
+    Error::invalid(
+        "command",
+        "the command's arguments and environment are too long for the kernel",
+        "pass what is long through standard input or a file",
+    )
+}
+
+fn refused(part: Part, errno: i32, exec: &wire::Exec) -> Error {
+    let cause = std::io::Error::from_raw_os_error(errno);
+    let reason = rustix::io::Errno::from_raw_os_error(errno);
+    match part {
+        Part::User => {
+            let user = exec.user.clone();
+            Error::new(
+                Code::UnknownUser,
+                format!("user {user:?} is not known in the sandbox"),
+            )
+            .remedy("name a user of the sandbox's /etc/passwd, a number, or uid:gid")
+            .detail("user", user)
+        }
+        Part::Directory => {
+            let directory = String::from_utf8_lossy(&exec.directory).into_owned();
+            Error::new(
+                Code::CwdNotFound,
+                format!("cwd {directory:?} cannot be entered: {cause}"),
+            )
+            .remedy("name a directory of the sandbox that the user may enter")
+            .detail("cwd", directory)
+        }
+        Part::Program if reason == rustix::io::Errno::TOOBIG => too_long(),
+        Part::Program => {
+            let program = exec.argv.first().map_or(&b""[..], |program| program);
+            let program = String::from_utf8_lossy(program).into_owned();
+            let missing = reason == rustix::io::Errno::NOENT;
+            let message = if missing {
+                format!("{program:?} was not found in the sandbox")
+            } else {
+                format!("{program:?} cannot be run: {cause}")
+            };
+            Error::new(Code::ProgramNotFound, message)
+                .detail("program", program)
+                .detail("exitCode", if missing { "127" } else { "126" })
+        }
+        Part::Setup if reason == rustix::io::Errno::AGAIN => Error::new(
+            Code::QuotaExceeded,
+            "the sandbox has no room for another process",
+        )
+        .remedy("end some of its processes, or give it more pids"),
+        Part::Setup => internal("the command could not be set up", &cause),
+    }
+}
