@@ -69,8 +69,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// How far it has come.
+    pub(crate) fn progress(&self) -> Progress {
+        *self.progress.borrow()
+    }
+
     pub(crate) fn info(&self) -> ExecInfo {
-        let progress = *self.progress.borrow();
+        let progress = self.progress();
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,
@@ -195,7 +200,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     let (record, mut parts) = match start.begin(&sandbox, exec).await {
         Ok(begun) => begun,
         Err(error) => {
-            record::remove(&stem);
+            record::forget(&stem);
             return Err(error);
         }
     };
@@ -329,7 +334,7 @@ impl Start<'_> {
                 }
                 Err(Ok(NotStarted::Gone(leaf))) => {
                     give_up(sandbox, request, leaf);
-                    record::remove(self.stem);
+                    record::forget(self.stem);
                     if fresh {
                         let message = "the command was killed inside the sandbox before it began";
                         return Err(Error::new(Code::Conflict, message).remedy("try again"));

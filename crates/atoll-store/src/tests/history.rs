@@ -111,7 +111,10 @@ async fn rows_written_together_come_back_exactly() {
     assert_eq!(journal.unsynced(1000).await.unwrap(), rows[300..]);
     // What was told as running, and ends then, is told again; nothing else is.
     let (all, one) = (&rows[..300], ended(&rows[5], 3));
-    journal.write(&[all, &[one.clone()]].concat()).await.unwrap();
+    journal
+        .write(&[all, std::slice::from_ref(&one)].concat())
+        .await
+        .unwrap();
     assert_eq!(journal.unsynced(1).await.unwrap(), [one]);
     assert_eq!(journal.unsynced(1000).await.unwrap().len(), 151);
     journal.close().await.unwrap();
