@@ -1,7 +1,7 @@
 //! What was run in sandboxes: carried from their journals into the store, where it outlives them, and forgotten when it
 //! is old.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, SandboxId, Scope, SessionId};
@@ -11,10 +11,11 @@ use atoll_worker::Farewell;
 use crate::sandboxes::Slice;
 use crate::{Context, Core, Inner, error, now};
 
-/// How often journals are carried over.
-const EVERY: Duration = Duration::from_secs(2);
+/// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is
+/// written down beside the sandbox meanwhile. Each time costs a file opened for every sandbox in which something was run.
+const EVERY: Duration = Duration::from_secs(10);
 /// How many rows are carried at a time.
-const BATCH: u32 = 100;
+const BATCH: u32 = 200;
 /// How often is looked for what is old.
 const SWEPT: Duration = Duration::from_mins(10);
 /// How many rows are forgotten at a time: others want to write too.
@@ -99,10 +100,14 @@ impl Core {
 impl Inner {
     /// Carries over what a living sandbox's journal has, for somebody who asks now. Who asks is told what there is,
     /// even if not everything could be carried.
-    async fn carry_now(&self, row: &SandboxRow) {
-        if row.deleted_at.is_none()
-            && let Err(failure) = self.carry(&row.id, &row.session).await
-        {
+    async fn carry_now(self: &Arc<Self>, row: &SandboxRow) {
+        if row.deleted_at.is_some() {
+            return;
+        }
+        let (inner, id, session) = (Arc::clone(self), row.id.clone(), row.session.clone());
+        // To its end, even if nobody listens any more: what is half carried nobody would come for.
+        let carried = tokio::spawn(async move { inner.carry(&id, &session).await });
+        if let Ok(Err(failure)) = carried.await {
             tracing::warn!(sandbox = %row.id, %failure, "its history is not complete");
         }
     }
@@ -153,16 +158,19 @@ pub(crate) async fn carry_all(inner: Weak<Inner>) {
     loop {
         clock.tick().await;
         let Some(inner) = inner.upgrade() else { return };
+        let mut failed = None;
         for id in inner.runtime.unsynced() {
             let Some(entry) = inner.ledger.get(&id) else {
                 continue;
             };
             let session = entry.with(|row| row.session.clone());
             if let Err(failure) = inner.carry(&id, &session).await {
-                tracing::warn!(sandbox = %id, %failure, "its history waits in its journal");
-                // What is wrong with one is wrong with all: the store, or the disk.
-                break;
+                failed.get_or_insert((id, failure));
             }
+        }
+        // What is wrong with one is mostly wrong with all: the store, or the disk.
+        if let Some((id, failure)) = failed {
+            tracing::warn!(sandbox = %id, %failure, "its history waits beside it");
         }
     }
 }

@@ -1,18 +1,21 @@
 //! Commands and terminals of sandboxes, as history: what was run, when, and how it ended.
 
 use atoll_model::{ExecId, ExecStatus, SessionId};
-use sqlx::sqlite::SqliteArguments;
-use sqlx::{FromRow, Sqlite};
+use sqlx::{FromRow, QueryBuilder, Sqlite};
 
 use crate::{Error, Page, Result, Store, parse, text, word};
 
 const TABLE: &str = "commands";
-const INSERT: &str = "INSERT INTO commands (session, id, terminal, command, args, cut, cwd, user_name, tag, started_at, \
-     ended_at, code, signal, oom_killed, timed_out, output_bytes) \
-     VALUES ($16, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
-     ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, code = excluded.code, signal = excluded.signal, \
-     oom_killed = excluded.oom_killed, timed_out = excluded.timed_out, output_bytes = excluded.output_bytes \
-     WHERE commands.ended_at IS NULL AND excluded.ended_at IS NOT NULL";
+const COLUMNS: &str = "id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, code, signal, oom_killed, \
+     timed_out, output_bytes";
+/// One that is there already stays as it is, but that it may end.
+const ENDS: &str = "ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, code = excluded.code, \
+     signal = excluded.signal, oom_killed = excluded.oom_killed, timed_out = excluded.timed_out, \
+     output_bytes = excluded.output_bytes";
+const ONCE: &str = "WHERE commands.ended_at IS NULL AND excluded.ended_at IS NOT NULL";
+/// How many rows are written with one statement. Each statement is a trip to the database's thread and back, whatever
+/// is in it; those of more rows would hold up whoever else wants to write.
+pub(crate) const AT_ONCE: usize = 200;
 const OF_SESSION: &str = "SELECT id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, code, signal, \
      oom_killed, timed_out, output_bytes FROM commands WHERE session = $1 AND terminal = $2 \
      AND (started_at < $3 OR (started_at = $3 AND id < $4)) ORDER BY started_at DESC, id DESC LIMIT $5";
@@ -112,44 +115,53 @@ impl CommandKind {
     }
 }
 
-/// A statement whose first fifteen values are a command's.
-pub(crate) fn bound(
-    statement: &'static str,
-    row: &CommandRow,
-) -> sqlx::query::Query<'static, Sqlite, SqliteArguments> {
-    let (ended_at, status) = row.ended.unzip();
-    let status = status.unwrap_or_default();
-    sqlx::query(statement)
-        .bind(row.id.as_str().to_owned())
-        .bind(row.kind.column())
-        .bind(row.command.clone())
-        .bind(text(&row.args))
-        .bind(i64::from(row.cut))
-        .bind(row.cwd.clone())
-        .bind(row.user.clone())
-        .bind(row.tag.clone())
-        .bind(row.started_at)
-        .bind(ended_at)
-        .bind(status.code.map(i64::from))
-        .bind(status.signal.map(i64::from))
-        .bind(i64::from(status.oom_killed))
-        .bind(i64::from(status.timed_out))
-        .bind(row.output_bytes)
+/// A statement that writes commands: of a session, where there are many; `also` is what else becomes of one that ends.
+pub(crate) fn insert(
+    session: Option<&SessionId>,
+    rows: &[CommandRow],
+    also: &'static str,
+) -> QueryBuilder<Sqlite> {
+    let first = session.map_or("", |_| "session, ");
+    let mut statement = QueryBuilder::new(format!("INSERT INTO commands ({first}{COLUMNS}) "));
+    statement.push_values(rows, |mut values, row| {
+        if let Some(session) = session {
+            values.push_bind(session.as_str());
+        }
+        let (ended_at, status) = row.ended.unzip();
+        let status = status.unwrap_or_default();
+        values
+            .push_bind(row.id.as_str())
+            .push_bind(row.kind.column())
+            .push_bind(row.command.as_str())
+            .push_bind(text(&row.args))
+            .push_bind(i64::from(row.cut))
+            .push_bind(row.cwd.as_deref())
+            .push_bind(row.user.as_deref())
+            .push_bind(row.tag.as_deref())
+            .push_bind(row.started_at)
+            .push_bind(ended_at)
+            .push_bind(status.code.map(i64::from))
+            .push_bind(status.signal.map(i64::from))
+            .push_bind(i64::from(status.oom_killed))
+            .push_bind(i64::from(status.timed_out))
+            .push_bind(row.output_bytes);
+    });
+    statement.push(format_args!(" {ENDS}{also} {ONCE}"));
+    statement
 }
 
 impl Store {
-    /// Keeps commands of a session. One that is there already stays as it is, but that it may end; all of them or
-    /// none.
+    /// Keeps commands of a session, none of them twice in `rows`. One that is there already stays as it is, but that
+    /// it may end. If it fails, some of them may be there: all can be said again.
     pub async fn add_commands(&self, session: &SessionId, rows: &[CommandRow]) -> Result<()> {
-        if rows.is_empty() {
-            return Ok(());
+        let _time = self.time("add_commands");
+        for rows in rows.chunks(AT_ONCE) {
+            // Its text depends on the number of rows: not one to remember.
+            let mut statement = insert(Some(session), rows, "");
+            let query = statement.build().persistent(false);
+            query.execute(&self.write).await?;
         }
-        let mut transaction = self.write.begin().await?;
-        for row in rows {
-            let query = bound(INSERT, row).bind(session.as_str().to_owned());
-            query.execute(&mut *transaction).await?;
-        }
-        Ok(transaction.commit().await?)
+        Ok(())
     }
 
     /// Commands or terminals of a session, newest first.

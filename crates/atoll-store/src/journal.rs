@@ -1,33 +1,26 @@
 //! The journal of one sandbox: a SQLite file beside its record, with what was run in it, until somebody who keeps
 //! history for longer has it. Whoever opens one closes it again soon: a connection is a thread.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
+use atoll_model::ExecId;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
-use crate::commands::{CommandRow, Row, bound};
-use crate::{Error, Result};
+use crate::commands::{AT_ONCE, CommandRow, Row, insert};
+use crate::{Error, Result, text};
 
 const SCHEMA: &str = include_str!("journal.sql");
 const VERSION: i64 = 1;
-const WRITE: &str = "INSERT INTO commands (id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, \
-     code, signal, oom_killed, timed_out, output_bytes) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) \
-     ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, code = excluded.code, signal = excluded.signal, \
-     oom_killed = excluded.oom_killed, timed_out = excluded.timed_out, output_bytes = excluded.output_bytes, \
-     synced = 0 WHERE commands.ended_at IS NULL AND excluded.ended_at IS NOT NULL";
 const UNSYNCED: &str = "SELECT id, terminal, command, args, cut, cwd, user_name, tag, started_at, ended_at, code, signal, \
      oom_killed, timed_out, output_bytes FROM commands WHERE synced = 0 ORDER BY started_at LIMIT $1";
-// One that has ended meanwhile is to be taken once more.
-const SYNCED: &str =
-    "UPDATE commands SET synced = 1 WHERE id = $1 AND (ended_at IS NULL OR $2 = 1)";
+// By id, whether they had ended: one that has ended meanwhile is to be taken once more.
+const SYNCED: &str = "UPDATE commands SET synced = 1 FROM json_each($1) AS taken WHERE commands.id = taken.key \
+     AND (commands.ended_at IS NULL OR taken.value)";
 const PRUNE: &str = "DELETE FROM commands WHERE synced = 1 AND ended_at IS NOT NULL AND started_at < \
      (SELECT started_at FROM commands ORDER BY started_at DESC LIMIT 1 OFFSET $1)";
-/// How many rows a journal keeps of those that somebody else has.
-const KEPT: i64 = 1000;
-
 /// A journal that is open.
 #[derive(Debug)]
 pub struct Journal {
@@ -35,6 +28,9 @@ pub struct Journal {
 }
 
 impl Journal {
+    /// How many rows it need not keep more of when somebody else has them.
+    pub const KEPT: u32 = 1000;
+
     /// Opens the journal at a path, and makes it if there is none.
     pub async fn open(path: &Path) -> Result<Self> {
         let options = SqliteConnectOptions::new()
@@ -66,13 +62,15 @@ impl Journal {
         Ok(Self { connection })
     }
 
-    /// Writes commands down, all or none. One that is there already stays as it is, but that it may end.
+    /// Writes commands down. One that is there already stays as it is, but that it may end. If it fails, some of them
+    /// may be there: all can be said again.
     pub async fn write(&mut self, rows: &[CommandRow]) -> Result<()> {
-        let mut transaction = self.connection.begin().await?;
-        for row in rows {
-            bound(WRITE, row).execute(&mut *transaction).await?;
+        for rows in rows.chunks(AT_ONCE) {
+            let mut statement = insert(None, rows, ", synced = 0");
+            let query = statement.build().persistent(false);
+            query.execute(&mut self.connection).await?;
         }
-        Ok(transaction.commit().await?)
+        Ok(())
     }
 
     /// The oldest of those that nobody else has as they are now.
@@ -84,16 +82,18 @@ impl Journal {
 
     /// Somebody else has these now, as they are here.
     pub async fn synced(&mut self, rows: &[CommandRow]) -> Result<()> {
-        let mut transaction = self.connection.begin().await?;
-        for row in rows {
-            let query = sqlx::query(SYNCED)
-                .bind(row.id.as_str())
-                .bind(i64::from(row.ended.is_some()));
-            query.execute(&mut *transaction).await?;
-        }
-        let query = sqlx::query(PRUNE).bind(KEPT);
-        query.execute(&mut *transaction).await?;
-        Ok(transaction.commit().await?)
+        let taken = rows.iter().map(|row| (&row.id, row.ended.is_some()));
+        let taken: HashMap<&ExecId, bool> = taken.collect();
+        let query = sqlx::query(SYNCED).bind(text(&taken));
+        query.execute(&mut self.connection).await?;
+        Ok(())
+    }
+
+    /// Forgets what somebody else has, but for the newest. It reads the whole file: for now and then.
+    pub async fn prune(&mut self) -> Result<()> {
+        let query = sqlx::query(PRUNE).bind(i64::from(Self::KEPT));
+        query.execute(&mut self.connection).await?;
+        Ok(())
     }
 
     /// Ends the connection; what was written is in the file.

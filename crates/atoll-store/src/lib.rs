@@ -103,10 +103,13 @@ impl Store {
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(true);
-        let write = SqlitePoolOptions::new().max_connections(1);
+        // A connection is a thread of ours, and tried when it is given back: asking it again whether it is there only
+        // wakes it once more.
+        let pool = SqlitePoolOptions::new().test_before_acquire(false);
+        let write = pool.clone().max_connections(1);
         let write = write.connect_with(options.clone()).await?;
         sqlx::migrate!("migrations/sqlite").run(&write).await?;
-        let read = SqlitePoolOptions::new().max_connections(4);
+        let read = pool.max_connections(4);
         let read = read.connect_with(options.read_only(true)).await?;
         Ok(Self {
             write,

@@ -61,8 +61,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// How far it has come.
+    pub(crate) fn progress(&self) -> Progress {
+        *self.progress.borrow()
+    }
+
     pub(crate) fn info(&self) -> ExecInfo {
-        let progress = *self.progress.borrow();
+        let progress = self.progress();
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,

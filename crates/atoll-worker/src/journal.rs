@@ -1,20 +1,20 @@
 //! The journals of sandboxes: what was run in each, in a file of its own beside its record.
 //!
 //! Nobody who starts a command waits for them. A command's own record says that it began and how it ended, and is
-//! written at once; here only the *sandbox* is noted as one with news, and a task writes what its table has and its
-//! journal has not, some time later and all together. So there is no queue that could be full: what waits is in the
-//! table anyway, and a command is not forgotten there before it stands in the journal. A journal that cannot be
-//! written holds nobody up; it is tried again.
+//! written at once; here only the *sandbox* is noted as one with news. What its table has and its journal has not is
+//! written all together by whoever reads the journal, or some time later if nobody does. So there is no queue that
+//! could be full: what waits is in the table anyway, and a command is not forgotten there before it stands in the
+//! journal. A journal that cannot be written holds nobody up; it is tried again.
 //!
 //! A file is made with its first row, and only a few are open at a time.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Program, SandboxId};
+use atoll_model::{ExecId, Program, SandboxId};
 use atoll_store::{CommandKind, CommandRow, Error, Journal};
 use tokio::sync::Notify;
 
@@ -22,14 +22,16 @@ use crate::exec::Shared;
 use crate::exec::table::Table;
 use crate::sandbox::lock;
 
-/// How long news wait for more.
-const WAIT: Duration = Duration::from_secs(1);
-/// How long until a journal that could not be written is tried again.
-const RETRY: Duration = Duration::from_secs(2);
+/// How long news wait for somebody who reads the journal, and writes them with that: longer than one who carries it
+/// away leaves between two times.
+const WAIT: Duration = Duration::from_secs(15);
+/// How often is looked for news that have waited, and for journals that could not be written.
+pub(crate) const LOOK: Duration = Duration::from_secs(2);
 /// How many are open at once.
 const MOST: usize = 8;
-/// How long one stays open that nobody needs.
-const IDLE: Duration = Duration::from_secs(5);
+/// How long one stays open that nobody needs: those of the few sandboxes in which something is run all the time are not
+/// opened again and again.
+const IDLE: Duration = Duration::from_secs(15);
 /// How much of a command's words is kept.
 const LONGEST: usize = 8 << 10;
 
@@ -71,14 +73,14 @@ pub struct Health {
 /// All journals of a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct Journals {
-    /// Sandboxes with something that is not in their journal.
-    fresh: Mutex<HashSet<SandboxId>>,
+    /// Sandboxes with something that is not in their journal, and until when that may wait.
+    fresh: Mutex<HashMap<SandboxId, Instant>>,
+    /// Those that have much of it.
+    pressing: Mutex<Vec<SandboxId>>,
     /// Sandboxes with something that only their journal has.
     unsynced: Mutex<HashSet<SandboxId>>,
-    /// There is news.
-    news: Notify,
-    /// It should not wait.
-    urgent: Notify,
+    /// There are some.
+    pressed: Notify,
     /// Those that are open, the one used last at the end. Held while one is used: one at a time.
     open: tokio::sync::Mutex<Vec<Opened>>,
     failures: AtomicU64,
@@ -103,8 +105,9 @@ pub(crate) struct Mark {
 
 impl Mark {
     pub(crate) fn has_news(&self) {
-        if lock(&self.journals.fresh).insert(self.id.clone()) {
-            self.journals.news.notify_one();
+        let mut fresh = lock(&self.journals.fresh);
+        if !fresh.contains_key(&self.id) {
+            fresh.insert(self.id.clone(), Instant::now() + WAIT);
         }
     }
 
@@ -115,7 +118,8 @@ impl Mark {
 
     /// The table is full of what it cannot forget yet.
     pub(crate) fn is_urgent(&self) {
-        self.journals.urgent.notify_one();
+        lock(&self.journals.pressing).push(self.id.clone());
+        self.journals.pressed.notify_one();
     }
 
     /// A command is forgotten that never came into the journal.
@@ -134,37 +138,48 @@ impl Journals {
     }
 
     /// Sandboxes with something that nobody else has.
-    pub(crate) fn unsynced(&self) -> Vec<SandboxId> {
-        lock(&self.unsynced).iter().cloned().collect()
+    pub(crate) fn unsynced(&self) -> HashSet<SandboxId> {
+        let mut all = lock(&self.unsynced).clone();
+        all.extend(lock(&self.fresh).keys().cloned());
+        all
     }
 
-    /// Waits until something is to be written: which sandboxes have news.
-    pub(crate) async fn wait(&self) -> HashSet<SandboxId> {
-        while tokio::time::timeout(IDLE, self.news.notified())
-            .await
-            .is_err()
-        {
-            let mut open = self.open.lock().await;
-            close(&mut open, |opened| opened.used.elapsed() >= IDLE).await;
-        }
-        let _ = tokio::time::timeout(WAIT, self.urgent.notified()).await;
-        std::mem::take(&mut *lock(&self.fresh))
+    /// Waits for one that presses.
+    pub(crate) async fn pressed(&self) {
+        self.pressed.notified().await;
     }
 
-    /// These could not be written now.
-    pub(crate) async fn wait_with(&self, failed: HashSet<SandboxId>) {
-        lock(&self.fresh).extend(failed);
-        tokio::time::sleep(RETRY).await;
-        self.news.notify_one();
+    /// One that presses.
+    pub(crate) fn pressing(&self) -> Option<SandboxId> {
+        lock(&self.pressing).pop()
+    }
+
+    /// Those whose news have waited, which are none for that any more.
+    pub(crate) fn due(&self) -> Vec<SandboxId> {
+        let now = Instant::now();
+        let mut fresh = lock(&self.fresh);
+        let due = fresh.extract_if(|_, until| *until <= now);
+        due.map(|(id, _)| id).collect()
+    }
+
+    /// Closes those that nobody needs.
+    pub(crate) async fn close_idle(&self) {
+        let mut open = self.open.lock().await;
+        close(&mut open, |opened| opened.used.elapsed() >= IDLE).await;
     }
 
     /// Writes what a sandbox has and its journal has not.
     pub(crate) async fn write(&self, id: &SandboxId, table: &Table) -> Result<(), Error> {
+        // Before it is looked at: what happens meanwhile is to be found later.
+        lock(&self.fresh).remove(id);
         let news = table.news();
         let rows: Vec<CommandRow> = news.commands.iter().map(|exec| row(exec)).collect();
         if !rows.is_empty() {
-            self.with(id, table, async |journal| journal.write(&rows).await)
-                .await?;
+            let written = self.with(id, table, async |journal| journal.write(&rows).await);
+            if let Err(error) = written.await {
+                lock(&self.fresh).insert(id.clone(), Instant::now());
+                return Err(error);
+            }
             lock(&self.unsynced).insert(id.clone());
         }
         table.noted(&news, &rows);
@@ -199,8 +214,12 @@ impl Journals {
         table: &Table,
         rows: &[CommandRow],
     ) -> Result<(), Error> {
-        self.with(id, table, async |journal| journal.synced(rows).await)
-            .await
+        let prune = table.taken(rows.len());
+        self.with(id, table, async |journal| {
+            journal.synced(rows).await?;
+            if prune { journal.prune().await } else { Ok(()) }
+        })
+        .await
     }
 
     /// They could not be taken: they are to be read again.
@@ -220,7 +239,10 @@ impl Journals {
                 Vec::new()
             });
         }
-        rows.extend(table.news().commands.iter().map(|exec| row(exec)));
+        let news = table.news().commands;
+        let newer: HashSet<&ExecId> = news.iter().map(|exec| &exec.id).collect();
+        rows.retain(|row| !newer.contains(&row.id));
+        rows.extend(news.iter().map(|exec| row(exec)));
         rows
     }
 
@@ -327,7 +349,7 @@ fn set_aside(path: &Path) {
 
 /// What history has of a command: not its variables, and not more of its words than is useful.
 fn row(exec: &Shared) -> CommandRow {
-    let info = exec.info();
+    let (spec, progress) = (&exec.spec, exec.progress());
     let mut left = LONGEST;
     let mut cut = false;
     let mut keep = |bytes: &[u8]| {
@@ -336,7 +358,7 @@ fn row(exec: &Shared) -> CommandRow {
         cut |= kept.len() < bytes.len();
         String::from_utf8_lossy(kept).into_owned()
     };
-    let (command, args) = match &info.spec.program {
+    let (command, args) = match &spec.program {
         Program::Shell(line) => (keep(line.as_bytes()), Vec::new()),
         Program::Argv(argv) => {
             let mut words = argv.iter();
@@ -345,27 +367,27 @@ fn row(exec: &Shared) -> CommandRow {
             (command, words.take(256).map(|word| keep(word)).collect())
         }
     };
-    if matches!(&info.spec.program, Program::Argv(argv) if argv.len() > 257) {
+    if matches!(&spec.program, Program::Argv(argv) if argv.len() > 257) {
         cut = true;
     }
     CommandRow {
-        kind: match info.spec.terminal {
+        kind: match spec.terminal {
             Some(_) => CommandKind::Terminal,
             None => CommandKind::Plain,
         },
         command,
         args,
         cut,
-        cwd: info.spec.directory.as_deref().map(&mut keep_short),
-        user: info.spec.user.map(|user| keep_short(user.as_bytes())),
-        tag: info.spec.tag.map(|tag| keep_short(tag.as_bytes())),
-        started_at: info.started_at,
+        cwd: spec.directory.as_deref().map(keep_short),
+        user: spec.user.as_deref().map(str::as_bytes).map(keep_short),
+        tag: spec.tag.as_deref().map(str::as_bytes).map(keep_short),
+        started_at: exec.started_at,
         // One whose end nobody saw ended when that was noticed.
-        ended: info
+        ended: progress
             .status
-            .map(|status| (info.ended_at.unwrap_or_else(crate::exec::now), status)),
+            .map(|status| (progress.ended_at.unwrap_or_else(crate::exec::now), status)),
         output_bytes: exec.log.bounds().1 as i64,
-        id: info.id,
+        id: exec.id.clone(),
     }
 }
 

@@ -62,6 +62,79 @@ async fn a_journal_tells_once_what_nobody_else_has() {
     journal.close().await.unwrap();
 }
 
+/// More than go with one statement, with everything a row can have.
+fn odd_ones() -> Vec<CommandRow> {
+    let texts = [
+        "",
+        "a\0b",
+        "\0",
+        "it's \"quoted\" -- ;?$1",
+        "\u{1f3dd}\u{fffd}\u{feff}\n\r\u{7f}",
+        "{\"a\": [null, true]}",
+        &"\u{1f3dd}".repeat(2 << 10),
+    ];
+    let some = |at: usize| texts.get(at % 8).map(ToString::to_string);
+    (0..450_usize)
+        .map(|at| CommandRow {
+            id: ExecId::random(),
+            kind: [CommandKind::Plain, CommandKind::Terminal][at % 2],
+            command: some(at).unwrap_or_default(),
+            args: (0..at % 4).filter_map(|word| some(at + word)).collect(),
+            cut: at % 3 == 0,
+            cwd: some(at + 1),
+            user: some(at / 8),
+            tag: some(at / 3),
+            started_at: [i64::MIN, 0, i64::MAX][at / 150] / 2 + i64::try_from(at).unwrap(),
+            ended: (at % 5 != 0).then_some((
+                i64::MAX,
+                ExecStatus {
+                    code: (at % 2 == 0).then_some(i32::MIN),
+                    signal: (at % 3 == 0).then_some(i32::MAX),
+                    oom_killed: at % 7 == 0,
+                    timed_out: at % 11 == 0,
+                },
+            )),
+            output_bytes: i64::MAX,
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn rows_written_together_come_back_exactly() {
+    let rows = odd_ones();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let mut journal = Journal::open(&path).await.unwrap();
+    journal.write(&rows).await.unwrap();
+    assert_eq!(journal.unsynced(1000).await.unwrap(), rows);
+    journal.synced(&rows[..300]).await.unwrap();
+    assert_eq!(journal.unsynced(1000).await.unwrap(), rows[300..]);
+    // What was told as running, and ends then, is told again; nothing else is.
+    let (all, one) = (&rows[..300], ended(&rows[5], 3));
+    journal
+        .write(&[all, std::slice::from_ref(&one)].concat())
+        .await
+        .unwrap();
+    assert_eq!(journal.unsynced(1).await.unwrap(), [one]);
+    assert_eq!(journal.unsynced(1000).await.unwrap().len(), 151);
+    journal.close().await.unwrap();
+
+    let (_directory, store) = store().await;
+    let session = SessionId::random();
+    store.add_commands(&session, &rows).await.unwrap();
+    store.add_commands(&session, &[]).await.unwrap();
+    for kind in [CommandKind::Plain, CommandKind::Terminal] {
+        let page = Page {
+            limit: 1000,
+            before: None,
+        };
+        let mut found = store.commands(&session, kind, &page).await.unwrap();
+        found.reverse();
+        let these = rows.iter().filter(|row| row.kind == kind);
+        assert_eq!(found, these.cloned().collect::<Vec<_>>());
+    }
+}
+
 #[tokio::test]
 async fn a_journal_keeps_only_some_of_what_others_have() {
     let directory = tempfile::tempdir().unwrap();
@@ -70,12 +143,14 @@ async fn a_journal_keeps_only_some_of_what_others_have() {
     let rows: Vec<CommandRow> = (0..3000).map(|at| ended(&command(at), 0)).collect();
     journal.write(&rows).await.unwrap();
     journal.synced(&rows).await.unwrap();
+    journal.prune().await.unwrap();
     journal.close().await.unwrap();
     let size = std::fs::metadata(&path).unwrap().len();
     let mut journal = Journal::open(&path).await.unwrap();
     let more: Vec<CommandRow> = (3000..5000).map(|at| ended(&command(at), 0)).collect();
     journal.write(&more).await.unwrap();
     journal.synced(&more).await.unwrap();
+    journal.prune().await.unwrap();
     journal.close().await.unwrap();
     assert!(std::fs::metadata(&path).unwrap().len() <= size);
 }

@@ -51,6 +51,8 @@ pub(crate) struct Log {
 #[derive(Debug, Default)]
 struct Inner {
     files: Option<Arc<Files>>,
+    /// There may be files, or one of them.
+    begun: bool,
     /// The first byte that is kept.
     start: u64,
     end: u64,
@@ -142,7 +144,12 @@ impl Log {
         let files = match Files::open(&stem, false) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self::new(stem));
+                // One that was killed between the two left the first.
+                let inner = Inner {
+                    begun: true,
+                    ..Inner::default()
+                };
+                return Ok(Self::with(stem, inner));
             }
             Err(error) => return Err(error),
         };
@@ -165,6 +172,7 @@ impl Log {
         };
         let inner = Inner {
             files: Some(Arc::new(files)),
+            begun: true,
             start,
             end,
             first,
@@ -213,6 +221,7 @@ impl Log {
         }
         let mut inner = self.inner();
         let inner = &mut *inner;
+        inner.begun = true;
         let files = match &inner.files {
             Some(files) => files,
             None => inner.files.insert(Arc::new(Files::open(&self.stem, true)?)),
@@ -257,6 +266,11 @@ impl Log {
             Some(until) => Room::Full(until),
             None => Room::Yes,
         }
+    }
+
+    /// Whether there may be files of it.
+    pub(crate) fn has_files(&self) -> bool {
+        self.inner().begun
     }
 
     /// The first byte that is kept, and the end.

@@ -8,9 +8,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, TerminalSize};
+use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Input, TerminalSize};
 use serde::{Deserialize, Serialize};
 
+use super::log::Log;
 use super::start::Begun;
 use crate::error::{host_file, internal};
 
@@ -202,6 +203,17 @@ impl Record {
         record
     }
 
+    /// Removes it, and what there may be of the command beside it.
+    pub(super) fn remove(&self, log: &Log) {
+        remove(&self.stem, ["json"]);
+        if log.has_files() {
+            remove(&self.stem, ["log", "index"]);
+        }
+        if self.spec.input == Input::Open {
+            remove(&self.stem, ["in", "closed"]);
+        }
+    }
+
     /// All that are in a directory, in the order they began.
     pub(crate) fn all(directory: &Path) -> Vec<Self> {
         let mut all: Vec<Self> = fs::read_dir(directory)
@@ -221,9 +233,13 @@ impl Record {
     }
 }
 
-/// Removes all files of a command.
-pub(crate) fn remove(stem: &Path) {
-    for kind in ["json", "log", "index", "in", "closed"] {
+/// Removes what was made for a command that did not begin.
+pub(super) fn forget(stem: &Path) {
+    remove(stem, ["json", "in"]);
+}
+
+fn remove<'a>(stem: &Path, kinds: impl IntoIterator<Item = &'a str>) {
+    for kind in kinds {
         let _ = fs::remove_file(stem.with_extension(kind));
     }
 }

@@ -45,7 +45,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         let watched = written.inspect_err(|_| drop(begun.leaf.kill()))?;
         Ok::<_, Error>((begun, record, watched))
     };
-    let begun = begun.await.inspect_err(|_| record::remove(&stem));
+    let begun = begun.await.inspect_err(|_| record::forget(&stem));
     let (begun, record, streams) = begun?;
     let shared = Arc::new(Shared {
         id,

@@ -1,21 +1,28 @@
 //! The commands of one sandbox, running and ended, by id, pid or tag.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
+use atoll_store::Journal;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::record::{self, Record};
+use super::record::Record;
 use super::{Shared, log::Log};
 use crate::journal::Mark;
 
+#[cfg(test)]
+mod tests;
+
 /// How many ended commands are remembered, with what they wrote.
 const REMEMBERED: usize = 256;
-/// How many more wait for the journal before they are given up.
+/// How many more wait for the journal before it is asked to hurry: it is written for as many together.
+const PRESSING: usize = REMEMBERED;
+/// How many before they are given up.
 const WAITING: usize = 4 * REMEMBERED;
 /// How many may run at once.
 const MOST: usize = 256;
@@ -29,6 +36,8 @@ pub(crate) struct Table {
     /// Where it says that something happened, if that is written down.
     mark: Option<Mark>,
     inner: Mutex<Inner>,
+    /// How many rows of the journal were taken since it was last pruned.
+    taken: AtomicU32,
     /// Told when a command is added; true when none will be any more.
     closed: watch::Sender<bool>,
 }
@@ -37,6 +46,10 @@ pub(crate) struct Table {
 struct Inner {
     /// In the order they began.
     all: BTreeMap<u64, Arc<Shared>>,
+    /// The number of each.
+    numbers: HashMap<ExecId, u64>,
+    /// Those of which it is not known that nothing can happen to them any more: few, where all may be many.
+    open: BTreeSet<u64>,
     next: u64,
     /// Those that are about to begin, and how many of them have a terminal.
     beginning: (usize, usize),
@@ -44,12 +57,14 @@ struct Inner {
     complete: bool,
     /// The journal may not have those of earlier servers that are not here.
     behind: bool,
+    /// The journal was asked to hurry, and has not come yet.
+    pressed: bool,
 }
 
 /// What a journal does not have yet.
 pub(crate) struct News {
     pub(crate) commands: Vec<Arc<Shared>>,
-    /// Those of earlier servers among them.
+    /// All those of earlier servers are among them.
     old: bool,
 }
 
@@ -65,10 +80,13 @@ impl Table {
             directory,
             mark,
             inner: Mutex::new(inner),
+            taken: AtomicU32::new(0),
             closed: watch::Sender::new(false),
         };
         if let Some(mark) = table.mark.as_ref().filter(|_| table.journal().exists()) {
             mark.has_journal();
+            // Nobody knows how much is in it.
+            table.taken.store(Journal::KEPT, Ordering::Relaxed);
         }
         if !complete {
             table.has_news();
@@ -91,16 +109,15 @@ impl Table {
     /// What the journal does not have yet.
     pub(crate) fn news(&self) -> News {
         let inner = self.inner();
-        let (old, known) = (inner.behind, inner.ids());
         let fresh = inner.all.values();
-        let fresh = fresh.filter(|exec| !exec.noted.is(exec.ended()));
+        // Most have been there for long: whether they have ended need not be asked.
+        let fresh = fresh.filter(|exec| !exec.noted.is(true) && !exec.noted.is(exec.ended()));
         let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
-        drop(inner);
+        let mut old = inner.behind;
         if old {
-            let records = Record::all(&self.directory).into_iter();
-            let records = records.filter(|record| !known.contains(&record.id));
-            let ended = records.filter_map(|record| Shared::of_ended(record).ok());
-            commands.extend(ended.map(Arc::new));
+            let (earlier, all) = inner.earlier(&self.directory);
+            commands.extend(earlier.into_iter().map(Arc::new));
+            old = all;
         }
         News { commands, old }
     }
@@ -110,10 +127,22 @@ impl Table {
         for (exec, row) in news.commands.iter().zip(rows) {
             exec.noted.set(row.ended.is_some());
         }
-        if news.old {
-            self.inner().behind = false;
-        }
+        let mut inner = self.inner();
+        inner.behind &= !news.old;
+        inner.pressed = false;
+        drop(inner);
         self.tidy();
+    }
+
+    /// So many more rows of the journal were taken; true if it is time to prune it.
+    pub(crate) fn taken(&self, rows: usize) -> bool {
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+        let before = self.taken.fetch_add(rows, Ordering::Relaxed);
+        let prune = before.saturating_add(rows) >= Journal::KEPT;
+        if prune {
+            self.taken.store(0, Ordering::Relaxed);
+        }
+        prune
     }
 
     /// The journal is gone, and has to be written again.
@@ -153,31 +182,24 @@ impl Table {
     /// Like [`Self::inner`], with those of earlier servers read in.
     fn complete(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner();
-        if !std::mem::replace(&mut inner.complete, true) {
+        if !inner.complete {
+            let (earlier, all) = inner.earlier(&self.directory);
             let newer = std::mem::take(&mut inner.all);
-            for record in Record::all(&self.directory) {
-                // Those that began since then are written down too.
-                if newer.values().any(|exec| exec.id == record.id) {
-                    continue;
-                }
-                if let Ok(shared) = Shared::of_ended(record) {
-                    inner.add(Arc::new(shared));
-                }
+            inner.open.clear();
+            for shared in earlier {
+                inner.add(Arc::new(shared));
             }
             for exec in newer.into_values() {
                 inner.add(exec);
             }
+            inner.complete = all;
         }
         inner
     }
 
     /// Adds a command that has begun.
     pub(crate) fn add(&self, shared: Arc<Shared>) {
-        let mut inner = self.inner();
-        // It may have been found among those of earlier servers: it is written down before it is added.
-        inner.all.retain(|_, known| known.id != shared.id);
-        inner.add(shared);
-        drop(inner);
+        self.inner().add(shared);
         self.has_news();
         self.closed.send_modify(|_| {});
     }
@@ -200,8 +222,8 @@ impl Table {
         left_out: impl Fn(&Shared) -> bool,
     ) -> Option<Arc<Shared>> {
         let inner = self.complete();
-        let other = other.and_then(|id| inner.all.iter().find(|(_, exec)| exec.id == *id));
-        let first = other.map_or(0, |(number, _)| number + 1);
+        let other = other.and_then(|id| inner.numbers.get(id));
+        let first = other.map_or(0, |number| number + 1);
         let mut later = inner.all.range(first..).map(|(_, exec)| exec);
         later.find(|exec| !left_out(exec)).cloned()
     }
@@ -217,10 +239,14 @@ impl Table {
     pub(crate) fn room(&self, spec: &ExecSpec) -> Result<Room<'_>, Error> {
         let terminal = usize::from(spec.terminal.is_some());
         let mut inner = self.inner();
-        let running = inner.all.values().filter(|exec| !exec.ended());
-        let terminals = running.clone().filter(|exec| exec.spec.terminal.is_some());
-        let running = running.clone().count() + inner.beginning.0;
-        let terminals = terminals.count() + inner.beginning.1;
+        let (mut running, mut terminals) = inner.beginning;
+        for exec in inner.open.iter().filter_map(|number| inner.all.get(number)) {
+            if exec.ended() {
+                continue;
+            }
+            running += 1;
+            terminals += usize::from(exec.spec.terminal.is_some());
+        }
         let full = if running >= MOST {
             format!("{running} commands run in this sandbox already")
         } else if terminal > 0 && terminals >= TERMINALS {
@@ -238,34 +264,39 @@ impl Table {
     /// it cannot be written at all.
     pub(crate) fn tidy(&self) {
         let mut inner = self.inner();
-        let mut over: Vec<(u64, Arc<Shared>)> = {
-            let ended = inner.all.iter().filter(|(_, exec)| exec.closed());
-            let count = ended.clone().count();
-            ended
-                .take(count.saturating_sub(REMEMBERED))
-                .map(|(number, exec)| (*number, Arc::clone(exec)))
-                .collect()
-        };
-        if let Some(mark) = &self.mark {
-            let mut given_up = over.len().saturating_sub(WAITING);
-            over.retain(|(_, exec)| {
-                let noted = exec.noted.is(true);
-                let lost = !noted && given_up > 0;
-                if lost {
-                    given_up -= 1;
-                    mark.lost();
-                } else if !noted {
-                    mark.is_urgent();
+        let Inner { all, open, .. } = &mut *inner;
+        open.retain(|number| all.get(number).is_some_and(|exec| !exec.closed()));
+        let mut over = (inner.all.len() - inner.open.len()).saturating_sub(REMEMBERED);
+        let (mut forgotten, mut presses) = (Vec::new(), false);
+        for (number, exec) in &inner.all {
+            if over == 0 {
+                break;
+            }
+            if inner.open.contains(number) {
+                continue;
+            }
+            if let Some(mark) = self.mark.as_ref().filter(|_| !exec.noted.is(true)) {
+                if over <= WAITING {
+                    // The journal comes for all that wait together.
+                    presses = over >= PRESSING && !inner.pressed;
+                    break;
                 }
-                noted || lost
-            });
+                mark.lost();
+            }
+            over -= 1;
+            forgotten.push(*number);
         }
-        for (number, _) in &over {
-            inner.all.remove(number);
-        }
+        let forgotten: Vec<Arc<Shared>> = forgotten
+            .into_iter()
+            .filter_map(|number| inner.remove(number))
+            .collect();
+        inner.pressed |= presses;
         drop(inner);
-        for (_, exec) in over {
-            record::remove(&self.directory.join(exec.id.as_str()));
+        if let Some(mark) = self.mark.as_ref().filter(|_| presses) {
+            mark.is_urgent();
+        }
+        for exec in forgotten {
+            exec.record(|record| record.remove(&exec.log));
         }
     }
 
@@ -277,8 +308,10 @@ impl Table {
 
     /// The one with this id.
     pub(crate) fn find(&self, id: &ExecId) -> Result<Arc<Shared>, Error> {
-        self.find_by(|exec| exec.id == *id)
-            .ok_or_else(|| unknown("id", id.as_str()))
+        let inner = self.complete();
+        let number = inner.numbers.get(id);
+        let found = number.and_then(|number| inner.all.get(number));
+        found.cloned().ok_or_else(|| unknown("id", id.as_str()))
     }
 
     /// The running one with this pid, or the last that had it.
@@ -315,14 +348,34 @@ impl Drop for Room<'_> {
 }
 
 impl Inner {
-    fn ids(&self) -> HashSet<ExecId> {
-        let all = self.all.values().filter(|_| self.behind);
-        all.map(|exec| exec.id.clone()).collect()
+    /// Those that are written down in a directory and are not here, and whether that is all of them: one without an
+    /// end may be about to begin, and is then not one of an earlier server.
+    fn earlier(&self, directory: &Path) -> (Vec<Shared>, bool) {
+        let records = Record::all(directory).into_iter();
+        let records = records.filter(|record| !self.numbers.contains_key(&record.id));
+        let begins = |record: &Record| record.status.is_none() && self.beginning.0 > 0;
+        let (doubtful, earlier): (Vec<Record>, Vec<Record>) = records.partition(begins);
+        let earlier = earlier.into_iter().map(Shared::of_ended);
+        (earlier.flatten().collect(), doubtful.is_empty())
     }
 
     fn add(&mut self, shared: Arc<Shared>) {
         self.next += 1;
+        let before = self.numbers.insert(shared.id.clone(), self.next);
+        if let Some(before) = before {
+            self.open.remove(&before);
+            self.all.remove(&before);
+        }
+        if !shared.closed() {
+            self.open.insert(self.next);
+        }
         self.all.insert(self.next, shared);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Arc<Shared>> {
+        let shared = self.all.remove(&number)?;
+        self.numbers.remove(&shared.id);
+        Some(shared)
     }
 }
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use atoll_model::{Error, SandboxId, SandboxState};
 use atoll_store::CommandRow;
+use tokio::time::MissedTickBehavior;
 
 use super::{Entry, Farewell, LocalRuntime, Place, Shared, unknown};
 use crate::error::internal;
 use crate::exec::table::Table;
-use crate::journal::{Health, Journals, Mark};
+use crate::journal::{Health, Journals, LOOK, Mark};
 
 /// How long the end of a command that was killed with its sandbox may take to be seen.
 const SEEN: Duration = Duration::from_secs(5);
@@ -39,9 +40,9 @@ impl LocalRuntime {
     }
 
     /// Sandboxes in which something was run that nobody has taken yet.
-    pub fn unsynced(&self) -> Vec<SandboxId> {
+    pub fn unsynced(&self) -> HashSet<SandboxId> {
         let journals = self.shared.journals.as_ref();
-        journals.map_or_else(Vec::new, |journals| journals.unsynced())
+        journals.map_or_else(HashSet::new, |journals| journals.unsynced())
     }
 
     /// What was run in a sandbox and nobody has taken yet, the oldest first, at most so many.
@@ -107,25 +108,28 @@ impl LocalRuntime {
     }
 }
 
-/// Writes what is new, until the runtime is gone.
+/// Writes what is new and nobody came for, and first what presses, until the runtime is gone.
 async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
+    let mut clock = tokio::time::interval(LOOK);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let fresh = journals.wait().await;
+        let mut due = Vec::new();
+        tokio::select! {
+            () = journals.pressed() => {}
+            _ = clock.tick() => {
+                journals.close_idle().await;
+                due = journals.due();
+            }
+        }
         let Some(shared) = shared.upgrade() else {
             return;
         };
         let runtime = LocalRuntime { shared };
-        let mut failed = HashSet::new();
-        for id in fresh {
-            if let Ok(Some((journals, table))) = runtime.journal(&id)
-                && journals.write(&id, &table).await.is_err()
-            {
-                failed.insert(id);
+        while let Some(id) = journals.pressing().or_else(|| due.pop()) {
+            if let Ok(Some((journals, table))) = runtime.journal(&id) {
+                // What could not be written is due again.
+                let _ = journals.write(&id, &table).await;
             }
-        }
-        drop(runtime);
-        if !failed.is_empty() {
-            journals.wait_with(failed).await;
         }
     }
 }

@@ -1,0 +1,171 @@
+//! What a table keeps, forgets and asks for.
+
+use atoll_model::SandboxId;
+use atoll_store::CommandRow;
+
+use super::*;
+use crate::journal::Journals;
+
+/// A sandbox's directory, with what is written about it.
+struct Place {
+    id: SandboxId,
+    directory: tempfile::TempDir,
+    journals: Arc<Journals>,
+    next: i64,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(directory.path().join("execs")).expect("a directory");
+        Self {
+            id: SandboxId::random(),
+            directory,
+            journals: Arc::default(),
+            next: 0,
+        }
+    }
+
+    fn execs(&self) -> PathBuf {
+        self.directory.path().join("execs")
+    }
+
+    fn table(&self, complete: bool) -> Table {
+        let mark = Mark {
+            id: self.id.clone(),
+            journals: Arc::clone(&self.journals),
+        };
+        Table::new(self.execs(), complete, Some(mark))
+    }
+
+    /// Writes down a command that began, and perhaps ended.
+    fn record(&mut self, ended: bool) -> Record {
+        self.next += 1;
+        let (id, next) = (ExecId::random(), self.next);
+        let spec = serde_json::to_string(&ExecSpec::argv(["true"])).expect("a spec");
+        let begun = format!(
+            r#"{{"begun":{{"version":1,"request":1,"leaf":"1","pid":7,"spec":{spec},"started_at":{next}}}}}"#
+        );
+        let status =
+            r#"{"ended":{"code":0,"signal":null,"oom_killed":false,"timed_out":false,"at":9}}"#;
+        let text = format!("{begun}\n{}\n", if ended { status } else { "" });
+        let stem = self.execs().join(id.as_str());
+        std::fs::write(stem.with_extension("json"), text).expect("written");
+        let record = Record::read(&stem, &id).expect("a record");
+        assert_eq!(record.status.is_some(), ended);
+        record
+    }
+
+    /// Has commands begin and end, as a server sees them.
+    fn run(&mut self, table: &Table, count: usize) {
+        for _ in 0..count {
+            let record = self.record(true);
+            let log = Log::new(record.stem().to_owned());
+            table.add(Arc::new(Shared::with(record, log)));
+            table.tidy();
+        }
+    }
+
+    /// How many files there are of a kind.
+    fn files(&self, kind: &str) -> usize {
+        let all = std::fs::read_dir(self.execs()).expect("a directory");
+        let all = all.map(|entry| entry.expect("an entry").path());
+        all.filter(|path| path.extension().is_some_and(|is| is == kind))
+            .count()
+    }
+
+    async fn write(&self, table: &Table) {
+        let written = self.journals.write(&self.id, table).await;
+        written.expect("a journal");
+    }
+
+    /// Everything the journal has that nobody took.
+    async fn read(&self, table: &Table) -> Vec<CommandRow> {
+        let read = self.journals.read(&self.id, table, 10_000).await;
+        read.expect("a journal")
+    }
+}
+
+#[tokio::test]
+async fn a_table_presses_once_for_all_that_wait() {
+    let mut place = Place::new();
+    let table = place.table(true);
+    place.run(&table, REMEMBERED + PRESSING - 1);
+    assert_eq!(place.journals.pressing(), None);
+    place.run(&table, 100);
+    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
+    assert_eq!(place.journals.pressing(), None);
+    let all = REMEMBERED + PRESSING + 99;
+    assert_eq!((place.files("json"), table.list().len()), (all, all));
+    place.write(&table).await;
+    assert_eq!(place.files("json"), REMEMBERED);
+    // The same number again.
+    place.run(&table, REMEMBERED + PRESSING - 1);
+    assert_eq!(place.journals.pressing(), None);
+    place.run(&table, 1);
+    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
+    let rows = place.read(&table).await;
+    assert_eq!(rows.len(), all + REMEMBERED + PRESSING);
+    assert_eq!(place.files("json"), REMEMBERED);
+    assert_eq!(place.journals.health().lost, 0);
+    place.journals.close().await;
+}
+
+#[tokio::test]
+async fn what_no_journal_takes_is_given_up_at_last() {
+    let mut place = Place::new();
+    let table = place.table(true);
+    place.run(&table, REMEMBERED + WAITING + 3);
+    assert_eq!(place.journals.health().lost, 3);
+    assert_eq!(place.files("json"), REMEMBERED + WAITING);
+    assert_eq!(place.read(&table).await.len(), REMEMBERED + WAITING);
+    assert_eq!(place.files("json"), REMEMBERED);
+    place.journals.close().await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_command_that_is_forgotten() {
+    let mut place = Place::new();
+    // Of an earlier server, killed between two files.
+    let record = place.record(true);
+    std::fs::write(record.stem().with_extension("index"), b"").expect("written");
+    let table = place.table(false);
+    assert_eq!(table.list().len(), 1);
+    place.run(&table, REMEMBERED - 1);
+    place.write(&table).await;
+    assert_eq!((place.files("json"), place.files("index")), (REMEMBERED, 1));
+    place.run(&table, 1);
+    assert_eq!((place.files("json"), place.files("index")), (REMEMBERED, 0));
+    table.find(&record.id).expect_err("it is forgotten");
+    place.journals.close().await;
+}
+
+#[tokio::test]
+async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server() {
+    let mut place = Place::new();
+    let killed = place.record(false);
+    let ended = place.record(true);
+    let table = place.table(false);
+    let room = table.room(&ExecSpec::argv(["true"])).expect("room");
+    let begins = place.record(false);
+    // What has no end may be either.
+    let rows = place.read(&table).await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].id, ended.id);
+    assert_eq!(table.list().len(), 1);
+    let log = Log::new(begins.stem().to_owned());
+    let shared = Shared {
+        progress: watch::Sender::default(),
+        ..Shared::with(begins.clone(), log)
+    };
+    table.add(Arc::new(shared));
+    drop(room);
+    let mut rows = place.read(&table).await;
+    rows.retain(|row| row.id != ended.id);
+    rows.sort_by_key(|row| row.started_at);
+    let seen = rows.iter().map(|row| (&row.id, row.ended.is_some()));
+    let seen: Vec<_> = seen.collect();
+    assert_eq!(seen, [(&killed.id, true), (&begins.id, false)]);
+    assert_eq!(table.list().len(), 3);
+    place.journals.close().await;
+}
