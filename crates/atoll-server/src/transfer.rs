@@ -8,6 +8,7 @@ use atoll_worker::{Reader, Writer};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use bytes::{BufMut as _, BytesMut};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
 /// How much is read at a time.
@@ -83,28 +84,29 @@ pub(crate) fn bytes(
     reader: Reader,
     length: Option<u64>,
 ) -> Response {
-    let state = (used, reader, length);
-    let stream = futures_util::stream::unfold(state, |(used, mut reader, left)| async move {
+    let state = (used, reader, BytesMut::new(), length);
+    let stream = futures_util::stream::unfold(state, |state| async move {
+        let (used, mut reader, mut buffer, left) = state;
         let most = left.map_or(CHUNK, |left| {
             CHUNK.min(usize::try_from(left).unwrap_or(CHUNK))
         });
         if most == 0 {
             return None;
         }
-        let mut buffer = vec![0; most];
+        // The same memory again, once it was sent.
+        buffer.reserve(most);
         // The answer has begun: all that is left is to break it off.
         let broken = |why: String| Err(std::io::Error::other(why));
-        let (read, left) = match (reader.read(&mut buffer).await, left) {
+        let (read, left) = match (reader.read((&mut buffer).limit(most)).await, left) {
             (Ok(0), None) => return None,
             (Ok(0), Some(_)) => (broken("the file became shorter".into()), left),
             (Ok(count), left) => {
-                buffer.truncate(count);
                 let left = left.map(|left| left.saturating_sub(count as u64));
-                (Ok(Bytes::from(buffer)), left)
+                (Ok(buffer.split().freeze()), left)
             }
             (Err(error), left) => (broken(error.message), left),
         };
-        Some((read, (used, reader, left)))
+        Some((read, (used, reader, buffer, left)))
     });
     let headers = [
         (header::CONTENT_TYPE, kind),

@@ -13,6 +13,7 @@ use atoll_model::{
     Attributes, Authority, Caller, Code, Described, Entry, EntryKind, Error, SandboxState, Target,
     WriteOptions,
 };
+use bytes::BufMut;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::pipe::SpliceFlags;
 use tokio::io::unix::AsyncFd;
@@ -278,9 +279,9 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Reads some; 0 at the end. A read that fails half-way is an error, never a short file.
-    pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        match tokio::time::timeout(self.call.patience(), self.pipe.read(buffer)).await {
+    /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
+    pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
+        match tokio::time::timeout(self.call.patience(), self.pipe.read_buf(&mut buffer)).await {
             Ok(Ok(0)) => {
                 self.end().await?;
                 Ok(0)
@@ -294,19 +295,17 @@ impl Reader {
     /// Reads everything, up to a limit.
     pub async fn read_to_end(mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let mut all = Vec::new();
-        let mut buffer = vec![0; 64 * 1024];
         loop {
-            let read = self.read(&mut buffer).await?;
-            if read == 0 {
+            all.reserve(64 << 10);
+            if self.read(&mut all).await? == 0 {
                 return Ok(all);
             }
-            if all.len() + read > limit {
+            if all.len() > limit {
                 return Err(Error::new(
                     Code::QuotaExceeded,
                     format!("the file is longer than {limit} bytes"),
                 ));
             }
-            all.extend_from_slice(&buffer[..read]);
         }
     }
 

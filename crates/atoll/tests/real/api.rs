@@ -24,6 +24,7 @@ mod soak;
 mod sockets;
 mod templates;
 mod tls;
+mod transfers;
 mod traps;
 mod tunnels;
 mod watching;

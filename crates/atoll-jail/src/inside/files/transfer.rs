@@ -1,12 +1,12 @@
 //! Streaming files in and out. Only regular files: a FIFO or a device would block or never end.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use rustix::pipe::SpliceFlags;
+use rustix::pipe::{PipeFlags, SpliceFlags};
 
 use super::{Answer, At, Caller, Failed, attributes, entry, say};
 use crate::wire::{Attributes, Failure, ToHelper};
@@ -34,31 +34,87 @@ pub(super) fn read(
     say(answer, vec![entry(path, path.as_os_str(), &found)])?;
     let mut position = offset;
     let mut left = length.unwrap_or(u64::MAX);
+    let lock = Lock::new().at(path)?;
     while left > 0 {
         let most = left.min(CHUNK as u64) as usize;
-        let moved = match rustix::pipe::splice(
-            &file,
-            Some(&mut position),
-            &pipe,
-            None,
-            most,
-            SpliceFlags::MOVE,
-        ) {
-            Ok(moved) => moved,
+        let moved = match lock.to_server(&file, &mut position, &pipe, most) {
             // Files of /proc cannot be spliced.
-            Err(rustix::io::Errno::INVAL) => {
-                copy_once(&file, &mut position, &pipe, most).at(path)?
-            }
+            Err(rustix::io::Errno::INVAL) => copy_once(&file, &mut position, &pipe, most),
+            moved => moved,
+        };
+        match moved {
+            Ok(0) => break,
+            Ok(moved) => left -= moved as u64,
             // The reader has gone: nobody is left to be told.
             Err(rustix::io::Errno::PIPE) => return Ok(()),
             Err(error) => return Err(error).at(path),
-        };
-        if moved == 0 {
-            break;
         }
-        left -= moved as u64;
     }
     Ok(())
+}
+
+/// A pipe of our own between the server's and a file, as between two waters: a splice has its pipe to itself for as long
+/// as the file takes, and the server would stand still meanwhile.
+struct Lock {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl Lock {
+    fn new() -> rustix::io::Result<Self> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // A smaller one, for a user who has many, is slower and does as well.
+        let _ = rustix::pipe::fcntl_setpipe_size(&writer, CHUNK);
+        Ok(Self { reader, writer })
+    }
+
+    /// Moves some of a file into the server's pipe; 0 at its end.
+    fn to_server(
+        &self,
+        file: &File,
+        position: &mut u64,
+        pipe: &OwnedFd,
+        most: usize,
+    ) -> rustix::io::Result<usize> {
+        let taken = splice(file, Some(position), &self.writer, most)?;
+        let mut left = taken;
+        while left > 0 {
+            left -= splice(&self.reader, None, pipe, left)?;
+        }
+        Ok(taken)
+    }
+
+    /// Moves what is in the server's pipe into a file; 0 at its end.
+    fn to_file(&self, pipe: &OwnedFd, file: &File) -> std::io::Result<usize> {
+        let taken = splice(pipe, None, &self.writer, CHUNK)?;
+        let mut left = taken;
+        while left > 0 {
+            left -= match splice(&self.reader, None, file, left) {
+                // This file system cannot be spliced into.
+                Err(rustix::io::Errno::INVAL) => {
+                    let mut buffer = vec![0; left.min(64 * 1024)];
+                    let read = rustix::io::read(&self.reader, &mut buffer)?;
+                    (&*file).write_all(buffer.get(..read).unwrap_or_default())?;
+                    read
+                }
+                moved => moved?,
+            };
+        }
+        Ok(taken)
+    }
+}
+
+/// Moves some, as soon as there is some.
+fn splice(
+    from: impl AsFd,
+    mut position: Option<&mut u64>,
+    to: impl AsFd,
+    most: usize,
+) -> rustix::io::Result<usize> {
+    let flags = SpliceFlags::MOVE;
+    rustix::io::retry_on_intr(|| {
+        rustix::pipe::splice(&from, position.as_deref_mut(), &to, None, most, flags)
+    })
 }
 
 /// A file that was opened, if it is one.
@@ -126,10 +182,14 @@ pub(super) fn write(
     };
     let file = options.open(&target).at(path)?;
     let finished = (|| {
-        if !file.metadata().at(path)?.is_file() {
+        let found = file.metadata().at(path)?;
+        if !found.is_file() {
             return Err(Failed::new(Failure::NotAFile, path));
         }
-        file.set_len(0).at(path)?;
+        // Not of an empty one: ext4 sends all of a file that was cut to nothing to the disk when it is closed.
+        if found.len() > 0 {
+            file.set_len(0).at(path)?;
+        }
         receive(&pipe, &file, path, answer)?;
         // What replaces a file looks like it; what is new belongs to the user.
         match (&there, in_place) {
@@ -202,7 +262,8 @@ pub(super) fn put(
 
 /// Takes all that is sent, and the word that it was all.
 fn receive(pipe: &OwnedFd, file: &File, path: &Path, answer: &Answer) -> Result<(), Failed> {
-    drain(pipe, file).at(path)?;
+    let lock = Lock::new().at(path)?;
+    while lock.to_file(pipe, file).at(path)? > 0 {}
     committed(answer, path)
 }
 
@@ -220,28 +281,6 @@ pub(super) fn committed(answer: &Answer, path: &Path) -> Result<(), Failed> {
             errno: libc::ECANCELED,
             path: path.into(),
         }),
-    }
-}
-
-fn drain(pipe: &OwnedFd, file: &File) -> std::io::Result<()> {
-    loop {
-        match rustix::pipe::splice(pipe, None, file, None, CHUNK, SpliceFlags::MOVE) {
-            Ok(0) => return Ok(()),
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::INVAL) => break,
-            Err(error) => return Err(error.into()),
-        }
-    }
-    // This file system cannot be spliced into.
-    let mut pipe = File::from(pipe.try_clone()?);
-    let mut file = file.try_clone()?;
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let read = pipe.read(&mut buffer)?;
-        if read == 0 {
-            return Ok(());
-        }
-        std::io::Write::write_all(&mut file, &buffer[..read])?;
     }
 }
 

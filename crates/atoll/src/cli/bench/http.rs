@@ -316,7 +316,7 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
         super::work::made_ready(&directory, "back")?;
         let begin = Instant::now();
         let taken = File::create(directory.join("back"))
-            .and_then(|mut back| download(&server.address, &path, &mut back));
+            .and_then(|back| download(&server.address, &path, &back));
         taken.map_err(|error| failed("take a file down", &error))?;
         back.add(begin);
         super::work::on_host(&directory, "cmp big back && rm -f back")?;

@@ -60,7 +60,7 @@ async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
 }
 
 /// The server's memory, in MiB.
-fn memory(server: &Server) -> u64 {
+pub fn memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status
         .lines()

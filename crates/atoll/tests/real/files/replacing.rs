@@ -130,7 +130,7 @@ async fn a_read_that_was_given_up_ends_its_helper() {
         let files = Files::of(world, id);
         files.write("/big", pattern(8_000_000).to_vec()).await;
         let mut reader = world.runtime.read_file(id, &user(), b"/big").await.unwrap();
-        assert!(reader.read(&mut [0; 100]).await.unwrap() > 0);
+        assert!(reader.read(&mut [0; 100][..]).await.unwrap() > 0);
         drop(reader);
         atoll_testkit::wait_for("the helper to end", Duration::from_secs(20), || {
             world.runtime.usage(id).unwrap().pids == 1
