@@ -35,6 +35,7 @@ use log::Log;
 use output::{Output, Progress, Reader};
 use record::Record;
 use spare::{NotStarted, Parts, Spare};
+use table::Place;
 use terminal::Terminal;
 
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
@@ -175,8 +176,11 @@ pub struct Finished {
 
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
+    let room = match sandbox.execs.place(&spec).await? {
+        Place::Free(room) => room,
+        Place::Begun(begun) => return Ok(Control::new(begun, Some(Arc::clone(&sandbox))).follow()),
+    };
     let id = ExecId::random();
-    let room = sandbox.execs.room(&spec)?;
     let stem = sandbox.execs.directory().join(id.as_str());
     let Streams {
         inside,
@@ -619,8 +623,12 @@ impl Exec {
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<Finished, Error> {
         let write = async {
             if self.control.shared.input.is_some() {
-                // A command need not read its input.
-                let _ = self.control.write_all(input).await;
+                // A command need not read its input. Of a request that came again, some may be taken already.
+                let taken = self.control.input_taken().unwrap_or_default();
+                let rest = usize::try_from(taken)
+                    .ok()
+                    .and_then(|taken| input.get(taken..));
+                let _ = self.control.write_all(rest.unwrap_or_default()).await;
                 let _ = self.control.close_input();
             }
         };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
+use atoll_model::{Again, Code, Error, ExecId, ExecInfo, ExecSpec};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -29,7 +29,7 @@ pub(crate) struct Table {
     /// Where it says that something happened, if that is written down.
     mark: Option<Mark>,
     inner: Mutex<Inner>,
-    /// Told when a command is added; true when none will be any more.
+    /// Told when a command is added, or did not begin; true when none will be any more.
     closed: watch::Sender<bool>,
 }
 
@@ -40,6 +40,8 @@ struct Inner {
     next: u64,
     /// Those that are about to begin, and how many of them have a terminal.
     beginning: (usize, usize),
+    /// The keys of those among them that may be asked for again.
+    keys: HashSet<String>,
     /// Those of earlier servers are here too.
     complete: bool,
     /// The journal may not have those of earlier servers that are not here.
@@ -213,10 +215,35 @@ impl Table {
         }
     }
 
-    /// Takes a place for a command that is about to begin, until it is added; refuses more than can run at once.
-    pub(crate) fn room(&self, spec: &ExecSpec) -> Result<Room<'_>, Error> {
+    /// Takes a place for a command that is about to begin, until it is added; or finds the one that the same request began
+    /// before, and waits for it if it is just about to.
+    pub(crate) async fn place(&self, spec: &ExecSpec) -> Result<Place<'_>, Error> {
+        loop {
+            let mut changed = self.closed.subscribe();
+            if let Some(place) = self.try_place(spec)? {
+                return Ok(place);
+            }
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn try_place(&self, spec: &ExecSpec) -> Result<Option<Place<'_>>, Error> {
+        let Some(again) = &spec.again else {
+            return self.room(self.inner(), spec).map(Some);
+        };
+        let inner = self.complete();
+        if let Some(begun) = inner.said(again)? {
+            return Ok(Some(Place::Begun(begun)));
+        }
+        if inner.keys.contains(&again.key) {
+            return Ok(None);
+        }
+        self.room(inner, spec).map(Some)
+    }
+
+    /// Refuses more than can run at once.
+    fn room(&self, mut inner: MutexGuard<'_, Inner>, spec: &ExecSpec) -> Result<Place<'_>, Error> {
         let terminal = usize::from(spec.terminal.is_some());
-        let mut inner = self.inner();
         let running = inner.all.values().filter(|exec| !exec.ended());
         let terminals = running.clone().filter(|exec| exec.spec.terminal.is_some());
         let running = running.clone().count() + inner.beginning.0;
@@ -228,8 +255,13 @@ impl Table {
         } else {
             inner.beginning.0 += 1;
             inner.beginning.1 += terminal;
-            let table = self;
-            return Ok(Room { table, terminal });
+            let key = spec.again.as_ref().map(|again| again.key.clone());
+            inner.keys.extend(key.clone());
+            return Ok(Place::Free(Room {
+                table: self,
+                terminal,
+                key,
+            }));
         };
         Err(Error::new(Code::QuotaExceeded, full).remedy("wait for some to end, or end some"))
     }
@@ -300,10 +332,18 @@ impl Table {
     }
 }
 
+/// Where a command that is asked for is.
+pub(crate) enum Place<'a> {
+    Free(Room<'a>),
+    /// It has begun before.
+    Begun(Arc<Shared>),
+}
+
 /// A place among the commands that run.
 pub(crate) struct Room<'a> {
     table: &'a Table,
     terminal: usize,
+    key: Option<String>,
 }
 
 impl Drop for Room<'_> {
@@ -311,6 +351,11 @@ impl Drop for Room<'_> {
         let mut inner = self.table.inner();
         inner.beginning.0 -= 1;
         inner.beginning.1 -= self.terminal;
+        if let Some(key) = &self.key {
+            inner.keys.remove(key);
+            drop(inner);
+            self.table.closed.send_modify(|_| {});
+        }
     }
 }
 
@@ -318,6 +363,18 @@ impl Inner {
     fn ids(&self) -> HashSet<ExecId> {
         let all = self.all.values().filter(|_| self.behind);
         all.map(|exec| exec.id.clone()).collect()
+    }
+
+    /// The command that was asked for by this key; another request by it is refused.
+    fn said(&self, again: &Again) -> Result<Option<Arc<Shared>>, Error> {
+        for exec in self.all.values().rev() {
+            match &exec.spec.again {
+                Some(known) if known == again => return Ok(Some(Arc::clone(exec))),
+                Some(known) if known.key == again.key => return Err(Again::mismatch()),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 
     fn add(&mut self, shared: Arc<Shared>) {

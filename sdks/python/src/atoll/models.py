@@ -151,7 +151,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """What a search found; with the line, if text was looked for."""
+    """What a search found, by its path below the directory; with the line, if text was looked for."""
 
     name: str
     path: str

@@ -79,6 +79,13 @@ class Connection:
         async with _until(until):
             return await self._reader.read(_PIECE)
 
+    async def receive_now(self) -> bytes | None:
+        """What has come already, if anything has."""
+        try:
+            return await self.receive(monotonic())
+        except TimeoutError:
+            return None
+
     def usable(self) -> bool:
         """Whether it is there still, and of this event loop."""
         return self._loop is asyncio.get_running_loop() and not self._writer.is_closing() and not self._reader.at_eof()

@@ -140,6 +140,7 @@ class AsyncPty:
             socket = None
             try:
                 socket = await self._join(deadline.until)
+                await socket.look()
                 return await socket.send(_websocket.BINARY, keys, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None

@@ -141,6 +141,8 @@ class Socket:
     def __init__(self, connection: Connection, rest: bytes) -> None:
         self._connection, self._frames = connection, _websocket.Frames(rest)
         self._sending = Lock()
+        #: Somebody waits for what comes, and notices the end.
+        self._reading = False
 
     @classmethod
     def open(cls, client: Client, call: Call, until: float) -> Socket:
@@ -174,14 +176,25 @@ class Socket:
         """The next message, or the close."""
         while True:
             while (message := self._frames.next()) is None:
-                data = self._connection.receive(min(until, monotonic() + _SILENCE))
-                if not data:
-                    raise Broken("the connection was closed")
-                self._frames.feed(data)
+                self._reading = True
+                try:
+                    self._feed(self._connection.receive(min(until, monotonic() + _SILENCE)))
+                finally:
+                    self._reading = False
             if message.kind == _websocket.PING:
                 self.send(_websocket.PONG, message.data, until)
             elif message.kind != _websocket.PONG:
                 return message
+
+    def _feed(self, data: bytes) -> None:
+        if not data:
+            raise Broken("the connection was closed")
+        self._frames.feed(data)
+
+    def look(self) -> None:
+        """Notices a connection that has ended: what is sent on one is lost without a word."""
+        while not self._reading and (data := self._connection.receive_now()) is not None:
+            self._feed(data)
 
     def send(self, kind: int, data: bytes, until: float) -> None:
         """Sends a message."""

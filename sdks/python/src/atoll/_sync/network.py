@@ -85,6 +85,10 @@ class Connection:
             except OSError as error:
                 raise broken(error) from error
 
+    def receive_now(self) -> bytes | None:
+        """What has come already, if anything has."""
+        return None if self.usable() else self.receive(monotonic() + 1.0)
+
     def usable(self) -> bool:
         """Whether it is there still: nothing comes where nothing was asked but its end."""
         try:

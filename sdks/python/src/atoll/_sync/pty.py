@@ -141,6 +141,7 @@ class Pty:
             socket = None
             try:
                 socket = self._join(deadline.until)
+                socket.look()
                 return socket.send(_websocket.BINARY, keys, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
