@@ -146,6 +146,6 @@ def sandbox(client: Client) -> Iterator[Sandbox]:
 @pytest.fixture
 def cutter(server: Server) -> Iterator[Cutter]:
     """Requests get through now and then; whoever goes on where it was gets everything."""
-    cutter = Cutter(server.port, 300, 6000, seed=6)
+    cutter = Cutter(server.port, 300, 9000, seed=6)
     yield cutter
     cutter.close()

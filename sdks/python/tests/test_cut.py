@@ -11,9 +11,9 @@ from atoll import AsyncClient, AsyncSandbox, Sandbox
 from .conftest import Cutter, Server
 
 #: Numbered lines on both streams, so that a gap or a repetition is seen.
-LINES = "for n in $(seq 1500); do echo out $n; echo err $n >&2; done"
-OUT = "".join(f"out {n}\n" for n in range(1, 1501))
-ERR = "".join(f"err {n}\n" for n in range(1, 1501))
+LINES = "for n in $(seq 250); do echo out $n; echo err $n >&2; done"
+OUT = "".join(f"out {n}\n" for n in range(1, 251))
+ERR = "".join(f"err {n}\n" for n in range(1, 251))
 
 
 def test_everything_works_over_connections_that_break(server: Server, cutter: Cutter, tmp_path: Path) -> None:
@@ -45,7 +45,6 @@ def test_everything_works_over_connections_that_break(server: Server, cutter: Cu
         assert (tmp_path / "down" / "file").read_text() == "text"
     assert cutter.cuts > 30
     with server.client() as client:
-        assert Sandbox.list(client=client, limit=50) is not None
         assert sandbox.id not in [info.id for info in Sandbox.list(client=client)]
 
 
@@ -53,8 +52,10 @@ def test_everything_works_over_connections_that_break_on_an_event_loop(server: S
     async def main() -> None:
         async with AsyncClient(cutter.url, server.key) as client:
             async with await AsyncSandbox.create(client=client) as sandbox:
-                result = await (await sandbox.commands.run(LINES, background=True)).wait()
-                assert (result.stdout, result.stderr) == (OUT, ERR)
+                handle = await sandbox.commands.run(LINES, background=True)
+                for _ in range(10):
+                    result = await handle.wait()
+                    assert (result.stdout, result.stderr) == (OUT, ERR)
                 await asyncio.gather(*(sandbox.commands.run(f"echo {number} >> runs") for number in range(40)))
                 lines = (await sandbox.commands.run("cat runs")).stdout.split()
                 assert sorted(map(int, lines)) == list(range(40))
@@ -62,7 +63,7 @@ def test_everything_works_over_connections_that_break_on_an_event_loop(server: S
                 assert await sandbox.files.read("file") == "x" * 200
 
     asyncio.run(main())
-    assert cutter.cuts > 15
+    assert cutter.cuts > 5
 
 
 def test_a_server_that_is_killed_is_waited_for(own_server: Server) -> None:

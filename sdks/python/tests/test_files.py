@@ -59,7 +59,7 @@ def test_what_is_wrong_with_a_path_is_told(sandbox: Sandbox) -> None:
         sandbox.files.write("/etc/new", "")
     sandbox.files.write("there", "")
     with pytest.raises(errors.FileExists) as told:
-        sandbox.files.rename("/etc/hostname", "there", user="root")
+        sandbox.files.rename("/etc/hostname", "/home/user/there", user="root")
     assert (told.value.code, told.value.category, told.value.status) == ("FILE_EXISTS", "conflict", 409)
     assert told.value.request_id and told.value.request_id.startswith("req_")
     with pytest.raises(NotADirectoryError, match="of this machine"):
