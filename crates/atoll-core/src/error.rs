@@ -6,11 +6,7 @@ use std::error::Error as _;
 /// The cause is logged here, once; the caller is told only that it was ours.
 pub(crate) fn store(error: atoll_store::Error) -> Error {
     match error {
-        atoll_store::Error::Said => Error::new(
-            Code::IdempotencyMismatch,
-            "this Idempotency-Key came before with another request",
-        )
-        .remedy("use a new key for a new request"),
+        atoll_store::Error::Said => atoll_model::Again::mismatch(),
         atoll_store::Error::Taken(what) => {
             Error::new(Code::Conflict, format!("{what} is taken")).remedy("choose another")
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ExecId;
+use crate::{Code, Error, ExecId};
 
 /// What to run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,29 @@ pub struct ExecSpec {
     /// It runs on a terminal of this size, which is its standard input and output.
     #[serde(default)]
     pub terminal: Option<TerminalSize>,
+    /// The request may come again, and means this command then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again: Option<Again>,
+}
+
+/// By which a request is known when it is said again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Again {
+    /// The caller's key.
+    pub key: String,
+    /// What was asked for, in short.
+    pub fingerprint: String,
+}
+
+impl Again {
+    /// The key came before with another request.
+    pub fn mismatch() -> Error {
+        Error::new(
+            Code::IdempotencyMismatch,
+            "this Idempotency-Key came before with another request",
+        )
+        .remedy("use a new key for a new request")
+    }
 }
 
 /// Rows and columns of a terminal.
@@ -91,6 +114,7 @@ impl ExecSpec {
             deadline: None,
             tag: None,
             terminal: None,
+            again: None,
         }
     }
 

@@ -18,7 +18,9 @@ mod watch;
 mod tests;
 
 pub use error::{Category, Code, Error};
-pub use exec::{Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize};
+pub use exec::{
+    Again, Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize,
+};
 pub use file::{
     Attributes, Authority, Caller, Described, Entry, EntryKind, Found, Search, Target, Unpacked,
     WriteOptions,

@@ -144,6 +144,7 @@ const MORE: &[(&str, &str, &[Code])] = &[
             Code::UnknownUser,
             Code::CwdNotFound,
             Code::ProgramNotFound,
+            Code::IdempotencyMismatch,
             Code::QuotaExceeded,
         ],
     ),

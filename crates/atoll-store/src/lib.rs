@@ -24,12 +24,13 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::watch;
 
+pub use atoll_model::Again;
 pub use backup::{Counts, copy};
 pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
 pub use journal::Journal;
 pub use keys::NewKey;
-pub use sandboxes::{Again, Claim, Page, SandboxRow};
+pub use sandboxes::{Claim, Page, SandboxRow};
 
 /// Why a row cannot be had.
 #[derive(Debug, thiserror::Error)]

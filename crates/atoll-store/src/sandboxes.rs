@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    EventId, Lifetime, Limits, Network, OrgId, Policy, Reason, SandboxId, SandboxState, SessionId,
+    Again, EventId, Lifetime, Limits, Network, OrgId, Policy, Reason, SandboxId, SandboxState,
+    SessionId,
 };
 use sqlx::FromRow;
 
@@ -137,15 +138,6 @@ impl TryFrom<Row> for SandboxRow {
             deleted_at: row.deleted_at,
         })
     }
-}
-
-/// By which a create can be said again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Again {
-    /// The caller's key.
-    pub key: String,
-    /// What was asked for, in short.
-    pub fingerprint: String,
 }
 
 /// How a claim on a place in an org ended.

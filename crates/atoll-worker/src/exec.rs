@@ -413,8 +413,12 @@ impl Exec {
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<Finished, Error> {
         let write = async {
             if self.control.shared.input.is_some() {
-                // A command need not read its input.
-                let _ = self.control.write_all(input).await;
+                // A command need not read its input. Of a request that came again, some may be taken already.
+                let taken = self.control.input_taken().unwrap_or_default();
+                let rest = usize::try_from(taken)
+                    .ok()
+                    .and_then(|taken| input.get(taken..));
+                let _ = self.control.write_all(rest.unwrap_or_default()).await;
                 let _ = self.control.close_input();
             }
         };

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query};
+use crate::body::{Body, Key, Query, Repeatable};
 use crate::guard::Caller;
 use crate::socket::{self, Upgrade};
 use crate::stream;
@@ -200,35 +200,39 @@ struct Begun {
 
 /// Run a command
 ///
-/// Waits for its end and tells what it wrote; in the background, answers at once.
-#[utoipa::path(post, path = "/sandboxes/{id}/commands", request_body = Run,
+/// Waits for its end and tells what it wrote; in the background, answers at once. Asked for again by the same key it is the
+/// same command, for as long as that is remembered.
+#[utoipa::path(post, path = "/sandboxes/{id}/commands", params(Key), request_body = Run,
     responses((status = 200, description = "It has ended", body = Finished), (status = 202, description = "It runs in the background", body = Begun)))]
 async fn run(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-    Body(asked): Body<Run>,
+    Repeatable(asked, again): Repeatable<Run>,
 ) -> Answer {
-    let spec = asked.spec()?;
+    let mut spec = asked.spec()?;
+    spec.again = again;
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
-    let exec = used.runtime().exec(used.id(), spec).await?;
-    let id = exec.control.id().clone();
-    if asked.background {
-        let pid = exec.control.info().pid;
-        return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
-    }
-    let input = asked.stdin.unwrap_or_default();
-    // A caller who goes away ends nothing: the command has its deadline.
+    let input = (!asked.background).then(|| asked.stdin.unwrap_or_default());
+    // A caller who goes away ends nothing: a command that is about to begin does, and has its deadline.
     let work = tokio::spawn(async move {
-        let finished = exec.finish(input.as_bytes(), INLINE).await;
+        let exec = used.runtime().exec(used.id(), spec).await?;
+        let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
+        let finished = match input {
+            Some(input) => Some(exec.finish(input.as_bytes(), INLINE).await?),
+            None => None,
+        };
         drop(used);
-        finished
+        Ok::<_, Error>((id, pid, finished))
     });
-    let finished = work.await.map_err(|failure| {
+    let (id, pid, finished) = work.await.map_err(|failure| {
         tracing::error!(%failure, "a command's answer failed");
         Error::new(Code::Internal, "the command's answer failed")
     })??;
+    let Some(finished) = finished else {
+        return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
+    };
     let (stdout, stdout_lossy) = text(finished.stdout, asked.encoding);
     let (stderr, stderr_lossy) = text(finished.stderr, asked.encoding);
     let body = Finished {

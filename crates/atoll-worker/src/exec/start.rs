@@ -16,6 +16,7 @@ use tokio::sync::{oneshot, watch};
 use super::input::Input;
 use super::log::Log;
 use super::record::{self, Record};
+use super::table::Place;
 use super::task::{Pipe, Source, Task};
 use super::terminal::{self, Terminal};
 use super::{Control, Exec, Shared, input_of, new_pipe, nonblocking, now};
@@ -32,8 +33,11 @@ const LONGEST: usize = 3 << 20;
 /// Starts a command.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
+    let room = match sandbox.execs.place(&spec).await? {
+        Place::Free(room) => room,
+        Place::Begun(begun) => return Ok(Control::new(begun, Some(Arc::clone(&sandbox))).follow()),
+    };
     let id = ExecId::random();
-    let room = sandbox.execs.room(&spec)?;
     let stem = sandbox.execs.directory().join(id.as_str());
     let before = sandbox.group.oom_kills();
     let begun = async {

@@ -1,12 +1,12 @@
 //! The commands of one sandbox, running and ended, by id, pid or tag.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec};
+use atoll_model::{Again, Code, Error, ExecId, ExecInfo, ExecSpec};
 use atoll_store::Journal;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -38,7 +38,7 @@ pub(crate) struct Table {
     inner: Mutex<Inner>,
     /// How many rows of the journal were taken since it was last pruned.
     taken: AtomicU32,
-    /// Told when a command is added; true when none will be any more.
+    /// Told when a command is added, or did not begin; true when none will be any more.
     closed: watch::Sender<bool>,
 }
 
@@ -53,6 +53,8 @@ struct Inner {
     next: u64,
     /// Those that are about to begin, and how many of them have a terminal.
     beginning: (usize, usize),
+    /// The keys of those among them that may be asked for again.
+    keys: HashSet<String>,
     /// Those of earlier servers are here too.
     complete: bool,
     /// The journal may not have those of earlier servers that are not here.
@@ -235,10 +237,35 @@ impl Table {
         }
     }
 
-    /// Takes a place for a command that is about to begin, until it is added; refuses more than can run at once.
-    pub(crate) fn room(&self, spec: &ExecSpec) -> Result<Room<'_>, Error> {
+    /// Takes a place for a command that is about to begin, until it is added; or finds the one that the same request began
+    /// before, and waits for it if it is just about to.
+    pub(crate) async fn place(&self, spec: &ExecSpec) -> Result<Place<'_>, Error> {
+        loop {
+            let mut changed = self.closed.subscribe();
+            if let Some(place) = self.try_place(spec)? {
+                return Ok(place);
+            }
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn try_place(&self, spec: &ExecSpec) -> Result<Option<Place<'_>>, Error> {
+        let Some(again) = &spec.again else {
+            return self.room(self.inner(), spec).map(Some);
+        };
+        let inner = self.complete();
+        if let Some(begun) = inner.said(again)? {
+            return Ok(Some(Place::Begun(begun)));
+        }
+        if inner.keys.contains(&again.key) {
+            return Ok(None);
+        }
+        self.room(inner, spec).map(Some)
+    }
+
+    /// Refuses more than can run at once.
+    fn room(&self, mut inner: MutexGuard<'_, Inner>, spec: &ExecSpec) -> Result<Place<'_>, Error> {
         let terminal = usize::from(spec.terminal.is_some());
-        let mut inner = self.inner();
         let (mut running, mut terminals) = inner.beginning;
         for exec in inner.open.iter().filter_map(|number| inner.all.get(number)) {
             if exec.ended() {
@@ -254,8 +281,13 @@ impl Table {
         } else {
             inner.beginning.0 += 1;
             inner.beginning.1 += terminal;
-            let table = self;
-            return Ok(Room { table, terminal });
+            let key = spec.again.as_ref().map(|again| again.key.clone());
+            inner.keys.extend(key.clone());
+            return Ok(Place::Free(Room {
+                table: self,
+                terminal,
+                key,
+            }));
         };
         Err(Error::new(Code::QuotaExceeded, full).remedy("wait for some to end, or end some"))
     }
@@ -333,10 +365,18 @@ impl Table {
     }
 }
 
+/// Where a command that is asked for is.
+pub(crate) enum Place<'a> {
+    Free(Room<'a>),
+    /// It has begun before.
+    Begun(Arc<Shared>),
+}
+
 /// A place among the commands that run.
 pub(crate) struct Room<'a> {
     table: &'a Table,
     terminal: usize,
+    key: Option<String>,
 }
 
 impl Drop for Room<'_> {
@@ -344,6 +384,11 @@ impl Drop for Room<'_> {
         let mut inner = self.table.inner();
         inner.beginning.0 -= 1;
         inner.beginning.1 -= self.terminal;
+        if let Some(key) = &self.key {
+            inner.keys.remove(key);
+            drop(inner);
+            self.table.closed.send_modify(|_| {});
+        }
     }
 }
 
@@ -357,6 +402,18 @@ impl Inner {
         let (doubtful, earlier): (Vec<Record>, Vec<Record>) = records.partition(begins);
         let earlier = earlier.into_iter().map(Shared::of_ended);
         (earlier.flatten().collect(), doubtful.is_empty())
+    }
+
+    /// The command that was asked for by this key; another request by it is refused.
+    fn said(&self, again: &Again) -> Result<Option<Arc<Shared>>, Error> {
+        for exec in self.all.values().rev() {
+            match &exec.spec.again {
+                Some(known) if known == again => return Ok(Some(Arc::clone(exec))),
+                Some(known) if known.key == again.key => return Err(Again::mismatch()),
+                _ => {}
+            }
+        }
+        Ok(None)
     }
 
     fn add(&mut self, shared: Arc<Shared>) {

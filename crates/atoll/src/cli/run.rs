@@ -241,6 +241,7 @@ impl Run {
             deadline: self.timeout,
             tag: None,
             terminal,
+            again: None,
         })
     }
 }

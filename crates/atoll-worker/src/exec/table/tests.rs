@@ -146,7 +146,9 @@ async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server(
     let killed = place.record(false);
     let ended = place.record(true);
     let table = place.table(false);
-    let room = table.room(&ExecSpec::argv(["true"])).expect("room");
+    let room = table
+        .room(table.inner(), &ExecSpec::argv(["true"]))
+        .expect("room");
     let begins = place.record(false);
     // What has no end may be either.
     let rows = place.read(&table).await;

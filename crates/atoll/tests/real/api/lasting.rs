@@ -205,6 +205,64 @@ async fn a_create_said_again_is_the_same_also_after_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_said_again_is_run_once_also_after_a_kill() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let cmd = "echo ran >> ~/runs; cat; until [ -e ~/go ]; do sleep 0.01; done; wc -l < ~/runs";
+    let body = json!({ "cmd": cmd, "stdin": "in ", "timeout": 0 }).to_string();
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "one"),
+    ];
+    let ask = |client: &Client| {
+        let (client, path, body) = (client.clone(), path.clone(), body.clone());
+        tokio::spawn(async move { client.try_send("POST", &path, &headers, body.into()).await })
+    };
+    // Many at once begin one, which is killed under their hands by nobody.
+    let first: Vec<_> = (0..20).map(|_| ask(&client)).collect();
+    wait_until(&client, &id, "[ -e ~/runs ]").await;
+    server.kill_and_start();
+    for one in first {
+        assert!(one.await.unwrap().is_err());
+    }
+    let client = server.client();
+    let later: Vec<_> = (0..20).map(|_| ask(&client)).collect();
+    client.line(&id, "touch ~/go").await;
+    let mut ids = std::collections::BTreeSet::new();
+    for one in later {
+        let answer = one.await.unwrap().unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json()["stdout"], "in 1\n");
+        ids.insert(answer.json()["execID"].to_string());
+    }
+    assert_eq!(ids.len(), 1);
+    // Something else by the same key is refused.
+    let other = json!({ "cmd": "true" }).to_string();
+    let refused = client.send("POST", &path, &headers, other).await;
+    assert_eq!(refused.refusal().1, "IDEMPOTENCY_MISMATCH");
+    // A command that did not begin has said nothing.
+    let headers = [
+        ("content-type", "application/json"),
+        ("idempotency-key", "two"),
+    ];
+    let wrong = json!({ "cmd": "/no/such", "args": [] }).to_string();
+    for _ in 0..2 {
+        let refused = client.send("POST", &path, &headers, wrong.clone()).await;
+        assert_eq!(refused.refusal().1, "PROGRAM_NOT_FOUND");
+    }
+    server.close().await;
+}
+
+/// Until a shell's test says so.
+async fn wait_until(client: &Client, id: &str, test: &str) {
+    client
+        .line(id, &format!("until {test}; do sleep 0.01; done"))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_is_told_in_order_also_after_a_kill() {
     let mut server = Server::start().await;
     let client = server.client();

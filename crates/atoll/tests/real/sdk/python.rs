@@ -1,0 +1,72 @@
+//! The SDK for Python, tested by its language's own tools: they start servers of the binary themselves.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use atoll_testkit::Scratch;
+
+use crate::world::{World, binary, data};
+
+/// Where `deploy/setup test` put the tools of a language.
+fn tools(name: &str) -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
+    let place = cache
+        .map_or_else(home, PathBuf::from)
+        .join("atoll")
+        .join(name);
+    assert!(
+        place.join("installed").exists(),
+        "the tools are not at {}: run `deploy/setup test`",
+        place.display()
+    );
+    place
+}
+
+/// Runs a tool of Python's in the SDK's directory, and leaves nothing there.
+async fn python(words: &'static [&'static str]) {
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    let mut command = Command::new(tools("sdk-python").join("bin/python"));
+    command
+        .args(["-B", "-m"])
+        .args(words)
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/python"))
+        .env("PYTHONPATH", "src")
+        .env("ATOLL_BIN", binary())
+        .env("ATOLL_TEMPLATES_DIR", data().join("templates"))
+        // Where each of them keeps what it remembers.
+        .env("TMPDIR", scratch.path())
+        .env("MYPY_CACHE_DIR", scratch.join("mypy"))
+        .env("RUFF_NO_CACHE", "true")
+        .stdin(Stdio::null());
+    for name in ["ATOLL_URL", "ATOLL_API_KEY", "XDG_CONFIG_HOME"] {
+        command.env_remove(name);
+    }
+    let ran = tokio::task::spawn_blocking(move || command.output());
+    let output = ran.await.unwrap().unwrap();
+    assert!(
+        output.status.success(),
+        "{words:?}: {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+macro_rules! pythons {
+    ($( $fact:ident => $words:expr; )*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $fact() {
+            python(&$words).await;
+        }
+    )*};
+}
+
+pythons! {
+    the_python_sdk_does_what_it_says => ["pytest", "-q", "tests"];
+    the_python_sdk_is_typed => ["mypy"];
+    the_python_sdk_is_tidy => ["ruff", "check", "."];
+    the_python_sdk_is_formatted => ["ruff", "format", "--check", "."];
+    what_is_made_from_the_python_sdk_is_current => ["generate", "--check"];
+}

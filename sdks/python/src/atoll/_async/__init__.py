@@ -1,0 +1,1 @@
+"""The SDK for programs on an event loop."""

@@ -1,0 +1,200 @@
+"""Terminals: programs with a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+
+from .. import _websocket
+from .._deadline import FOREVER, Deadline
+from .._http import Broken, Call, segment
+from .._patience import Patience
+from ..errors import ConnectionFailed, TerminalNotFound
+from ..models import PtyInfo, parse
+from .door import AsyncDoor, Socket
+from .network import Lock
+
+
+class AsyncPtys:
+    """Opens terminals in a sandbox: `sandbox.pty`."""
+
+    def __init__(self, door: AsyncDoor) -> None:
+        self._door = door
+
+    async def create(
+        self,
+        *,
+        cols: int = 80,
+        rows: int = 24,
+        shell: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> AsyncPty:
+        """Makes a terminal and joins it.
+
+        Args:
+            shell: The program; a login shell if nothing is said.
+            cwd: Where it begins; the user's home if nothing is said.
+            env: Variables that win over the sandbox's.
+        """
+        asked = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
+        answer = await self._door.ask("POST", "/pty", "making a terminal", json=asked)
+        return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+
+    async def connect(self, pty_id: str) -> AsyncPty:
+        """Joins a terminal that is there: first comes what its screen shows."""
+        answer = await self._door.ask("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
+        return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+
+    async def list(self) -> list[PtyInfo]:
+        """The terminals that there are."""
+        answer = await self._door.ask("GET", "/pty", "listing terminals")
+        return [parse(PtyInfo, one) for one in answer.json()]
+
+    async def kill(self, pty_id: str) -> bool:
+        """Ends a terminal with everything its program started; whether there was one."""
+        try:
+            await self._door.ask("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
+        except TerminalNotFound:
+            return False
+        return True
+
+
+class AsyncPty:
+    """A terminal that was joined. It stays when its clients go, also when the server restarts.
+
+    Iterating over it gives what it writes, as bytes, until its program ends. After a broken connection comes what its
+    screen shows then: a terminal that shows the bytes shows the same again.
+
+    Attributes:
+        id: `pty.connect(id)` joins it from elsewhere.
+        pid: Inside the sandbox.
+    """
+
+    def __init__(self, door: AsyncDoor, info: PtyInfo) -> None:
+        self._door = door
+        self.id, self.pid = info.id, info.pid
+        self._path = f"/pty/{segment(info.id)}"
+        self._socket: Socket | None = None
+        self._joining = Lock()
+        self._patience = Patience(door.client.reconnect)
+        self._over = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} in {self._door.id}>"
+
+    def __aiter__(self) -> AsyncPty:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self.read()
+        if not data:
+            raise StopAsyncIteration
+        return data
+
+    async def __aenter__(self) -> AsyncPty:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def read(self, timeout: float | None = None) -> bytes:
+        """What it writes next; nothing once its program has ended, and `DeadlineExceeded` if nothing comes in so many
+        seconds."""
+        deadline = Deadline(timeout or FOREVER, f"waiting for {self.id} to write")
+        while not self._over:
+            socket = None
+            try:
+                socket = await self._join(deadline.until)
+                message = await socket.receive(deadline.until)
+            except TimeoutError:
+                if monotonic() >= deadline.until:
+                    raise deadline.exceeded() from None
+                # Not even a sign of life came.
+                self._drop(socket)
+                continue
+            except Broken as error:
+                self._drop(socket)
+                await self._pause(error, deadline)
+                continue
+            if message.kind == _websocket.CLOSE:
+                self._drop(socket)
+                await self._closed(message, deadline)
+            elif message.data:
+                self._patience.progress()
+                return message.data
+        return b""
+
+    async def wait(self, timeout: float | None = None) -> None:
+        """Reads on until its program has ended."""
+        deadline = Deadline(timeout or FOREVER, f"waiting for the end of {self.id}")
+        while await self.read(deadline.left() or 0.001):
+            pass
+
+    async def send(self, data: str | bytes) -> None:
+        """Presses keys."""
+        keys = data.encode() if isinstance(data, str) else data
+        deadline = Deadline(self._door.client.timeout, f"sending keys to {self.id}")
+        while True:
+            socket = None
+            try:
+                socket = await self._join(deadline.until)
+                await socket.look()
+                return await socket.send(_websocket.BINARY, keys, deadline.until)
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            except Broken as error:
+                self._drop(socket)
+                await self._pause(error, deadline)
+
+    async def resize(self, cols: int, rows: int) -> None:
+        """Gives it another size."""
+        asked = {"cols": cols, "rows": rows}
+        await self._door.ask("POST", f"{self._path}/resize", f"resizing {self.id}", json=asked, repeat=True)
+
+    async def kill(self) -> None:
+        """Ends its program, with everything that it started. One that has ended is no failure."""
+        try:
+            await self._door.ask("DELETE", self._path, f"ending {self.id}")
+        except TerminalNotFound:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Leaves it. It goes on."""
+        self._drop(self._socket)
+
+    async def _join(self, until: float) -> Socket:
+        async with self._joining:
+            if self._socket is None:
+                deadline = Deadline(max(0.0, min(self._door.client.timeout, until - monotonic())), "")
+                self._socket = await self._door.socket(self._path, f"joining {self.id}", deadline)
+            return self._socket
+
+    def _drop(self, socket: Socket | None) -> None:
+        if socket is not None:
+            socket.close()
+            if self._socket is socket:
+                self._socket = None
+
+    async def _pause(self, error: Broken, deadline: Deadline) -> None:
+        call = Call("GET", self._path, f"joining {self.id} in {self._door.id}", repeat=True)
+        await self._door.client.pause(call, error, self._patience, deadline)
+
+    async def _closed(self, message: _websocket.Message, deadline: Deadline) -> None:
+        """Finds out what the end of the connection means: that of the program, or another one."""
+        if message.code == 1000:
+            self._over = True
+            return
+        if message.code in (1001, 1006, 1012):
+            await self._pause(Broken("the server went away"), deadline)
+            return
+        try:
+            # Says in all detail what a close code cannot.
+            await self._door.ask("GET", self._path, f"joining {self.id}")
+        except TerminalNotFound:
+            self._over = True
+            return
+        reason = message.data.decode("utf-8", "replace")
+        raise ConnectionFailed(f"{self.id} was closed with {message.code}: {reason}")

@@ -1,0 +1,82 @@
+"""Where the server is and which key it wants: said, from the environment, or from what `atoll login` wrote."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from .errors import InvalidConfiguration
+
+#: Where `atoll serve` listens if nobody says.
+LOCAL = "http://127.0.0.1:8080"
+
+
+class Address:
+    """A server, taken apart."""
+
+    __slots__ = ("host", "key", "name", "path", "port", "secure", "url")
+
+    def __init__(self, url: str, key: str | None) -> None:
+        remedy = f"give a URL such as {LOCAL}, or set ATOLL_URL"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidConfiguration(f"{url!r} is not a URL: {error}", remedy=remedy) from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise InvalidConfiguration(f"{url!r} is not the URL of a server", remedy=remedy)
+        if parts.username is not None:
+            raise InvalidConfiguration("the URL has a user's name in it", remedy="give the key as api_key")
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
+            raise InvalidConfiguration("the key is empty or has characters no key has", remedy="look at ATOLL_API_KEY")
+        self.url = url.rstrip("/")
+        self.secure = parts.scheme == "https"
+        self.host = parts.hostname
+        self.port = port or (443 if self.secure else 80)
+        #: As it stands in the header `Host`.
+        self.name = parts.netloc
+        #: What stands before every path, for a server behind another.
+        self.path = parts.path.rstrip("/")
+        self.key = key.strip() if key else None
+
+
+def _profile(wanted: str | None) -> dict[str, str] | None:
+    """A profile by its name, or the default one, if there is any."""
+    place = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")  # noqa: PTH111, PTH118
+    file = os.path.join(place, "atoll", "config.toml")  # noqa: PTH118
+    try:
+        # Without pathlib and tomllib, which most programs do not need here: they take a while to import.
+        with open(file, "rb") as opened:  # noqa: PTH123
+            written = opened.read().decode()
+    except FileNotFoundError:
+        written = ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"{file} cannot be read: {error}") from None
+    if not written.strip():
+        if wanted is None:
+            return None
+        raise InvalidConfiguration(f"there is no profile {wanted!r} in {file}", remedy="make it with `atoll login`")
+    import tomllib
+
+    try:
+        config = tomllib.loads(written)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfiguration(f"{file} is not TOML: {error}", remedy="write it anew with `atoll login`") from None
+    name = wanted or config.get("default")
+    profile = config.get("profiles", {}).get(name) if name is not None else None
+    if profile is None and name is not None:
+        raise InvalidConfiguration(f"there is no profile {name!r} in {file}", remedy="make it with `atoll login`")
+    return profile if isinstance(profile, dict) else None
+
+
+def find(url: str | None, key: str | None, profile: str | None) -> Address:
+    """The server: what is said here wins over the environment, and that over a profile. A profile's key is for the
+    profile's server alone."""
+    if profile is None:
+        url = url or os.environ.get("ATOLL_URL") or None
+        key = key or os.environ.get("ATOLL_API_KEY") or None
+    if url is None:
+        found = _profile(profile) or {}
+        url = found.get("url")
+        key = key or (found.get("api_key") if url else None)
+    return Address(url or LOCAL, key)

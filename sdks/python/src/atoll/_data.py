@@ -1,0 +1,73 @@
+"""What is sent to a sandbox, in whatever form it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, cast
+
+from ._http import Body
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PIECE = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a transfer is: `done` bytes of about `total`, if that is known."""
+
+    done: int
+    total: int | None
+
+
+class Data:
+    """Bytes on their way: as a `body`, of about how many (`total`), and whether they can be sent `again`."""
+
+    __slots__ = ("again", "body", "total")
+
+    def __init__(self, given: str | bytes | IO[bytes] | Iterable[bytes]) -> None:
+        self.again = True
+        self.total: int | None = None
+        self.body: Body
+        if isinstance(given, str):
+            given = given.encode()
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            self.body = bytes(given)
+            self.total = len(self.body)
+        elif hasattr(given, "read"):
+            file = cast("IO[bytes]", given)
+            self.again = file.seekable()
+            start = file.tell() if self.again else 0
+
+            def read() -> Iterator[bytes]:
+                if self.again:
+                    file.seek(start)
+                while piece := file.read(_PIECE):
+                    yield piece
+
+            self.body = read
+        else:
+            parts = given
+            # What is made as it goes can be had once.
+            self.again = iter(parts) is not parts
+            self.body = lambda: iter(parts)
+
+    @classmethod
+    def directory(cls, local: str | Path) -> Data:
+        """All that is below a directory of this machine, as an archive."""
+        # Most programs never need it, and it takes a while to import.
+        from . import _tar
+
+        top = _tar.directory(local)
+        data = cls(b"")
+        data.body, data.total = lambda: _tar.pack(top), _tar.size(top)
+        return data
+
+    def in_pieces(self) -> Body:
+        """The body so that it can be told how far it is."""
+        body = self.body
+        if callable(body):
+            return body
+        return lambda: (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))

@@ -1,0 +1,312 @@
+# Made from _async/client.py by generate.py.
+"""A server as this program sees it: connections that are kept, and what is asked over them.
+
+What is lost is asked again only where that is safe: `Call.repeat`. A server that was there and is not any more may be
+restarting, and is waited for; one that never was is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from .. import _config
+from .._deadline import Deadline
+from .._http import Body, Broken, Call, Head, Reader, chunk, head
+from .._patience import Patience
+from .._version import VERSION
+from ..errors import AtollError, ConnectionFailed, RateLimited, UnexpectedAnswer, from_answer
+from .network import Connection, blocking, sleep, tell
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+#: A connection that nobody used for so long is not used again: the server lets go of them after 30 s.
+_FRESH = 20.0
+#: How many connections are kept for later.
+_KEPT = 32
+#: How long an answer may still come from a server that does not take our request.
+_LAST_WORD = 5.0
+
+
+class Answer:
+    """An answer with all of its body."""
+
+    __slots__ = ("body", "head")
+
+    def __init__(self, head: Head, body: bytes) -> None:
+        self.head, self.body = head, body
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise UnexpectedAnswer(
+                f"the answer is not JSON: {self.body[:60]!r}", remedy="look whether the URL is that of an Atoll server"
+            ) from None
+
+
+class Stream:
+    """An answer whose body comes bit by bit. Its connection is kept once all of it was read."""
+
+    def __init__(self, client: Client, connection: Connection, reader: Reader, head: Head) -> None:
+        self._client, self._reader = client, reader
+        self._connection: Connection | None = connection
+        self.head = head
+
+    def read(self, until: float) -> bytes:
+        """The next bytes; nothing at the end."""
+        while (data := self._reader.read()) is None:
+            if self._connection is None:
+                raise Broken("the answer was closed")
+            self._reader.feed(self._connection.receive(until))
+        if not data and self._connection is not None:
+            if self._reader.reusable:
+                self._client._keep(self._connection)
+            else:
+                self._connection.close()
+            self._connection = None
+        return data
+
+    def read_all(self, until: float) -> bytes:
+        """All that is left."""
+        data = self.read(until)
+        if not data:
+            return data
+        parts = [data]
+        while data := self.read(until):
+            parts.append(data)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Lets go of the rest."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class _Unreachable(Broken):
+    """Nothing was sent."""
+
+
+class Client:
+    """A server, and the key that it wants.
+
+    Everything may be left out: then it is the server of `ATOLL_URL` with the key of `ATOLL_API_KEY`, that of the
+    profile which `atoll login` made the default, or the one on this machine (`http://127.0.0.1:8080`). Without a key
+    none is sent.
+
+    Args:
+        url: Where it is, such as `http://127.0.0.1:8080`.
+        api_key: `atl_…`.
+        profile: The name of a profile of `atoll login`.
+        timeout: How long a request may take, in seconds, if it is not said with it.
+        reconnect: How long a server that was there may be away before that is a failure, in seconds.
+        ssl_context: How servers are trusted (`https://`), if not as this machine does.
+    """
+
+    _default: Client | None = None
+    _default_lock = threading.Lock()
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        profile: str | None = None,
+        timeout: float = 60.0,
+        reconnect: float = 30.0,
+        ssl_context: SSLContext | None = None,
+    ) -> None:
+        self._address = address = _config.find(url, api_key, profile)
+        self.timeout, self.reconnect = timeout, reconnect
+        self._tls = ssl_context
+        if address.secure and ssl_context is None:
+            import ssl
+
+            self._tls = ssl.create_default_context()
+        key = f"x-api-key: {address.key}\r\n" if address.key else ""
+        self._common = f"host: {address.name}\r\nuser-agent: atoll-python/{VERSION}\r\n{key}"
+        self._idle: deque[Connection] = deque()
+        self._process = os.getpid()
+        self._reached = False
+
+    @classmethod
+    def default(cls) -> Client:
+        """The one that is used where none is named. It is made once."""
+        with cls._default_lock:
+            if cls._default is None:
+                cls._default = cls()
+            return cls._default
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._address.url
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.url}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections that are kept. It can be used again."""
+        while self._idle:
+            self._idle.pop().close()
+
+    # What follows is for the other parts of this package.
+
+    def request(self, call: Call) -> Answer:
+        """Asks, and reads all of the answer. A failure that it tells is raised."""
+        deadline = Deadline(call.timeout or self.timeout, call.what)
+        patience = Patience(self.reconnect)
+        lost = False
+        while True:
+            try:
+                stream = self._exchange(call, deadline.until)
+                answer = Answer(stream.head, stream.read_all(deadline.until))
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            except Broken as error:
+                lost |= not isinstance(error, _Unreachable)
+                self.pause(call, error, patience, deadline)
+                continue
+            if answer.head.status < 400:
+                return answer
+            failure = self._failure(answer)
+            if lost and call.method == "DELETE" and answer.head.status == 404:
+                # The answer that was lost said that it is gone.
+                return answer
+            if isinstance(failure, RateLimited) and deadline.left() > (wait := failure.retry_after or 1.0):
+                sleep(wait)
+                continue
+            raise failure
+
+    def open(self, call: Call, until: float) -> Stream:
+        """Asks once, and leaves the body to be read. What breaks is `Broken`."""
+        stream = self._exchange(call, until)
+        if stream.head.status < 400:
+            return stream
+        raise self._failure(Answer(stream.head, stream.read_all(until)))
+
+    def connect(self, until: float) -> Connection:
+        """A new connection."""
+        at = self._address
+        try:
+            return Connection.open(at.host, at.port, self._tls, until)
+        except Broken as error:
+            raise _Unreachable(str(error)) from error.__cause__
+
+    def pause(self, call: Call, error: Broken, patience: Patience, deadline: Deadline) -> None:
+        """Waits before the next try, if there may be one."""
+        unreachable = isinstance(error, _Unreachable)
+        if (call.repeat or unreachable) and self._reached:
+            wait = patience.pause()
+            if wait is not None and wait < deadline.left():
+                sleep(wait)
+                return
+        raise self.broken(call, error) from error.__cause__
+
+    def broken(self, call: Call, error: Broken) -> ConnectionFailed:
+        """What is said of a connection that failed for good."""
+        if isinstance(error, _Unreachable):
+            return ConnectionFailed(
+                f"{call.what}: no server answers at {self.url}: {error}",
+                remedy="look at the URL (ATOLL_URL), or start a server there with `atoll serve`",
+            )
+        if call.repeat:
+            return ConnectionFailed(f"{call.what}: the connection to {self.url} breaks again and again: {error}")
+        return ConnectionFailed(
+            f"{call.what}: the connection to {self.url} broke, and it is not known whether it was done: {error}",
+            remedy="look before you do it again",
+        )
+
+    def _failure(self, answer: Answer) -> AtollError:
+        try:
+            told = json.loads(answer.body)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict) or "code" not in told:
+            return UnexpectedAnswer(
+                f"{self.url} answered {answer.head.status} without saying why",
+                status=answer.head.status,
+                remedy="look whether the URL is that of an Atoll server",
+            )
+        return from_answer(answer.head.status, told, answer.head.headers.get("x-request-id"))
+
+    def _exchange(self, call: Call, until: float) -> Stream:
+        connection = self._kept() or self.connect(until)
+        reader = Reader()
+        try:
+            try:
+                self._send(connection, call, until)
+            except Broken:
+                # It may have said why it does not take any more.
+                if not callable(call.body):
+                    raise
+                until = min(until, monotonic() + _LAST_WORD)
+            while (head := reader.read_head()) is None:
+                reader.feed(connection.receive(until))
+        except BaseException:
+            connection.close()
+            raise
+        self._reached = True
+        return Stream(self, connection, reader, head)
+
+    def _send(self, connection: Connection, call: Call, until: float) -> None:
+        first = head(call, self._address.path, self._common)
+        if call.body is None:
+            connection.send(first, until)
+        elif isinstance(call.body, bytes):
+            connection.send(first + call.body, until)
+        else:
+            connection.send(first, until)
+            pieces, done = call.body(), 0
+            while (piece := blocking(next, pieces, None)) is not None:
+                if piece:
+                    connection.send(chunk(piece), until)
+                    done += len(piece)
+                    if call.told is not None:
+                        tell(call.told, done)
+            connection.send(chunk(b""), until)
+
+    def _keep(self, connection: Connection) -> None:
+        connection.idle_since = monotonic()
+        if len(self._idle) < _KEPT:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def _kept(self) -> Connection | None:
+        if self._process != os.getpid():
+            # A copy of this process must not speak on the same connections.
+            self._idle, self._process = deque(), os.getpid()
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if monotonic() - connection.idle_since < _FRESH and connection.usable():
+                return connection
+            connection.close()
+        return None
+
+
+def _reason(error: Broken) -> str:
+    return error.strerror or str(error) or type(error).__name__
+
+
+def encoded(body: Mapping[str, Any]) -> Body:
+    """A JSON body, without what is not given."""
+    given = {name: value for name, value in body.items() if value is not None}
+    return json.dumps(given, separators=(",", ":")).encode()

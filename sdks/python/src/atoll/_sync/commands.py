@@ -1,0 +1,332 @@
+# Made from _async/commands.py by generate.py.
+"""Commands: run and waited for, or started and followed."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Literal, overload
+
+from .._deadline import FOREVER, Deadline
+from .._http import segment
+from ..errors import ExecNotFound, StdinClosed
+from ..models import CommandInfo, CommandResult, Output, parse
+from .door import Door, EventStream
+from .network import Listener, sleep, tell
+
+#: How long a command that is waited for may take if nothing is said; the server's own default.
+_USUAL = 60.0
+#: How much longer its answer may take.
+_GRACE = 30.0
+#: Input that does not fit into a request is written bit by bit.
+_PIECE = 64 << 10
+
+
+class Commands:
+    """Runs commands in a sandbox: `sandbox.commands`."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[False] = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        open_stdin: bool = False,
+        tag: str | None = None,
+        on_stdout: Listener[str] | None = None,
+        on_stderr: Listener[str] | None = None,
+        check: bool = False,
+    ) -> CommandResult: ...
+
+    @overload
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: Literal[True],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        open_stdin: bool = False,
+        tag: str | None = None,
+    ) -> CommandHandle: ...
+
+    def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        background: bool = False,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: str | bytes | None = None,
+        open_stdin: bool = False,
+        tag: str | None = None,
+        on_stdout: Listener[str] | None = None,
+        on_stderr: Listener[str] | None = None,
+        check: bool = False,
+    ) -> CommandResult | CommandHandle:
+        """Runs a command and waits for its end, or, with `background=True`, only starts it.
+
+        It is run once, also when the connection breaks or the server restarts meanwhile.
+
+        Args:
+            cmd: A line for `/bin/sh`, or a program and its arguments as a list.
+            background: Come back at once, with an `CommandHandle`.
+            cwd: Where it runs; the user's home if nothing is said.
+            env: Variables that win over the sandbox's.
+            user: As whom; the template's user if nothing is said.
+            timeout: After how many seconds it is ended with everything it started; 0 is never. If nothing is said 60,
+                and none in the background. What it was until then is the result, with `timed_out`.
+            stdin: All its input.
+            open_stdin: In the background: input comes by `send_stdin`.
+            tag: A name to find it by: `connect("tag:NAME")`.
+            on_stdout: Is told what it writes, as it does.
+            on_stderr: The same for its standard error.
+            check: `CommandFailed` if it does not end with 0.
+        """
+        line, args = (cmd, None) if isinstance(cmd, str) else (cmd[0] if cmd else "", list(cmd[1:]))
+        spec: dict[str, Any] = {
+            "cmd": line,
+            "args": args,
+            "cwd": cwd,
+            "envs": dict(env) if env else None,
+            "user": user,
+            "timeout": timeout,
+            "tag": tag,
+        }
+        if background:
+            handle = self._start(spec, open_stdin or stdin is not None)
+            if stdin is not None:
+                handle.send_stdin(stdin)
+                if not open_stdin:
+                    handle.close_stdin()
+            return handle
+        limit = _USUAL if timeout is None else timeout
+        short = isinstance(stdin, str) and len(stdin) <= _PIECE
+        if on_stdout or on_stderr or not 0 < limit <= _USUAL or not (stdin is None or short):
+            # Followed: its output is told at once, and a silence of any length is no silence of the connection.
+            handle = self._start(spec | {"timeout": limit}, stdin is not None)
+            if stdin is not None:
+                handle._feed(stdin)
+            result = handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+        else:
+            answer = self._post(spec | {"stdin": stdin}, limit + _GRACE)
+            result = parse(CommandResult, answer)
+        return result.check() if check else result
+
+    def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> CommandHandle:
+        begun = self._post({**spec, "background": True, "openStdin": open_stdin}, None)
+        return CommandHandle(self._door, begun["execID"], begun["pid"], input_at=0)
+
+    def _post(self, spec: Mapping[str, Any], timeout: float | None) -> Any:
+        # The key makes it one command, however often it has to be asked for.
+        headers = {"idempotency-key": os.urandom(16).hex()}
+        what = f"running {str(spec['cmd'])[:40]!r}"
+        door = self._door
+        answer = door.ask("POST", "/commands", what, json=spec, headers=headers, repeat=True, timeout=timeout)
+        return answer.json()
+
+    def list(self) -> list[CommandInfo]:
+        """The sandbox's commands, newest first: those that run, and the last that have ended."""
+        answer = self._door.ask("GET", "/commands", "listing commands")
+        return [parse(CommandInfo, one) for one in answer.json()]
+
+    def get(self, exec_id: str) -> CommandInfo:
+        """A command by its id, `tag:NAME` or `pid:NUMBER`."""
+        answer = self._door.ask("GET", f"/commands/{segment(exec_id)}", f"looking at {exec_id}")
+        return parse(CommandInfo, answer.json())
+
+    def connect(self, exec_id: str) -> CommandHandle:
+        """A handle on a command by its id, `tag:NAME` or `pid:NUMBER`: whoever started it, and ended or not."""
+        found = self.get(exec_id)
+        return CommandHandle(self._door, found.exec_id, found.pid, input_at=None)
+
+    def kill(self, exec_id: str) -> bool:
+        """Ends a command and everything it started; whether there was one."""
+        try:
+            (self.connect(exec_id)).kill()
+        except ExecNotFound:
+            return False
+        return True
+
+
+class CommandHandle:
+    """A command that runs in the background. It goes on whoever listens.
+
+    Iterating over it gives its output from the beginning, as `Output`, until it ends: with neither a gap nor a
+    repetition, also when the connection breaks or the server restarts meanwhile.
+
+    Attributes:
+        exec_id: Its id: `commands.connect(exec_id)` gives another handle on it.
+        pid: Inside the sandbox.
+    """
+
+    def __init__(self, door: Door, exec_id: str, pid: int, *, input_at: int | None) -> None:
+        self._door, self.exec_id, self.pid = door, exec_id, pid
+        self._path = f"/commands/{segment(exec_id)}"
+        #: How much input it was given, once that is known.
+        self._input_at = input_at
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.exec_id} in {self._door.id}>"
+
+    def __iter__(self) -> OutputStream:
+        return self.output()
+
+    def output(self, after: int = 0) -> OutputStream:
+        """Its output from a position on: bytes of both streams together."""
+        query = {"encoding": "base64"}
+        what = f"following {self.exec_id}"
+        return OutputStream(self._door.events(f"{self._path}/output", what, query, str(after)), self.exec_id)
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        *,
+        on_stdout: Listener[str] | None = None,
+        on_stderr: Listener[str] | None = None,
+    ) -> CommandResult:
+        """Waits for its end, and tells what it wrote.
+
+        Args:
+            timeout: How long, in seconds; then `DeadlineExceeded`, and the command goes on. As long as it takes if
+                nothing is said.
+        """
+        kept: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "gap": []}
+        told = {"stdout": on_stdout, "stderr": on_stderr}
+        stream = self.output()
+        deadline = Deadline(timeout or FOREVER, f"waiting for {self.exec_id}")
+        try:
+            while (piece := stream.next(deadline)) is not None:
+                kept[piece.stream].append(piece.data)
+                listener = told.get(piece.stream)
+                if listener is not None and piece.text:
+                    tell(listener, piece.text)
+        finally:
+            stream.close()
+        return parse(
+            CommandResult,
+            {
+                **(stream.exit or {}),
+                "execID": self.exec_id,
+                "stdout": b"".join(kept["stdout"]).decode("utf-8", "replace"),
+                "stderr": b"".join(kept["stderr"]).decode("utf-8", "replace"),
+                "truncated": bool(kept["gap"]),
+            },
+        )
+
+    def info(self) -> CommandInfo:
+        """How it is now."""
+        answer = self._door.ask("GET", self._path, f"looking at {self.exec_id}")
+        return parse(CommandInfo, answer.json())
+
+    def kill(self) -> None:
+        """Ends it and everything it started."""
+        what = f"killing {self.exec_id}"
+        self._door.ask("POST", f"{self._path}/signal", what, json={"signal": 9}, repeat=True)
+
+    def signal(self, number: int) -> None:
+        """Sends its process group a signal, such as `signal.SIGINT`."""
+        what = f"sending signal {int(number)} to {self.exec_id}"
+        self._door.ask("POST", f"{self._path}/signal", what, json={"signal": int(number)})
+
+    def send_stdin(self, data: str | bytes, *, timeout: float | None = None) -> None:
+        """Gives it input, for commands with `open_stdin=True`: each byte once, also when the connection breaks.
+
+        Args:
+            timeout: How long it may take the command to read it, in seconds; the client's if nothing is said.
+        """
+        rest = data.encode() if isinstance(data, str) else bytes(data)
+        deadline = Deadline(timeout or self._door.client.timeout, f"giving input to {self.exec_id}")
+        if self._input_at is None:
+            self._input_at = self._write(0, b"", deadline)
+        wait = 0.001
+        while rest:
+            at = self._input_at
+            self._input_at = taken = self._write(at, rest[:_PIECE], deadline)
+            rest = rest[taken - at :]
+            if taken > at:
+                wait = 0.001
+            elif deadline.left() <= wait:
+                raise deadline.exceeded()
+            else:
+                sleep(wait)
+                wait = min(0.1, wait * 2)
+
+    def _write(self, at: int, data: bytes, deadline: Deadline) -> int:
+        path, query = f"{self._path}/stdin", {"offset": at}
+        left = max(0.001, deadline.left())
+        answer = self._door.ask("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
+        return int(answer.json()["taken"])
+
+    def close_stdin(self) -> None:
+        """Says that no more input comes."""
+        what = f"closing the input of {self.exec_id}"
+        self._door.ask("POST", f"{self._path}/stdin/close", what, repeat=True)
+
+    def _feed(self, data: str | bytes) -> None:
+        """Gives it all its input, as far as it wants it."""
+        try:
+            self.send_stdin(data)
+            self.close_stdin()
+        except StdinClosed:
+            # It has ended, or closed it, before it read all: that is its own affair.
+            pass
+
+
+class OutputStream:
+    """A command's output as it comes. `exit` is how it ended, once it has."""
+
+    def __init__(self, events: EventStream, exec_id: str) -> None:
+        self._events, self._exec_id = events, exec_id
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {"stdout": decoder("replace"), "stderr": decoder("replace")}
+        self.exit: dict[str, Any] | None = None
+
+    def __iter__(self) -> OutputStream:
+        return self
+
+    def __next__(self) -> Output:
+        piece = self.next(None)
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def next(self, deadline: Deadline | None) -> Output | None:
+        """The next piece; nothing once it has ended."""
+        until = deadline.until if deadline else monotonic() + FOREVER
+        while self.exit is None:
+            try:
+                message = self._events.next(until)
+            except TimeoutError:
+                raise (deadline or Deadline(0, f"following {self._exec_id}")).exceeded() from None
+            data = message.data
+            if message.event == "exit":
+                self.exit = data
+                self.close()
+            elif message.event == "gap":
+                return Output("gap", b"", "", data["from"])
+            elif message.event in ("stdout", "stderr"):
+                piece = b64decode(data["base64"])
+                text = self._decoders[message.event].decode(piece)
+                return Output("stdout" if message.event == "stdout" else "stderr", piece, text, data["position"])
+        return None
+
+    def close(self) -> None:
+        """Listens no more. The command goes on."""
+        self._events.close()

@@ -1,0 +1,201 @@
+# Made from _async/pty.py by generate.py.
+"""Terminals: programs with a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import monotonic
+
+from .. import _websocket
+from .._deadline import FOREVER, Deadline
+from .._http import Broken, Call, segment
+from .._patience import Patience
+from ..errors import ConnectionFailed, TerminalNotFound
+from ..models import PtyInfo, parse
+from .door import Door, Socket
+from .network import Lock
+
+
+class Ptys:
+    """Opens terminals in a sandbox: `sandbox.pty`."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def create(
+        self,
+        *,
+        cols: int = 80,
+        rows: int = 24,
+        shell: str | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Pty:
+        """Makes a terminal and joins it.
+
+        Args:
+            shell: The program; a login shell if nothing is said.
+            cwd: Where it begins; the user's home if nothing is said.
+            env: Variables that win over the sandbox's.
+        """
+        asked = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
+        answer = self._door.ask("POST", "/pty", "making a terminal", json=asked)
+        return Pty(self._door, parse(PtyInfo, answer.json()))
+
+    def connect(self, pty_id: str) -> Pty:
+        """Joins a terminal that is there: first comes what its screen shows."""
+        answer = self._door.ask("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
+        return Pty(self._door, parse(PtyInfo, answer.json()))
+
+    def list(self) -> list[PtyInfo]:
+        """The terminals that there are."""
+        answer = self._door.ask("GET", "/pty", "listing terminals")
+        return [parse(PtyInfo, one) for one in answer.json()]
+
+    def kill(self, pty_id: str) -> bool:
+        """Ends a terminal with everything its program started; whether there was one."""
+        try:
+            self._door.ask("DELETE", f"/pty/{segment(pty_id)}", f"ending {pty_id}")
+        except TerminalNotFound:
+            return False
+        return True
+
+
+class Pty:
+    """A terminal that was joined. It stays when its clients go, also when the server restarts.
+
+    Iterating over it gives what it writes, as bytes, until its program ends. After a broken connection comes what its
+    screen shows then: a terminal that shows the bytes shows the same again.
+
+    Attributes:
+        id: `pty.connect(id)` joins it from elsewhere.
+        pid: Inside the sandbox.
+    """
+
+    def __init__(self, door: Door, info: PtyInfo) -> None:
+        self._door = door
+        self.id, self.pid = info.id, info.pid
+        self._path = f"/pty/{segment(info.id)}"
+        self._socket: Socket | None = None
+        self._joining = Lock()
+        self._patience = Patience(door.client.reconnect)
+        self._over = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} in {self._door.id}>"
+
+    def __iter__(self) -> Pty:
+        return self
+
+    def __next__(self) -> bytes:
+        data = self.read()
+        if not data:
+            raise StopIteration
+        return data
+
+    def __enter__(self) -> Pty:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def read(self, timeout: float | None = None) -> bytes:
+        """What it writes next; nothing once its program has ended, and `DeadlineExceeded` if nothing comes in so many
+        seconds."""
+        deadline = Deadline(timeout or FOREVER, f"waiting for {self.id} to write")
+        while not self._over:
+            socket = None
+            try:
+                socket = self._join(deadline.until)
+                message = socket.receive(deadline.until)
+            except TimeoutError:
+                if monotonic() >= deadline.until:
+                    raise deadline.exceeded() from None
+                # Not even a sign of life came.
+                self._drop(socket)
+                continue
+            except Broken as error:
+                self._drop(socket)
+                self._pause(error, deadline)
+                continue
+            if message.kind == _websocket.CLOSE:
+                self._drop(socket)
+                self._closed(message, deadline)
+            elif message.data:
+                self._patience.progress()
+                return message.data
+        return b""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Reads on until its program has ended."""
+        deadline = Deadline(timeout or FOREVER, f"waiting for the end of {self.id}")
+        while self.read(deadline.left() or 0.001):
+            pass
+
+    def send(self, data: str | bytes) -> None:
+        """Presses keys."""
+        keys = data.encode() if isinstance(data, str) else data
+        deadline = Deadline(self._door.client.timeout, f"sending keys to {self.id}")
+        while True:
+            socket = None
+            try:
+                socket = self._join(deadline.until)
+                socket.look()
+                return socket.send(_websocket.BINARY, keys, deadline.until)
+            except TimeoutError:
+                raise deadline.exceeded() from None
+            except Broken as error:
+                self._drop(socket)
+                self._pause(error, deadline)
+
+    def resize(self, cols: int, rows: int) -> None:
+        """Gives it another size."""
+        asked = {"cols": cols, "rows": rows}
+        self._door.ask("POST", f"{self._path}/resize", f"resizing {self.id}", json=asked, repeat=True)
+
+    def kill(self) -> None:
+        """Ends its program, with everything that it started. One that has ended is no failure."""
+        try:
+            self._door.ask("DELETE", self._path, f"ending {self.id}")
+        except TerminalNotFound:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Leaves it. It goes on."""
+        self._drop(self._socket)
+
+    def _join(self, until: float) -> Socket:
+        with self._joining:
+            if self._socket is None:
+                deadline = Deadline(max(0.0, min(self._door.client.timeout, until - monotonic())), "")
+                self._socket = self._door.socket(self._path, f"joining {self.id}", deadline)
+            return self._socket
+
+    def _drop(self, socket: Socket | None) -> None:
+        if socket is not None:
+            socket.close()
+            if self._socket is socket:
+                self._socket = None
+
+    def _pause(self, error: Broken, deadline: Deadline) -> None:
+        call = Call("GET", self._path, f"joining {self.id} in {self._door.id}", repeat=True)
+        self._door.client.pause(call, error, self._patience, deadline)
+
+    def _closed(self, message: _websocket.Message, deadline: Deadline) -> None:
+        """Finds out what the end of the connection means: that of the program, or another one."""
+        if message.code == 1000:
+            self._over = True
+            return
+        if message.code in (1001, 1006, 1012):
+            self._pause(Broken("the server went away"), deadline)
+            return
+        try:
+            # Says in all detail what a close code cannot.
+            self._door.ask("GET", self._path, f"joining {self.id}")
+        except TerminalNotFound:
+            self._over = True
+            return
+        reason = message.data.decode("utf-8", "replace")
+        raise ConnectionFailed(f"{self.id} was closed with {message.code}: {reason}")

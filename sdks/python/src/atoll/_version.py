@@ -1,0 +1,3 @@
+"""This release."""
+
+VERSION = "0.1.0"

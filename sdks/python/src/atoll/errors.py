@@ -1,0 +1,368 @@
+"""What can go wrong: one class for each code of the API's error table, all of them an `AtollError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class AtollError(Exception):
+    """Anything that goes wrong between you and a sandbox.
+
+    A code that this release does not know is told as an `AtollError` itself.
+
+    Attributes:
+        message: What is wrong, in one line.
+        code: What is wrong, for programs, such as `SANDBOX_NOT_FOUND`.
+        category: What kind of failure it is: `validation`, `auth`, `not_found`, `conflict`, `quota`, `unavailable`
+            or `internal`.
+        remedy: What to do about it, if there is something to say.
+        request_id: Names the request in the server's log.
+        status: The HTTP status, if a server answered.
+        details: Values for programs, such as the `field` of a request or the `state` of a sandbox.
+        retry_after: When to try again, in seconds, for what passes by itself.
+    """
+
+    code: str = "UNKNOWN"
+    category: str = "internal"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        category: str | None = None,
+        remedy: str | None = None,
+        request_id: str | None = None,
+        status: int | None = None,
+        details: Mapping[str, str] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or type(self).code
+        self.category = category or type(self).category
+        self.remedy = remedy
+        self.request_id = request_id
+        self.status = status
+        self.details = dict(details or {})
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.remedy}" if self.remedy else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The keywords of the constructor are its state: errors cross process boundaries.
+        return (type(self), (self.message,), self.__dict__)
+
+
+class ConnectionFailed(AtollError, ConnectionError):
+    """The server cannot be reached, or the connection to it broke and what was asked cannot be asked again safely."""
+
+    code = "CONNECTION_FAILED"
+    category = "unavailable"
+
+
+class DeadlineExceeded(AtollError, TimeoutError):
+    """Something took longer than it may; the message says what."""
+
+    code = "DEADLINE_EXCEEDED"
+    category = "unavailable"
+
+
+class UnexpectedAnswer(AtollError):
+    """Whoever answered does not speak Atoll's API."""
+
+    code = "UNEXPECTED_ANSWER"
+
+
+class InvalidConfiguration(AtollError):
+    """The URL, the key or the profile that this program was told is of no use."""
+
+    code = "INVALID_CONFIGURATION"
+    category = "validation"
+
+
+class CommandFailed(AtollError):
+    """A command that was to succeed did not; `details` has its `exit_code` and `exec_id`."""
+
+    code = "COMMAND_FAILED"
+    category = "validation"
+
+
+class InvalidRequest(AtollError):
+    """A field is missing, of the wrong type or out of range."""
+
+    code = "INVALID_REQUEST"
+    category = "validation"
+
+
+class UnknownTemplate(AtollError):
+    """The template of a create is not known."""
+
+    code = "UNKNOWN_TEMPLATE"
+    category = "validation"
+
+
+class UnknownUser(AtollError):
+    """The user is not known in the sandbox."""
+
+    code = "UNKNOWN_USER"
+    category = "validation"
+
+
+class CwdNotFound(AtollError):
+    """The working directory is not there."""
+
+    code = "CWD_NOT_FOUND"
+    category = "validation"
+
+
+class ProgramNotFound(AtollError):
+    """The program is not there or cannot be run."""
+
+    code = "PROGRAM_NOT_FOUND"
+    category = "validation"
+
+
+class NotAFile(AtollError):
+    """Neither a regular file nor a link to one."""
+
+    code = "NOT_A_FILE"
+    category = "validation"
+
+
+class NotADirectory(AtollError):
+    """Not a directory."""
+
+    code = "NOT_A_DIRECTORY"
+    category = "validation"
+
+
+class UnsupportedMediaType(AtollError):
+    """The body is not of the kind this route takes."""
+
+    code = "UNSUPPORTED_MEDIA_TYPE"
+    category = "validation"
+
+
+class RangeNotSatisfiable(AtollError):
+    """The file has no such part."""
+
+    code = "RANGE_NOT_SATISFIABLE"
+    category = "validation"
+
+
+class MisdirectedRequest(AtollError):
+    """The request is for a host that we do not serve."""
+
+    code = "MISDIRECTED_REQUEST"
+    category = "validation"
+
+
+class MethodNotAllowed(AtollError):
+    """There is no such method here."""
+
+    code = "METHOD_NOT_ALLOWED"
+    category = "validation"
+
+
+class PayloadTooLarge(AtollError):
+    """The request is too large."""
+
+    code = "PAYLOAD_TOO_LARGE"
+    category = "quota"
+
+
+class Unauthenticated(AtollError):
+    """No key came with the request."""
+
+    code = "UNAUTHENTICATED"
+    category = "auth"
+
+
+class PermissionDenied(AtollError):
+    """The file system or the rules refuse it."""
+
+    code = "PERMISSION_DENIED"
+    category = "auth"
+
+
+class NotFound(AtollError):
+    """No such route."""
+
+    code = "NOT_FOUND"
+    category = "not_found"
+
+
+class KeyNotFound(AtollError):
+    """No such key."""
+
+    code = "KEY_NOT_FOUND"
+    category = "not_found"
+
+
+class OrgNotFound(AtollError):
+    """No such org."""
+
+    code = "ORG_NOT_FOUND"
+    category = "not_found"
+
+
+class SessionNotFound(AtollError):
+    """No such session in the history."""
+
+    code = "SESSION_NOT_FOUND"
+    category = "not_found"
+
+
+class TerminalNotFound(AtollError):
+    """No such terminal."""
+
+    code = "TERMINAL_NOT_FOUND"
+    category = "not_found"
+
+
+class SandboxNotFound(AtollError):
+    """No such sandbox."""
+
+    code = "SANDBOX_NOT_FOUND"
+    category = "not_found"
+
+
+class FileNotFound(AtollError):
+    """No such file."""
+
+    code = "FILE_NOT_FOUND"
+    category = "not_found"
+
+
+class ExecNotFound(AtollError):
+    """No such command."""
+
+    code = "EXEC_NOT_FOUND"
+    category = "not_found"
+
+
+class TemplateNotFound(AtollError):
+    """No such template."""
+
+    code = "TEMPLATE_NOT_FOUND"
+    category = "not_found"
+
+
+class Conflict(AtollError):
+    """It is already there, or in use."""
+
+    code = "CONFLICT"
+    category = "conflict"
+
+
+class FileExists(AtollError):
+    """The file is already there."""
+
+    code = "FILE_EXISTS"
+    category = "conflict"
+
+
+class SandboxStopped(AtollError):
+    """The sandbox does not run."""
+
+    code = "SANDBOX_STOPPED"
+    category = "conflict"
+
+
+class SandboxPaused(AtollError):
+    """The sandbox is paused."""
+
+    code = "SANDBOX_PAUSED"
+    category = "conflict"
+
+
+class StdinClosed(AtollError):
+    """The command's standard input is closed, or was never open."""
+
+    code = "STDIN_CLOSED"
+    category = "conflict"
+
+
+class IdempotencyMismatch(AtollError):
+    """The same idempotency key came with another request."""
+
+    code = "IDEMPOTENCY_MISMATCH"
+    category = "conflict"
+
+
+class SandboxFailed(AtollError):
+    """The sandbox could not be made or was lost."""
+
+    code = "SANDBOX_FAILED"
+    category = "not_found"
+
+
+class RateLimited(AtollError):
+    """The key sends more requests than it may."""
+
+    code = "RATE_LIMITED"
+    category = "quota"
+
+
+class QuotaExceeded(AtollError):
+    """A limit of the sandbox or the org is reached."""
+
+    code = "QUOTA_EXCEEDED"
+    category = "quota"
+
+
+class Internal(AtollError):
+    """Something of ours failed."""
+
+    code = "INTERNAL"
+    category = "internal"
+
+
+class UnsupportedByHost(AtollError):
+    """This host lacks what was asked for."""
+
+    code = "UNSUPPORTED_BY_HOST"
+    category = "unavailable"
+
+
+class NoCapacity(AtollError):
+    """The machine cannot take more."""
+
+    code = "NO_CAPACITY"
+    category = "quota"
+
+
+class ProviderTimeout(AtollError):
+    """Somebody inside did not answer in time."""
+
+    code = "PROVIDER_TIMEOUT"
+    category = "unavailable"
+
+
+class DiskFull(AtollError):
+    """The disk is full."""
+
+    code = "DISK_FULL"
+    category = "quota"
+
+
+_BY_CODE = {kind.code: kind for kind in AtollError.__subclasses__()}
+
+
+def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
+    """The error that a server's answer tells of."""
+    code = body.get("code")
+    kind = _BY_CODE.get(str(code), AtollError)
+    return kind(
+        str(body.get("error") or f"the server answered {status}"),
+        code=str(code) if code else None,
+        category=body.get("category"),
+        remedy=body.get("remedy"),
+        request_id=body.get("request_id") or request_id,
+        status=status,
+        details=body.get("details"),
+        retry_after=body.get("retry_after"),
+    )

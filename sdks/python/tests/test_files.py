@@ -1,0 +1,184 @@
+"""Files, in and out, and what happens to them."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from atoll import Progress, Sandbox, errors
+from atoll._http import Broken
+from atoll._tar import Unpacker, pack
+
+
+def test_a_file_is_written_read_and_changed(sandbox: Sandbox) -> None:
+    files = sandbox.files
+    written = files.write("notes/a b?&é.txt", "text", mode=0o600)
+    assert (written.path, written.size, written.mode) == ("/home/user/notes/a b?&é.txt", 4, "0600")
+    assert files.read("notes/a b?&é.txt") == "text"
+    files.write("notes/bytes", bytes(range(256)))
+    assert files.read("notes/bytes", format="bytes") == bytes(range(256))
+    files.write("notes/empty", b"")
+    assert files.read("notes/empty") == ""
+    files.write("notes/file", io.BytesIO(b"x" * 700_000))
+    assert files.stat("notes/file").size == 700_000
+    files.write("notes/pieces", (b"piece" for _ in range(3)))
+    assert files.read("notes/pieces") == "piece" * 3
+    assert {one.name for one in files.list("notes")} == {"a b?&é.txt", "bytes", "empty", "file", "pieces"}
+    files.rename("notes/pieces", "notes/renamed")
+    files.copy("notes", "copied")
+    files.chmod("copied/renamed", 0o755)
+    assert files.stat("copied/renamed").mode == "0755"
+    assert [one.path for one in files.search("copied", query="ren*")] == ["renamed"]
+    assert files.search("copied", content="piece")[0].line == 1
+    files.make_dir("made/below")
+    assert files.exists("made/below")
+    files.remove("made")
+    assert not files.exists("made")
+
+
+def test_progress_is_told(sandbox: Sandbox) -> None:
+    told: list[Progress] = []
+    sandbox.files.write("large", b"x" * 1_000_000, progress=told.append)
+    assert told[-1] == Progress(1_000_000, 1_000_000)
+    assert [one.done for one in told] == sorted(one.done for one in told)
+
+
+def test_what_is_wrong_with_a_path_is_told(sandbox: Sandbox) -> None:
+    with pytest.raises(errors.FileNotFound, match="no-such"):
+        sandbox.files.read("no-such")
+    with pytest.raises(errors.NotAFile):
+        sandbox.files.read("/etc")
+    with pytest.raises(errors.NotADirectory):
+        sandbox.files.list("/etc/passwd")
+    with pytest.raises(errors.PermissionDenied):
+        sandbox.files.write("/etc/new", "")
+    sandbox.files.write("there", "")
+    with pytest.raises(errors.FileExists) as told:
+        sandbox.files.rename("/etc/hostname", "/home/user/there", user="root")
+    assert (told.value.code, told.value.category, told.value.status) == ("FILE_EXISTS", "conflict", 409)
+    assert told.value.request_id and told.value.request_id.startswith("req_")
+    with pytest.raises(NotADirectoryError, match="of this machine"):
+        sandbox.files.upload_dir("/no/such")
+
+
+def test_a_link_needs_no_key(sandbox: Sandbox) -> None:
+    import urllib.request
+
+    sandbox.files.write("linked", "text")
+    link = sandbox.files.download_url("linked", expires_in=60)
+    with urllib.request.urlopen(link.url, timeout=10) as answer:
+        assert answer.read() == b"text"
+
+
+def test_a_watch_tells_what_happens(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("watched")
+    with sandbox.files.watch("watched", recursive=True) as watch:
+        sandbox.files.make_dir("watched/below")
+        event = watch.next(10)
+        assert event and (event.type, event.path, event.is_dir) == ("create", "below", True)
+        sandbox.commands.run("touch a; mv a b", cwd="watched")
+        seen = [watch.next(10) for _ in range(2)]
+        assert ("create", "a") in [(one.type, one.path) for one in seen if one]
+        with pytest.raises(errors.DeadlineExceeded, match="happen in watched"):
+            while watch.next(0.3):
+                pass
+        sandbox.files.remove("watched")
+        last = list(watch)[-1]
+        assert (last.type, last.reason) == ("end", "removed")
+
+
+def test_directories_go_in_and_come_out_the_same(sandbox: Sandbox, tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    (top / "sub" / ("long" * 30)).mkdir(parents=True)
+    (top / "sub" / ("long" * 30) / "größe").write_bytes(os.urandom(300_000))
+    (top / "program").write_text("#!/bin/sh\n")
+    (top / "program").chmod(0o755)
+    (top / "empty").touch()
+    (top / "sub" / "link").symlink_to("../program")
+    told: list[Progress] = []
+    done = sandbox.files.upload_dir(top, "up", progress=told.append)
+    assert (done.entries, done.skipped) == (6, 0)
+    assert told[-1].total and abs(told[-1].done - told[-1].total) < 5000
+    assert sandbox.commands.run("up/sub/link && readlink up/sub/link").stdout == "../program\n"
+    assert sandbox.files.download_dir("up", tmp_path / "down") == []
+
+    def shape(top: Path) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for path in top.rglob("*"):
+            contents = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            found[str(path.relative_to(top))] = (stat.S_IMODE(path.lstat().st_mode), contents)
+        return found
+
+    assert shape(tmp_path / "down") == shape(top)
+    # Over what is there already.
+    assert sandbox.files.download_dir("up", tmp_path / "down") == []
+    assert shape(tmp_path / "down") == shape(top)
+
+
+def archive(*entries: tuple[str, bytes, str]) -> bytes:
+    """An archive of what an attacker likes: a name, a type, and where it points."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind, target in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.mode = kind, target, 0o7777
+            entry.size = 4 if kind == tarfile.REGTYPE else 0
+            tar.addfile(entry, io.BytesIO(b"evil"))
+    return made.getvalue()
+
+
+FILE, LINK, HARD, PIPE = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [("/outside", FILE, "")],
+        [("../outside", FILE, "")],
+        [("a/../../outside", FILE, "")],
+        [("link", LINK, "..")],
+        [("link", LINK, "/etc")],
+        [("link", LINK, ".."), ("link/outside", FILE, "")],
+        [("here", LINK, "."), ("here/outside", FILE, "")],
+        [("a/b/c", LINK, ".."), ("link", LINK, "a/b/c/../../outside")],
+        [("link", HARD, "../secret")],
+        [("link", HARD, "/etc/passwd")],
+        [("there/outside", FILE, "")],
+        [("pipe", PIPE, "")],
+    ],
+)
+def test_nothing_of_an_archive_gets_out(tmp_path: Path, entries: list[tuple[str, bytes, str]]) -> None:
+    (tmp_path / "secret").write_text("secret")
+    top = tmp_path / "top"
+    top.mkdir()
+    # A link of this machine's own leads out as well.
+    (top / "there").symlink_to(tmp_path)
+    data = archive(*entries, ("fine", FILE, ""))
+    unpacker = Unpacker(top)
+    for at in range(0, len(data), 700):
+        unpacker.feed(data[at : at + 700])
+    unpacker.finish()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "top"]
+    assert (tmp_path / "secret").stat().st_nlink == 1
+    assert (top / "fine").read_text() == "evil"
+    assert stat.S_IMODE((top / "fine").stat().st_mode) == 0o777
+    for path in top.rglob("*"):
+        assert path == top / "there" or path.resolve().is_relative_to(top), path
+
+
+def test_an_archive_that_breaks_off_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "file").write_text("text")
+    data = b"".join(pack(tmp_path / "from"))
+    for end in (0, 100, 512, 514, 1024):
+        unpacker = Unpacker(tmp_path / "to")
+        unpacker.feed(data[:end])
+        with pytest.raises(Broken):
+            unpacker.finish()
+    with pytest.raises(Broken):
+        Unpacker(tmp_path / "to").feed(b"no archive " * 100)

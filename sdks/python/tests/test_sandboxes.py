@@ -1,0 +1,183 @@
+"""Lives of sandboxes, and what is told when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll import Client, Sandbox, errors
+
+from .conftest import Server
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_a_sandbox_ends_with_its_block_unless_it_was_only_found(client: Client) -> None:
+    with Sandbox.create(client=client, timeout=120, metadata={"a": "b"}, env={"E": "f"}, memory_mb=256) as sandbox:
+        assert sandbox.commands.run("echo $E").stdout == "f\n"
+        assert (sandbox.info.metadata, sandbox.info.memory_mb, sandbox.info.state) == ({"a": "b"}, 256, "running")
+        with Sandbox.connect(sandbox.id, client=client) as found:
+            assert found.id == sandbox.id
+        assert sandbox.id in [info.id for info in Sandbox.list(client=client)]
+        assert len(Sandbox.list(client=client, limit=1, state="running")) == 1
+        assert sandbox.update(alias="named", pids=100).alias == "named"
+        assert Sandbox.connect("named", client=client).id == sandbox.id
+        assert sandbox.pause().state == "paused"
+        assert sandbox.resume(60).state == "running"
+        assert sandbox.stop().state == "stopped"
+        with pytest.raises(errors.SandboxStopped) as told:
+            sandbox.commands.run("true")
+        assert told.value.remedy and "start" in str(told.value)
+        assert sandbox.start().state == "running"
+        assert sandbox.set_timeout(0).end_at is None
+        assert sandbox.metrics()[-1].pids > 0
+        assert "sandbox.created" in [event.type for event in sandbox.events()]
+        assert "●" in sandbox._repr_html_() and sandbox.id in repr(sandbox)
+    with pytest.raises(errors.SandboxNotFound):
+        sandbox.commands.run("true")
+    assert not sandbox.kill()
+
+
+def test_terminals_can_be_typed_into_and_joined_again(sandbox: Sandbox) -> None:
+    terminal = sandbox.pty.create(cols=100, rows=30, env={"PS1": "> "})
+    terminal.send("stty size; A=kept\n")
+    seen = b""
+    while b"30 100" not in seen:
+        seen += terminal.read(20)
+    terminal.resize(90, 20)
+    terminal.close()
+    assert [(one.cols, one.rows) for one in sandbox.pty.list()] == [(90, 20)]
+    other = sandbox.pty.connect(terminal.id)
+    # First comes what it shows.
+    assert b"30 100" in other.read(20)
+    other.send("echo $A; exit\n")
+    assert b"kept" in b"".join(other)
+    with pytest.raises(errors.TerminalNotFound):
+        sandbox.pty.connect(terminal.id)
+    with pytest.raises(errors.DeadlineExceeded, match="to write"), sandbox.pty.create(shell="/bin/cat") as silent:
+        while silent.read(0.3):
+            pass
+    assert sandbox.pty.list() == []
+
+
+def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
+    sandbox.files.write("served/page", "text" * 100_000)
+    server = sandbox.commands.run("python3 -m http.server -b 127.0.0.1 -d served 8000", background=True)
+    while 8000 not in [port.port for port in sandbox.ports()]:
+        pass
+    with sandbox.forward(8000) as forward:
+        for _ in range(3):
+            with urllib.request.urlopen(f"{forward.url}/page", timeout=10) as answer:
+                assert len(answer.read()) == 400_000
+    server.kill()
+    with sandbox.forward(9999) as forward:
+        with pytest.raises(OSError):
+            urllib.request.urlopen(forward.url, timeout=10)
+        assert "9999" in str(forward.last_error)
+
+
+def test_every_code_of_the_api_has_its_class() -> None:
+    codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
+    for code in codes:
+        error = errors.from_answer(400, {"error": "what", "code": code, "category": "auth"}, "req_1")
+        assert type(error).__name__ == "".join(word.capitalize() for word in code.split("_"))
+        assert (error.code, error.category, error.request_id) == (code, "auth", "req_1")
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), again.__dict__) == (type(error), error.__dict__)
+    unknown = errors.from_answer(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
+    assert (type(unknown), unknown.code, str(unknown)) == (errors.AtollError, "NEW_CODE", "new")
+
+
+def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(errors.Unauthenticated) as told:
+        Sandbox.list(client=Client(server.url))
+    assert told.value.remedy
+    with pytest.raises(errors.PermissionDenied):
+        Sandbox.list(client=Client(server.url, "atl_" + "0" * 64))
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(errors.ConnectionFailed, match=f"no server answers at http://127.0.0.1:{port}") as refused:
+        Sandbox.list(client=Client(f"http://127.0.0.1:{port}"))
+    assert "atoll serve" in str(refused.value) and isinstance(refused.value, ConnectionError)
+    with pytest.raises(errors.ConnectionFailed, match="no server answers"):
+        Sandbox.list(client=Client("http://name.invalid"))
+    for url in ("127.0.0.1:8080", "ftp://host", "http://", "http://user@host", "http://host:port"):
+        with pytest.raises(errors.InvalidConfiguration):
+            Client(url)
+    with pytest.raises(errors.InvalidConfiguration, match="key"):
+        Client(server.url, "a\r\nb: c")
+    with pytest.raises(errors.InvalidRequest) as wrong:
+        Sandbox.create(client=server.client(), memory_mb=1)
+    assert wrong.value.details["field"] == "memoryMB"
+    with pytest.raises(errors.UnknownTemplate):
+        Sandbox.create("no-such", client=server.client())
+    with pytest.raises(errors.SandboxNotFound):
+        Sandbox.connect("../keys", client=server.client())
+
+
+def test_somebody_else_who_answers_is_noticed() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b"<html>" if self.path.startswith("/sandboxes?") else b""
+            self.send_response(200 if body else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        client = Client(f"http://127.0.0.1:{page.server_port}")
+        with pytest.raises(errors.UnexpectedAnswer, match="not JSON"):
+            Sandbox.list(client=client)
+        with pytest.raises(errors.UnexpectedAnswer, match="answered 404"):
+            Sandbox.connect("x", client=client)
+        page.shutdown()
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_without_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2)
+        with pytest.raises(errors.DeadlineExceeded, match=r"listing sandboxes took longer than 0\.2 s") as told:
+            Sandbox.list(client=client)
+        assert isinstance(told.value, TimeoutError)
+
+
+def test_the_server_is_found_where_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("ATOLL_URL", "ATOLL_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert (Client().url, Client()._address.key) == ("http://127.0.0.1:8080", None)
+    with pytest.raises(errors.InvalidConfiguration, match="atoll login"):
+        Client(profile="work")
+    file = tmp_path / "atoll" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('default = "a"\n[profiles.a]\nurl = "http://a"\napi_key = "ka"\n[profiles.b]\nurl = "http://b"\n')
+    assert (Client().url, Client()._address.key) == ("http://a", "ka")
+    assert (Client(profile="b").url, Client(profile="b")._address.key) == ("http://b", None)
+    # A profile's key goes to the profile's server alone.
+    assert Client("http://c")._address.key is None
+    monkeypatch.setenv("ATOLL_URL", "https://d/prefix/")
+    assert (Client().url, Client()._address.key, Client()._address.path) == ("https://d/prefix", None, "/prefix")
+    monkeypatch.setenv("ATOLL_API_KEY", "kd")
+    assert Client()._address.key == "kd"
+    assert "ka" not in repr(Client(profile="a")) and "kd" not in repr(Client())
+    file.write_text("default =")
+    with pytest.raises(errors.InvalidConfiguration, match="not TOML"):
+        Client(profile="a")
+
+
+def test_the_release_is_said_once() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "sdks" / "python" / "pyproject.toml").read_text())
+    assert project["project"]["version"] == atoll.__version__
