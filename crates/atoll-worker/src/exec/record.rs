@@ -56,7 +56,7 @@ enum Line {
         request: u32,
         leaf: String,
         pid: i32,
-        spec: ExecSpec,
+        spec: Box<ExecSpec>,
         started_at: i64,
     },
     Clock(Clock),
@@ -118,7 +118,7 @@ impl Record {
             request: self.request,
             leaf: self.leaf.clone(),
             pid: self.pid,
-            spec: self.spec.clone(),
+            spec: Box::new(self.spec.clone()),
             started_at: self.started_at,
         })
     }
@@ -182,7 +182,7 @@ impl Record {
                         request,
                         leaf,
                         pid,
-                        spec,
+                        spec: *spec,
                         started_at,
                         clock,
                         status: None,
