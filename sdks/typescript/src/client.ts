@@ -3,7 +3,7 @@
  * call waits for ever: each has a deadline that its error names.
  */
 
-import { Deadline, Silence, backoff } from "./deadline.js";
+import { Deadline, Silence, backoff, breath } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import { invalid, refused, told } from "./failure.js";
 import { type ServerEvent, serverEvents } from "./sse.js";
@@ -187,7 +187,7 @@ export class Client {
             } finally {
                 silence.end();
             }
-            await new Promise((done) => setTimeout(done, backoff(wordless)));
+            await breath(wordless);
             asked.signal?.throwIfAborted();
             const missed = asked.resumed?.();
             if (missed) {

@@ -93,6 +93,11 @@ export class Silence {
     }
 }
 
+/** A moment before a stream that broke off is opened again: opening it has its own patience. */
+export async function breath(tries: number): Promise<void> {
+    await new Promise((done) => setTimeout(done, backoff(Math.min(tries, 2))));
+}
+
 /** How long to wait before the next attempt: longer each time, and not all clients at once. */
 export function backoff(tries: number): number {
     return Math.min(50 * 2 ** tries, 2000) * (0.5 + Math.random() / 2);

@@ -1,7 +1,7 @@
 /** The bytes of a file, over a line that may break. */
 
 import { type Client, type Query, SILENCE, WORDLESS } from "./client.js";
-import { Silence, backoff } from "./deadline.js";
+import { Silence, breath } from "./deadline.js";
 import { ConnectionError } from "./error.js";
 import { failure } from "./failure.js";
 import type { TransferOptions } from "./files.js";
@@ -53,7 +53,7 @@ export async function* download(client: Client, path: string, query: Query, opti
         } finally {
             silence.end();
         }
-        await new Promise((done) => setTimeout(done, backoff(wordless)));
+        await breath(wordless);
     }
     throw new ConnectionError(`GET ${path}: the answer breaks off again and again`, {
         sent: true,

@@ -64,17 +64,19 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     }
 
     async #connect(options: CallOptions = {}): Promise<void> {
-        const socket = await openSocket(this.#client, this.#path, {}, options);
+        const listeners = {
+            message: (data: ArrayBuffer) => this.#take(new Uint8Array(data)),
+            close: (event: { code: number; reason: string }) => {
+                this.#socket = undefined;
+                void this.#closed(event);
+            },
+        };
+        const socket = await openSocket(this.#client, this.#path, listeners, options);
         if (this.#over) {
             socket.close();
-            return;
+        } else if (socket.readyState === 1) {
+            this.#socket = socket;
         }
-        this.#socket = socket;
-        socket.addEventListener("message", (event) => this.#take(new Uint8Array(event.data as ArrayBuffer)));
-        socket.addEventListener("close", (event) => {
-            this.#socket = undefined;
-            void this.#closed(event);
-        });
     }
 
     #take(data: Uint8Array): void {
@@ -91,7 +93,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         this.#wake();
     }
 
-    async #closed(event: CloseEvent): Promise<void> {
+    async #closed(event: { code: number; reason: string }): Promise<void> {
         if (this.#over || this.#behind) {
             return;
         }

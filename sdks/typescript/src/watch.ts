@@ -70,6 +70,7 @@ export class Watch implements AsyncIterable<WatchEvent>, AsyncDisposable {
     close(): void {
         this.#stop.abort();
         this.#first?.catch(() => {});
+        this.#events.return(undefined).catch(() => {});
     }
 
     async [Symbol.asyncDispose](): Promise<void> {

@@ -8,7 +8,7 @@ import { chmod, lstat, mkdir, open, readdir, readlink, rename, rm, symlink } fro
 import { dirname, join, normalize, sep } from "node:path";
 
 import { type Client, SILENCE } from "../client.js";
-import { Silence, backoff } from "../deadline.js";
+import { Silence, breath } from "../deadline.js";
 import { ConnectionError, TimeoutError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { DirectoryOptions, Transferred } from "../files.js";
@@ -112,7 +112,7 @@ export async function downloadDir(client: Client, path: string, to: string, opti
         } finally {
             silence.end();
         }
-        await new Promise((done) => setTimeout(done, backoff(tries)));
+        await breath(tries);
     }
 }
 

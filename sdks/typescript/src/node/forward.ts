@@ -49,36 +49,40 @@ interface Pausable {
 }
 
 async function join(client: Client, path: string, local: Socket): Promise<void> {
-    const socket: WebSocket & Pausable = await openSocket(client, path, {});
     let ended = false;
-    socket.addEventListener("message", (event) => {
-        const bytes = Buffer.from(event.data as ArrayBuffer);
-        if (bytes.length === 0) {
-            // It sends no more.
-            local.end();
-        } else if (!local.write(bytes) && socket.pause) {
-            socket.pause();
-            local.once("drain", () => socket.resume?.());
-        }
-    });
-    socket.addEventListener("close", (event) => {
-        ended = true;
-        // 1000: both have sent all.
-        if (event.code === 1000) {
-            local.end();
-        } else {
-            local.resetAndDestroy();
-        }
-    });
-    local.on("close", () => socket.close());
+    const listeners = {
+        message(data: ArrayBuffer) {
+            const bytes = Buffer.from(data);
+            if (bytes.length === 0) {
+                // It sends no more.
+                local.end();
+            } else if (!local.write(bytes) && socket?.pause) {
+                socket.pause();
+                local.once("drain", () => socket?.resume?.());
+            }
+        },
+        close(event: { code: number }) {
+            ended = true;
+            // 1000: both have sent all.
+            if (event.code === 1000) {
+                local.end();
+            } else {
+                local.resetAndDestroy();
+            }
+        },
+    };
+    let socket: (WebSocket & Pausable) | undefined;
+    const opened: WebSocket & Pausable = await openSocket(client, path, listeners);
+    socket = opened;
+    local.on("close", () => opened.close());
     local.on("data", (bytes) => {
         for (let at = 0; at < bytes.length; at += LARGEST) {
-            socket.send(bytes.subarray(at, at + LARGEST));
+            opened.send(bytes.subarray(at, at + LARGEST));
         }
-        if (socket.bufferedAmount > MOST) {
+        if (opened.bufferedAmount > MOST) {
             local.pause();
             const look = setInterval(() => {
-                if (ended || socket.bufferedAmount <= MOST / 2) {
+                if (ended || opened.bufferedAmount <= MOST / 2) {
                     clearInterval(look);
                     local.resume();
                 }
@@ -86,12 +90,12 @@ async function join(client: Client, path: string, local: Socket): Promise<void> 
         }
     });
     local.on("end", () => {
-        if (socket.readyState === 1) {
-            socket.send(new Uint8Array());
+        if (opened.readyState === 1) {
+            opened.send(new Uint8Array());
         }
     });
     if (local.destroyed) {
-        socket.close();
+        opened.close();
     }
     local.resume();
 }
