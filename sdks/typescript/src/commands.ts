@@ -5,6 +5,7 @@ import { CommandHandle, type CommandResult } from "./command-handle.js";
 import { Deadline, backoff } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
+import { randomName } from "./random.js";
 
 /** How a command is run. */
 export interface RunOptions extends CallOptions {
@@ -44,8 +45,10 @@ export interface BackgroundOptions extends RunOptions {
 const DEADLINE = 60;
 /** One that may take longer than this is followed: nothing between holds a silent request for so long. */
 const PATIENT = 120;
+/** Input that is longer, in characters, does not go with the request, which may have 1 MiB. */
+const LARGE = 64 << 10;
 /** What an answer may take besides the command itself, in seconds. */
-export const GRACE = 30;
+const GRACE = 30;
 /** How often a command whose start got lost is looked for: it may be on its way. */
 const LOOKS = 4;
 
@@ -72,7 +75,8 @@ export class Commands {
             return listened(handle, options);
         }
         const timeout = options.timeout ?? DEADLINE;
-        if (options.onStdout || options.onStderr || timeout > PATIENT || timeout === 0) {
+        const large = (options.stdin?.length ?? 0) > LARGE;
+        if (options.onStdout || options.onStderr || large || timeout > PATIENT || timeout === 0) {
             const handle = await this.#start(cmd, options, options.stdin !== undefined, timeout);
             return await this.#finish(handle, options, timeout);
         }
@@ -123,7 +127,7 @@ export class Commands {
 
     /** Starts a command once: if the answer gets lost, it is looked for by its tag, and started again if it never began. */
     async #post<T>(body: NewCommand, options: RunOptions, seconds: number): Promise<T | CommandHandle> {
-        const named = { ...body, tag: body.tag ?? `sdk-${crypto.randomUUID()}` };
+        const named = { ...body, tag: body.tag ?? `sdk-${randomName()}` };
         const deadline = new Deadline(`the start of ${JSON.stringify(body.cmd)}`, seconds, options.signal);
         const call = { requestTimeout: 0, signal: deadline.signal };
         try {

@@ -3,6 +3,7 @@
 import type { CallOptions, Client } from "./client.js";
 import { Terminal, type TerminalListeners } from "./terminal.js";
 import type * as api from "./generated/api.js";
+import { platform } from "./platform.js";
 
 /** How a terminal is made. */
 export interface TerminalOptions extends CallOptions, TerminalListeners {
@@ -32,6 +33,8 @@ export class Terminals {
     async create(options: TerminalOptions = {}): Promise<Terminal> {
         const { cols, rows, shell, cwd, user, env, requestTimeout, signal } = options;
         const json = { cols, rows, shell, cwd, user, envs: env };
+        // Where there is no way to join one, none is made.
+        await platform.WebSocket();
         const made = await this.#client.json<api.Terminal>("POST", this.#path, { json, requestTimeout, signal });
         return await Terminal.join(this.#client, this.#path, made, options);
     }

@@ -7,6 +7,7 @@ import { Files } from "./files.js";
 import type * as api from "./generated/api.js";
 import { platform } from "./platform.js";
 import { Terminals } from "./pty.js";
+import { randomName } from "./random.js";
 
 /** What a new sandbox is like; everything may be left out. */
 export interface CreateOptions extends Omit<api.NewSandbox, "envs" | "templateID" | "networkEnabled">, ConnectionOptions, CallOptions {
@@ -74,7 +75,7 @@ export class Sandbox implements AsyncDisposable {
         const client = Client.of(options);
         const info = await client.json<api.Sandbox>("POST", "/sandboxes", {
             json: { ...asked, envs: env },
-            headers: { "idempotency-key": crypto.randomUUID() },
+            headers: { "idempotency-key": randomName() },
             repeat: "always",
             requestTimeout: options.requestTimeout,
             signal: options.signal,

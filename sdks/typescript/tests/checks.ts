@@ -19,6 +19,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
 
     async "input is given once"(sb) {
         assert.equal((await sb.commands.run("cat", { stdin: "whole\n" })).stdout, "whole\n");
+        assert.equal((await sb.commands.run("wc -c", { stdin: "x".repeat(100_000) })).stdout, "100000\n");
         const pieces: string[] = [];
         const followed = await sb.commands.run("cat", { stdin: "followed\n", onStdout: (text) => pieces.push(text) });
         assert.deepEqual([followed.stdout, pieces.join("")], ["followed\n", "followed\n"]);

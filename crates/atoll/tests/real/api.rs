@@ -28,4 +28,5 @@ mod traps;
 mod tunnels;
 mod watching;
 
+pub use chromium::{Chromium, serve};
 pub use client::{Answer, Client, Server};

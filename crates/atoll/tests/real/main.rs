@@ -21,6 +21,7 @@ mod lifecycle;
 mod limits;
 mod network;
 mod packages;
+mod sdk;
 mod silence;
 mod terminal;
 mod watch;

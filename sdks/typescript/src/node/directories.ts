@@ -13,6 +13,7 @@ import { ConnectionError, TimeoutError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { DirectoryOptions, Transferred } from "../files.js";
 import type { Unpacked } from "../generated/api.js";
+import { randomName } from "../random.js";
 import { piecesOf, streamOf } from "../streams.js";
 import { END, type TarEntry, entries, header, padding } from "./tar.js";
 
@@ -30,16 +31,25 @@ export async function uploadDir(client: Client, path: string, from: string, opti
     }
     const left: Transferred["skipped"] = [];
     const silence = new Silence(STALL, options.signal);
+    // What cannot be read here is no fault of the connection's.
+    const unreadable = new AbortController();
+    async function* packed(): AsyncGenerator<Uint8Array> {
+        try {
+            yield* pack(from, left, options, () => silence.heard());
+        } catch (error) {
+            unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "see what may be read there"));
+        }
+    }
     try {
         const answer = await client.json<Unpacked>("PUT", path, {
             body: () => {
                 left.length = 0;
-                return streamOf(pack(from, left, options, () => silence.heard()));
+                return streamOf(packed());
             },
             headers: { "content-type": "application/x-tar" },
             repeat: "always",
             requestTimeout: options.requestTimeout ?? 0,
-            signal: silence.signal,
+            signal: AbortSignal.any([silence.signal, unreadable.signal]),
         });
         return { entries: answer.entries, bytes: answer.bytes, skipped: [...left, ...answer.skippedEntries] };
     } catch (error) {
@@ -151,7 +161,7 @@ async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: Di
 
 /** Replaces a file or a link at once. */
 async function put(place: string, entry: TarEntry, contents: AsyncIterable<Buffer>, wrote: (count: number) => void): Promise<void> {
-    const made = join(dirname(place), `.atoll-${crypto.randomUUID()}`);
+    const made = join(dirname(place), `.atoll-${randomName()}`);
     try {
         if (entry.type === "link") {
             await symlink(entry.target, made);

@@ -15,7 +15,7 @@ export interface TarEntry {
 }
 
 const KINDS: Record<string, TarEntry["type"]> = { "0": "file", "\0": "file", "7": "file", "5": "directory", "2": "link" };
-const FLAGS = { file: "0", directory: "5", link: "2", other: "0" };
+const FLAGS = { file: "0", directory: "5", link: "2", other: "6" };
 
 /** What stands before an entry's contents. */
 export function header(entry: TarEntry): Buffer {

@@ -1,0 +1,3 @@
+//! Our own SDKs, against the binary that users run.
+
+mod typescript;
