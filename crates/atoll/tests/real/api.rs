@@ -29,4 +29,5 @@ mod traps;
 mod tunnels;
 mod watching;
 
+pub use chromium::{Chromium, serve};
 pub use client::{Answer, Client, Server};

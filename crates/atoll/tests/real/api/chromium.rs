@@ -1,6 +1,7 @@
 //! A real browser without a window, told what to do over a WebSocket of its own; and pages for it.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use atoll_testkit::Scratch;
@@ -149,17 +150,34 @@ impl Drop for Chromium {
 
 /// Serves the same small page whatever is asked for, under any name; its port.
 pub async fn pages() -> u16 {
+    serve(None).await
+}
+
+/// Serves scripts of a directory, and that page for everything else; its port.
+pub async fn serve(scripts: Option<PathBuf>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
+            let scripts = scripts.clone();
             tokio::spawn(async move {
                 let mut request = [0; 8192];
-                let _ = stream.read(&mut request).await;
-                let page = "<!doctype html><title>a page</title><body>";
-                let head = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close";
-                let answer = format!("{head}\r\ncontent-length: {}\r\n\r\n{page}", page.len());
-                let _ = stream.write_all(answer.as_bytes()).await;
+                let read = stream.read(&mut request).await.unwrap_or_default();
+                let request = String::from_utf8_lossy(&request[..read]);
+                let path = request.split(' ').nth(1).unwrap_or_default();
+                let script = scripts.filter(|_| path.ends_with(".js"));
+                let script = script.and_then(|root| std::fs::read(root.join(&path[1..])).ok());
+                let (kind, body) = match script {
+                    Some(script) => ("text/javascript", script),
+                    None => (
+                        "text/html",
+                        b"<!doctype html><title>a page</title><body>".to_vec(),
+                    ),
+                };
+                let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close");
+                let head = format!("{head}\r\ncontent-length: {}\r\n\r\n", body.len());
+                let _ = stream.write_all(head.as_bytes()).await;
+                let _ = stream.write_all(&body).await;
             });
         }
     });

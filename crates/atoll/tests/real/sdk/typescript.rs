@@ -1,0 +1,121 @@
+//! The SDK for TypeScript: strictly compiled, its own tests, and its entry for browsers in a real one. `deploy/setup test`
+//! installs what it is built with.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use atoll_testkit::{Scratch, run_within};
+
+use crate::api::{Chromium, Server, serve};
+use crate::world::{World, binary, data};
+
+/// Within these a build, and all of its tests, are done.
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// The package as it is committed, with what it is made from, in a place of its own: nothing is left beside the sources.
+struct Package {
+    scratch: Scratch,
+}
+
+impl Package {
+    /// Compiles it with its tests; anything the compiler says is a failure.
+    fn build() -> Self {
+        let scratch = Scratch::new();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let package = Self { scratch };
+        for directory in ["sdks/typescript", "openapi", "docs"] {
+            std::fs::create_dir_all(package.scratch.join(directory)).unwrap();
+        }
+        let own = ["package.json", "tsconfig.json", "README.md"];
+        let own = own.into_iter().chain(["src", "scripts", "tests"]);
+        let files = own.map(|name| format!("sdks/typescript/{name}"));
+        let others = ["openapi/v1.json", "docs/errors.md", "docs/typescript.md"];
+        for name in files.chain(others.map(str::to_owned)) {
+            let to = package.scratch.join(&name);
+            atoll_testkit::run(Command::new("cp").arg("-r").arg(root.join(&name)).arg(to));
+        }
+        let modules = installed().join("node_modules");
+        std::os::unix::fs::symlink(modules, package.place().join("node_modules")).unwrap();
+        package.run(&mut package.node(&["scripts/examples.mjs"]));
+        package.run(&mut package.node(&["node_modules/typescript/bin/tsc", "-p", "tests"]));
+        package
+    }
+
+    fn place(&self) -> PathBuf {
+        self.scratch.join("sdks/typescript")
+    }
+
+    fn node(&self, words: &[&str]) -> Command {
+        let mut node = Command::new("node");
+        node.args(words).current_dir(self.place());
+        for name in ["ATOLL_URL", "ATOLL_API_KEY", "NODE_OPTIONS"] {
+            node.env_remove(name);
+        }
+        node.env("ATOLL_BIN", binary())
+            .env("ATOLL_TEMPLATES_DIR", data().join("templates"))
+            .env("TMPDIR", self.scratch.path())
+            .env("XDG_CONFIG_HOME", self.scratch.path());
+        node
+    }
+
+    /// Runs something that must succeed.
+    fn run(&self, command: &mut Command) {
+        let output = run_within(command, DEADLINE, b"");
+        assert!(
+            output.status.success(),
+            "{command:?}: {}\n{}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}
+
+/// Where what it is built with is.
+fn installed() -> PathBuf {
+    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
+    let place = cache.map_or_else(home, PathBuf::from);
+    let place = place.join("atoll/sdk/typescript");
+    let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
+    assert!(
+        std::fs::read(place.join("installed")).ok() == std::fs::read(asked).ok(),
+        "what the SDK is built with is not at {}: run `deploy/setup test`",
+        place.display()
+    );
+    place
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn its_own_tests_pass() {
+    World::open().await.close().await;
+    let ran = tokio::task::spawn_blocking(|| {
+        let package = Package::build();
+        let words = ["--test", "--test-timeout=60000", "build/tests/"];
+        package.run(&mut package.node(&words));
+    });
+    ran.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_a_listed_origin_uses_it() {
+    let package = tokio::task::spawn_blocking(Package::build).await.unwrap();
+    let port = serve(Some(package.place().join("build"))).await;
+    let page = format!("http://friend.example:{port}");
+    let server = Server::start_with(&["--cors-origin", &page]).await;
+    let key = server.client().key.unwrap();
+    let mut browser = Chromium::start().await;
+    let tab = browser.open(&page).await;
+    let at = serde_json::json!({ "url": format!("http://{}", server.address()), "apiKey": key });
+    let check = format!("import('/tests/browser.js').then(it => it.check({at}))");
+    assert_eq!(browser.run(&tab, &check).await, "all of it");
+    // Another page is told why not.
+    let tab = browser.open(&format!("http://stranger.example:{port}")).await;
+    let told = "error => [error.name, error.remedy.includes('--cors-origin')]";
+    let refused = format!("import('/tests/browser.js').then(it => it.check({at})).catch({told})");
+    let told = browser.run(&tab, &refused).await;
+    assert_eq!(told, serde_json::json!(["ConnectionError", true]));
+    browser.close().await;
+    server.close().await;
+}

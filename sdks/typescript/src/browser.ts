@@ -1,0 +1,3 @@
+/** The entry for browsers. */
+
+export * from "./index.js";

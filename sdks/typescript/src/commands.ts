@@ -1,0 +1,188 @@
+/** Commands of a sandbox: run and waited for, or started and followed. */
+
+import type { CallOptions, Client } from "./client.js";
+import { CommandHandle, type CommandResult } from "./command-handle.js";
+import { Deadline, backoff } from "./deadline.js";
+import { AtollError, ConnectionError } from "./error.js";
+import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
+import { randomName } from "./random.js";
+
+/** How a command is run. */
+export interface RunOptions extends CallOptions {
+    /** Arguments; with them the command is a program and no line for a shell. */
+    args?: string[];
+    /** Where; the user's home if nothing is said. */
+    cwd?: string;
+    /** Variables that win over the sandbox's. */
+    env?: Record<string, string>;
+    /** As whom; the template's user if nothing is said. */
+    user?: string;
+    /** When it is ended with everything it started, in seconds; 0 is never. 60 unless it runs in the background. */
+    timeout?: number;
+    /** A name to find it by. Without one it gets one of this library's. */
+    tag?: string;
+    /** Called with standard output as it comes. */
+    onStdout?: (text: string) => void;
+    /** Called with standard error as it comes. */
+    onStderr?: (text: string) => void;
+}
+
+/** How a command is run that is waited for. */
+export interface ForegroundOptions extends RunOptions {
+    background?: false;
+    /** All of its input. */
+    stdin?: string;
+}
+
+/** How a command is run that goes on by itself. */
+export interface BackgroundOptions extends RunOptions {
+    background: true;
+    /** It gets what is sent by `sendStdin`, until `closeStdin`. */
+    openStdin?: boolean;
+}
+
+/** How long a command that is waited for may take if nothing is said, in seconds. */
+const DEADLINE = 60;
+/** One that may take longer than this is followed: nothing between holds a silent request for so long. */
+const PATIENT = 120;
+/** Input that is longer, in characters, does not go with the request, which may have 1 MiB. */
+const LARGE = 64 << 10;
+/** What an answer may take besides the command itself, in seconds. */
+const GRACE = 30;
+/** How often a command whose start got lost is looked for: it may be on its way. */
+const LOOKS = 4;
+
+/** The commands of a sandbox. */
+export class Commands {
+    readonly #client: Client;
+    readonly #path: string;
+
+    /** @internal */
+    constructor(client: Client, sandbox: string) {
+        this.#client = client;
+        this.#path = `/sandboxes/${sandbox}/commands`;
+    }
+
+    /**
+     * Runs a command line and waits for its end; an exit code other than 0 is no failure. In the background: starts it. It is not run
+     * twice if the connection breaks: what became of it is looked up.
+     */
+    run(cmd: string, options: BackgroundOptions): Promise<CommandHandle>;
+    run(cmd: string, options?: ForegroundOptions): Promise<CommandResult>;
+    async run(cmd: string, options: ForegroundOptions | BackgroundOptions = {}): Promise<CommandResult | CommandHandle> {
+        if (options.background) {
+            const handle = await this.#start(cmd, options, options.openStdin ?? false, options.timeout);
+            return listened(handle, options);
+        }
+        const timeout = options.timeout ?? DEADLINE;
+        const large = (options.stdin?.length ?? 0) > LARGE;
+        if (options.onStdout || options.onStderr || large || timeout > PATIENT || timeout === 0) {
+            const handle = await this.#start(cmd, options, options.stdin !== undefined, timeout);
+            return await this.#finish(handle, options, timeout);
+        }
+        const body = { ...this.#body(cmd, options), stdin: options.stdin, timeout };
+        const began = await this.#post<Finished>(body, options, timeout + GRACE);
+        return began instanceof CommandHandle ? await this.#finish(began, options, timeout) : result(began);
+    }
+
+    /** A command that was started before, by its id, `tag:NAME` or `pid:N`. */
+    async connect(execID: string, options: CallOptions & Pick<RunOptions, "onStdout" | "onStderr"> = {}): Promise<CommandHandle> {
+        const found = await this.get(execID, options);
+        const handle = new CommandHandle(this.#client, this.#path, found.execID, found.pid, options);
+        return listened(handle, options);
+    }
+
+    /** What is known of a command, by its id, `tag:NAME` or `pid:N`. */
+    async get(execID: string, options: CallOptions = {}): Promise<Command> {
+        return await this.#client.json("GET", `${this.#path}/${encodeURIComponent(execID)}`, options);
+    }
+
+    /** Its commands, newest first. */
+    async list(options: CallOptions = {}): Promise<Command[]> {
+        return await this.#client.json("GET", this.#path, options);
+    }
+
+    #body(cmd: string, options: RunOptions): NewCommand {
+        const { args, cwd, user, env } = options;
+        return { cmd, args, cwd, user, envs: env, tag: options.tag };
+    }
+
+    async #start(cmd: string, options: RunOptions, openStdin: boolean, timeout: number | undefined): Promise<CommandHandle> {
+        const body = { ...this.#body(cmd, options), background: true, openStdin, timeout };
+        const began = await this.#post<Begun>(body, options, options.requestTimeout ?? this.#client.requestTimeout);
+        return began instanceof CommandHandle ? began : this.#handle(began, options, timeout);
+    }
+
+    #handle(known: Begun | Command, options: RunOptions, timeout: number | null | undefined): CommandHandle {
+        return new CommandHandle(this.#client, this.#path, known.execID, known.pid, options, timeout ?? undefined);
+    }
+
+    /** The end of a command that is followed. */
+    async #finish(handle: CommandHandle, options: ForegroundOptions, timeout: number): Promise<CommandResult> {
+        const fed = options.stdin === undefined ? undefined : handle.feed(options.stdin, options);
+        // A command need not read all of its input.
+        fed?.catch(() => {});
+        return await handle.wait({ timeout: timeout === 0 ? 0 : timeout + GRACE, signal: options.signal });
+    }
+
+    /** Starts a command once: if the answer gets lost, it is looked for by its tag, and started again if it never began. */
+    async #post<T>(body: NewCommand, options: RunOptions, seconds: number): Promise<T | CommandHandle> {
+        const named = { ...body, tag: body.tag ?? `sdk-${randomName()}` };
+        const deadline = new Deadline(`the start of ${JSON.stringify(body.cmd)}`, seconds, options.signal);
+        const call = { requestTimeout: 0, signal: deadline.signal };
+        try {
+            for (;;) {
+                try {
+                    return await this.#client.json<T>("POST", this.#path, { json: named, ...call });
+                } catch (error) {
+                    // A tag of the caller's may be an older command's.
+                    if (!(error instanceof ConnectionError) || !error.sent || body.tag != null) {
+                        throw error;
+                    }
+                }
+                const found = await this.#look(`tag:${named.tag}`, deadline);
+                if (found) {
+                    return this.#handle(found, options, body.timeout);
+                }
+            }
+        } finally {
+            deadline.end();
+        }
+    }
+
+    async #look(tag: string, deadline: Deadline): Promise<Command | undefined> {
+        for (let looks = 0; looks < LOOKS; looks++) {
+            await deadline.sleep(backoff(looks));
+            try {
+                return await this.get(tag, { requestTimeout: 0, signal: deadline.signal });
+            } catch (error) {
+                if (!(error instanceof AtollError) || error.code !== "EXEC_NOT_FOUND") {
+                    throw error;
+                }
+            }
+        }
+        return undefined;
+    }
+}
+
+/** Whoever wants to be told is told from now on. */
+function listened(handle: CommandHandle, { onStdout, onStderr }: Pick<RunOptions, "onStdout" | "onStderr">): CommandHandle {
+    if (onStdout || onStderr) {
+        handle.listen();
+    }
+    return handle;
+}
+
+function result(finished: Finished): CommandResult {
+    const { execID, exitCode, stdout, stderr } = finished;
+    return {
+        execID,
+        exitCode,
+        stdout,
+        stderr,
+        signal: finished.signal ?? undefined,
+        timedOut: finished.timedOut ?? false,
+        oomKilled: finished.oomKilled ?? false,
+        truncated: finished.truncated ?? false,
+    };
+}

@@ -1,0 +1,70 @@
+/** An answer that tells of a failure, as the error that is thrown. */
+
+import { AtollError, type FailureFacts } from "./error.js";
+import type { Category } from "./generated/api.js";
+import { errorClasses } from "./generated/errors.js";
+
+/** What a body that tells of a failure may have; another server's may be anything. */
+interface Told {
+    error?: unknown;
+    code?: unknown;
+    category?: unknown;
+    remedy?: unknown;
+    request_id?: unknown;
+    details?: unknown;
+    retry_after?: unknown;
+}
+
+const text = (value: unknown): string | undefined => (typeof value === "string" ? value : undefined);
+
+/** The error of a code's class. */
+export function failure(message: string, facts: FailureFacts): AtollError {
+    const known = errorClasses as Record<string, typeof AtollError>;
+    const Class = Object.hasOwn(known, facts.code) ? (known[facts.code] ?? AtollError) : AtollError;
+    return new Class(message, facts);
+}
+
+/** A failure as a body tells of it; nothing if it is none of ours. */
+export function told(body: string, status?: number): AtollError | undefined {
+    let said: Told;
+    try {
+        said = JSON.parse(body) as Told;
+    } catch {
+        return undefined;
+    }
+    const [message, code] = [text(said?.error), text(said?.code)];
+    if (message === undefined || code === undefined) {
+        return undefined;
+    }
+    return failure(message, {
+        code,
+        category: (text(said.category) ?? "internal") as Category,
+        remedy: text(said.remedy),
+        requestId: text(said.request_id),
+        details: (said.details ?? {}) as Record<string, string>,
+        status,
+        retryAfter: typeof said.retry_after === "number" ? said.retry_after : undefined,
+    });
+}
+
+/** The error of an answer that is not a success. */
+export async function refused(response: Response, what: string): Promise<AtollError> {
+    const body = await response.text();
+    const known = told(body, response.status);
+    if (known) {
+        return known;
+    }
+    const waits = Number(response.headers.get("retry-after") ?? Number.NaN);
+    return new AtollError(`${what}: the answer is ${response.status} and not one of Atoll's`, {
+        code: "UNEXPECTED_ANSWER",
+        category: response.status >= 500 ? "unavailable" : "internal",
+        remedy: "see that the URL is that of an Atoll server, and what is between",
+        status: response.status,
+        retryAfter: Number.isFinite(waits) ? waits : undefined,
+    });
+}
+
+/** What the caller said cannot be. */
+export function invalid(field: string, message: string, remedy: string): AtollError {
+    return failure(message, { code: "INVALID_REQUEST", category: "validation", remedy, details: { field } });
+}

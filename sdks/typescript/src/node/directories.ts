@@ -1,0 +1,209 @@
+/**
+ * Local directories, sent and fetched as archives. What comes out of a sandbox is not trusted: nothing is written outside of the
+ * directory, not through links that were there before either, and links that lead out are left out.
+ */
+
+import { createReadStream } from "node:fs";
+import { chmod, lstat, mkdir, open, readdir, readlink, rename, rm, symlink } from "node:fs/promises";
+import { dirname, join, normalize, sep } from "node:path";
+
+import { type Client, SILENCE } from "../client.js";
+import { Silence, breath } from "../deadline.js";
+import { ConnectionError, TimeoutError } from "../error.js";
+import { invalid } from "../failure.js";
+import type { DirectoryOptions, Transferred } from "../files.js";
+import type { Unpacked } from "../generated/api.js";
+import { randomName } from "../random.js";
+import { piecesOf, streamOf } from "../streams.js";
+import { END, type TarEntry, entries, header, padding } from "./tar.js";
+
+/** How often a directory is fetched again if the connection breaks. */
+const TRIES = 10;
+/** A server that takes nothing for so long, in milliseconds, takes nothing any more. */
+const STALL = 120_000;
+
+export async function uploadDir(client: Client, path: string, from: string, options: DirectoryOptions): Promise<Transferred> {
+    const about = await lstat(from).catch((error: Error) => {
+        throw invalid("local", `${from} cannot be read: ${error.message}`, "name a local directory");
+    });
+    if (!about.isDirectory()) {
+        throw invalid("local", `${from} is not a directory`, "send a file with files.write");
+    }
+    const left: Transferred["skipped"] = [];
+    const silence = new Silence(STALL, options.signal);
+    // What cannot be read here is no fault of the connection's.
+    const unreadable = new AbortController();
+    async function* packed(): AsyncGenerator<Uint8Array> {
+        try {
+            yield* pack(from, left, options, () => silence.heard());
+        } catch (error) {
+            unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "see what may be read there"));
+        }
+    }
+    try {
+        const answer = await client.json<Unpacked>("PUT", path, {
+            body: () => {
+                left.length = 0;
+                return streamOf(packed());
+            },
+            headers: { "content-type": "application/x-tar" },
+            repeat: "always",
+            requestTimeout: options.requestTimeout ?? 0,
+            signal: AbortSignal.any([silence.signal, unreadable.signal]),
+        });
+        return { entries: answer.entries, bytes: answer.bytes, skipped: [...left, ...answer.skippedEntries] };
+    } catch (error) {
+        throw silence.lasted ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
+    } finally {
+        silence.end();
+    }
+}
+
+/** The archive of a directory, made while it is read. */
+async function* pack(from: string, left: Transferred["skipped"], options: DirectoryOptions, went: () => void): AsyncGenerator<Uint8Array> {
+    let bytes = 0;
+    const below = async function* (directory: string): AsyncGenerator<Uint8Array> {
+        for (const name of (await readdir(join(from, directory))).sort()) {
+            const path = directory === "" ? name : `${directory}/${name}`;
+            const place = join(from, path);
+            const about = await lstat(place);
+            went();
+            const entry: TarEntry = { name: path, type: "file", mode: about.mode, size: 0, mtime: about.mtimeMs / 1000, target: "" };
+            if (about.isDirectory()) {
+                yield header({ ...entry, name: `${path}/`, type: "directory" });
+                yield* below(path);
+            } else if (about.isSymbolicLink()) {
+                yield header({ ...entry, type: "link", target: await readlink(place) });
+            } else if (about.isFile()) {
+                yield header({ ...entry, size: about.size });
+                for await (const part of sized(place, about.size)) {
+                    bytes += part.length;
+                    yield part;
+                    went();
+                    options.onProgress?.({ bytes, total: undefined });
+                }
+                yield padding(about.size);
+            } else {
+                left.push({ name: path, why: "it is no file, directory or link" });
+            }
+        }
+    };
+    yield* below("");
+    yield END;
+}
+
+/** Exactly so many bytes of a file, which may grow or shrink meanwhile. */
+async function* sized(place: string, size: number): AsyncGenerator<Buffer> {
+    let left = size;
+    if (left > 0) {
+        for await (const part of createReadStream(place, { end: size - 1 }) as AsyncIterable<Buffer>) {
+            left -= part.length;
+            yield part;
+        }
+    }
+    if (left > 0) {
+        yield Buffer.alloc(left);
+    }
+}
+
+export async function downloadDir(client: Client, path: string, to: string, options: DirectoryOptions): Promise<Transferred> {
+    for (let tries = 1; ; tries++) {
+        const silence = new Silence(SILENCE, options.signal);
+        try {
+            const call = { requestTimeout: options.requestTimeout, signal: silence.signal };
+            const response = await client.request("GET", path, call, async (it) => it);
+            return await unpack(piecesOf(response), to, options, () => silence.heard());
+        } catch (thrown) {
+            options.signal?.throwIfAborted();
+            const error = silence.lasted ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
+            if (!(error instanceof ConnectionError) || tries === TRIES) {
+                throw error;
+            }
+        } finally {
+            silence.end();
+        }
+        await breath(tries);
+    }
+}
+
+async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: DirectoryOptions, heard: () => void): Promise<Transferred> {
+    const done: Transferred = { entries: 0, bytes: 0, skipped: [] };
+    // A directory that may not be written to is made so at the end.
+    const modes: [string, number][] = [];
+    await mkdir(to, { recursive: true });
+    for await (const { entry, contents } of entries(pieces)) {
+        heard();
+        const name = normalize(entry.name).replace(/\/+$/, "");
+        const place = join(to, name);
+        const why = await unfit(to, name, entry);
+        if (why) {
+            done.skipped.push({ name: entry.name, why });
+            continue;
+        }
+        if (entry.type === "directory") {
+            await mkdir(place, { recursive: true });
+            modes.push([place, entry.mode & 0o777]);
+        } else {
+            await mkdir(dirname(place), { recursive: true });
+            await put(place, entry, contents, (count) => {
+                heard();
+                done.bytes += count;
+                options.onProgress?.({ bytes: done.bytes, total: undefined });
+            });
+        }
+        done.entries++;
+    }
+    for (const [place, mode] of modes.reverse()) {
+        await chmod(place, mode);
+    }
+    return done;
+}
+
+/** Replaces a file or a link at once. */
+async function put(place: string, entry: TarEntry, contents: AsyncIterable<Buffer>, wrote: (count: number) => void): Promise<void> {
+    const made = join(dirname(place), `.atoll-${randomName()}`);
+    try {
+        if (entry.type === "link") {
+            await symlink(entry.target, made);
+        } else {
+            const file = await open(made, "wx", 0o600);
+            try {
+                for await (const part of contents) {
+                    await file.writeFile(part);
+                    wrote(part.length);
+                }
+                await file.chmod(entry.mode & 0o777);
+                await file.utimes(entry.mtime, entry.mtime);
+            } finally {
+                await file.close();
+            }
+        }
+        await rename(made, place);
+    } catch (error) {
+        await rm(made, { force: true });
+        throw error;
+    }
+}
+
+/** Why an entry is left out; nothing if it is not. */
+async function unfit(to: string, name: string, entry: TarEntry): Promise<string | undefined> {
+    const outside = (path: string) => path.startsWith(sep) || path === ".." || path.startsWith(`..${sep}`);
+    if (outside(name) || entry.name.includes("\0")) {
+        return "it is not in the directory";
+    }
+    if (entry.type === "other") {
+        return "it is no file, directory or link";
+    }
+    if (entry.type === "link" && (entry.target.startsWith(sep) || outside(normalize(join(dirname(name), entry.target))))) {
+        return "it leads out of the directory";
+    }
+    const parts = name.split(sep);
+    for (let count = 1; count < parts.length + (entry.type === "directory" ? 1 : 0); count++) {
+        const above = await lstat(join(to, ...parts.slice(0, count))).catch(() => undefined);
+        if (above && !above.isDirectory()) {
+            return "something else is in the way";
+        }
+    }
+    const there = entry.type === "directory" ? undefined : await lstat(join(to, name)).catch(() => undefined);
+    return there?.isDirectory() ? "a directory is in the way" : undefined;
+}

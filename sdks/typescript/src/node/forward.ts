@@ -1,0 +1,101 @@
+/** A local port whose connections go through tunnels of the server to a port of a sandbox. */
+
+import { type AddressInfo, type Socket, createServer } from "node:net";
+
+import type { Client } from "../client.js";
+import { invalid } from "../failure.js";
+import type { Forward, ForwardOptions } from "../sandbox.js";
+import { openSocket } from "../socket.js";
+
+/** How much is on its way to the server before the local side has to wait, in bytes. */
+const MOST = 1 << 20;
+/** How often it is looked whether it has gone, in milliseconds. */
+const LOOK = 5;
+/** The largest message that a server takes. */
+const LARGEST = 1 << 20;
+
+export async function forward(client: Client, sandbox: string, port: number, options: ForwardOptions): Promise<Forward> {
+    if (!Number.isInteger(port) || port < 1 || port > 65535) {
+        throw invalid("port", `${port} is not a port`, "give 1 to 65535");
+    }
+    const path = `/sandboxes/${sandbox}/ports/${port}/tunnel`;
+    const connections = new Set<Socket>();
+    const server = createServer({ allowHalfOpen: true, pauseOnConnect: true }, (local) => {
+        connections.add(local);
+        local.on("close", () => connections.delete(local));
+        // Whoever connects is told by the end of the connection: there is no other way.
+        local.on("error", () => local.destroy());
+        join(client, path, local).catch(() => local.destroy());
+    });
+    const host = options.host ?? "127.0.0.1";
+    await new Promise<void>((done, fail) => {
+        server.once("error", fail);
+        server.listen(options.localPort ?? 0, host, () => done());
+    });
+    const close = async () => {
+        const closed = new Promise((done) => server.close(done));
+        for (const connection of connections) {
+            connection.destroy();
+        }
+        await closed;
+    };
+    return { host, port: (server.address() as AddressInfo).port, close, [Symbol.asyncDispose]: close };
+}
+
+/** A WebSocket that can be told to read no further, as that of `ws`. */
+interface Pausable {
+    pause?(): void;
+    resume?(): void;
+}
+
+async function join(client: Client, path: string, local: Socket): Promise<void> {
+    let ended = false;
+    const listeners = {
+        message(data: ArrayBuffer) {
+            const bytes = Buffer.from(data);
+            if (bytes.length === 0) {
+                // It sends no more.
+                local.end();
+            } else if (!local.write(bytes) && socket?.pause) {
+                socket.pause();
+                local.once("drain", () => socket?.resume?.());
+            }
+        },
+        close(event: { code: number }) {
+            ended = true;
+            // 1000: both have sent all.
+            if (event.code === 1000) {
+                local.end();
+            } else {
+                local.resetAndDestroy();
+            }
+        },
+    };
+    let socket: (WebSocket & Pausable) | undefined;
+    const opened: WebSocket & Pausable = await openSocket(client, path, listeners);
+    socket = opened;
+    local.on("close", () => opened.close());
+    local.on("data", (bytes) => {
+        for (let at = 0; at < bytes.length; at += LARGEST) {
+            opened.send(bytes.subarray(at, at + LARGEST));
+        }
+        if (opened.bufferedAmount > MOST) {
+            local.pause();
+            const look = setInterval(() => {
+                if (ended || opened.bufferedAmount <= MOST / 2) {
+                    clearInterval(look);
+                    local.resume();
+                }
+            }, LOOK);
+        }
+    });
+    local.on("end", () => {
+        if (opened.readyState === 1) {
+            opened.send(new Uint8Array());
+        }
+    });
+    if (local.destroyed) {
+        opened.close();
+    }
+    local.resume();
+}

@@ -1,0 +1,27 @@
+/** What Node has and browsers have not. */
+
+import { UnsupportedError } from "../error.js";
+import type { Platform } from "../platform.js";
+import { place } from "./config.js";
+import { downloadDir, uploadDir } from "./directories.js";
+import { forward } from "./forward.js";
+
+export const nodePlatform: Platform = {
+    place,
+    fromBase64: (text) => Buffer.from(text, "base64"),
+    streamsBodies: true,
+    async WebSocket() {
+        if (typeof WebSocket !== "undefined") {
+            return WebSocket;
+        }
+        try {
+            const name = "ws";
+            return (await import(name)).WebSocket as typeof WebSocket;
+        } catch {
+            throw new UnsupportedError("this Node has no WebSocket", "npm install ws, or use Node 22 or newer");
+        }
+    },
+    forward,
+    uploadDir,
+    downloadDir,
+};

@@ -1,0 +1,54 @@
+/** Terminals of a sandbox. They stay when their clients go, also across a restart of the server. */
+
+import type { CallOptions, Client } from "./client.js";
+import { Terminal, type TerminalListeners } from "./terminal.js";
+import type * as api from "./generated/api.js";
+import { platform } from "./platform.js";
+
+/** How a terminal is made. */
+export interface TerminalOptions extends CallOptions, TerminalListeners {
+    /** 80 if nothing is said. */
+    cols?: number;
+    /** 24 if nothing is said. */
+    rows?: number;
+    /** The program; a shell if nothing is said. */
+    shell?: string;
+    cwd?: string;
+    user?: string;
+    env?: Record<string, string>;
+}
+
+/** The terminals of a sandbox. */
+export class Terminals {
+    readonly #client: Client;
+    readonly #path: string;
+
+    /** @internal */
+    constructor(client: Client, sandbox: string) {
+        this.#client = client;
+        this.#path = `/sandboxes/${sandbox}/pty`;
+    }
+
+    /** Makes a terminal and joins it. */
+    async create(options: TerminalOptions = {}): Promise<Terminal> {
+        const { cols, rows, shell, cwd, user, env, requestTimeout, signal } = options;
+        const json = { cols, rows, shell, cwd, user, envs: env };
+        // Where there is no way to join one, none is made.
+        await platform.WebSocket();
+        const made = await this.#client.json<api.Terminal>("POST", this.#path, { json, requestTimeout, signal });
+        return await Terminal.join(this.#client, this.#path, made, options);
+    }
+
+    /** Joins a terminal that is there: first comes what its screen shows. */
+    async connect(ptyID: string, options: CallOptions & TerminalListeners = {}): Promise<Terminal> {
+        const { requestTimeout, signal } = options;
+        const path = `${this.#path}/${encodeURIComponent(ptyID)}`;
+        const found = await this.#client.json<api.Terminal>("GET", path, { requestTimeout, signal });
+        return await Terminal.join(this.#client, this.#path, found, options);
+    }
+
+    /** Those that there are. */
+    async list(options: CallOptions = {}): Promise<api.Terminal[]> {
+        return await this.#client.json("GET", this.#path, options);
+    }
+}

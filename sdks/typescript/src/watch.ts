@@ -1,0 +1,79 @@
+/** What happens in a directory of a sandbox. */
+
+import type { CallOptions, Client, Query } from "./client.js";
+import { Deadline } from "./deadline.js";
+import type { ServerEvent } from "./sse.js";
+
+/** Something that happened; paths are relative to the directory. */
+export type WatchEvent =
+    | { type: "create"; path: string; isDir: boolean }
+    | { type: "write" | "remove" | "chmod"; path: string }
+    | { type: "rename"; from: string; path: string }
+    /** Some are missing, also after a lost connection: look again at everything. */
+    | { type: "overflow" }
+    /** There are more directories than can be watched. */
+    | { type: "limit" };
+
+/** A watch: iterate over it. It ends when the directory is removed or the sandbox stops. */
+export class Watch implements AsyncIterable<WatchEvent>, AsyncDisposable {
+    readonly #stop = new AbortController();
+    readonly #events: AsyncGenerator<ServerEvent>;
+    #first: Promise<IteratorResult<ServerEvent>> | undefined;
+
+    private constructor(client: Client, path: string, query: Query, opened: () => void) {
+        // What happened while nobody listened is not told.
+        const resumed = () => ({ name: "overflow", id: undefined, data: "{}" });
+        this.#events = client.events(path, { query, signal: this.#stop.signal, opened, resumed });
+    }
+
+    /** @internal */
+    static async begin(client: Client, path: string, query: Query, options: CallOptions): Promise<Watch> {
+        const seconds = options.requestTimeout ?? client.requestTimeout;
+        const deadline = new Deadline(`the beginning of a watch of ${query.path}`, seconds, options.signal);
+        let opened = () => {};
+        const began = new Promise<void>((done) => {
+            opened = done;
+        });
+        const watch = new Watch(client, path, query, () => opened());
+        try {
+            watch.#first = watch.#events.next();
+            await deadline.race(Promise.race([began, watch.#first]));
+            return watch;
+        } catch (error) {
+            watch.close();
+            throw error;
+        } finally {
+            deadline.end();
+        }
+    }
+
+    async *[Symbol.asyncIterator](): AsyncGenerator<WatchEvent> {
+        try {
+            for (;;) {
+                const { value: event, done } = await (this.#first ?? this.#events.next());
+                this.#first = undefined;
+                if (done || event.name === "end") {
+                    return;
+                }
+                yield { type: event.name, ...JSON.parse(event.data) } as WatchEvent;
+            }
+        } catch (error) {
+            if (!this.#stop.signal.aborted) {
+                throw error;
+            }
+        } finally {
+            this.close();
+        }
+    }
+
+    /** Ends it. */
+    close(): void {
+        this.#stop.abort();
+        this.#first?.catch(() => {});
+        this.#events.return(undefined).catch(() => {});
+    }
+
+    async [Symbol.asyncDispose](): Promise<void> {
+        this.close();
+    }
+}
