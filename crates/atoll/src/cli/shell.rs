@@ -144,8 +144,11 @@ impl<'a> Session<'a> {
     /// Shows it on our own terminal, until its program ends.
     pub(crate) async fn show(&self, signals: &mut Signals) -> Result<Exit, Error> {
         let path = below(self.sandbox, &["pty", &self.id]);
-        // Before anything is changed: it may not be there.
-        let mut socket = self.client.socket(&path).await;
+        // Before anything is changed: nobody may be there.
+        let mut next = match self.client.socket(&path).await {
+            Err(failure @ Failure::Unreachable(_)) => return Err(failure.into()),
+            next => next,
+        };
         let raw = terminal::Raw::new()?;
         let mut keys = read_input();
         let mut resized = signal(SignalKind::window_change())
@@ -153,28 +156,25 @@ impl<'a> Session<'a> {
         let mut patience = Patience::new(true);
         // Keys that nobody could be told.
         let mut held = Vec::new();
+        let left = |number| Exit {
+            exit_code: 128 + number,
+            ..Exit::default()
+        };
         let ended = loop {
-            let failure = match &mut socket {
-                Ok(socket) => {
-                    let shown = self.joined(socket, &mut keys, &mut held, &mut resized);
+            let failure = match next {
+                Ok(mut socket) => {
+                    let typed = (&mut keys, &mut held);
+                    let shown = joined(&mut socket, typed, &mut resized, &mut patience);
                     let shown = tokio::select! {
                         shown = shown => shown,
-                        number = signals.next() => {
-                            break Ok(Exit { exit_code: 128 + number, ..Exit::default() });
-                        }
+                        number = signals.next() => break Ok(left(number)),
                     };
                     match shown {
                         Ok(()) => break self.ended().await,
-                        Err(failure) => {
-                            patience.reset();
-                            failure
-                        }
+                        Err(failure) => failure,
                     }
                 }
-                Err(_) => match std::mem::replace(&mut socket, Err(Failure::Broken(waiting()))) {
-                    Err(failure) => failure,
-                    Ok(_) => continue,
-                },
+                Err(failure) => failure,
             };
             if let Failure::Refused(error) = failure {
                 break self.over(error).await;
@@ -186,65 +186,20 @@ impl<'a> Session<'a> {
                 patience.after(self.client, failure).await?;
                 Ok(self.client.socket(&path).await)
             };
-            tokio::select! {
+            next = tokio::select! {
                 again = again => match again {
-                    Ok(again) => socket = again,
+                    Ok(again) => again,
                     Err(error) => break Err(error),
                 },
-                () = interrupted(&mut keys, &mut held) => break Err(waiting()),
-                number = signals.next() => {
-                    break Ok(Exit { exit_code: 128 + number, ..Exit::default() });
-                }
-            }
+                () = interrupted(&mut keys, &mut held) => break Err(given_up()),
+                number = signals.next() => break Ok(left(number)),
+            };
         };
         drop(raw);
         if ended.is_err() {
             note("");
         }
         ended
-    }
-
-    /// Shows it for as long as the connection is there.
-    async fn joined(
-        &self,
-        socket: &mut Socket,
-        keys: &mut mpsc::Receiver<Vec<u8>>,
-        held: &mut Vec<u8>,
-        resized: &mut Signal,
-    ) -> Result<(), Failure> {
-        let mut screen = tokio::io::stdout();
-        let mut first = true;
-        let mut listening = true;
-        resize(socket).await?;
-        loop {
-            if !first && !held.is_empty() {
-                socket.send(Bytes::from(std::mem::take(held))).await?;
-            }
-            tokio::select! {
-                heard = socket.next() => match heard? {
-                    Heard::Bytes(bytes) => {
-                        // What comes first is for an empty screen.
-                        let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
-                        first = false;
-                        let shown = async {
-                            screen.write_all(before).await?;
-                            screen.write_all(&bytes).await?;
-                            screen.flush().await
-                        };
-                        if shown.await.is_err() {
-                            return Ok(());
-                        }
-                    }
-                    Heard::Text(_) => {}
-                    Heard::Over => return Ok(()),
-                },
-                typed = keys.recv(), if listening => match typed {
-                    Some(typed) => held.extend_from_slice(&typed),
-                    None => listening = false,
-                },
-                _ = resized.recv() => resize(socket).await?,
-            }
-        }
     }
 
     /// How its program ended.
@@ -279,6 +234,48 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Shows a terminal for as long as the connection is there.
+async fn joined(
+    socket: &mut Socket,
+    (keys, held): (&mut mpsc::Receiver<Vec<u8>>, &mut Vec<u8>),
+    resized: &mut Signal,
+    patience: &mut Patience,
+) -> Result<(), Failure> {
+    let mut screen = tokio::io::stdout();
+    let (mut first, mut listening) = (true, true);
+    resize(socket).await?;
+    loop {
+        if !first && !held.is_empty() {
+            socket.send(Bytes::from(std::mem::take(held))).await?;
+        }
+        tokio::select! {
+            heard = socket.next() => match heard? {
+                Heard::Bytes(bytes) => {
+                    patience.reset();
+                    // What comes first is for an empty screen.
+                    let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
+                    first = false;
+                    let shown = async {
+                        screen.write_all(before).await?;
+                        screen.write_all(&bytes).await?;
+                        screen.flush().await
+                    };
+                    if shown.await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Heard::Text(_) => {}
+                Heard::Over => return Ok(()),
+            },
+            typed = keys.recv(), if listening => match typed {
+                Some(typed) => held.extend_from_slice(&typed),
+                None => listening = false,
+            },
+            _ = resized.recv() => resize(socket).await?,
+        }
+    }
+}
+
 /// Tells a terminal the size of ours.
 async fn resize(socket: &mut Socket) -> Result<(), Failure> {
     let size = terminal::current(std::io::stdout().as_fd());
@@ -297,7 +294,7 @@ async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
     std::future::pending().await
 }
 
-fn waiting() -> Error {
+fn given_up() -> Error {
     Error::new(Code::Timeout, "the connection broke, and was given up")
         .remedy("the terminal goes on in its sandbox: --attach joins it")
 }

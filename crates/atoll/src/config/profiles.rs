@@ -38,11 +38,14 @@ pub(crate) struct Profiles {
 }
 
 impl Profiles {
-    /// Reads the file; none is there: nothing is said.
+    /// Reads the file; none is there, or it is somebody else's: nothing is said.
     pub(crate) fn read(file: &Path) -> Result<Self, Error> {
+        use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied) => {
+                return Ok(Self::default());
+            }
             Err(error) => return Err(wrong(file, &error.to_string())),
         };
         // Not the text itself: it may have a key in it.
