@@ -35,7 +35,9 @@ impl Socket {
                         let _ = to_us.shutdown().await;
                     }
                     Message::Binary(bytes) => {
-                        if to_us.write_all(&bytes).await.is_err() {
+                        let written = to_us.write_all(&bytes).await;
+                        // Who came has gone.
+                        if written.is_err() {
                             return Ok(());
                         }
                     }

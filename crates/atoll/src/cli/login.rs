@@ -15,7 +15,7 @@ use crate::config::profiles::{Profile, Profiles};
 /// Remember a server and its key, so that other commands find it.
 ///
 /// The key is asked for, or read from standard input. It is tried before it is written to atoll/config.toml below
-/// $XDG_CONFIG_HOME or ~/.config, which only you can read.
+/// `$XDG_CONFIG_HOME` or ~/.config, which only you can read.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll login https://sandboxes.example.com

@@ -123,9 +123,10 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self, config: &Config) -> ExitCode {
-        let server = match self.local {
-            true => Ok(None),
-            false => self.remote.configured(config),
+        let server = if self.local {
+            Ok(None)
+        } else {
+            self.remote.configured(config)
         };
         as_command(server.and_then(|server| match (server, &self.name) {
             (Some(client), _) => block_on(self.served(&client)),

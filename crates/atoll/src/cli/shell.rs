@@ -68,17 +68,16 @@ impl Shell {
             .map_err(|error| error.remedy("`atoll exec` runs commands without a terminal"))?;
         self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
-            let session = match &self.attach {
-                Some(id) => Session::attach(client, &sandbox, id),
-                None => {
-                    let asked = Asked {
-                        command: &self.command,
-                        environment,
-                        cwd: self.cwd.as_deref(),
-                        user: self.user.as_deref(),
-                    };
-                    Session::make(client, &sandbox, &asked, size).await?
-                }
+            let session = if let Some(id) = &self.attach {
+                Session::attach(client, &sandbox, id)
+            } else {
+                let asked = Asked {
+                    command: &self.command,
+                    environment,
+                    cwd: self.cwd.as_deref(),
+                    user: self.user.as_deref(),
+                };
+                Session::make(client, &sandbox, &asked, size).await?
             };
             let mut signals = Signals::new()?;
             Ok(session.show(&mut signals).await?.exit_code as u8)
@@ -291,7 +290,7 @@ async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
         }
         held.extend_from_slice(&typed);
     }
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 fn given_up() -> Error {

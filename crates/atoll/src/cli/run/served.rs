@@ -140,7 +140,8 @@ async fn renew(client: &Client, id: &str) -> Error {
 fn words(command: &[OsString]) -> Result<Vec<String>, Error> {
     let word = |word: &OsString| {
         word.to_str().map(ToOwned::to_owned).ok_or_else(|| {
-            let message = format!("{word:?} is no text, and a server takes nothing else");
+            let word = word.display();
+            let message = format!("{word} is no text, and a server takes nothing else");
             Error::invalid("command", message, "add --local, or write it otherwise")
         })
     };
