@@ -2,16 +2,28 @@
 
 mod backup;
 mod bench;
+mod cp;
 mod df;
 mod doctor;
 mod e2b;
+mod events;
+mod exec;
+mod files;
+mod forward;
 mod gc;
+mod login;
+mod logs;
 mod ls;
+mod ports;
 mod progress;
+mod remote;
 mod rm;
 mod run;
+mod sandbox;
 mod serve;
+mod shell;
 mod template;
+mod top;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -31,11 +43,15 @@ use crate::config::Config;
     after_help = "Examples:
   atoll run -- python3 -c 'print(6*7)'
   atoll serve --dev
+  atoll exec \"$(atoll sandbox create)\" uname -a
   atoll doctor
   atoll run --help
 
 The data directory is /var/lib/atoll, or ATOLL_DATA_DIR. Sandboxes' files are in plain directories
-of it or, with ATOLL_STORAGE=image, in an image that keeps limits of disk space."
+of it or, with ATOLL_STORAGE=image, in an image that keeps limits of disk space.
+
+Commands for a server's sandboxes find it by ATOLL_URL and ATOLL_API_KEY, by what `atoll login`
+remembered, or by the socket in the data directory, which is root's."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -46,6 +62,19 @@ struct Arguments {
 enum Command {
     Run(Box<run::Run>),
     Serve(Box<serve::Serve>),
+    #[command(subcommand)]
+    Sandbox(sandbox::Sandbox),
+    Exec(exec::Exec),
+    Shell(shell::Shell),
+    Cp(cp::Cp),
+    #[command(subcommand)]
+    Files(files::Files),
+    Logs(logs::Logs),
+    Ports(ports::Ports),
+    Forward(forward::Forward),
+    Events(events::Events),
+    Top(top::Top),
+    Login(login::Login),
     Backup(backup::Backup),
     Ls(ls::Ls),
     Rm(rm::Rm),
@@ -83,9 +112,20 @@ pub(crate) fn main() -> ExitCode {
         }
     };
     let done = match command {
-        // `run` has exit codes of its own.
+        // These have exit codes of their own.
         Command::Run(run) => return run.run(&config),
+        Command::Exec(exec) => return exec.run(&config),
+        Command::Shell(shell) => return shell.run(&config),
         Command::Serve(serve) => serve.run(&config),
+        Command::Sandbox(sandbox) => sandbox.run(&config),
+        Command::Cp(cp) => cp.run(&config),
+        Command::Files(files) => files.run(&config),
+        Command::Logs(logs) => logs.run(&config),
+        Command::Ports(ports) => ports.run(&config),
+        Command::Forward(forward) => forward.run(&config),
+        Command::Events(events) => events.run(&config),
+        Command::Top(top) => top.run(&config),
+        Command::Login(login) => login.run(&config),
         Command::Backup(backup) => backup.run(&config),
         Command::Ls(ls) => ls.run(&config),
         // Each name may fail by itself.
@@ -113,15 +153,32 @@ pub(crate) fn main() -> ExitCode {
     })
 }
 
-/// What was typed makes no sense: `run` tells it apart from its command's own codes.
+/// Exit code for failures of Atoll's own, as with env(1) and docker(1).
+const OWN_FAILURE: u8 = 125;
+
+/// What was typed makes no sense: those that run commands tell it apart from their commands' own codes.
 fn misused(error: &clap::Error) -> ExitCode {
     let _ = error.print();
-    let run = std::env::args_os().nth(1).is_some_and(|word| word == "run");
+    let word = std::env::args_os().nth(1).unwrap_or_default();
+    let runs = ["run", "exec", "shell"].iter().any(|name| word == *name);
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
-        _ if run => ExitCode::from(run::OWN_FAILURE),
+        _ if runs => ExitCode::from(OWN_FAILURE),
         code => ExitCode::from(code as u8),
     }
+}
+
+/// The exit code of a command that was run, or one that cannot be mistaken for it.
+fn as_command(done: Result<u8, Error>) -> ExitCode {
+    done.map_or_else(
+        |error| {
+            complain(&error);
+            let code = error.details.get("exitCode");
+            let code = code.and_then(|code| code.parse().ok());
+            ExitCode::from(code.unwrap_or(OWN_FAILURE))
+        },
+        ExitCode::from,
+    )
 }
 
 /// Says what went wrong and what to do about it.

@@ -1,5 +1,7 @@
 //! Where things are. The only place that reads environment variables.
 
+pub(crate) mod profiles;
+
 use std::path::PathBuf;
 
 use atoll_model::Error;
@@ -14,18 +16,32 @@ pub(crate) struct Config {
     templates: Option<PathBuf>,
     /// What sandboxes' files are on: `ATOLL_STORAGE`, else `plain`.
     pub(crate) storage: Storage,
+    /// Where a server is: `ATOLL_URL`.
+    pub(crate) url: Option<String>,
+    /// What it is asked with: `ATOLL_API_KEY`.
+    pub(crate) api_key: Option<String>,
+    /// Certificates that vouch for it, if not the system's: `ATOLL_CA_FILE`.
+    pub(crate) authorities: Option<PathBuf>,
+    /// Servers that have names: `atoll/config.toml` in `XDG_CONFIG_HOME`, else in `~/.config`.
+    pub(crate) profiles: Option<PathBuf>,
 }
 
 impl Config {
     pub(crate) fn read() -> Result<Self, Error> {
-        let data = std::env::var_os("ATOLL_DATA_DIR").filter(|dir| !dir.is_empty());
-        let storage = std::env::var_os("ATOLL_STORAGE").filter(|storage| !storage.is_empty());
-        let storage = storage.map(|storage| storage.to_string_lossy().parse());
-        let templates = std::env::var_os("ATOLL_TEMPLATES_DIR").filter(|dir| !dir.is_empty());
+        let said = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let place = |name| said(name).map(PathBuf::from);
+        let text = |name| said(name).map(|value| value.to_string_lossy().into_owned());
+        let storage = text("ATOLL_STORAGE").map(|storage| storage.parse());
+        let home = place("HOME").map(|home| home.join(".config"));
+        let settings = place("XDG_CONFIG_HOME").filter(|place| place.is_absolute());
         Ok(Self {
-            templates: templates.map(PathBuf::from),
-            data: data.map_or_else(|| "/var/lib/atoll".into(), PathBuf::from),
+            templates: place("ATOLL_TEMPLATES_DIR"),
+            data: place("ATOLL_DATA_DIR").unwrap_or_else(|| "/var/lib/atoll".into()),
             storage: storage.transpose()?.unwrap_or_default(),
+            url: text("ATOLL_URL"),
+            api_key: text("ATOLL_API_KEY"),
+            authorities: place("ATOLL_CA_FILE"),
+            profiles: settings.or(home).map(|at| at.join("atoll/config.toml")),
         })
     }
 

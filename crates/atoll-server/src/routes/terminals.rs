@@ -43,6 +43,11 @@ struct New {
     rows: Option<u16>,
     /// The program: a shell by default.
     shell: Option<String>,
+    /// The program's arguments.
+    #[serde(default)]
+    args: Vec<String>,
+    /// A name to find it by: `tag:NAME` stands for its id.
+    tag: Option<String>,
     cwd: Option<String>,
     user: Option<String>,
     #[serde(default)]
@@ -50,21 +55,28 @@ struct New {
 }
 
 impl New {
-    fn spec(&self) -> ExecSpec {
-        let spec = match &self.shell {
-            Some(shell) => ExecSpec::argv([shell]),
+    fn spec(&self) -> Result<ExecSpec, Error> {
+        let mut spec = match &self.shell {
+            Some(shell) => ExecSpec::argv([shell].into_iter().chain(&self.args)),
+            None if !self.args.is_empty() => {
+                let message = "args are those of a program";
+                return Err(Error::invalid("args", message, "name it: shell"));
+            }
             // The best there is, as a login would give.
             None => ExecSpec::shell(
                 "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh; fi",
             ),
         };
+        if let Some(tag) = &self.tag {
+            spec = spec.tag(tag);
+        }
         let size = socket::size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
-        surrounded(
+        Ok(surrounded(
             spec.terminal(size),
             &self.envs,
             self.cwd.as_ref(),
             self.user.as_ref(),
-        )
+        ))
     }
 }
 
@@ -73,12 +85,14 @@ fn find(used: &Use, pty: &str) -> Result<Control, Error> {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
             .remedy("GET …/pty lists those that there are")
     };
-    let id = pty.strip_prefix("pty_").map(|rest| format!("exec_{rest}"));
-    let id = id.and_then(|id| id.parse().ok()).ok_or_else(unknown)?;
-    let exec = used
-        .runtime()
-        .find_exec(used.id(), &id)
-        .map_err(|_| unknown())?;
+    let exec = if let Some(tag) = pty.strip_prefix("tag:") {
+        used.runtime().find_exec_by_tag(used.id(), tag)
+    } else {
+        let id = pty.strip_prefix("pty_").map(|rest| format!("exec_{rest}"));
+        let id = id.and_then(|id| id.parse().ok()).ok_or_else(unknown)?;
+        used.runtime().find_exec(used.id(), &id)
+    };
+    let exec = exec.map_err(|_| unknown())?;
     let info = exec.info();
     if info.spec.terminal.is_none() || info.status.is_some() {
         return Err(unknown());
@@ -93,7 +107,7 @@ fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
 }
 
 async fn start(used: &Use, asked: &New) -> Result<Control, Error> {
-    let exec = used.runtime().exec(used.id(), asked.spec()).await?;
+    let exec = used.runtime().exec(used.id(), asked.spec()?).await?;
     Ok(exec.control)
 }
 

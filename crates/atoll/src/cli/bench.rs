@@ -44,7 +44,8 @@ pub(crate) struct Bench {
     peers: bool,
     /// Measure only what is named: create, exec, sustained, idle, run, warm, embryos, burst, pause, delete,
     /// stream, echo, neighbour, thousand, adoption, http-memory, http-warm, http-burst, http-command, http-rate,
-    /// http-get, http-stream, http-transfer, http-restart, http-thousand, and what the other options add.
+    /// http-get, http-stream, http-transfer, http-restart, client-exec, client-copy, http-thousand, and what the other
+    /// options add.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
     /// Be the server that a row kills.

@@ -10,6 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
 use super::run::named::{command, find, find_written, minds, open};
+use super::sandbox::span;
 use super::{block_on, say};
 use crate::config::Config;
 
@@ -146,7 +147,7 @@ fn show(lines: &[Line]) {
         table.add_row([
             line.name.to_string(),
             state.to_owned(),
-            line.running_for.map(time).unwrap_or_default(),
+            line.running_for.map(span).unwrap_or_default(),
             line.exit_code
                 .map(|code| code.to_string())
                 .unwrap_or_default(),
@@ -167,13 +168,4 @@ fn shortened(command: &str) -> String {
         return command.to_owned();
     }
     command.chars().take(MOST - 1).chain(['…']).collect()
-}
-
-fn time(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
-    }
 }

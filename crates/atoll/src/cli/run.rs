@@ -1,7 +1,8 @@
 //! `atoll run`: a sandbox for one command.
 
 pub(crate) mod named;
-mod terminal;
+mod served;
+pub(crate) mod terminal;
 mod transfer;
 
 use std::io::Read;
@@ -21,13 +22,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::progress::Bar;
+use super::remote::Remote;
 use super::template::{store, variables};
-use super::{block_on, complain, note};
+use super::{as_command, block_on, complain, note};
 use crate::config::Config;
 use transfer::Transfer;
-
-/// Exit code for failures of Atoll's own, as with env(1) and docker(1).
-pub(crate) const OWN_FAILURE: u8 = 125;
 
 /// Make a sandbox, run a command in it, and remove it again.
 ///
@@ -36,6 +35,8 @@ pub(crate) const OWN_FAILURE: u8 = 125;
 ///
 /// With --name the sandbox outlives this process: if it is killed or its terminal is lost, the command
 /// goes on, and `atoll run --name NAME` attaches to it.
+///
+/// It is a sandbox of this process, or of the server that `ATOLL_URL` or `atoll login` name.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll run -- python3 -c 'print(6*7)'
@@ -110,6 +111,11 @@ pub(crate) struct Run {
     /// Pass input through, which is always done; for the habit of -it.
     #[arg(long, short = 'i', hide = true)]
     interactive: bool,
+    /// On this machine and in this process, whatever server is configured.
+    #[arg(long, conflicts_with_all = ["url", "profile"])]
+    local: bool,
+    #[command(flatten)]
+    remote: Remote,
     /// The command and its arguments; on a terminal, the user's shell if there is none.
     #[arg(required_unless_present_any = ["tty", "name"], last = true, value_name = "CMD")]
     command: Vec<std::ffi::OsString>,
@@ -117,21 +123,16 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn run(self, config: &Config) -> ExitCode {
-        let done = match &self.name {
-            Some(name) => block_on(self.named(name, config)),
-            None => block_on(self.whole(config)),
+        let server = if self.local {
+            Ok(None)
+        } else {
+            self.remote.configured(config)
         };
-        match done {
-            Ok(code) => ExitCode::from(code),
-            Err(error) => {
-                complain(&error);
-                let code = error
-                    .details
-                    .get("exitCode")
-                    .and_then(|code| code.parse().ok());
-                ExitCode::from(code.unwrap_or(OWN_FAILURE))
-            }
-        }
+        as_command(server.and_then(|server| match (server, &self.name) {
+            (Some(client), _) => block_on(self.served(&client)),
+            (None, Some(name)) => block_on(self.named(name, config)),
+            (None, None) => block_on(self.whole(config)),
+        }))
     }
 
     async fn whole(&self, config: &Config) -> Result<u8, Error> {
@@ -197,12 +198,7 @@ impl Run {
         };
         SandboxSpec {
             template: self.template.clone(),
-            limits: Limits {
-                cpus: self.cpus,
-                memory: self.memory,
-                pids: self.pids,
-                disk: self.disk.unwrap_or(Limits::default().disk),
-            },
+            limits: self.limits(),
             environment: std::collections::BTreeMap::new(),
             mounts: self.mount.iter().map(mount).collect(),
             network: self.net,
@@ -215,6 +211,15 @@ impl Run {
                 allow: self.allow.clone(),
                 deny: self.deny.clone(),
             },
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            cpus: self.cpus,
+            memory: self.memory,
+            pids: self.pids,
+            disk: self.disk.unwrap_or(Limits::default().disk),
         }
     }
 
@@ -313,14 +318,14 @@ async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result
 }
 
 /// The signals a shell sends to what runs in the foreground.
-struct Signals {
+pub(crate) struct Signals {
     /// One was passed on already.
-    before: bool,
+    pub(crate) before: bool,
     streams: Vec<(i32, tokio::signal::unix::Signal)>,
 }
 
 impl Signals {
-    fn new() -> Result<Self, Error> {
+    pub(crate) fn new() -> Result<Self, Error> {
         let kinds = [
             SignalKind::interrupt(),
             SignalKind::terminate(),
@@ -339,7 +344,7 @@ impl Signals {
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
     }
 
-    async fn next(&mut self) -> i32 {
+    pub(crate) async fn next(&mut self) -> i32 {
         std::future::poll_fn(|context| {
             for (number, stream) in &mut self.streams {
                 if stream.poll_recv(context).is_ready() {
@@ -451,7 +456,10 @@ async fn copy(
 }
 
 /// Reads our own input to its end, or for as long as somebody wants it.
-fn pass_on(mut from: impl Read, to: &tokio::sync::mpsc::Sender<Vec<u8>>) -> std::io::Result<()> {
+pub(crate) fn pass_on(
+    mut from: impl Read,
+    to: &tokio::sync::mpsc::Sender<Vec<u8>>,
+) -> std::io::Result<()> {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let read = from.read(&mut buffer)?;
@@ -469,4 +477,15 @@ async fn feed(control: Control, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>)
         }
     }
     let _ = control.close_input();
+}
+
+/// There is no input, nor will there be.
+pub(crate) fn stdin_is_null() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
+    match (rustix::fs::fstat(std::io::stdin()), null) {
+        (Ok(stdin), Ok(null)) => stdin.st_rdev == null,
+        // Closed: nothing comes from there either.
+        _ => true,
+    }
 }

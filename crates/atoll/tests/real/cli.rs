@@ -18,6 +18,10 @@ use crate::world;
 pub fn atoll(args: &[&str]) -> Command {
     let mut command = Command::new(world::binary());
     command.args(args).env("ATOLL_DATA_DIR", world::data());
+    // Whatever server its user has.
+    command
+        .env_remove("ATOLL_URL")
+        .env("XDG_CONFIG_HOME", "/nowhere");
     command.stdin(Stdio::null());
     command
 }
@@ -141,6 +145,17 @@ fn open_to_all(path: &std::path::Path) {
 fn every_command_shows_examples_and_shells_complete_them() {
     for command in [
         "run",
+        "sandbox",
+        "exec",
+        "shell",
+        "cp",
+        "files",
+        "logs",
+        "ports",
+        "forward",
+        "events",
+        "top",
+        "login",
         "ls",
         "rm",
         "doctor",

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use atoll_testkit::{Scratch, run_within};
 
+use crate::api::Server;
 use crate::world::{self, World};
 
 fn root() -> PathBuf {
@@ -66,6 +67,12 @@ async fn every_example_of_the_documents_does_what_it_shows() {
     for document in documents() {
         let scratch = Scratch::new();
         let text = std::fs::read_to_string(&document).unwrap();
+        // Examples for a server have one, which they reach from their own network too: by its socket.
+        let server = if document.ends_with("client.md") {
+            Some(Server::start().await)
+        } else {
+            None
+        };
         for (command, shown) in commands(&text) {
             let binaries = world::binary();
             let path = format!(
@@ -80,7 +87,12 @@ async fn every_example_of_the_documents_does_what_it_shows() {
             shell
                 .env("PATH", path)
                 .env("ATOLL_DATA_DIR", world::data())
+                .env("XDG_CONFIG_HOME", scratch.path())
+                .env_remove("ATOLL_URL")
                 .stdin(Stdio::null());
+            if let Some(server) = &server {
+                shell.env("ATOLL_DATA_DIR", server.data());
+            }
             let output = run_within(&mut shell, Duration::from_mins(2), b"");
             let got = String::from_utf8_lossy(&output.stdout).into_owned();
             let lines: Vec<&str> = got.lines().collect();
@@ -91,6 +103,9 @@ async fn every_example_of_the_documents_does_what_it_shows() {
                 shown.join("\n")
             );
             count += 1;
+        }
+        if let Some(server) = server {
+            server.close().await;
         }
     }
     assert!(count > 5, "the documents have hardly any examples");

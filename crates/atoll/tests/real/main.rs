@@ -11,6 +11,7 @@
 mod api;
 mod attacks;
 mod cli;
+mod client;
 mod disk;
 mod docs;
 mod e2b;

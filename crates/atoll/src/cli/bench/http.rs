@@ -1,6 +1,7 @@
 //! The same through HTTP on loopback, against `atoll serve` as it comes: what its users pay.
 
 mod client;
+mod commands;
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +15,7 @@ use tokio_tungstenite::tungstenite::Message;
 use super::serving::{Data, joined};
 use super::{Bench, Row, Samples, failed, milliseconds, progress};
 use crate::config::Config;
-use client::{Connection, Server, commands, download, upload, wrong};
+use client::{Connection, Server, commands_of, download, upload, wrong};
 
 /// How many connections ask at once.
 const CONNECTIONS: usize = 32;
@@ -35,6 +36,8 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
         "http-stream",
         "http-transfer",
         "http-restart",
+        "client-exec",
+        "client-copy",
         "http-thousand",
     ];
     if !names.iter().any(|name| bench.wants(name)) {
@@ -69,6 +72,12 @@ pub(super) async fn measure(config: &Config, bench: &Bench) -> Result<Vec<Row>, 
     }
     if bench.wants("http-restart") {
         rows.extend(restart(&mut server).await?);
+    }
+    if bench.wants("client-exec") {
+        rows.push(commands::exec(&server).await?);
+    }
+    if bench.wants("client-copy") {
+        rows.push(commands::copy(&server, data.path()).await?);
     }
     if bench.wants("http-thousand") {
         rows.push(thousand(&server).await?);
@@ -277,7 +286,7 @@ async fn stream(server: &Server) -> Result<Row, Error> {
     let exec = connection
         .begin(&id, "head -c 1000000000 /dev/zero")
         .await?;
-    let path = format!("{}/{exec}", commands(&id));
+    let path = format!("{}/{exec}", commands_of(&id));
     let mut heard = 0_u64;
     output(&server.address, &path, 0, |bytes| {
         heard += bytes.len() as u64;
@@ -344,7 +353,7 @@ async fn restart(server: &mut Server) -> Result<Vec<Row>, Error> {
     let mut paths = Vec::new();
     for id in ids.iter().take(STREAMS) {
         let exec = connection.begin(id, &line).await?;
-        paths.push(format!("{}/{exec}", commands(id)));
+        paths.push(format!("{}/{exec}", commands_of(id)));
     }
     let listen = async |address: String, heard: Vec<Vec<u8>>| {
         let all = paths.iter().zip(heard).map(|(path, mut heard)| {

@@ -220,7 +220,7 @@ pub(super) fn command(config: &Config) -> Result<Row, Error> {
     for _ in 0..60 {
         let begin = Instant::now();
         let status = Command::new("/proc/self/exe")
-            .args(["run", "--", "true"])
+            .args(["run", "--local", "--", "true"])
             .env("ATOLL_DATA_DIR", &config.data)
             .stdin(Stdio::null())
             .status();

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The size of our terminal; an error that says what to do if we have none.
-pub(super) fn size() -> Result<TerminalSize, Error> {
+pub(crate) fn size() -> Result<TerminalSize, Error> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     if !isatty(&input) || !isatty(&output) {
         return Err(Error::invalid(
@@ -22,7 +22,7 @@ pub(super) fn size() -> Result<TerminalSize, Error> {
 }
 
 /// The size of a terminal that is there.
-pub(super) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
+pub(crate) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
     match tcgetwinsize(terminal) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => TerminalSize {
             rows: size.ws_row,
@@ -33,10 +33,10 @@ pub(super) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
 }
 
 /// Our terminal while it is raw: every key goes to the command.
-pub(super) struct Raw(Termios);
+pub(crate) struct Raw(Termios);
 
 impl Raw {
-    pub(super) fn new() -> Result<Self, Error> {
+    pub(crate) fn new() -> Result<Self, Error> {
         let failed = |error: rustix::io::Errno| {
             Error::new(
                 Code::Internal,

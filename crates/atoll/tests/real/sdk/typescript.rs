@@ -77,7 +77,7 @@ fn installed() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
     let place = cache.map_or_else(home, PathBuf::from);
-    let place = place.join("atoll/sdk/typescript");
+    let place = place.join("atoll/sdk-typescript");
     let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
     assert!(
         std::fs::read(place.join("installed")).ok() == std::fs::read(asked).ok(),

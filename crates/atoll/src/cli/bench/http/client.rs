@@ -192,7 +192,7 @@ impl Connection {
     /// Runs `true` to its end.
     pub(super) async fn run_true(&mut self, id: &str) -> Result<(), Error> {
         let body = r#"{"cmd":"/bin/true","args":[]}"#;
-        let done = self.call("POST", &commands(id), body).await?;
+        let done = self.call("POST", &commands_of(id), body).await?;
         if done.get("exitCode").and_then(Value::as_i64) == Some(0) {
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl Connection {
     /// Starts a line and does not wait; its id.
     pub(super) async fn begin(&mut self, id: &str, line: &str) -> Result<String, Error> {
         let body = serde_json::json!({ "cmd": line, "background": true }).to_string();
-        let begun = self.call("POST", &commands(id), &body).await?;
+        let begun = self.call("POST", &commands_of(id), &body).await?;
         text(&begun, "execID").map(ToOwned::to_owned)
     }
 
@@ -223,7 +223,7 @@ impl Connection {
     }
 }
 
-pub(super) fn commands(id: &str) -> String {
+pub(super) fn commands_of(id: &str) -> String {
     format!("/sandboxes/{id}/commands")
 }
 

@@ -5,7 +5,6 @@
 //! kept) until another process asks it to leave.
 
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use atoll_model::{Bytes, Error, ExecStatus, RunName};
@@ -15,7 +14,7 @@ use rustix::termios::isatty;
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::SignalKind;
 
-use super::super::{Signals, copy, feed, pass_on, terminal};
+use super::super::{Signals, copy, feed, pass_on, stdin_is_null, terminal};
 use super::goes_on;
 use crate::cli::note;
 
@@ -212,15 +211,6 @@ fn tell_lost(bytes: u64) {
             "atoll: {} of its output are missing here: more was written than is kept",
             Bytes(bytes)
         ));
-    }
-}
-
-fn stdin_is_null() -> bool {
-    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
-    match (rustix::fs::fstat(std::io::stdin()), null) {
-        (Ok(stdin), Ok(null)) => stdin.st_rdev == null,
-        // Closed: nothing comes from there either.
-        _ => true,
     }
 }
 

@@ -1,0 +1,268 @@
+//! One command in a sandbox: started once however often it is asked for, its output told from the first byte to the last, its
+//! input taken once.
+
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use bytes::Bytes;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::failure::{Failure, Patience};
+use crate::socket::{Heard, Socket};
+use crate::{Client, Request, path, query};
+
+/// How much input is sent at a time.
+const PART: usize = 256 << 10;
+/// How often a command that takes no input now is asked again: at first, and at last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// A command that runs, or ran.
+#[derive(Debug)]
+pub struct Exec<'a> {
+    client: &'a Client,
+    path: String,
+    /// Its id.
+    pub id: String,
+    position: u64,
+    socket: Option<Socket>,
+    patience: Patience,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Exit {
+    /// Its code.
+    pub exit_code: i32,
+    /// It ran out of memory.
+    #[serde(default)]
+    pub oom_killed: bool,
+    /// Its deadline came first.
+    #[serde(default)]
+    pub timed_out: bool,
+}
+
+/// What a command says.
+#[derive(Debug)]
+pub enum Said {
+    /// On its standard output.
+    Stdout(Bytes),
+    /// On its standard error.
+    Stderr(Bytes),
+    /// So many bytes are kept no more.
+    Gap(u64),
+    /// It has ended.
+    Exit(Exit),
+}
+
+impl<'a> Exec<'a> {
+    /// Starts a command. An answer that got lost is asked for by the command's tag, which must be its own.
+    pub async fn start(client: &'a Client, sandbox: &str, asked: &Value) -> Result<Self, Error> {
+        let commands = path(&["sandboxes", sandbox, "commands"]);
+        let begin = Request::post(&commands, asked);
+        let tag = asked["tag"].as_str().unwrap_or_default();
+        let found = Request::get(path(&[
+            "sandboxes",
+            sandbox,
+            "commands",
+            &format!("tag:{tag}"),
+        ]));
+        let begun = client.start(&begin, &found, Code::ExecNotFound).await?;
+        Self::find(
+            client,
+            sandbox,
+            begun["execID"].as_str().unwrap_or_default(),
+        )
+    }
+
+    /// One that was started before.
+    pub fn find(client: &'a Client, sandbox: &str, id: &str) -> Result<Self, Error> {
+        if id.is_empty() {
+            return Err(Error::new(Code::ExecNotFound, "a command has an id"));
+        }
+        Ok(Self {
+            client,
+            path: path(&["sandboxes", sandbox, "commands", id]),
+            id: id.to_owned(),
+            position: 0,
+            socket: None,
+            patience: Patience::new(true),
+        })
+    }
+
+    /// What it says next, from its first byte on, whatever happens to the line.
+    pub async fn next(&mut self) -> Result<Said, Error> {
+        loop {
+            let Some(socket) = &mut self.socket else {
+                let after = self.position.to_string();
+                let output = query(&format!("{}/output", self.path), &[("after", &after)]);
+                match self.client.socket(&output).await {
+                    Ok(socket) => self.socket = Some(socket),
+                    Err(failure) => self.patience.after(self.client, failure).await?,
+                }
+                continue;
+            };
+            match socket.next().await {
+                Ok(Heard::Bytes(frame)) => {
+                    self.patience.reset();
+                    if let Some(said) = self.frame(&frame)? {
+                        return Ok(said);
+                    }
+                }
+                Ok(Heard::Text(text)) => {
+                    let gap: Value = serde_json::from_str(&text).unwrap_or_default();
+                    let to = gap["to"].as_u64().unwrap_or(self.position);
+                    let missing = to.saturating_sub(self.position);
+                    self.position = to;
+                    return Ok(Said::Gap(missing));
+                }
+                Ok(Heard::Over) => return self.ended().await,
+                // The command knows more than the code of a close.
+                Err(Failure::Refused(error)) => {
+                    self.client.call(&Request::get(&self.path)).await?;
+                    return Err(error);
+                }
+                Err(failure) => {
+                    self.socket = None;
+                    self.patience.after(self.client, failure).await?;
+                }
+            }
+        }
+    }
+
+    fn frame(&mut self, frame: &Bytes) -> Result<Option<Said>, Error> {
+        let Some(kind) = frame.first() else {
+            return Ok(None);
+        };
+        let bytes = frame.slice(1..);
+        if matches!(kind, 1 | 2) {
+            self.position += bytes.len() as u64;
+        }
+        Ok(match kind {
+            1 => Some(Said::Stdout(bytes)),
+            2 => Some(Said::Stderr(bytes)),
+            3 => Some(Said::Exit(
+                serde_json::from_slice(&bytes).map_err(|error| odd(&error))?,
+            )),
+            _ => None,
+        })
+    }
+
+    /// How it ended, asked for.
+    async fn ended(&self) -> Result<Said, Error> {
+        let about = self.client.call(&Request::get(&self.path)).await?;
+        if about["exitCode"].is_null() {
+            let message = "the command was lost with its sandbox";
+            return Err(Error::new(Code::SandboxFailed, message)
+                .remedy("`atoll sandbox get` says what became of it"));
+        }
+        let exit = serde_json::from_value(about).map_err(|error| odd(&error))?;
+        Ok(Said::Exit(exit))
+    }
+
+    /// Where signals and input go to.
+    pub fn remote(&self) -> Remote<'a> {
+        Remote {
+            client: self.client,
+            path: self.path.clone(),
+            taken: 0,
+        }
+    }
+}
+
+/// The other way: to a command.
+#[derive(Debug)]
+pub struct Remote<'a> {
+    client: &'a Client,
+    path: String,
+    taken: u64,
+}
+
+impl Remote<'_> {
+    /// Sends a signal; 9 ends everything that the command started.
+    pub async fn signal(&self, signal: i32) -> Result<(), Error> {
+        let path = format!("{}/signal", self.path);
+        let request = Request::post(path, &json!({ "signal": signal })).repeatable();
+        self.client.ask(&request).await.map(|_| ())
+    }
+
+    /// Gives it input, all of it; false if it wants no more.
+    pub async fn write(&mut self, bytes: &Bytes) -> Result<bool, Error> {
+        let end = self.taken + bytes.len() as u64;
+        let begin = self.taken;
+        let mut pause = PAUSES.0;
+        while self.taken < end {
+            let done = (self.taken - begin) as usize;
+            let part = bytes.slice(done..bytes.len().min(done + PART));
+            let offset = self.taken.to_string();
+            let path = query(&format!("{}/stdin", self.path), &[("offset", &offset)]);
+            let request = Request::post_bytes(path, part).repeatable();
+            let taken = match self.client.call(&request).await {
+                Ok(answer) => answer["taken"].as_u64().unwrap_or(self.taken),
+                Err(error) if gone(&error) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            if taken > self.taken {
+                (self.taken, pause) = (taken.min(end), PAUSES.0);
+                continue;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+        Ok(true)
+    }
+
+    /// There is no more input.
+    pub async fn close(&self) -> Result<(), Error> {
+        let path = format!("{}/stdin/close", self.path);
+        match self
+            .client
+            .ask(&Request::post(path, &json!({})).repeatable())
+            .await
+        {
+            Err(error) if !gone(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn gone(error: &Error) -> bool {
+    matches!(error.code, Code::StdinClosed | Code::ExecNotFound)
+}
+
+fn odd(error: &serde_json::Error) -> Error {
+    Error::new(Code::Internal, format!("the server's word is odd: {error}"))
+}
+
+impl Client {
+    /// Starts something once: if the answer gets lost, it is looked for before it is started again.
+    pub async fn start(
+        &self,
+        begin: &Request,
+        found: &Request,
+        missing: Code,
+    ) -> Result<Value, Error> {
+        let mut patience = Patience::new(true);
+        loop {
+            match self.try_once(begin).await {
+                Ok(begun) => return Ok(begun),
+                Err(Failure::Broken(error)) => {
+                    patience.after(self, Failure::Broken(error)).await?;
+                    match self.call(found).await {
+                        Err(error) if error.code == missing => {}
+                        found => return found,
+                    }
+                }
+                Err(failure) => patience.after(self, failure).await?,
+            }
+        }
+    }
+
+    async fn try_once(&self, request: &Request) -> Result<Value, Failure> {
+        let (response, sender) = self.exchange(request, request.body()).await?;
+        let answer = self.finish(response, sender).await?;
+        answer.json().map_err(Failure::Refused)
+    }
+}

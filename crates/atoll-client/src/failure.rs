@@ -1,0 +1,131 @@
+//! How a request fails, and whether it is worth saying again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use serde::Deserialize;
+use tokio::time::{Instant, sleep};
+
+use crate::Client;
+
+/// How long a server may be away before it is given up.
+const AWAY: Duration = Duration::from_mins(1);
+/// The first pause, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Why there is no answer, or not the one that was wanted.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nobody was reached: nothing was asked.
+    Unreachable(Error),
+    /// The line broke: it may have been heard or not.
+    Broken(Error),
+    /// The server says no.
+    Refused(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unreachable(error) | Failure::Broken(error) | Failure::Refused(error) => error,
+        }
+    }
+}
+
+/// What a server says when it says no.
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    error: String,
+    code: Option<Code>,
+    remedy: Option<String>,
+    #[serde(default)]
+    details: BTreeMap<String, String>,
+    request_id: Option<String>,
+}
+
+/// A refusal, from its status and its body.
+pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
+    let code = match status {
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::NotFound,
+        409 => Code::Conflict,
+        429 => Code::QuotaExceeded,
+        400..500 => Code::InvalidRequest,
+        502..=504 => Code::Timeout,
+        _ => Code::Internal,
+    };
+    let Ok(refusal) = serde_json::from_slice::<Refusal>(body) else {
+        let message = format!("the answer is {status}, and not one of an Atoll server");
+        let error = Error::new(code, message);
+        // Somebody in between, whose server is away.
+        if (502..=504).contains(&status) {
+            return Failure::Broken(error.remedy(crate::connect::WHERE));
+        }
+        return Failure::Refused(error.remedy("check the URL: /health below it says \"ok\""));
+    };
+    let mut error = Error::new(refusal.code.unwrap_or(code), refusal.error);
+    error.remedy = refusal.remedy;
+    error.details = refusal.details;
+    if matches!(error.code, Code::Internal)
+        && let Some(request) = refusal.request_id
+    {
+        error.message = format!("{} (request {request})", error.message);
+    }
+    if matches!(error.code, Code::Unauthenticated) || is_unknown_key(&error) {
+        error.remedy = Some("say ATOLL_API_KEY, or log in again: `atoll login`".into());
+    }
+    Failure::Refused(error)
+}
+
+fn is_unknown_key(error: &Error) -> bool {
+    error.code == Code::PermissionDenied && error.message.contains("key")
+}
+
+/// How often something is said again.
+#[derive(Debug)]
+pub struct Patience {
+    repeatable: bool,
+    since: Option<Instant>,
+    pause: Duration,
+}
+
+impl Patience {
+    /// For what can be said again although it may have been heard, or cannot.
+    pub fn new(repeatable: bool) -> Self {
+        Self {
+            repeatable,
+            since: None,
+            pause: PAUSES.0,
+        }
+    }
+
+    /// Something worked: the next trouble is another one.
+    pub fn reset(&mut self) {
+        (self.since, self.pause) = (None, PAUSES.0);
+    }
+
+    /// It was said before.
+    pub fn has_tried(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// Waits a moment before the next try, or gives up.
+    pub async fn after(&mut self, client: &Client, failure: Failure) -> Result<(), Error> {
+        let worth = match &failure {
+            // A server that was never there is not waited for.
+            Failure::Unreachable(_) => client.met(),
+            Failure::Broken(_) => self.repeatable,
+            // Nothing was done.
+            Failure::Refused(error) => error.code == Code::RateLimited,
+        };
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !worth || since.elapsed() >= AWAY {
+            return Err(failure.into());
+        }
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        Ok(())
+    }
+}

@@ -1,0 +1,284 @@
+//! Asks a server for what its API has (docs/api.md), and nothing else.
+//!
+//! A line may break at any time and a server may be started again: what can be said twice is said again, streams go on
+//! where they broke off, and nothing waits without an end. What a program shows its user is not decided here.
+
+mod connect;
+mod exec;
+mod failure;
+mod request;
+mod socket;
+mod stream;
+mod target;
+mod tunnel;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http_body_util::BodyExt as _;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use connect::Stream;
+pub use exec::{Exec, Exit, Remote, Said};
+pub use failure::{Failure, Patience};
+pub use request::{Body, Request, path, query};
+pub use socket::{Heard, Socket};
+pub use stream::{Event, Events};
+pub use target::Target;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a server may say nothing in the middle of an answer.
+const SILENCE: Duration = Duration::from_mins(1);
+
+/// Somebody who asks one server, with one key.
+#[derive(Debug)]
+pub struct Client {
+    target: Target,
+    key: Option<String>,
+    /// Certificates that vouch for the server, if not the system's.
+    authorities: Option<PathBuf>,
+    /// It has answered: if it cannot be reached now, it is being started again.
+    met: AtomicBool,
+    /// A connection that can be used again.
+    idle: Mutex<Option<SendRequest<Body>>>,
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct Answer {
+    /// What it says.
+    pub body: Bytes,
+    /// Where the next part of a list begins, if there is one.
+    pub next: Option<String>,
+}
+
+impl Answer {
+    /// As JSON; nothing is null.
+    pub fn json(&self) -> Result<Value, Error> {
+        if self.body.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&self.body).map_err(|error| {
+            Error::new(
+                Code::Internal,
+                format!("the server's answer is no JSON: {error}"),
+            )
+            .remedy("is this an Atoll server? Ask for /health there")
+        })
+    }
+}
+
+impl Client {
+    /// Somebody who will ask this server. No key is none.
+    pub fn new(target: Target, key: Option<String>) -> Self {
+        Self {
+            target,
+            key,
+            authorities: None,
+            met: AtomicBool::new(false),
+            idle: Mutex::new(None),
+        }
+    }
+
+    /// Trusts those that the certificates in a file vouch for, instead of the system's.
+    #[must_use]
+    pub fn authorities(mut self, file: Option<PathBuf>) -> Self {
+        self.authorities = file;
+        self
+    }
+
+    /// The server that is asked.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn met(&self) -> bool {
+        self.met.load(Ordering::Relaxed)
+    }
+
+    /// Asks once; the answer's body is still to come. A refusal is a failure.
+    pub async fn once(&self, request: &Request) -> Result<Response<Incoming>, Failure> {
+        let (response, _) = self.exchange(request, request.body()).await?;
+        Ok(response)
+    }
+
+    /// Sends a body as it comes. The whole answer is waited for as long as the body goes on.
+    pub async fn pour(&self, request: &Request, body: Body) -> Result<Answer, Failure> {
+        let request = request.clone().deadline(Duration::MAX);
+        let (response, sender) = self.exchange(&request, body).await?;
+        self.finish(response, sender).await
+    }
+
+    /// Asks for as long as it makes sense; the answer's body is still to come.
+    pub async fn open(&self, request: &Request) -> Result<Response<Incoming>, Error> {
+        let mut patience = Patience::new(request.is_repeatable());
+        loop {
+            match self.once(request).await {
+                Ok(response) => return Ok(response),
+                Err(failure) => patience.after(self, failure).await?,
+            }
+        }
+    }
+
+    /// Asks for as long as it makes sense; the whole answer.
+    pub async fn ask(&self, request: &Request) -> Result<Answer, Error> {
+        let mut patience = Patience::new(request.is_repeatable());
+        loop {
+            let asked = async {
+                let (response, sender) = self.exchange(request, request.body()).await?;
+                self.finish(response, sender).await
+            };
+            match asked.await {
+                Ok(answer) => return Ok(answer),
+                // It was done, and we were not told.
+                Err(Failure::Refused(error))
+                    if patience.has_tried()
+                        && request.is_delete()
+                        && error.code == Code::SandboxNotFound =>
+                {
+                    let (body, next) = (Bytes::new(), None);
+                    return Ok(Answer { body, next });
+                }
+                Err(failure) => patience.after(self, failure).await?,
+            }
+        }
+    }
+
+    /// Asks for as long as it makes sense; the answer as JSON.
+    pub async fn call(&self, request: &Request) -> Result<Value, Error> {
+        self.ask(request).await?.json()
+    }
+
+    /// Every part of a list, one after the other.
+    pub async fn list(&self, path: &str, asked: &[(&str, &str)]) -> Result<Vec<Value>, Error> {
+        let (mut all, mut cursor) = (Vec::new(), None::<String>);
+        loop {
+            let mut asked = asked.to_vec();
+            asked.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
+            let answer = self.ask(&Request::get(query(path, &asked))).await?;
+            match answer.json()? {
+                Value::Array(part) => all.extend(part),
+                other => all.push(other),
+            }
+            match answer.next {
+                Some(next) => cursor = Some(next),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Follows server-sent events.
+    pub fn events(&self, request: Request) -> Events<'_> {
+        Events::new(self, request)
+    }
+
+    async fn finish(
+        &self,
+        response: Response<Incoming>,
+        sender: SendRequest<Body>,
+    ) -> Result<Answer, Failure> {
+        let next = response.headers().get("x-next-cursor");
+        let next = next.and_then(|next| Some(next.to_str().ok()?.to_owned()));
+        let body = self.whole(response).await?;
+        *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        Ok(Answer { body, next })
+    }
+
+    async fn whole(&self, response: Response<Incoming>) -> Result<Bytes, Failure> {
+        let mut parts = Vec::new();
+        let mut stream = response.into_body().into_data_stream();
+        loop {
+            match timeout(SILENCE, stream.next()).await {
+                Ok(Some(Ok(part))) => parts.push(part),
+                Ok(Some(Err(error))) => return Err(self.broken(&error)),
+                Ok(None) => break,
+                Err(_) => return Err(self.silent("in the middle of an answer", SILENCE)),
+            }
+        }
+        Ok(match <[Bytes; 1]>::try_from(parts) {
+            Ok([whole]) => whole,
+            Err(parts) => parts.concat().into(),
+        })
+    }
+
+    async fn exchange(
+        &self,
+        request: &Request,
+        body: Body,
+    ) -> Result<(Response<Incoming>, SendRequest<Body>), Failure> {
+        let mut sender = self.sender().await?;
+        let request_sent = request.build(&self.target, self.key.as_deref(), body)?;
+        let answered = timeout(request.patience(), sender.send_request(request_sent)).await;
+        let response = match answered {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(self.broken(&error)),
+            Err(_) => return Err(self.silent("to a request", request.patience())),
+        };
+        self.met.store(true, Ordering::Relaxed);
+        let status = response.status();
+        if status.is_success() || status.as_u16() == 101 {
+            return Ok((response, sender));
+        }
+        let body = self.whole(response).await?;
+        Err(failure::refused(status.as_u16(), &body))
+    }
+
+    /// A connection: one that is there, or a new one.
+    async fn sender(&self) -> Result<SendRequest<Body>, Failure> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = { idle }.take();
+        if let Some(mut idle) = idle
+            && idle.ready().await.is_ok()
+        {
+            return Ok(idle);
+        }
+        let connected = connect::connect(&self.target, self.authorities.as_deref());
+        let stream: Stream = match timeout(CONNECT, connected).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(Failure::Unreachable(error)),
+            Err(_) => {
+                let message = format!(
+                    "nobody answers at {} within {} s",
+                    self.target,
+                    CONNECT.as_secs()
+                );
+                let error = Error::new(Code::Timeout, message);
+                return Err(Failure::Unreachable(error.remedy(connect::WHERE)));
+            }
+        };
+        let (sender, connection) = handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.broken(&error))?;
+        // It ends with the last who uses it.
+        tokio::spawn(connection.with_upgrades());
+        Ok(sender)
+    }
+
+    fn broken(&self, error: &dyn std::error::Error) -> Failure {
+        let mut why = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            why = format!("{why}: {cause}");
+            source = cause.source();
+        }
+        let message = format!("the connection to {} broke: {why}", self.target);
+        Failure::Broken(Error::new(Code::Timeout, message).remedy(connect::WHERE))
+    }
+
+    fn silent(&self, to: &str, time: Duration) -> Failure {
+        let seconds = time.as_secs();
+        let message = format!("{} said nothing {to} for {seconds} s", self.target);
+        Failure::Broken(Error::new(Code::Timeout, message).remedy(connect::WHERE))
+    }
+}

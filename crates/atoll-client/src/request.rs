@@ -1,0 +1,182 @@
+//! What is asked of a server.
+
+use std::fmt::Write as _;
+use std::io;
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use bytes::Bytes;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Method;
+use serde_json::Value;
+
+use crate::failure::Failure;
+use crate::target::Target;
+
+/// What is sent.
+pub type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// How long a server may think before it answers.
+const USUAL: Duration = Duration::from_mins(1);
+
+/// A request, which may be sent several times.
+#[derive(Debug, Clone)]
+pub struct Request {
+    method: Method,
+    path: String,
+    headers: Vec<(&'static str, String)>,
+    body: Bytes,
+    deadline: Duration,
+    repeatable: bool,
+}
+
+impl Request {
+    fn new(method: Method, path: impl Into<String>) -> Self {
+        Self {
+            // What these do is the same however often it is done.
+            repeatable: method.is_idempotent(),
+            method,
+            path: path.into(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+            deadline: USUAL,
+        }
+    }
+
+    /// Asks for something.
+    pub fn get(path: impl Into<String>) -> Self {
+        Self::new(Method::GET, path)
+    }
+
+    /// Takes something away.
+    pub fn delete(path: impl Into<String>) -> Self {
+        Self::new(Method::DELETE, path)
+    }
+
+    /// Puts something in its place.
+    pub fn put(path: impl Into<String>) -> Self {
+        Self::new(Method::PUT, path)
+    }
+
+    /// Has something done, which is not said again if it may have been heard.
+    pub fn post(path: impl Into<String>, body: &Value) -> Self {
+        let mut request = Self::new(Method::POST, path);
+        request.body = body.to_string().into();
+        request.header("content-type", "application/json")
+    }
+
+    /// Bytes as they are.
+    pub fn post_bytes(path: impl Into<String>, body: Bytes) -> Self {
+        let mut request = Self::new(Method::POST, path);
+        request.body = body;
+        request.header("content-type", "application/octet-stream")
+    }
+
+    /// With a header.
+    #[must_use]
+    pub fn header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// With so much time for an answer.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// It does no harm twice.
+    #[must_use]
+    pub fn repeatable(mut self) -> Self {
+        self.repeatable = true;
+        self
+    }
+
+    pub(crate) fn is_repeatable(&self) -> bool {
+        self.repeatable
+    }
+
+    pub(crate) fn is_delete(&self) -> bool {
+        self.method == Method::DELETE
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.deadline
+    }
+
+    pub(crate) fn body(&self) -> Body {
+        let body = Full::new(self.body.clone());
+        UnsyncBoxBody::new(body.map_err(|never| match never {}))
+    }
+
+    /// As it goes over the wire.
+    pub(crate) fn build(
+        &self,
+        target: &Target,
+        key: Option<&str>,
+        body: Body,
+    ) -> Result<hyper::Request<Body>, Failure> {
+        let mut request = hyper::Request::builder()
+            .method(self.method.clone())
+            .uri(format!("{}{}", target.prefix, self.path))
+            .header("host", &target.host);
+        if let Some(key) = key {
+            request = request.header("x-api-key", key);
+        }
+        for (name, value) in &self.headers {
+            request = request.header(*name, value);
+        }
+        request.body(body).map_err(|error| {
+            let message = format!("the request cannot be written: {error}");
+            let error = Error::new(Code::InvalidRequest, message);
+            Failure::Refused(error.remedy("a key or a name has letters that it cannot have"))
+        })
+    }
+}
+
+/// A path of these parts, whatever they are.
+pub fn path(parts: &[&str]) -> String {
+    let mut path = String::new();
+    for part in parts {
+        path.push('/');
+        encode(part, &mut path);
+    }
+    path
+}
+
+/// A path with these questions behind it.
+pub fn query(path: &str, asked: &[(&str, &str)]) -> String {
+    let mut text = path.to_owned();
+    for (number, (name, value)) in asked.iter().enumerate() {
+        text.push(if number == 0 { '?' } else { '&' });
+        encode(name, &mut text);
+        text.push('=');
+        encode(value, &mut text);
+    }
+    text
+}
+
+/// RFC 3986: everything but plain letters by its number.
+fn encode(text: &str, into: &mut String) {
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~:".contains(&byte) {
+            into.push(char::from(byte));
+        } else {
+            let _ = write!(into, "%{byte:02X}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_name_is_it_stays_one_part_of_a_path() {
+        assert_eq!(path(&["a/b", "tag:x", "ü?#"]), "/a%2Fb/tag:x/%C3%BC%3F%23");
+        let asked = query("/x", &[("path", "a b&c=d"), ("user", "root")]);
+        assert_eq!(asked, "/x?path=a%20b%26c%3Dd&user=root");
+    }
+}

@@ -1,0 +1,140 @@
+//! WebSockets: what comes and goes in frames. A close code that is a refusal is a failure.
+
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::handshake::client::generate_key;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use crate::failure::Failure;
+use crate::{Client, Request};
+
+/// Servers ask every 30 seconds whether we are there: a line that is silent for so long is dead.
+const SILENCE: Duration = Duration::from_secs(75);
+/// How long a frame of ours may take.
+const SENDING: Duration = Duration::from_mins(1);
+
+/// An open WebSocket.
+#[derive(Debug)]
+pub struct Socket {
+    pub(crate) stream: WebSocketStream<TokioIo<Upgraded>>,
+    name: String,
+}
+
+/// What a server says.
+#[derive(Debug)]
+pub enum Heard {
+    /// A binary frame.
+    Bytes(Bytes),
+    /// A text.
+    Text(String),
+    /// It is over, as it should be.
+    Over,
+}
+
+impl Client {
+    /// Goes on as a WebSocket.
+    pub async fn socket(&self, path: &str) -> Result<Socket, Failure> {
+        let request = Request::get(path)
+            .header("connection", "upgrade")
+            .header("upgrade", "websocket")
+            .header("sec-websocket-version", "13")
+            .header("sec-websocket-key", generate_key());
+        let response = self.once(&request).await?;
+        if response.status().as_u16() != 101 {
+            let message = format!("{} does not speak WebSocket", self.target());
+            let error = Error::new(Code::NotFound, message);
+            return Err(Failure::Refused(
+                error.remedy("does something stand before it that drops upgrades?"),
+            ));
+        }
+        let upgraded = hyper::upgrade::on(response)
+            .await
+            .map_err(|error| self.broken(&error))?;
+        let stream =
+            WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Client, None).await;
+        Ok(Socket {
+            stream,
+            name: self.target().to_string(),
+        })
+    }
+}
+
+impl Socket {
+    /// Sends bytes.
+    pub async fn send(&mut self, bytes: Bytes) -> Result<(), Failure> {
+        self.message(Message::Binary(bytes)).await
+    }
+
+    /// Sends a text.
+    pub async fn say(&mut self, text: String) -> Result<(), Failure> {
+        self.message(Message::Text(text.into())).await
+    }
+
+    async fn message(&mut self, message: Message) -> Result<(), Failure> {
+        match timeout(SENDING, self.stream.send(message)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.broken(&error.to_string())),
+            Err(_) => Err(self.broken("it takes nothing")),
+        }
+    }
+
+    /// What comes next.
+    pub async fn next(&mut self) -> Result<Heard, Failure> {
+        loop {
+            let Ok(next) = timeout(SILENCE, self.stream.next()).await else {
+                return Err(self.broken("nothing is heard any more"));
+            };
+            match next {
+                Some(Ok(Message::Binary(bytes))) => return Ok(Heard::Bytes(bytes)),
+                Some(Ok(Message::Text(text))) => return Ok(Heard::Text(text.as_str().to_owned())),
+                Some(Ok(Message::Close(frame))) => return self.closed(frame),
+                Some(Ok(_)) => {}
+                Some(Err(tungstenite::Error::ConnectionClosed)) | None => {
+                    return Err(self.broken("it ended without a word"));
+                }
+                Some(Err(error)) => return Err(self.broken(&error.to_string())),
+            }
+        }
+    }
+
+    fn closed(&self, frame: Option<CloseFrame>) -> Result<Heard, Failure> {
+        let Some(frame) = frame else {
+            return Err(self.broken("it ended without a word"));
+        };
+        match refusal(&frame) {
+            None if u16::from(frame.code) == 1000 => Ok(Heard::Over),
+            // It goes away; another may come.
+            None => Err(self.broken(frame.reason.as_str())),
+            Some(error) => Err(Failure::Refused(error)),
+        }
+    }
+
+    fn broken(&self, why: &str) -> Failure {
+        let message = format!("the connection to {} broke: {why}", self.name);
+        Failure::Broken(Error::new(Code::Timeout, message).remedy(crate::connect::WHERE))
+    }
+}
+
+/// What a close code means, if it is a refusal.
+pub(crate) fn refusal(frame: &CloseFrame) -> Option<Error> {
+    let code = match u16::from(frame.code) {
+        4001 => Code::NotFound,
+        4002 => Code::SandboxStopped,
+        4003 => Code::UnknownTemplate,
+        4004 => Code::InvalidRequest,
+        4005 => Code::QuotaExceeded,
+        4007 => Code::Timeout,
+        4008 => Code::PermissionDenied,
+        1011 => Code::Internal,
+        _ => return None,
+    };
+    Some(Error::new(code, frame.reason.as_str()))
+}

@@ -1,0 +1,59 @@
+//! A connection of ours joined with a port of a sandbox. Each way goes on by itself: neither waits for the other.
+
+use atoll_model::{Code, Error};
+use bytes::Bytes;
+use futures_util::{SinkExt as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio_tungstenite::tungstenite::Message;
+
+use crate::socket::{Socket, refusal};
+
+/// How much is sent in a frame.
+const MOST: usize = 64 << 10;
+
+impl Socket {
+    /// Joins the tunnel that this is with a connection, until both have sent all.
+    pub async fn join(self, stream: impl AsyncRead + AsyncWrite) -> Result<(), Error> {
+        let (mut from_us, mut to_us) = tokio::io::split(stream);
+        let (mut sink, mut source) = self.stream.split();
+        let up = async {
+            let mut buffer = vec![0; MOST];
+            loop {
+                // A reset of ours is told as an end.
+                let count = from_us.read(&mut buffer).await.unwrap_or(0);
+                let part = buffer.get(..count).unwrap_or_default();
+                let sent = sink.send(Message::Binary(Bytes::copy_from_slice(part)));
+                if sent.await.is_err() || count == 0 {
+                    return;
+                }
+            }
+        };
+        let down = async {
+            while let Some(Ok(message)) = source.next().await {
+                match message {
+                    Message::Binary(bytes) if bytes.is_empty() => {
+                        let _ = to_us.shutdown().await;
+                    }
+                    Message::Binary(bytes) => {
+                        let written = to_us.write_all(&bytes).await;
+                        // Who came has gone.
+                        if written.is_err() {
+                            return Ok(());
+                        }
+                    }
+                    Message::Close(frame) => {
+                        return frame.as_ref().and_then(refusal).map_or(Ok(()), Err);
+                    }
+                    _ => {}
+                }
+            }
+            Err(Error::new(Code::Timeout, "the tunnel broke"))
+        };
+        tokio::pin!(up, down);
+        tokio::select! {
+            done = &mut down => return done,
+            () = &mut up => {}
+        }
+        down.await
+    }
+}

@@ -1,0 +1,242 @@
+//! `atoll exec`: runs a command in a sandbox of a server, as if it ran here.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use atoll_client::{Client, Exec as Command, Exit, Said};
+use atoll_model::{Bytes as Size, Error, RequestId, parse_duration};
+use bytes::Bytes;
+use clap::Args;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::signal::unix::SignalKind;
+use tokio::sync::mpsc;
+
+use super::remote::{Remote, find};
+use super::run::{Signals, pass_on, stdin_is_null};
+use super::template::variables;
+use super::{as_command, note, say};
+use crate::config::Config;
+
+/// Run a command in a sandbox, with our own input, output and exit code.
+///
+/// The command is started once, and its output comes whole and once, also if the connection breaks or the server is
+/// started again meanwhile. 124: the deadline was reached; 137: the sandbox ran out of memory; 125: Atoll itself failed; 126 and
+/// 127: the command cannot be run or was not found.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll exec web ls -l
+  echo hello | atoll exec web tr a-z A-Z
+  atoll exec web --timeout 30s --cwd work -e CI=1 -- make test
+  atoll exec web -d -- python3 -m http.server      in the background; its id is printed")]
+pub(crate) struct Exec {
+    /// Kill the command and all it started after this long.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+    /// Set a variable.
+    #[arg(long = "env", short = 'e', value_name = "K=V")]
+    env: Vec<String>,
+    /// Run in this directory of the sandbox [default: the user's home].
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+    /// Run as this user of the sandbox [default: the template's].
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Start it and print its id; `atoll logs` shows what it writes.
+    #[arg(long, short)]
+    detach: bool,
+    #[command(flatten)]
+    remote: Remote,
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// The command and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    command: Vec<String>,
+}
+
+impl Exec {
+    pub(crate) fn run(&self, config: &Config) -> ExitCode {
+        as_command(self.whole(config))
+    }
+
+    fn whole(&self, config: &Config) -> Result<u8, Error> {
+        let asked = Asked {
+            command: &self.command,
+            environment: variables(&self.env)?.into_iter().collect(),
+            cwd: self.cwd.as_deref(),
+            user: self.user.as_deref(),
+            deadline: self.timeout,
+        };
+        self.remote.with(config, async |client| {
+            let sandbox = find(client, &self.sandbox).await?;
+            if self.detach {
+                say(&Command::start(client, &sandbox, &asked.body(Input::Null))
+                    .await?
+                    .id);
+                return Ok(0);
+            }
+            // From here on signals are ours to pass on.
+            let mut signals = Signals::new()?;
+            let exit = asked.pass(client, &sandbox, &mut signals).await?;
+            asked.explain(exit, None);
+            Ok(exit.exit_code as u8)
+        })
+    }
+}
+
+/// Whether there is any input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Input {
+    Null,
+    Open,
+}
+
+/// A command for a sandbox of a server.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) command: &'a [String],
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) cwd: Option<&'a str>,
+    pub(crate) user: Option<&'a str>,
+    pub(crate) deadline: Option<Duration>,
+}
+
+impl Asked<'_> {
+    /// As the API wants it. The tag is for us: it tells whether a request that was not answered was heard.
+    fn body(&self, input: Input) -> Value {
+        let (program, args) = match self.command.split_first() {
+            Some((program, args)) => (program.as_str(), args),
+            None => ("", &[][..]),
+        };
+        let mut body = json!({
+            "cmd": program,
+            "args": args,
+            "envs": self.environment,
+            "timeout": self.deadline.map_or(0.0, |deadline| deadline.as_secs_f64()),
+            "background": true,
+            "openStdin": input == Input::Open,
+            "tag": RequestId::random().as_str(),
+        });
+        for (name, value) in [("cwd", self.cwd), ("user", self.user)] {
+            if let Some(value) = value {
+                body[name] = json!(value);
+            }
+        }
+        body
+    }
+
+    /// Runs it with our own input and output, to its end.
+    pub(crate) async fn pass(
+        &self,
+        client: &Client,
+        sandbox: &str,
+        signals: &mut Signals,
+    ) -> Result<Exit, Error> {
+        let input = if stdin_is_null() {
+            Input::Null
+        } else {
+            Input::Open
+        };
+        let mut command = Command::start(client, sandbox, &self.body(input)).await?;
+        let remote = command.remote();
+        let mut input = (input == Input::Open).then(|| (command.remote(), read_input()));
+        let fed = async {
+            if let Some((remote, given)) = &mut input {
+                while let Some(bytes) = given.recv().await {
+                    // It need not want it; what is wrong with the sandbox is told by its output.
+                    if !remote.write(&Bytes::from(bytes)).await.unwrap_or(false) {
+                        break;
+                    }
+                }
+                let _ = remote.close().await;
+            }
+            std::future::pending::<()>().await;
+        };
+        let heard = async {
+            loop {
+                let number = signals.next().await;
+                // The first is passed on; a second one means business.
+                let sent = if signals.before { 9 } else { number };
+                signals.before = true;
+                if let Err(error) = remote.signal(sent).await {
+                    return error;
+                }
+            }
+        };
+        tokio::select! {
+            exit = pass_output(&mut command) => exit,
+            error = heard => Err(error),
+            () = fed => Ok(Exit::default()),
+        }
+    }
+
+    /// Says why it was killed, if it was us or the kernel on our behalf.
+    pub(crate) fn explain(&self, exit: Exit, memory: Option<Size>) {
+        if exit.oom_killed {
+            let much = memory.map_or_else(String::new, |memory| {
+                format!(" ({memory}); give it more with --memory")
+            });
+            note(&format!(
+                "atoll: killed: the sandbox ran out of memory{much}"
+            ));
+        } else if exit.timed_out {
+            let after = self.deadline.unwrap_or_default();
+            note(&format!(
+                "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
+            ));
+        }
+    }
+}
+
+/// Our own input, read on a thread of its own: a read of a terminal cannot be taken back.
+pub(crate) fn read_input() -> mpsc::Receiver<Vec<u8>> {
+    let (read, given) = mpsc::channel(4);
+    std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
+    given
+}
+
+/// Writes what a command says to where it says it, until its end.
+async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
+    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    loop {
+        let written = match command.next().await? {
+            Said::Stdout(bytes) => {
+                let written = stdout.write_all(&bytes).await;
+                written.and(stdout.flush().await)
+            }
+            Said::Stderr(bytes) => {
+                let written = stderr.write_all(&bytes).await;
+                written.and(stderr.flush().await)
+            }
+            Said::Gap(bytes) => {
+                note(&format!(
+                    "atoll: {} of its output are missing here: more was written than is kept",
+                    Size(bytes)
+                ));
+                Ok(())
+            }
+            Said::Exit(exit) => return Ok(exit),
+        };
+        if written.is_err() {
+            // What a closed pipe would have told it without a sandbox around it.
+            let pipe = SignalKind::pipe().as_raw_value();
+            command.remote().signal(pipe).await?;
+            return finish(command).await;
+        }
+    }
+}
+
+/// Nobody reads any more: its end is waited for.
+async fn finish(command: &mut Command<'_>) -> Result<Exit, Error> {
+    loop {
+        if let Said::Exit(exit) = command.next().await? {
+            return Ok(exit);
+        }
+    }
+}

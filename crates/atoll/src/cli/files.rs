@@ -1,0 +1,263 @@
+//! `atoll files`: looks at the files of a sandbox, and changes which there are.
+
+use std::process::ExitCode;
+
+use atoll_client::{Client, Request};
+use atoll_model::{Bytes, Error};
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table};
+use serde_json::{Value, json};
+
+use super::cp::download;
+use super::remote::{Remote, file_call, find, plain, say_json, text};
+use super::{note, say};
+use crate::config::Config;
+
+/// Look at the files of a sandbox, and change which there are.
+///
+/// Relative paths, and ~, start at the user's home. `atoll cp` copies in and out.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  atoll files ls web
+  atoll files cat web /etc/hostname
+  atoll files watch web work --recursive")]
+pub(crate) enum Files {
+    Ls(Ls),
+    /// Write a file to standard output.
+    Cat(One),
+    Rm(Rm),
+    /// Make a directory, with those above it.
+    Mkdir(One),
+    Watch(Watch),
+}
+
+/// As whom, and where.
+#[derive(Debug, Args)]
+struct Common {
+    /// As this user of the sandbox [default: the template's].
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Common {
+    /// A file call about a path.
+    fn path(&self, sandbox: &str, call: &[&str], asked: &[(&str, &str)]) -> String {
+        file_call(sandbox, call, asked, self.user.as_deref())
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files cat web notes.txt
+  atoll files mkdir web work/out")]
+pub(crate) struct One {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    path: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// List a directory.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files ls web
+  atoll files ls web /srv --depth 3 --json | jq -r '.[].path'")]
+pub(crate) struct Ls {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    #[arg(default_value = ".")]
+    path: String,
+    /// How many levels.
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    depth: u32,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Remove files.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files rm web old.txt
+  atoll files rm -r web build")]
+pub(crate) struct Rm {
+    /// A directory with all that is below.
+    #[arg(long, short)]
+    recursive: bool,
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Tell what happens in a directory, until the directory or the sandbox ends.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files watch web work --recursive
+  atoll files watch web . --json")]
+pub(crate) struct Watch {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    #[arg(default_value = ".")]
+    path: String,
+    /// With all directories below.
+    #[arg(long, short)]
+    recursive: bool,
+    /// Print JSON, a line an event.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Files {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        match self {
+            Self::Ls(ls) => ls.run(config)?,
+            Self::Cat(cat) => cat.cat(config)?,
+            Self::Rm(rm) => rm.run(config)?,
+            Self::Mkdir(mkdir) => mkdir.mkdir(config)?,
+            Self::Watch(watch) => watch.run(config)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl One {
+    fn cat(&self, config: &Config) -> Result<(), Error> {
+        self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let path = self.common.path(&id, &[], &[("path", &self.path)]);
+            let mut stdout = std::io::stdout();
+            download::file(client, &path, &mut stdout, &mut |_| {}).await
+        })
+    }
+
+    fn mkdir(&self, config: &Config) -> Result<(), Error> {
+        self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let path = self.common.path(&id, &["mkdir"], &[]);
+            let asked = json!({ "path": self.path });
+            client
+                .ask(&Request::post(path, &asked).repeatable())
+                .await?;
+            Ok(())
+        })
+    }
+}
+
+impl Ls {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let answer = self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let depth = self.depth.to_string();
+            let asked = [("path", self.path.as_str()), ("depth", depth.as_str())];
+            client
+                .call(&Request::get(self.common.path(&id, &["list"], &asked)))
+                .await
+        })?;
+        if self.json {
+            return say_json(&answer);
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        for entry in answer.as_array().into_iter().flatten() {
+            let size = Bytes(entry["size"].as_u64().unwrap_or(0)).to_string();
+            let modified = text(entry, "modifiedAt");
+            let name = match (text(entry, "type"), text(entry, "target")) {
+                ("directory", _) => format!("{}/", plain(text(entry, "path"))),
+                ("link", target) => format!("{} → {}", plain(text(entry, "path")), plain(target)),
+                _ => plain(text(entry, "path")),
+            };
+            table.add_row([
+                text(entry, "mode").to_owned(),
+                size,
+                modified.get(..19).unwrap_or(modified).replace('T', " "),
+                name,
+            ]);
+        }
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        if table.row_count() > 0 {
+            say(&table.to_string());
+        }
+        Ok(())
+    }
+}
+
+impl Rm {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            for path in &self.paths {
+                let recursive = self.recursive.to_string();
+                let asked = [("path", path.as_str()), ("recursive", recursive.as_str())];
+                let path = self.common.path(&id, &[], &asked);
+                client.ask(&Request::delete(path)).await?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Watch {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let recursive = self.recursive.to_string();
+            let asked = [
+                ("path", self.path.as_str()),
+                ("recursive", recursive.as_str()),
+            ];
+            let path = self.common.path(&id, &["watch"], &asked);
+            let mut events = client.events(Request::get(path)).without_numbers();
+            while let Some(event) = events.next().await? {
+                let mut data = event.data;
+                if self.json {
+                    data["event"] = json!(event.name);
+                    say(&data.to_string());
+                    continue;
+                }
+                let path = plain(text(&data, "path"));
+                match event.name.as_str() {
+                    "rename" => say(&format!("rename {} → {path}", plain(text(&data, "from")))),
+                    "overflow" => note("atoll: some events are missing: look again at everything"),
+                    "break" => note("atoll: the connection broke: look again at everything"),
+                    "limit" => note("atoll: more directories than can be watched"),
+                    "end" => note(&format!("atoll: over: {}", text(&data, "reason"))),
+                    name => say(&format!("{name} {path}")),
+                }
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Where a path leads to: the entry itself, and whether it is a directory, through a link too.
+pub(super) async fn look(
+    client: &Client,
+    sandbox: &str,
+    path: &str,
+    user: Option<&str>,
+) -> Result<(Value, bool), Error> {
+    let asked = [("path", path), ("limit", "1")];
+    let stat = file_call(sandbox, &["stat"], asked.get(..1).unwrap_or_default(), user);
+    let entry = client.call(&Request::get(stat)).await?;
+    let directory = match text(&entry, "type") {
+        "directory" => true,
+        "link" => {
+            let list = Request::get(file_call(sandbox, &["list"], &asked, user));
+            client.call(&list).await.is_ok()
+        }
+        _ => false,
+    };
+    Ok((entry, directory))
+}

@@ -1,0 +1,100 @@
+//! `atoll login`: remembers a server and its key under a name.
+
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::process::ExitCode;
+
+use atoll_client::{Client, Request, Target};
+use atoll_model::{Code, Error};
+use clap::Args;
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+
+use super::{block_on, note};
+use crate::config::Config;
+use crate::config::profiles::{Profile, Profiles};
+
+/// Remember a server and its key, so that other commands find it.
+///
+/// The key is asked for, or read from standard input. It is tried before it is written to atoll/config.toml below
+/// `$XDG_CONFIG_HOME` or ~/.config, which only you can read.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll login https://sandboxes.example.com
+  atoll login http://127.0.0.1:8080 < /var/lib/atoll/admin.key
+  atoll login --profile work https://sandboxes.example.com
+  atoll login --no-key http://127.0.0.1:8080      a server of `atoll serve --dev`")]
+pub(crate) struct Login {
+    /// Where the server is.
+    #[arg(default_value = "http://127.0.0.1:8080")]
+    url: String,
+    /// What it is called; it becomes the default one.
+    #[arg(long, default_value = "default", value_name = "NAME")]
+    profile: String,
+    /// Without a key.
+    #[arg(long)]
+    no_key: bool,
+}
+
+impl Login {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let target: Target = self.url.parse()?;
+        let Some(file) = &config.profiles else {
+            return Err(Error::invalid(
+                "HOME",
+                "there is no place for profiles: HOME is not set",
+                "set HOME or XDG_CONFIG_HOME",
+            ));
+        };
+        let mut profiles = Profiles::read(file)?;
+        let key = if self.no_key { None } else { Some(key()?) };
+        let client = Client::new(target.clone(), key.clone());
+        let client = client.authorities(config.authorities.clone());
+        block_on(client.ask(&Request::get("/sandboxes?limit=1")))?;
+        let profile = Profile {
+            url: target.to_string(),
+            api_key: key,
+        };
+        profiles.profiles.insert(self.profile.clone(), profile);
+        profiles.default = Some(self.profile.clone());
+        profiles.write(file)?;
+        note(&format!(
+            "logged in to {target} as {:?}: {}",
+            self.profile,
+            file.display()
+        ));
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The key, which is not shown.
+fn key() -> Result<String, Error> {
+    let stdin = std::io::stdin();
+    let unread = |error: std::io::Error| {
+        Error::new(
+            Code::InvalidRequest,
+            format!("the key cannot be read: {error}"),
+        )
+    };
+    let mut line = String::new();
+    if stdin.is_terminal() {
+        let _ = write!(std::io::stderr(), "key: ");
+        let before = tcgetattr(&stdin).map_err(|errno| unread(errno.into()))?;
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(&stdin, OptionalActions::Now, &silent).map_err(|errno| unread(errno.into()))?;
+        let read = stdin.lock().read_line(&mut line);
+        let _ = tcsetattr(&stdin, OptionalActions::Now, &before);
+        note("");
+        read.map_err(unread)?;
+    } else {
+        stdin.lock().read_line(&mut line).map_err(unread)?;
+    }
+    let key = line.trim();
+    if key.is_empty() || key.chars().any(|letter| !letter.is_ascii_graphic()) {
+        return Err(Error::invalid(
+            "key",
+            "this is no key",
+            "a key is atl_ and 64 hex digits; --no-key is for a server that wants none",
+        ));
+    }
+    Ok(key.to_owned())
+}

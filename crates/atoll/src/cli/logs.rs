@@ -1,0 +1,117 @@
+//! `atoll logs`: what the commands of a sandbox wrote, and write.
+
+use std::process::ExitCode;
+
+use atoll_client::{Client, Exec, Request, Said, query};
+use atoll_model::{Code, Error};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::remote::{Remote, below, find, text};
+use super::{note, say, say_bytes};
+use crate::config::Config;
+
+/// Show what the commands of a sandbox wrote, one command after the other.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll logs web
+  atoll logs web -f
+  atoll logs web --json | jq -r 'select(.stream == \"stderr\").text'
+  atoll logs web --exec \"$(atoll exec -d web -- make)\" -f")]
+pub(crate) struct Logs {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Go on with what they write now.
+    #[arg(long, short)]
+    follow: bool,
+    /// Only this command.
+    #[arg(long, value_name = "EXEC")]
+    exec: Option<String>,
+    /// Print JSON, a line a line.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Logs {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            match &self.exec {
+                Some(exec) => self.one(client, &id, exec).await,
+                None if self.follow => self.follow(client, &id).await,
+                None => self.all(client, &id).await,
+            }
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn all(&self, client: &Client, id: &str) -> Result<(), Error> {
+        let mut after = None::<String>;
+        loop {
+            let asked: Vec<_> = after
+                .iter()
+                .map(|after| ("after", after.as_str()))
+                .collect();
+            let path = query(&below(id, &["logs"]), &asked);
+            let answer = client.ask(&Request::get(path)).await?;
+            for line in answer.json()?.as_array().into_iter().flatten() {
+                self.show(line);
+            }
+            match answer.next {
+                Some(next) => after = Some(next),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn follow(&self, client: &Client, id: &str) -> Result<(), Error> {
+        let path = query(&below(id, &["logs"]), &[("follow", "true")]);
+        let mut events = client.events(Request::get(path));
+        while let Some(event) = events.next().await? {
+            self.show(&event.data);
+        }
+        Ok(())
+    }
+
+    /// One command's output, exactly; without --follow as far as it is.
+    async fn one(&self, client: &Client, id: &str, exec: &str) -> Result<(), Error> {
+        let about = Request::get(below(id, &["commands", exec]));
+        let about = client.call(&about).await?;
+        if !self.follow && text(&about, "state") == "running" {
+            let message = format!("{exec} still runs");
+            return Err(Error::new(Code::Conflict, message)
+                .remedy("follow it to its end with -f, or leave out --exec"));
+        }
+        let mut exec = Exec::find(client, id, text(&about, "execID"))?;
+        loop {
+            let (stream, bytes) = match exec.next().await? {
+                Said::Stdout(bytes) => ("stdout", bytes),
+                Said::Stderr(bytes) => ("stderr", bytes),
+                Said::Gap(missing) => {
+                    note(&format!("atoll: {missing} bytes are kept no more"));
+                    continue;
+                }
+                Said::Exit(_) => return Ok(()),
+            };
+            if self.json {
+                let text = String::from_utf8_lossy(&bytes);
+                say(&json!({ "execID": exec.id, "stream": stream, "text": text }).to_string());
+            } else {
+                say_bytes(&bytes);
+            }
+        }
+    }
+
+    fn show(&self, line: &Value) {
+        if self.json {
+            return say(&line.to_string());
+        }
+        match text(line, "stream") {
+            "stdout" | "stderr" => say_bytes(text(line, "text").as_bytes()),
+            "gap" => note("atoll: a part of the output is kept no more"),
+            _ => {}
+        }
+    }
+}

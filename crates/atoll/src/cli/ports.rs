@@ -1,0 +1,48 @@
+//! `atoll ports`: what listens in a sandbox.
+
+use std::process::ExitCode;
+
+use atoll_client::Request;
+use atoll_model::Error;
+use clap::Args;
+use comfy_table::Table;
+
+use super::remote::{Remote, below, find, say_json, text};
+use super::say;
+use crate::config::Config;
+
+/// List the ports on which something listens in a sandbox.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll ports web
+  atoll ports web --json | jq '.[].port'")]
+pub(crate) struct Ports {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Ports {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let ports = self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            client.call(&Request::get(below(&id, &["ports"]))).await
+        })?;
+        if self.json {
+            say_json(&ports)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["PORT", "ADDRESS"]);
+        for port in ports.as_array().into_iter().flatten() {
+            table.add_row([port["port"].to_string(), text(port, "address").to_owned()]);
+        }
+        say(&table.to_string());
+        Ok(ExitCode::SUCCESS)
+    }
+}

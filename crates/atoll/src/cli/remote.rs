@@ -1,0 +1,157 @@
+//! The server that a command is for, and the sandbox that is meant: by its id, its name, or a beginning that only one has.
+
+use atoll_client::{Client, Request, Target, path, query};
+use atoll_model::{Category, Code, Error, SandboxId};
+use clap::Args;
+use serde_json::Value;
+
+use super::{block_on, say};
+use crate::config::Config;
+use crate::config::profiles::Profiles;
+
+/// Which server.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Server")]
+pub(crate) struct Remote {
+    /// Where it is [default: `ATOLL_URL`, a profile of `atoll login`, or the operator's socket of this machine].
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// One that `atoll login` knows.
+    #[arg(long, value_name = "NAME", conflicts_with = "url")]
+    profile: Option<String>,
+}
+
+impl Remote {
+    /// Who asks the server that is meant.
+    pub(crate) fn client(&self, config: &Config) -> Result<Client, Error> {
+        match self.configured(config)? {
+            Some(client) => Ok(client),
+            None => Ok(Client::new(
+                Target::socket(config.data.join("run/api.sock")),
+                None,
+            )),
+        }
+    }
+
+    /// The same, if somebody said something about a server.
+    pub(crate) fn configured(&self, config: &Config) -> Result<Option<Client>, Error> {
+        let url = self.url.as_ref().or_else(|| {
+            // A profile that is named wins over the surroundings.
+            config.url.as_ref().filter(|_| self.profile.is_none())
+        });
+        let key = config.api_key.clone();
+        let (url, key) = if let Some(url) = url {
+            (url.clone(), key)
+        } else {
+            let Some(file) = &config.profiles else {
+                return Ok(None);
+            };
+            let profiles = Profiles::read(file)?;
+            let Some(profile) = profiles.find(self.profile.as_deref(), file)? else {
+                return Ok(None);
+            };
+            let named = profile.api_key.clone();
+            let key = if self.profile.is_some() {
+                named.or(key)
+            } else {
+                key.or(named)
+            };
+            (profile.url.clone(), key)
+        };
+        let client = Client::new(url.parse()?, key);
+        Ok(Some(client.authorities(config.authorities.clone())))
+    }
+
+    /// Does something with it.
+    pub(crate) fn with<T>(
+        &self,
+        config: &Config,
+        work: impl AsyncFnOnce(&Client) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let client = self.client(config)?;
+        block_on(work(&client))
+    }
+}
+
+/// The path of what belongs to a sandbox.
+pub(crate) fn below(sandbox: &str, parts: &[&str]) -> String {
+    path(&[&["sandboxes", sandbox], parts].concat())
+}
+
+/// A call about a sandbox's files, as a user of it.
+pub(crate) fn file_call(
+    sandbox: &str,
+    call: &[&str],
+    asked: &[(&str, &str)],
+    user: Option<&str>,
+) -> String {
+    let user = user.map(|user| ("user", user));
+    let asked: Vec<_> = asked.iter().copied().chain(user).collect();
+    query(&below(sandbox, &[&["files"], call].concat()), &asked)
+}
+
+/// What a sandbox is called in paths. A whole id is taken as it is: no need to ask.
+pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
+    if name.parse::<SandboxId>().is_ok() {
+        return Ok(name.to_owned());
+    }
+    if name.is_empty() {
+        let remedy = "name a sandbox: `atoll sandbox ls` lists them";
+        return Err(Error::invalid(
+            "sandbox",
+            "a sandbox has a name or an id",
+            remedy,
+        ));
+    }
+    let named = client.call(&Request::get(below(name, &[]))).await;
+    match named {
+        Ok(sandbox) => return Ok(text(&sandbox, "sandboxID").to_owned()),
+        Err(error) if error.code.category() == Category::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let all = client.list("/sandboxes", &[]).await?;
+    let begins = |sandbox: &&Value| {
+        text(sandbox, "sandboxID").starts_with(name) || text(sandbox, "alias").starts_with(name)
+    };
+    let found: Vec<&Value> = all.iter().filter(begins).collect();
+    match found.as_slice() {
+        [one] => Ok(text(one, "sandboxID").to_owned()),
+        [] => Err(Error::new(
+            Code::SandboxNotFound,
+            format!("there is no sandbox {name:?}"),
+        )
+        .remedy("`atoll sandbox ls` lists those that there are")),
+        many => {
+            let names: Vec<&str> = many.iter().map(|one| text(one, "sandboxID")).collect();
+            Err(Error::invalid(
+                "sandbox",
+                format!("{} sandboxes begin with {name:?}", many.len()),
+                format!("say more of it: {}", names.join(", ")),
+            ))
+        }
+    }
+}
+
+/// A field that is text; nothing if there is none.
+pub(crate) fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// JSON for programs.
+pub(crate) fn say_json(value: &Value) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(value);
+    say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
+    Ok(())
+}
+
+/// What comes from elsewhere, without what a terminal would obey.
+pub(crate) fn plain(text: &str) -> String {
+    let shown = |letter: char| {
+        if letter.is_control() {
+            '\u{fffd}'
+        } else {
+            letter
+        }
+    };
+    text.chars().map(shown).collect()
+}

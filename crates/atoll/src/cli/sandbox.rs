@@ -1,0 +1,454 @@
+//! `atoll sandbox`: makes sandboxes of a server, lists them, and changes their state.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use atoll_client::{Client, Request};
+use atoll_model::{Bytes, Code, Cpus, Error, Limits, Network, RequestId, Rule, parse_duration};
+use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::Table;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::remote::{Remote, below, find, plain, say_json, text};
+use super::template::variables;
+use super::{complain, say};
+use crate::config::Config;
+
+/// Make sandboxes of a server, list them, and change their state.
+///
+/// A sandbox is named by its id, its name, or a beginning that only one has.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  atoll sandbox create --name web --net internet --timeout 1h
+  atoll sandbox ls
+  atoll sandbox rm web")]
+pub(crate) enum Sandbox {
+    Create(Box<Create>),
+    Ls(Ls),
+    Get(Get),
+    /// Remove sandboxes, with their files.
+    Rm(Several),
+    /// End their processes; their files stay.
+    Stop(Several),
+    /// Start them again, from their files.
+    Start(Several),
+    /// Let their processes stand still.
+    Pause(Several),
+    /// Let their processes go on.
+    Resume(Several),
+    Timeout(Timeout),
+}
+
+/// What happens to a sandbox whose time is up.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum End {
+    Destroy,
+    Stop,
+    Pause,
+}
+
+/// Make a sandbox; its id is printed.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox create
+  ID=$(atoll sandbox create --memory 512M --cpus 1 --timeout 1h)
+  atoll sandbox create --name web --net internet --idle-timeout 10m --on-idle pause")]
+pub(crate) struct Create {
+    /// Another name for it: a-z, 0-9 and -.
+    #[arg(long)]
+    name: Option<String>,
+    /// The template to start from [default: base].
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    #[command(flatten)]
+    size: Size,
+    /// How long it lives; 0 is without end [default: 5m].
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+    /// What happens then [default: destroy].
+    #[arg(long, value_name = "WHAT")]
+    on_timeout: Option<End>,
+    /// How long it may be idle [default: for ever].
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    idle_timeout: Option<Duration>,
+    /// What happens then [default: destroy].
+    #[arg(long, value_name = "WHAT", requires = "idle_timeout")]
+    on_idle: Option<End>,
+    /// When it is paused, a use of it is refused instead of letting it go on.
+    #[arg(long)]
+    no_auto_resume: bool,
+    /// Set a variable for all its commands.
+    #[arg(long = "env", short = 'e', value_name = "K=V")]
+    env: Vec<String>,
+    /// A word of your own.
+    #[arg(long, value_name = "K=V")]
+    metadata: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// What a sandbox may use and reach.
+#[derive(Debug, Args)]
+struct Size {
+    /// Processor time, in processors [default: 2].
+    #[arg(long, value_name = "N")]
+    cpus: Option<Cpus>,
+    /// Memory, page cache included [default: 2G].
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Disk space of what is written [default: 10G].
+    #[arg(long, value_name = "SIZE")]
+    disk: Option<Bytes>,
+    /// Processes and threads [default: 1024].
+    #[arg(long, value_name = "N")]
+    pids: Option<u32>,
+    /// What to connect it to.
+    #[arg(long, default_value = "none", value_name = "none|internet")]
+    net: Network,
+    /// Let it reach these addresses. Without --deny, nothing else.
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+    /// Refuse it these addresses, but for what --allow names.
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
+}
+
+/// List sandboxes, newest first.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox ls
+  atoll sandbox ls --state running -q | xargs atoll sandbox rm
+  atoll sandbox ls --json | jq -r '.[].sandboxID'")]
+pub(crate) struct Ls {
+    /// Only those in this state.
+    #[arg(long, value_name = "STATE")]
+    state: Option<String>,
+    /// Print ids alone.
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Show one sandbox.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox get web
+  atoll sandbox get i5f2 --json | jq -r .endAt")]
+pub(crate) struct Get {
+    sandbox: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox rm web i5f2
+  atoll sandbox pause web")]
+pub(crate) struct Several {
+    /// Ids, names, or beginnings of them.
+    #[arg(required = true, value_name = "SANDBOX")]
+    sandboxes: Vec<String>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Say how long a sandbox lives from now on.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox timeout web 2h
+  atoll sandbox timeout web 0      without end")]
+pub(crate) struct Timeout {
+    sandbox: String,
+    /// From now on; 0 is without end.
+    #[arg(value_parser = parse_duration)]
+    duration: Duration,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Sandbox {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        match self {
+            Self::Create(create) => create.run(config)?,
+            Self::Ls(ls) => ls.run(config)?,
+            Self::Get(get) => get.run(config)?,
+            Self::Rm(which) => return which.each(config, None),
+            Self::Stop(which) => return which.each(config, Some("stop")),
+            Self::Start(which) => return which.each(config, Some("start")),
+            Self::Pause(which) => return which.each(config, Some("pause")),
+            Self::Resume(which) => return which.each(config, Some("resume")),
+            Self::Timeout(timeout) => timeout.run(config)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Create {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked = self.asked()?;
+        let made = self
+            .remote
+            .with(config, async |client| create(client, &asked).await)?;
+        if self.json {
+            return say_json(&made);
+        }
+        say(text(&made, "sandboxID"));
+        Ok(())
+    }
+
+    fn asked(&self) -> Result<Value, Error> {
+        let Size {
+            cpus,
+            memory,
+            disk,
+            pids,
+            net,
+            allow,
+            deny,
+        } = &self.size;
+        let usual = Limits::default();
+        let limits = Limits {
+            cpus: cpus.unwrap_or(usual.cpus),
+            memory: memory.unwrap_or(usual.memory),
+            disk: disk.unwrap_or(usual.disk),
+            pids: pids.unwrap_or(usual.pids),
+        };
+        let mut asked = described(limits, *net, allow, deny)?;
+        let mut add = |name: &str, value: Option<Value>| {
+            asked.extend(value.map(|value| (name.to_owned(), value)));
+        };
+        add("template", self.template.as_ref().map(|name| json!(name)));
+        add("alias", self.name.as_ref().map(|name| json!(name)));
+        let whole =
+            |name: &str, time: Option<Duration>| time.map(|time| seconds(name, time)).transpose();
+        add("timeout", whole("timeout", self.timeout)?);
+        add("idleTimeout", whole("idle-timeout", self.idle_timeout)?);
+        let end = |end: Option<End>| {
+            end.map(|end| match end {
+                End::Destroy => json!("destroy"),
+                End::Stop => json!("stop"),
+                End::Pause => json!("pause"),
+            })
+        };
+        add("onTimeout", end(self.on_timeout));
+        add("onIdle", end(self.on_idle));
+        add("autoResume", self.no_auto_resume.then_some(json!(false)));
+        add("envs", pairs(&self.env)?);
+        add("metadata", pairs(&self.metadata)?);
+        Ok(Value::Object(asked))
+    }
+}
+
+/// Makes a sandbox, once: the key tells a request that is said again.
+pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Error> {
+    let key = RequestId::random();
+    let request = Request::post("/sandboxes", asked)
+        .header("idempotency-key", key.as_str())
+        .deadline(Duration::from_mins(2));
+    client.call(&request.repeatable()).await
+}
+
+/// What a sandbox may use and reach, as the API wants it.
+pub(crate) fn described(
+    limits: Limits,
+    network: Network,
+    allow: &[Rule],
+    deny: &[Rule],
+) -> Result<Map<String, Value>, Error> {
+    let rules = |rules: &[Rule]| -> Vec<String> { rules.iter().map(Rule::to_string).collect() };
+    let asked = json!({
+        "cpuCount": f64::from(limits.cpus.0) / 1000.0,
+        "memoryMB": mebibytes("memory", limits.memory)?,
+        "diskMB": mebibytes("disk", limits.disk)?,
+        "pids": limits.pids,
+        "network": network.to_string(),
+        "allow": rules(allow),
+        "deny": rules(deny),
+    });
+    let Value::Object(asked) = asked else {
+        return Err(Error::new(Code::Internal, "a sandbox is an object"));
+    };
+    Ok(asked)
+}
+
+fn mebibytes(field: &str, size: Bytes) -> Result<u64, Error> {
+    if size.0.is_multiple_of(1 << 20) {
+        return Ok(size.0 >> 20);
+    }
+    let message = format!("--{field} {size} is not whole mebibytes");
+    Err(Error::invalid(field, message, "give it like 512M or 2G"))
+}
+
+/// Seconds, which a server wants whole.
+pub(crate) fn seconds(field: &str, time: Duration) -> Result<Value, Error> {
+    if time.subsec_nanos() == 0 {
+        return Ok(json!(time.as_secs()));
+    }
+    let message = format!("--{field} {time:?} is not whole seconds");
+    Err(Error::invalid(field, message, "give it like 30s, 5m or 2h"))
+}
+
+fn pairs(words: &[String]) -> Result<Option<Value>, Error> {
+    let pairs: std::collections::BTreeMap<_, _> = variables(words)?.into_iter().collect();
+    Ok((!pairs.is_empty()).then(|| json!(pairs)))
+}
+
+impl Ls {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked: Vec<(&str, &str)> = self
+            .state
+            .iter()
+            .map(|state| ("state", state.as_str()))
+            .collect();
+        let all = self.remote.with(config, async |client| {
+            client.list("/sandboxes", &asked).await
+        })?;
+        if self.json {
+            return say_json(&Value::Array(all));
+        }
+        if self.quiet {
+            for sandbox in &all {
+                say(text(sandbox, "sandboxID"));
+            }
+            return Ok(());
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header([
+            "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS IN",
+        ]);
+        for sandbox in &all {
+            let memory = Bytes(sandbox["memoryMB"].as_u64().unwrap_or(0) << 20);
+            table.add_row([
+                text(sandbox, "sandboxID").to_owned(),
+                text(sandbox, "alias").to_owned(),
+                state(sandbox),
+                plain(text(sandbox, "templateID")),
+                sandbox["cpuCount"].to_string(),
+                memory.to_string(),
+                since(text(sandbox, "createdAt")),
+                until(sandbox),
+            ]);
+        }
+        say(&table.to_string());
+        Ok(())
+    }
+}
+
+/// What a sandbox does, and why if that is not what somebody asked for.
+pub(crate) fn state(sandbox: &Value) -> String {
+    match (text(sandbox, "state"), text(sandbox, "reason")) {
+        (state, "") => state.to_owned(),
+        (state, reason) => format!("{state} ({reason})"),
+    }
+}
+
+/// How long ago that was.
+pub(crate) fn since(time: &str) -> String {
+    let then = time.parse::<Timestamp>();
+    let passed = then.map(|then| Timestamp::now().duration_since(then).as_secs());
+    passed.map_or_else(|_| String::new(), |seconds| span(seconds.max(0) as u64))
+}
+
+/// How long it has, if it ends.
+pub(crate) fn until(sandbox: &Value) -> String {
+    let end = text(sandbox, "endAt").parse::<Timestamp>();
+    let left = end.map(|end| end.duration_since(Timestamp::now()).as_secs());
+    left.map_or_else(|_| "-".to_owned(), |seconds| span(seconds.max(0) as u64))
+}
+
+/// A length of time, for people.
+pub(crate) fn span(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+impl Get {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let sandbox = self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            client.call(&Request::get(below(&id, &[]))).await
+        })?;
+        if self.json {
+            return say_json(&sandbox);
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        for (name, value) in sandbox.as_object().into_iter().flatten() {
+            let shown = match value {
+                Value::String(text) => plain(text),
+                Value::Null => "-".into(),
+                value => value.to_string(),
+            };
+            table.add_row([name.clone(), shown]);
+        }
+        say(&table.to_string());
+        Ok(())
+    }
+}
+
+impl Several {
+    /// One after the other; each may fail by itself.
+    fn each(&self, config: &Config, verb: Option<&str>) -> Result<ExitCode, Error> {
+        let failed = self.remote.with(config, async |client| {
+            let mut failed = None;
+            for name in &self.sandboxes {
+                match change(client, name, verb).await {
+                    Ok(id) => say(&id),
+                    Err(error) => {
+                        complain(&error);
+                        failed = failed.or(Some(error.code.exit_code()));
+                    }
+                }
+            }
+            Ok(failed)
+        })?;
+        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}
+
+/// Has a sandbox changed, or taken away; its id.
+async fn change(client: &Client, name: &str, verb: Option<&str>) -> Result<String, Error> {
+    let id = find(client, name).await?;
+    let request = match verb {
+        // Asking for what is already so changes nothing.
+        Some(verb) => Request::post(below(&id, &[verb]), &json!({})).repeatable(),
+        None => Request::delete(below(&id, &[])),
+    };
+    client
+        .ask(&request.deadline(Duration::from_mins(2)))
+        .await?;
+    Ok(id)
+}
+
+impl Timeout {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked = json!({ "timeout": seconds("timeout", self.duration)? });
+        let sandbox = self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let request = Request::post(below(&id, &["timeout"]), &asked).repeatable();
+            client.ask(&request).await?;
+            client.call(&Request::get(below(&id, &[]))).await
+        })?;
+        match text(&sandbox, "endAt") {
+            "" => say("without end"),
+            end => say(end),
+        }
+        Ok(())
+    }
+}

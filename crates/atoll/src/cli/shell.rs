@@ -1,0 +1,304 @@
+//! `atoll shell`: a terminal of a sandbox as ours. It is the sandbox's: when the line breaks or the server is started again it
+//! goes on, and is shown again as it is then.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::fd::AsFd as _;
+use std::process::ExitCode;
+
+use atoll_client::{Client, Exit, Failure, Heard, Patience, Request, Socket};
+use atoll_model::{Category, Code, Error, RequestId, TerminalSize};
+use bytes::Bytes;
+use clap::Args;
+use serde_json::json;
+use tokio::io::AsyncWriteExt as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::exec::read_input;
+use super::remote::{Remote, below, find, text};
+use super::run::{Signals, terminal};
+use super::template::variables;
+use super::{as_command, note};
+use crate::config::Config;
+
+/// What ends the wait for a server, as it would end a command.
+const INTERRUPT: u8 = 3;
+
+/// Open a shell in a sandbox, on this terminal.
+///
+/// It goes on when the connection breaks or the server is started again, and when this terminal is closed: --attach joins it
+/// again. While there is no connection, Ctrl-C gives up.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll shell web
+  atoll shell web --user root
+  atoll shell web --cwd work -- vim main.c
+  atoll shell web --attach pty_…")]
+pub(crate) struct Shell {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Set a variable.
+    #[arg(long = "env", short = 'e', value_name = "K=V")]
+    env: Vec<String>,
+    /// Begin in this directory of the sandbox [default: the user's home].
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+    /// As this user of the sandbox [default: the template's].
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Join a terminal that is there.
+    #[arg(long, value_name = "PTY", conflicts_with_all = ["env", "cwd", "user", "command"])]
+    attach: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+    /// Another program than a shell, and its arguments.
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+impl Shell {
+    pub(crate) fn run(&self, config: &Config) -> ExitCode {
+        as_command(self.whole(config))
+    }
+
+    fn whole(&self, config: &Config) -> Result<u8, Error> {
+        let environment = variables(&self.env)?.into_iter().collect();
+        let size = terminal::size()
+            .map_err(|error| error.remedy("`atoll exec` runs commands without a terminal"))?;
+        self.remote.with(config, async |client| {
+            let sandbox = find(client, &self.sandbox).await?;
+            let session = if let Some(id) = &self.attach {
+                Session::attach(client, &sandbox, id)
+            } else {
+                let asked = Asked {
+                    command: &self.command,
+                    environment,
+                    cwd: self.cwd.as_deref(),
+                    user: self.user.as_deref(),
+                };
+                Session::make(client, &sandbox, &asked, size).await?
+            };
+            let mut signals = Signals::new()?;
+            Ok(session.show(&mut signals).await?.exit_code as u8)
+        })
+    }
+}
+
+/// A program for a terminal; none is a shell.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) command: &'a [String],
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) cwd: Option<&'a str>,
+    pub(crate) user: Option<&'a str>,
+}
+
+/// A terminal of a sandbox.
+#[derive(Debug)]
+pub(crate) struct Session<'a> {
+    client: &'a Client,
+    sandbox: &'a str,
+    id: String,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn attach(client: &'a Client, sandbox: &'a str, id: &str) -> Self {
+        Self {
+            client,
+            sandbox,
+            id: id.to_owned(),
+        }
+    }
+
+    /// Makes one, once.
+    pub(crate) async fn make(
+        client: &'a Client,
+        sandbox: &'a str,
+        asked: &Asked<'_>,
+        size: TerminalSize,
+    ) -> Result<Self, Error> {
+        let tag = RequestId::random();
+        let mut body = json!({
+            "cols": size.columns,
+            "rows": size.rows,
+            "envs": asked.environment,
+            "tag": tag.as_str(),
+        });
+        if let Some((program, args)) = asked.command.split_first() {
+            body["shell"] = json!(program);
+            body["args"] = json!(args);
+        }
+        for (name, value) in [("cwd", asked.cwd), ("user", asked.user)] {
+            if let Some(value) = value {
+                body[name] = json!(value);
+            }
+        }
+        let begin = Request::post(below(sandbox, &["pty"]), &body);
+        let found = Request::get(below(sandbox, &["pty", &format!("tag:{}", tag.as_str())]));
+        let made = client.start(&begin, &found, Code::TerminalNotFound).await?;
+        Ok(Self::attach(client, sandbox, text(&made, "ptyID")))
+    }
+
+    /// Shows it on our own terminal, until its program ends.
+    pub(crate) async fn show(&self, signals: &mut Signals) -> Result<Exit, Error> {
+        let path = below(self.sandbox, &["pty", &self.id]);
+        // Before anything is changed: nobody may be there.
+        let mut next = match self.client.socket(&path).await {
+            Err(failure @ Failure::Unreachable(_)) => return Err(failure.into()),
+            next => next,
+        };
+        let raw = terminal::Raw::new()?;
+        let mut keys = read_input();
+        let mut resized = signal(SignalKind::window_change())
+            .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;
+        let mut patience = Patience::new(true);
+        // Keys that nobody could be told.
+        let mut held = Vec::new();
+        let left = |number| Exit {
+            exit_code: 128 + number,
+            ..Exit::default()
+        };
+        let ended = loop {
+            let failure = match next {
+                Ok(mut socket) => {
+                    let typed = (&mut keys, &mut held);
+                    let shown = joined(&mut socket, typed, &mut resized, &mut patience);
+                    let shown = tokio::select! {
+                        shown = shown => shown,
+                        number = signals.next() => break Ok(left(number)),
+                    };
+                    match shown {
+                        Ok(()) => break self.ended().await,
+                        Err(failure) => failure,
+                    }
+                }
+                Err(failure) => failure,
+            };
+            if let Failure::Refused(error) = failure {
+                break self.over(error).await;
+            }
+            if !patience.has_tried() {
+                say_aside("the connection broke; waiting for the server. Ctrl-C gives up");
+            }
+            let again = async {
+                patience.after(self.client, failure).await?;
+                Ok(self.client.socket(&path).await)
+            };
+            next = tokio::select! {
+                again = again => match again {
+                    Ok(again) => again,
+                    Err(error) => break Err(error),
+                },
+                () = interrupted(&mut keys, &mut held) => break Err(given_up()),
+                number = signals.next() => break Ok(left(number)),
+            };
+        };
+        drop(raw);
+        if ended.is_err() {
+            note("");
+        }
+        ended
+    }
+
+    /// How its program ended.
+    async fn ended(&self) -> Result<Exit, Error> {
+        let exec = self.id.replacen("pty_", "exec_", 1);
+        let request = Request::get(below(self.sandbox, &["commands", &exec, "wait"]));
+        let about = self.client.call(&request).await?;
+        serde_json::from_value(about).map_err(|_| {
+            Error::new(
+                Code::SandboxFailed,
+                "the terminal was lost with its sandbox",
+            )
+            .remedy("`atoll sandbox get` says what became of it")
+        })
+    }
+
+    /// It is not there: it may have ended while we were away.
+    async fn over(&self, error: Error) -> Result<Exit, Error> {
+        if error.code.category() != Category::NotFound {
+            return Err(error);
+        }
+        // That would be said first.
+        let sandbox = Request::get(below(self.sandbox, &[]));
+        self.client.call(&sandbox).await?;
+        self.ended().await.map_err(|_| {
+            let list = format!(
+                "GET /sandboxes/{}/pty lists those that there are",
+                self.sandbox
+            );
+            Error::new(Code::TerminalNotFound, error.message).remedy(list)
+        })
+    }
+}
+
+/// Shows a terminal for as long as the connection is there.
+async fn joined(
+    socket: &mut Socket,
+    (keys, held): (&mut mpsc::Receiver<Vec<u8>>, &mut Vec<u8>),
+    resized: &mut Signal,
+    patience: &mut Patience,
+) -> Result<(), Failure> {
+    let mut screen = tokio::io::stdout();
+    let (mut first, mut listening) = (true, true);
+    resize(socket).await?;
+    loop {
+        if !first && !held.is_empty() {
+            socket.send(Bytes::from(std::mem::take(held))).await?;
+        }
+        tokio::select! {
+            heard = socket.next() => match heard? {
+                Heard::Bytes(bytes) => {
+                    patience.reset();
+                    // What comes first is for an empty screen.
+                    let before: &[u8] = if first { b"\x1b[H\x1b[2J" } else { b"" };
+                    first = false;
+                    let shown = async {
+                        screen.write_all(before).await?;
+                        screen.write_all(&bytes).await?;
+                        screen.flush().await
+                    };
+                    if shown.await.is_err() {
+                        return Ok(());
+                    }
+                }
+                Heard::Text(_) => {}
+                Heard::Over => return Ok(()),
+            },
+            typed = keys.recv(), if listening => match typed {
+                Some(typed) => held.extend_from_slice(&typed),
+                None => listening = false,
+            },
+            _ = resized.recv() => resize(socket).await?,
+        }
+    }
+}
+
+/// Tells a terminal the size of ours.
+async fn resize(socket: &mut Socket) -> Result<(), Failure> {
+    let size = terminal::current(std::io::stdout().as_fd());
+    let word = json!({ "type": "resize", "cols": size.columns, "rows": size.rows });
+    socket.say(word.to_string()).await
+}
+
+/// Until somebody gives up; other keys are kept.
+async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
+    while let Some(typed) = keys.recv().await {
+        if typed.contains(&INTERRUPT) {
+            return;
+        }
+        held.extend_from_slice(&typed);
+    }
+    std::future::pending::<()>().await;
+}
+
+fn given_up() -> Error {
+    Error::new(Code::Timeout, "the connection broke, and was given up")
+        .remedy("the terminal goes on in its sandbox: --attach joins it")
+}
+
+/// A line beside what a terminal shows, which is raw now.
+fn say_aside(line: &str) {
+    let _ = write!(std::io::stderr(), "\r\n[atoll: {line}]\r\n");
+}

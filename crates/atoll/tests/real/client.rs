@@ -1,0 +1,79 @@
+//! The command as a client: the real binary against a real server, over lines that hold and over lines that break.
+
+mod bad;
+mod breaks;
+mod commands;
+mod copies;
+mod served;
+mod shell;
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use atoll_testkit::run_within;
+use serde_json::Value;
+
+use crate::api::Server;
+use crate::cli::told;
+use crate::world;
+
+/// `atoll` as somebody has it who said nothing about a server.
+fn plain(args: &[&str]) -> Command {
+    let mut command = Command::new(world::binary());
+    command.args(args).stdin(Stdio::null());
+    command
+        .env_remove("ATOLL_URL")
+        .env_remove("ATOLL_API_KEY")
+        .env("XDG_CONFIG_HOME", "/nowhere")
+        .env("ATOLL_DATA_DIR", "/nowhere");
+    command
+}
+
+/// `atoll` for a server that is somewhere.
+fn at(server: &Server, address: &str, args: &[&str]) -> Command {
+    let mut command = plain(args);
+    command.env("ATOLL_URL", format!("http://{address}"));
+    command.env("ATOLL_API_KEY", server.client().key.unwrap());
+    command
+}
+
+/// `atoll` for a server.
+fn atoll(server: &Server, args: &[&str]) -> Command {
+    at(server, server.address(), args)
+}
+
+/// `atoll` over the operator's socket, whose place stays when the server is started again.
+fn operator(server: &Server, args: &[&str]) -> Command {
+    let mut command = plain(args);
+    command.env("ATOLL_DATA_DIR", server.data());
+    command
+}
+
+/// Runs it to its end.
+#[track_caller]
+fn done(mut command: Command, input: &[u8]) -> Output {
+    run_within(&mut command, Duration::from_mins(2), input)
+}
+
+/// What it wrote, when it ended with 0 and said nothing beside its data.
+#[track_caller]
+fn said(server: &Server, args: &[&str]) -> String {
+    let output = done(atoll(server, args), b"");
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The same as JSON.
+#[track_caller]
+fn json(server: &Server, args: &[&str]) -> Value {
+    let text = said(server, args);
+    serde_json::from_str(&text).unwrap_or_else(|_| panic!("{args:?}: {text}"))
+}
+
+/// Output and exit code of one that need not work.
+#[track_caller]
+fn tried(server: &Server, args: &[&str]) -> (String, Option<i32>) {
+    let output = done(atoll(server, args), b"");
+    (told(&output), output.status.code())
+}

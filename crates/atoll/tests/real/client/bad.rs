@@ -1,0 +1,153 @@
+//! What is wrong is said in a line or two, with what to do about it and the right code.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::{atoll, done, plain};
+use crate::api::Server;
+use crate::cli::told;
+
+/// Two lines on standard error, the second a hint, and nothing on standard output.
+#[track_caller]
+fn refused(command: Command, code: i32, words: &str) {
+    let name = format!("{command:?}");
+    let output = done(command, b"");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{name}: {}",
+        told(&output)
+    );
+    assert!(
+        text.starts_with("atoll: ") && text.contains(words),
+        "{name}: {text}"
+    );
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() <= 2, "{name}: {text}");
+    assert!(
+        lines.len() < 2 || lines[1].starts_with("  hint: "),
+        "{name}: {text}"
+    );
+    assert_eq!(output.stdout, b"", "{name}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_urls_and_servers_that_are_not_there() {
+    let server = Server::start().await;
+    let mut command = atoll(&server, &["sandbox", "ls"]);
+    command.env("ATOLL_API_KEY", format!("atl_{}", "0".repeat(64)));
+    refused(command, 3, "key");
+    let mut command = atoll(&server, &["sandbox", "ls"]);
+    command.env_remove("ATOLL_API_KEY");
+    refused(command, 3, "key");
+    let mut command = atoll(&server, &["exec", "web", "true"]);
+    command.env_remove("ATOLL_API_KEY");
+    refused(command, 125, "key");
+    for url in ["localhost:8080", "ftp://host", "http://", "unix://relative"] {
+        let mut command = plain(&["sandbox", "ls"]);
+        command.env("ATOLL_URL", url);
+        refused(command, 2, "is not where a server is");
+    }
+    refused(
+        plain(&["sandbox", "ls", "--url", "nonsense"]),
+        2,
+        "is not where a server is",
+    );
+    // A port that was free a moment ago.
+    let free = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    for (args, code) in [
+        (&["sandbox", "ls"][..], 7),
+        (&["exec", "web", "true"], 125),
+        (&["cp", "/etc/hostname", "web:"], 7),
+        (&["run", "--", "true"], 125),
+        (&["login", "--no-key"], 7),
+    ] {
+        let mut command = plain(args);
+        command.env("ATOLL_URL", format!("http://{free}"));
+        if args[0] == "login" {
+            command.arg(format!("http://{free}"));
+        }
+        refused(command, code, "no server can be reached");
+    }
+    // Neither said nor on this machine.
+    refused(plain(&["sandbox", "ls"]), 7, "no server can be reached");
+    // Nor one of ours: it says something else, or nothing at all.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = other.local_addr().unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 5\r\n\r\nhello");
+    });
+    let mut command = plain(&["sandbox", "ls"]);
+    command.env("ATOLL_URL", format!("http://{at}"));
+    refused(command, 4, "not one of an Atoll server");
+    answering.join().unwrap();
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_and_files_that_are_not_there() {
+    let server = Server::start().await;
+    let client = server.client();
+    client
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let gone = client.sandbox(&json!({})).await;
+    assert_eq!(
+        client.delete(&format!("/sandboxes/{gone}")).await.status,
+        204
+    );
+    for (args, code) in [
+        (vec!["sandbox", "get", &gone], 4),
+        (vec!["sandbox", "get", "nobody"], 4),
+        (vec!["exec", &gone, "true"], 125),
+        (vec!["files", "ls", &gone], 4),
+        (vec!["logs", &gone], 4),
+        (vec!["ports", &gone], 4),
+        (vec!["forward", &gone, "0:80"], 4),
+        (vec!["events", "nobody"], 4),
+        (vec!["cp", "/etc/hostname", "nobody:x"], 4),
+        (vec!["files", "cat", "web", "/etc"], 2),
+        (vec!["files", "cat", "web", "nothing"], 4),
+        (vec!["files", "ls", "web", "nothing"], 4),
+        (vec!["files", "ls", "web", "/etc/hostname"], 2),
+        (vec!["files", "rm", "web", "nothing"], 4),
+        (vec!["files", "watch", "web", "nothing"], 4),
+        (vec!["files", "cat", "web", "/etc/shadow"], 3),
+        (vec!["cp", "web:nothing", "."], 4),
+        (vec!["cp", "/nothing", "web:"], 4),
+        (vec!["cp", "web:/etc/hostname", "/nowhere/at/all"], 4),
+        (vec!["cp", "one", "two"], 2),
+        (vec!["cp", "web:one", "web:two"], 2),
+        (vec!["sandbox", "create", "--template", "nothing"], 2),
+        (vec!["sandbox", "create", "--name", "web"], 5),
+        (vec!["sandbox", "create", "--memory", "1000000"], 2),
+        (
+            vec!["logs", "web", "--exec", "exec_aaaaabbbbbcccccddddd"],
+            4,
+        ),
+        (vec!["exec", "--cwd", "/nothing", "web", "true"], 125),
+        (vec!["exec", "--user", "nobody-here", "web", "true"], 125),
+        (vec!["exec", "-e", "odd", "web", "true"], 125),
+        (vec!["shell", "web"], 125),
+        (vec!["run", "--mount", "/etc:/x", "--", "true"], 125),
+        (vec!["run", "--name", "build", "--", "true"], 125),
+    ] {
+        refused(atoll(&server, &args), code, "");
+    }
+    assert_eq!(
+        client.post("/sandboxes/web/stop", &json!({})).await.status,
+        200
+    );
+    refused(atoll(&server, &["exec", "web", "true"]), 125, "stopped");
+    refused(atoll(&server, &["files", "ls", "web"]), 5, "stopped");
+    server.close().await;
+}

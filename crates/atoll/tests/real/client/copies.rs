@@ -1,0 +1,227 @@
+//! Files and directories in and out, as they are.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use atoll_testkit::{Scratch, run};
+use serde_json::json;
+
+use super::{atoll, done, said, tried};
+use crate::api::Server;
+use crate::cli::told;
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o777
+}
+
+/// A tree with something of every kind.
+fn tree(top: &Path) {
+    fs::create_dir_all(top.join("empty")).unwrap();
+    fs::create_dir_all(top.join("deep/er")).unwrap();
+    fs::write(top.join("program"), "#!/bin/sh\necho works\n").unwrap();
+    set_mode(&top.join("program"), 0o755);
+    fs::write(top.join("deep/er/secret"), "x".repeat(300_000)).unwrap();
+    set_mode(&top.join("deep/er/secret"), 0o600);
+    set_mode(&top.join("deep"), 0o750);
+    fs::write(top.join("nothing"), "").unwrap();
+    fs::write(top.join("n".repeat(200)), "long").unwrap();
+    fs::hard_link(top.join("program"), top.join("same")).unwrap();
+    symlink("program", top.join("link")).unwrap();
+    symlink("/nowhere", top.join("dangling")).unwrap();
+}
+
+fn alike(one: &Path, other: &Path) {
+    let output = run(Command::new("diff")
+        .args(["-r", "--no-dereference"])
+        .arg(one)
+        .arg(other));
+    assert!(output.status.success(), "{}", told(&output));
+    for name in ["program", "deep", "deep/er/secret", "empty", "nothing"] {
+        assert_eq!(mode(&one.join(name)), mode(&other.join(name)), "{name}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_comes_back_as_it_went() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let scratch = Scratch::new();
+    let (there, back) = (scratch.join("tree"), scratch.join("back"));
+    tree(&there);
+    let (from, to) = (there.to_str().unwrap(), back.to_str().unwrap());
+    // A name that is not there becomes it; one that is gets it.
+    assert_eq!(said(&server, &["cp", from, "web:copy"]), "");
+    assert_eq!(said(&server, &["exec", "web", "copy/program"]), "works\n");
+    assert_eq!(
+        said(
+            &server,
+            &["exec", "web", "readlink", "copy/link", "copy/dangling"]
+        ),
+        "program\n/nowhere\n"
+    );
+    assert_eq!(
+        said(
+            &server,
+            &["exec", "web", "stat", "-c", "%a %U", "copy/deep/er/secret"]
+        ),
+        "600 user\n"
+    );
+    said(&server, &["cp", from, "web:copy"]);
+    assert_eq!(
+        said(&server, &["exec", "web", "ls", "copy/tree/deep"]),
+        "er\n"
+    );
+    said(&server, &["files", "rm", "-r", "web", "copy/tree"]);
+    said(&server, &["cp", "web:copy", to]);
+    alike(&there, &back);
+    // Again over what is there, and what is in it alone.
+    said(&server, &["cp", &format!("{from}/."), "web:copy"]);
+    said(&server, &["cp", "web:copy/.", to]);
+    alike(&there, &back);
+    said(&server, &["cp", "web:copy", to]);
+    alike(&there, &back.join("copy"));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_keeps_its_mode_and_takes_its_place_at_once() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let scratch = Scratch::new();
+    let file = scratch.join("tool");
+    fs::write(&file, "#!/bin/sh\necho tool\n").unwrap();
+    set_mode(&file, 0o750);
+    let file = file.to_str().unwrap();
+    said(&server, &["cp", file, "web:"]);
+    said(&server, &["cp", file, "web:dir/"]);
+    said(&server, &["cp", file, "web:dir/other"]);
+    assert_eq!(
+        said(
+            &server,
+            &["exec", "web", "sh", "-c", "./tool; dir/tool; dir/other"]
+        ),
+        "tool\n".repeat(3)
+    );
+    let target = scratch.join("back");
+    symlink("/etc/passwd", &target).unwrap();
+    let before = fs::read("/etc/passwd").unwrap();
+    said(&server, &["cp", "web:tool", target.to_str().unwrap()]);
+    assert_eq!(mode(&target), 0o750);
+    assert_eq!(fs::read("/etc/passwd").unwrap(), before);
+    assert_eq!(
+        fs::read_to_string(&target).unwrap(),
+        "#!/bin/sh\necho tool\n"
+    );
+    // Set-id bits stay inside.
+    said(
+        &server,
+        &[
+            "exec",
+            "web",
+            "sh",
+            "-c",
+            "cp tool set; chmod 4755 set; mkdir d; cp -p set d",
+        ],
+    );
+    said(
+        &server,
+        &["cp", "web:set", scratch.path().to_str().unwrap()],
+    );
+    said(&server, &["cp", "web:d", scratch.path().to_str().unwrap()]);
+    for name in ["set", "d/set"] {
+        assert_eq!(
+            fs::metadata(scratch.join(name)).unwrap().mode() & 0o7777,
+            0o755,
+            "{name}"
+        );
+    }
+    let names: Vec<_> = fs::read_dir(scratch.path())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.file_name())
+        .collect();
+    assert_eq!(names.len(), 4, "{names:?}");
+    server.close().await;
+}
+
+/// A sandbox chooses the names: none of them leads out of the directory that was named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_a_sandbox_is_written_through_a_link() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let scratch = Scratch::new();
+    let (target, outside) = (scratch.join("target"), scratch.join("outside"));
+    fs::create_dir_all(&outside).unwrap();
+    fs::create_dir_all(&target).unwrap();
+    symlink(&outside, target.join("way")).unwrap();
+    said(
+        &server,
+        &[
+            "exec",
+            "web",
+            "sh",
+            "-c",
+            "mkdir -p t/way; echo x > t/way/out",
+        ],
+    );
+    let (text, code) = tried(&server, &["cp", "web:t/.", target.to_str().unwrap()]);
+    assert!(
+        code == Some(2) && text.contains("way/ cannot be written"),
+        "{text}"
+    );
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+    // Special files are left out, and told.
+    said(
+        &server,
+        &[
+            "exec",
+            "web",
+            "sh",
+            "-c",
+            "mkdir s; mkfifo s/fifo; echo y > s/file",
+        ],
+    );
+    let output = done(
+        atoll(&server, &["cp", "web:s", scratch.path().to_str().unwrap()]),
+        b"",
+    );
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(fs::read_to_string(scratch.join("s/file")).unwrap(), "y\n");
+    let fifo = scratch.join("s/in");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    let output = done(
+        atoll(
+            &server,
+            &["cp", scratch.join("s").to_str().unwrap(), "web:again"],
+        ),
+        b"",
+    );
+    assert!(
+        told(&output).contains("left out 1: in (a special file)"),
+        "{}",
+        told(&output)
+    );
+    server.close().await;
+}
