@@ -14,6 +14,7 @@ use serde_json::json;
 
 use super::edge;
 use crate::guard::authority;
+use crate::listen::Silence;
 
 /// What is said between two ends of one connection, and not to those behind.
 const HOP: [HeaderName; 7] = [
@@ -62,6 +63,10 @@ async fn exchange(used: Use, port: u16, mut request: Request) -> Result<Response
     // Its failure is the answer's.
     tokio::spawn(connection.with_upgrades());
     let outside = request.extensions_mut().remove::<OnUpgrade>();
+    // How slow a client may be is up to the server inside.
+    if let Some(silence) = request.extensions().get::<Silence>() {
+        silence.allow();
+    }
     inwards(&mut request);
     let mut response = sender.send_request(request).await.map_err(said)?;
     let inside = (response.status() == StatusCode::SWITCHING_PROTOCOLS)

@@ -15,6 +15,7 @@ use atoll_testkit::Scratch;
 
 use crate::api::Server;
 use crate::world::binary;
+pub use doors::sandbox;
 
 macro_rules! programs {
     ($( $fact:ident => $program:literal; )*) => {$(
