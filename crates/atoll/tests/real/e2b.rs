@@ -6,6 +6,7 @@
 
 mod doors;
 mod ports;
+mod watched;
 mod watching;
 
 use std::path::{Path, PathBuf};
