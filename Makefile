@@ -62,6 +62,7 @@ check: setup-test
 ## Every figure, beside the machine's floor and its peers.
 bench: build setup-bench
 	@$(ATOLL) bench --work --storage --peers
+	@bench/e2b/run $(ATOLL)
 
 ## Where build results are.
 target-directory:

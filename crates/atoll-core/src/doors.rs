@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Error, SandboxId, SandboxState};
+use atoll_model::{Error, OrgId, SandboxId, SandboxState};
 
 use crate::ledger::Entry;
 use crate::{Core, Use};
@@ -94,6 +94,19 @@ impl Doorstep {
     /// Whether what it serves on its ports is for everybody.
     pub fn serves_everybody(&self) -> bool {
         self.entry.with(|row| row.public_ports)
+    }
+
+    /// Whose it is.
+    pub fn org(&self) -> OrgId {
+        self.entry.with(|row| row.org.clone())
+    }
+
+    /// Counts a request of somebody who may use it, or refuses it.
+    pub fn count(&self) -> Result<(), Error> {
+        match &self.core.inner.rate {
+            Some(rate) => rate.check_sandbox(&self.entry.bucket),
+            None => Ok(()),
+        }
     }
 
     /// Uses it; one that is paused or stopped goes on, if it may.

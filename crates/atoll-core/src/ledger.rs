@@ -8,6 +8,7 @@ use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
 use atoll_store::{SandboxRow, Store};
 
 use crate::error;
+use crate::rate::Bucket;
 use crate::watchers::Watchers;
 
 /// All living sandboxes.
@@ -30,6 +31,8 @@ pub(crate) struct Entry {
     uses: AtomicUsize,
     /// Watches that are kept between requests, which is no use.
     pub(crate) watchers: Watchers,
+    /// How many requests it was sent lately.
+    pub(crate) bucket: Bucket,
 }
 
 /// One whose gate is held.
@@ -52,6 +55,7 @@ impl Entry {
             carrying: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
+            bucket: Bucket::default(),
         })
     }
 

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use atoll_core::Context;
 use atoll_model::{Code, Error, RequestId};
+use axum::Router;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Uri, header};
-use axum::middleware::Next;
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
@@ -21,23 +22,55 @@ use crate::browser::check_site;
 use crate::{Access, App, Config, Meters};
 
 /// Routes that are for everybody and tell nothing.
-const HEALTH: [&str; 3] = ["/health", "/healthz", "/readyz"];
+const HEALTH: [&str; 4] = ["/health", "/healthz", "/readyz", "envd:/health"];
 
-/// Names the request, checks where it comes from, signs the answer, and tells of it: one line in the log, and what
-/// is counted. Neither has anything of what stands behind the question mark, in headers or in bodies: all of them
-/// may be secrets.
-pub(crate) async fn watch(State(app): State<App>, mut request: Request, next: Next) -> Response {
+/// Whom a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// This server.
+    Api,
+    /// A sandbox's commands and files, as E2B's clients ask for them.
+    Envd,
+    /// What listens in a sandbox.
+    Port,
+}
+
+/// An answer of a program in a sandbox. It is told of, and not signed: its headers are its own, and many servers
+/// name their requests by the same one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Theirs;
+
+/// Has every request of these routes watched.
+pub(crate) fn watched(router: Router, app: &App, part: Part) -> Router {
+    router.layer(from_fn_with_state((app.clone(), part), watch))
+}
+
+/// Names the request, signs the answer, and tells of it: one line in the log, and what is counted. Neither has anything
+/// of what stands behind the question mark, in headers or in bodies: all of them may be secrets.
+async fn watch(
+    State((app, part)): State<(App, Part)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let id = RequestId::random();
     request.extensions_mut().insert(id.clone());
+    let told = Told::new(&app, &id, part, &request);
+    let response = next.run(request).instrument(told.span.clone()).await;
+    told.answered(&response);
+    if response.extensions().get::<Theirs>().is_some() {
+        return response;
+    }
+    sign(response, &id)
+}
+
+/// Checks where a request for this server comes from.
+pub(crate) async fn check(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
     take_shown(&mut request);
-    let told = Told::new(&app, &id, &request);
-    let response = match checked {
-        Ok(()) => next.run(request).instrument(told.span.clone()).await,
+    match checked {
+        Ok(()) => next.run(request).await,
         Err(error) => Failure(error).into_response(),
-    };
-    told.answered(&response);
-    sign(response, &id)
+    }
 }
 
 /// The request is for this server, and from a page that may ask.
@@ -51,6 +84,7 @@ pub(crate) fn meant_for_us(request: &Request, config: &Config) -> Result<(), Err
 struct Told {
     meters: Meters,
     span: Span,
+    part: Part,
     method: &'static str,
     route: String,
     begin: Instant,
@@ -61,14 +95,15 @@ struct Told {
 const GONE: u16 = 499;
 
 impl Told {
-    fn new(app: &App, id: &RequestId, request: &Request) -> Self {
+    fn new(app: &App, id: &RequestId, part: Part, request: &Request) -> Self {
         let method = method(request.method());
-        let route = route(request);
+        let route = route(part, request);
         let span =
             tracing::info_span!("request", request = %id, method, route, org = Empty, key = Empty);
         Self {
             meters: app.meters.clone(),
             span,
+            part,
             method,
             route,
             begin: Instant::now(),
@@ -87,12 +122,14 @@ impl Told {
         let _entered = self.span.enter();
         let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
         let code = failure.map(FailureBody::code);
+        // E2B's clients are told by 502 that a sandbox is gone or a port closed, and what programs answer is theirs.
+        let ours = status >= 500 && status != 502 && self.part != Part::Port;
         // What a caller is told of its own mistake may repeat its words; of ours, not.
         match failure {
-            Some(failure) if status >= 500 => {
+            Some(failure) if ours => {
                 tracing::error!(status, ms, code, error = failure.message(), "answered");
             }
-            _ if status >= 500 => tracing::error!(status, ms, "answered"),
+            _ if ours => tracing::error!(status, ms, "answered"),
             // Asked all the time by those who only want to know whether there is anybody.
             _ if HEALTH.contains(&self.route.as_str()) => tracing::debug!(status, ms, "answered"),
             _ => tracing::info!(status, ms, code, "answered"),
@@ -109,9 +146,14 @@ impl Drop for Told {
 }
 
 /// The pattern of a route: there are as many as we wrote, and no caller's word is in them.
-fn route(request: &Request) -> String {
+fn route(part: Part, request: &Request) -> String {
     let matched = request.extensions().get::<MatchedPath>();
-    matched.map_or_else(|| "unknown".into(), |path| path.as_str().to_owned())
+    let matched = matched.map_or("unknown", MatchedPath::as_str);
+    match part {
+        Part::Api => matched.to_owned(),
+        Part::Envd => format!("envd:{matched}"),
+        Part::Port => "port".to_owned(),
+    }
 }
 
 /// A method by its name; there are as many as we know.
@@ -149,8 +191,10 @@ fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
         return Ok(());
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    let ours =
-        host == "localhost" || host.parse::<IpAddr>().is_ok() || config.hosts.contains(&host);
+    let ours = host == "localhost"
+        || host.parse::<IpAddr>().is_ok()
+        || config.hosts.contains(&host)
+        || config.is_api_of_domain(&host);
     if ours {
         return Ok(());
     }

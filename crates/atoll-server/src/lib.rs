@@ -49,8 +49,16 @@ pub struct Config {
     pub hosts: BTreeSet<String>,
     /// Origins of other pages that browsers may show our answers to.
     pub origins: BTreeSet<String>,
-    /// Domains whose names `PORT-SANDBOX.DOMAIN` lead to sandboxes.
+    /// Domains whose names `PORT-SANDBOX.DOMAIN` lead to sandboxes, and whose `api.DOMAIN` is E2B's control API.
     pub domains: BTreeSet<String>,
+}
+
+impl Config {
+    /// Whether a host, in small letters, is `api.DOMAIN`.
+    pub(crate) fn is_api_of_domain(&self, host: &str) -> bool {
+        let domain = host.strip_prefix("api.");
+        domain.is_some_and(|domain| self.domains.contains(domain))
+    }
 }
 
 /// What every route sees.

@@ -1,26 +1,30 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
+mod pace;
+mod silence;
+
+use std::convert::Infallible;
 use std::io::{self, Cursor};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::Request;
-use axum::middleware::map_request;
-use axum::{BoxError, Router};
-use hyper::body::{Frame, SizeHint};
+use axum::Router;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
+use pace::{Answered, Heard, Overdue, Pace};
+pub(crate) use silence::Silence;
 
 /// The largest head of a request.
 const HEAD: u16 = u16::MAX;
@@ -40,14 +44,17 @@ pub enum Listening {
     Unix(UnixListener),
 }
 
-/// What a client may take of us before it has said who it is.
+/// What a client may take of us.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
     /// How many connections there may be at once; more wait.
     pub connections: u32,
-    /// How long a client may keep quiet in the middle of a handshake, a head or a body, and how long a
-    /// connection may be kept without a request.
+    /// How long a handshake and the head of a request may take.
     pub quiet: Duration,
+    /// How long a connection is kept without a request. Where all places are taken it is only `quiet`.
+    pub idle: Duration,
+    /// How long a client may keep quiet in the middle of a body.
+    pub body: Duration,
 }
 
 /// Serves until it is told to stop, and then until the requests under way are answered.
@@ -57,20 +64,14 @@ pub async fn serve(
     patience: Patience,
     mut stop: watch::Receiver<bool>,
 ) {
-    let quiet = patience.quiet;
-    let encrypted = matches!(listening, Listening::Tls(..));
+    let places = Arc::new(Semaphore::new(patience.connections as usize));
     let connections = Connections {
-        router: router.layer(map_request(move |mut request: Request| async move {
-            if encrypted {
-                request.extensions_mut().insert(Encrypted);
-            }
-            request.map(|body| waited_for(body, quiet))
-        })),
-        languages: Arc::new(Languages::new(quiet)),
-        quiet,
+        router,
+        languages: Arc::new(Languages::new(patience.quiet)),
+        patience,
+        places: Arc::clone(&places),
         stop: stop.clone(),
     };
-    let places = Arc::new(Semaphore::new(patience.connections as usize));
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -127,7 +128,8 @@ async fn accept(listening: &Listening) -> io::Result<Accepted> {
 struct Connections {
     router: Router,
     languages: Arc<Languages>,
-    quiet: Duration,
+    patience: Patience,
+    places: Arc<Semaphore>,
     stop: watch::Receiver<bool>,
 }
 
@@ -139,31 +141,38 @@ impl Connections {
         accepted: Accepted,
         place: Option<OwnedSemaphorePermit>,
     ) {
-        let (languages, router) = (Arc::clone(&self.languages), self.router.clone());
-        let (quiet, mut stop) = (self.quiet, self.stop.clone());
+        let languages = Arc::clone(&self.languages);
         let acceptor = match listening {
             Listening::Tls(_, tls) => Some(tls.acceptor()),
             Listening::Plain(_) | Listening::Unix(_) => None,
         };
+        let mut served = Served {
+            router: self.router.clone(),
+            encrypted: acceptor.is_some(),
+            patience: self.patience,
+            pace: Pace::new(self.patience, &self.places),
+            stop: self.stop.clone(),
+        };
         tokio::spawn(async move {
             let _place = place;
             let done = match (accepted, acceptor) {
-                (Accepted::Unix(stream), _) => languages.one(stream, router, stop).await,
-                (Accepted::Tcp(stream), None) => languages.one(stream, router, stop).await,
+                (Accepted::Unix(stream), _) => languages.one(stream, served).await,
+                (Accepted::Tcp(stream), None) => languages.one(stream, served).await,
                 (Accepted::Tcp(stream), Some(acceptor)) => {
+                    let quiet = served.patience.quiet;
                     let shaken = tokio::select! {
-                        _ = stop.wait_for(|stop| *stop) => return,
+                        _ = served.stop.wait_for(|stop| *stop) => return,
                         shaken = timeout(quiet, acceptor.accept(stream)) => shaken,
                     };
                     // Whoever cannot speak TLS, or never does, is told nothing.
                     let Ok(Ok(stream)) = shaken else { return };
                     match stream.get_ref().1.alpn_protocol() {
-                        Some(b"h2") => languages.two(stream, router, stop).await,
-                        _ => languages.one(stream, router, stop).await,
+                        Some(b"h2") => languages.two(stream, served).await,
+                        _ => languages.one(stream, served).await,
                     }
                 }
             };
-            // What goes wrong here is the client's: it broke off, was too slow, or speaks something else.
+            // What goes wrong here is the client's: it broke off, or speaks something else.
             if let Err(error) = done {
                 tracing::debug!(%error, "a connection ended");
             }
@@ -171,123 +180,110 @@ impl Connections {
     }
 }
 
+/// One connection.
+#[derive(Clone)]
+struct Served {
+    router: Router,
+    encrypted: bool,
+    patience: Patience,
+    pace: Pace,
+    stop: watch::Receiver<bool>,
+}
+
+impl Served {
+    async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
+        let under_way = self.pace.request();
+        let silence = Silence::default();
+        let mut request =
+            request.map(|body| silence::limited(body, self.patience.body, &silence, &under_way));
+        request.extensions_mut().insert(silence);
+        if self.encrypted {
+            request.extensions_mut().insert(Encrypted);
+        }
+        let response = self.router.oneshot(request).await?;
+        Ok(response.map(|body| Answered {
+            body,
+            _request: under_way,
+        }))
+    }
+
+    /// Serves until its client goes or is too slow, or until all is answered that was asked for before the stop.
+    async fn until_over<C: Future<Output = hyper::Result<()>>>(
+        mut self,
+        connection: C,
+        end: impl FnOnce(Pin<&mut C>),
+    ) -> hyper::Result<()> {
+        let mut connection = pin!(connection);
+        tokio::select! {
+            done = connection.as_mut() => return done,
+            _ = self.stop.wait_for(|stop| *stop) => {}
+            overdue = self.pace.overdue(self.patience.idle) => if overdue == Overdue::Head {
+                return Ok(());
+            }
+        }
+        end(connection.as_mut());
+        tokio::select! {
+            done = connection => done,
+            _ = self.pace.overdue(self.patience.quiet) => Ok(()),
+        }
+    }
+}
+
 /// The two HTTPs.
 struct Languages {
     one: http1::Builder,
     two: http2::Builder<TokioExecutor>,
-    quiet: Duration,
 }
 
 impl Languages {
     fn new(quiet: Duration) -> Self {
         let mut one = http1::Builder::new();
-        one.timer(TokioTimer::new())
-            .header_read_timeout(quiet)
-            .max_header_size(HEAD.into());
+        // How long a head may take, and how long none need come, is watched by ourselves.
+        one.header_read_timeout(None).max_header_size(HEAD.into());
         let mut two = http2::Builder::new(TokioExecutor::new());
         two.timer(TokioTimer::new())
             // A client that is not there any more is found out.
             .keep_alive_interval(quiet)
             .keep_alive_timeout(quiet)
             .max_header_list_size(HEAD.into());
-        Self { one, two, quiet }
+        Self { one, two }
     }
 
     async fn one(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        router: Router,
-        stop: watch::Receiver<bool>,
+        served: Served,
     ) -> hyper::Result<()> {
-        let service = TowerToHyperService::new(router);
-        let connection = self.one.serve_connection(TokioIo::new(stream), service);
+        let service = served.clone();
+        let service = service_fn(move |request| service.clone().answer(request));
+        let stream = Heard {
+            stream: TokioIo::new(stream),
+            pace: served.pace.clone(),
+        };
+        let connection = self.one.serve_connection(stream, service).with_upgrades();
         let end = http1::UpgradeableConnection::graceful_shutdown;
-        until_stopped(connection.with_upgrades(), end, stop).await
+        served.until_over(connection, end).await
     }
 
     async fn two(
         &self,
         mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        router: Router,
-        stop: watch::Receiver<bool>,
+        served: Served,
     ) -> hyper::Result<()> {
         // Only whoever has said its first words is asked whether it is still there.
         let mut first = [0; PREFACE];
-        let heard = timeout(self.quiet, stream.read_exact(&mut first)).await;
+        let heard = timeout(served.patience.quiet, stream.read_exact(&mut first)).await;
         if !matches!(heard, Ok(Ok(_))) {
             return Ok(());
         }
+        served.pace.greeted();
         let (reader, writer) = tokio::io::split(stream);
         let stream = tokio::io::join(Cursor::new(first).chain(reader), writer);
-        let service = TowerToHyperService::new(router);
+        let service = served.clone();
+        let service = service_fn(move |request| service.clone().answer(request));
         let connection = self.two.serve_connection(TokioIo::new(stream), service);
-        until_stopped(connection, http2::Connection::graceful_shutdown, stop).await
-    }
-}
-
-/// Serves a connection until its client goes, or until all is answered that was asked for before the stop.
-async fn until_stopped<C: Future<Output = hyper::Result<()>>>(
-    connection: C,
-    end: impl FnOnce(Pin<&mut C>),
-    mut stop: watch::Receiver<bool>,
-) -> hyper::Result<()> {
-    let mut connection = pin!(connection);
-    tokio::select! {
-        done = connection.as_mut() => return done,
-        _ = stop.wait_for(|stop| *stop) => {}
-    }
-    end(connection.as_mut());
-    connection.await
-}
-
-/// A body whose sender may not keep quiet for ever.
-fn waited_for(body: Body, quiet: Duration) -> Body {
-    if body.is_end_stream() {
-        return body;
-    }
-    Body::new(Waited {
-        body,
-        quiet,
-        clock: None,
-        waiting: false,
-    })
-}
-
-struct Waited {
-    body: Body,
-    quiet: Duration,
-    clock: Option<Pin<Box<Sleep>>>,
-    waiting: bool,
-}
-
-impl HttpBody for Waited {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = self.get_mut();
-        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) {
-            this.waiting = false;
-            return Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)));
-        }
-        let quiet = this.quiet;
-        let clock = this.clock.get_or_insert_with(|| Box::pin(sleep(quiet)));
-        // From the last piece on.
-        if !std::mem::replace(&mut this.waiting, true) {
-            clock.as_mut().reset(tokio::time::Instant::now() + quiet);
-        }
-        ready!(clock.as_mut().poll(context));
-        Poll::Ready(Some(Err("nothing more of the body came".into())))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        served
+            .until_over(connection, http2::Connection::graceful_shutdown)
+            .await
     }
 }

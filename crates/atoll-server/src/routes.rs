@@ -27,6 +27,7 @@ use utoipa_axum::routes;
 use crate::App;
 use crate::answer::{Answer, Failure};
 use crate::document::group;
+use crate::guard::Part;
 use crate::{browser, document, e2b, guard};
 pub(crate) use commands::Encoding;
 
@@ -72,10 +73,13 @@ pub(crate) fn all(app: &App) -> Router {
     if !app.config.origins.is_empty() {
         router = router.layer(browser::cors(&app.config));
     }
-    router
-        .layer(from_fn_with_state(app.clone(), guard::watch))
+    let router = router
+        .layer(from_fn_with_state(app.clone(), guard::check))
+        .with_state(app.clone());
+    // What is for a sandbox goes there before any of these routes is looked at.
+    Router::new()
+        .fallback_service(guard::watched(router, app, Part::Api))
         .layer(from_fn_with_state(e2b::Edge::new(app), e2b::divert))
-        .with_state(app.clone())
 }
 
 #[derive(Debug, Serialize, ToSchema)]

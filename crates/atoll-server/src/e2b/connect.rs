@@ -14,6 +14,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures_util::{Stream, StreamExt as _};
+use http_body_util::LengthLimitError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -41,7 +42,9 @@ impl Fault {
 
     fn status(&self) -> StatusCode {
         match self.code {
-            "invalid_argument" | "failed_precondition" | "out_of_range" => StatusCode::BAD_REQUEST,
+            "invalid_argument" | "failed_precondition" | "out_of_range" | "canceled" => {
+                StatusCode::BAD_REQUEST
+            }
             "unauthenticated" => StatusCode::UNAUTHORIZED,
             "permission_denied" => StatusCode::FORBIDDEN,
             "not_found" => StatusCode::NOT_FOUND,
@@ -137,7 +140,13 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Unary<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
         let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
-        let bytes = bytes.map_err(|_| too_large())?;
+        let bytes = bytes.map_err(|error| {
+            let cause = error.into_inner();
+            if cause.is::<LengthLimitError>() {
+                return too_large();
+            }
+            Fault::new("canceled", cause.to_string())
+        })?;
         read(&bytes).map(Self)
     }
 }

@@ -1,33 +1,35 @@
 //! Which requests are for a sandbox and not for us, for which one, and for which of its ports.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use atoll_core::{Door, Doorstep};
 use atoll_model::{SandboxId, SandboxState};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
-use axum::middleware::Next;
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::{envd, ports};
-use crate::App;
-use crate::guard::authority;
+use crate::guard::{Part, authority, watched};
+use crate::{App, Config};
 
 /// Where E2B's own daemon listens: here it is this server.
 pub(super) const ENVD: u16 = 49983;
 
 /// What a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
-    sandbox: String,
-    port: u16,
+pub(super) struct Target {
+    /// Nothing if only a signature tells.
+    sandbox: Option<String>,
+    pub(super) port: u16,
 }
 
 impl Target {
-    /// By headers, or by a host name `PORT-ID.…` of one of our domains.
+    /// By headers, by a host name `PORT-ID.…` of one of our domains, or by a signature.
     fn of(request: &Request, domains: &BTreeSet<String>) -> Option<Self> {
         let headers = request.headers();
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
@@ -36,66 +38,118 @@ impl Target {
             // What is not a port is none that is open.
             return Some(Self::new(sandbox, port.unwrap_or(0)));
         }
-        let host = authority(request.uri(), headers)?.to_ascii_lowercase();
-        let host = host.split(':').next()?;
-        let (label, domain) = host.split_once('.')?;
-        let (port, sandbox) = label.split_once('-')?;
-        let known = domains.contains(domain);
-        known.then(|| Some(Self::new(sandbox, port.parse().ok()?)))?
+        let named = || {
+            let host = host(request)?;
+            let (label, domain) = host.split_once('.')?;
+            let (port, sandbox) = label.split_once('-')?;
+            let known = domains.contains(domain);
+            known.then(|| Some(Self::new(sandbox, port.parse().ok()?)))?
+        };
+        let signed = || {
+            envd::signature::is_there(request.uri()).then_some(Self {
+                sandbox: None,
+                port: ENVD,
+            })
+        };
+        named().or_else(signed)
     }
 
     /// Older clients write more behind the id.
     fn new(sandbox: &str, port: u16) -> Self {
         let sandbox = sandbox.split('-').next().unwrap_or_default();
         Self {
-            sandbox: sandbox.to_owned(),
+            sandbox: Some(sandbox.to_owned()),
             port,
         }
     }
 }
 
+/// The name by which a server is asked for, without its port.
+fn host(request: &Request) -> Option<String> {
+    let host = authority(request.uri(), request.headers())?.to_ascii_lowercase();
+    host.split(':').next().map(ToOwned::to_owned)
+}
+
 /// What stands before every route.
 #[derive(Debug, Clone)]
 pub(crate) struct Edge {
-    app: App,
+    config: Arc<Config>,
     envd: Router,
+    ports: Router,
 }
 
 impl Edge {
     pub(crate) fn new(app: &App) -> Self {
+        let behind_the_door = |router: Router, part| {
+            let admitted = router.layer(from_fn_with_state(app.clone(), admit));
+            watched(admitted, app, part)
+        };
         Self {
-            app: app.clone(),
-            envd: envd::routes(app),
+            config: Arc::clone(&app.config),
+            envd: behind_the_door(envd::routes(app), Part::Envd),
+            ports: behind_the_door(Router::new().fallback(ports::forward), Part::Port),
         }
     }
 }
 
 /// Sends what is for a sandbox there, before any route of ours is looked at.
-pub(crate) async fn divert(State(edge): State<Edge>, request: Request, next: Next) -> Response {
-    let Edge { app, envd } = edge;
-    let Some(target) = Target::of(&request, &app.config.domains) else {
-        let signed = envd::signature::find(&app.core, request.method(), request.uri());
-        return match signed {
-            Some(Ok(step)) if is_there(&step) => enter(envd, step, request).await,
-            Some(Ok(step)) => not_found(step.id().as_str()),
-            Some(Err(refusal)) => refusal.into_response(),
-            None => next.run(request).await,
-        };
+pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next: Next) -> Response {
+    let Some(target) = Target::of(&request, &edge.config.domains) else {
+        if host(&request).is_some_and(|host| edge.config.is_api_of_domain(&host)) {
+            below_e2b(&mut request);
+        }
+        return next.run(request).await;
     };
-    let id = target.sandbox.parse::<SandboxId>();
-    let found = id.ok().and_then(|id| app.core.doorstep(&id));
-    let Some(step) = found.filter(is_there) else {
-        return not_found(&target.sandbox);
+    let inside = if target.port == ENVD {
+        edge.envd
+    } else {
+        edge.ports
     };
-    if target.port == ENVD {
-        return enter(envd, step, request).await;
-    }
-    ports::forward(step, target.port, request).await
+    request.extensions_mut().insert(target);
+    inside.oneshot(request).await.into_response()
 }
 
-async fn enter(envd: Router, step: Doorstep, mut request: Request) -> Response {
+/// At `api.DOMAIN` E2B's control API is the only one.
+fn below_e2b(request: &mut Request) {
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |path| path.as_str());
+    let Ok(path) = format!("/e2b{path}").parse() else {
+        return;
+    };
+    let mut parts = std::mem::take(request.uri_mut()).into_parts();
+    parts.path_and_query = Some(path);
+    // Only the path is another.
+    *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+}
+
+/// Finds the sandbox a request is for: one that is there, or going to be because of this.
+async fn admit(
+    State(app): State<App>,
+    Extension(target): Extension<Target>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let found = match &target.sandbox {
+        Some(id) => {
+            let id = id.parse::<SandboxId>().ok();
+            id.and_then(|id| app.core.doorstep(&id))
+        }
+        None => match envd::signature::find(&app.core, request.method(), request.uri()) {
+            Ok(step) => Some(step),
+            Err(refusal) => return refusal.into_response(),
+        },
+    };
+    let Some(step) = found else {
+        return not_found(&target.sandbox.unwrap_or_default());
+    };
+    if !is_there(&step) {
+        return not_found(step.id().as_str());
+    }
+    tracing::Span::current().record("org", step.org().as_str());
     request.extensions_mut().insert(step);
-    envd.oneshot(request).await.into_response()
+    next.run(request).await
 }
 
 /// Running, or going to run because of this.
@@ -149,7 +203,7 @@ mod tests {
         let request = request.body(Body::empty()).expect("a request");
         let domains = BTreeSet::from(["box.test".to_owned()]);
         let found = Target::of(&request, &domains)?;
-        Some((found.sandbox, found.port))
+        Some((found.sandbox?, found.port))
     }
 
     #[test]

@@ -51,7 +51,10 @@ async fn with_token(
     next: Next,
 ) -> Response {
     if edge::shows_token(&step, Door::Agent, request.headers()) {
-        return next.run(request).await;
+        return match step.count() {
+            Ok(()) => next.run(request).await,
+            Err(error) => Refusal::from(error).into_response(),
+        };
     }
     let message =
         "unauthorized access, please provide a valid access token or method signing if supported";

@@ -1,19 +1,20 @@
 //! What listens on a port of a sandbox, for whoever asks: HTTP as it comes, and whatever it is upgraded to.
 
 use atoll_core::{Door, Doorstep, Use};
-use axum::Json;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use http_body_util::BodyExt as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
 
-use super::edge;
-use crate::guard::authority;
+use super::edge::{self, Target};
+use crate::guard::{Theirs, authority};
+use crate::listen::Silence;
 
 /// What is said between two ends of one connection, and not to those behind.
 const HOP: [HeaderName; 7] = [
@@ -34,7 +35,11 @@ const OURS: [&str; 4] = [
 ];
 
 /// Hands a request to a port, and its answer back.
-pub(super) async fn forward(step: Doorstep, port: u16, request: Request) -> Response {
+pub(super) async fn forward(
+    Extension(step): Extension<Doorstep>,
+    Extension(Target { port, .. }): Extension<Target>,
+    request: Request,
+) -> Response {
     let id = step.id().to_string();
     if !step.serves_everybody() && !edge::shows_token(&step, Door::Ports, request.headers()) {
         let message = "the sandbox serves only those who show its traffic access token";
@@ -45,7 +50,10 @@ pub(super) async fn forward(step: Doorstep, port: u16, request: Request) -> Resp
         return edge::not_found(&id);
     };
     match exchange(used, port, request).await {
-        Ok(response) => response,
+        Ok(mut response) => {
+            response.extensions_mut().insert(Theirs);
+            response
+        }
         Err(failure) => {
             tracing::debug!(sandbox = id, port, %failure, "a port did not answer");
             edge::port_closed(&id, port)
@@ -62,6 +70,10 @@ async fn exchange(used: Use, port: u16, mut request: Request) -> Result<Response
     // Its failure is the answer's.
     tokio::spawn(connection.with_upgrades());
     let outside = request.extensions_mut().remove::<OnUpgrade>();
+    // How slow a client may be is up to the server inside.
+    if let Some(silence) = request.extensions().get::<Silence>() {
+        silence.allow();
+    }
     inwards(&mut request);
     let mut response = sender.send_request(request).await.map_err(said)?;
     let inside = (response.status() == StatusCode::SWITCHING_PROTOCOLS)

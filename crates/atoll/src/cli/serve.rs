@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
@@ -16,6 +17,7 @@ use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
 use atoll_store::Store;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use clap::Args;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
@@ -83,6 +85,7 @@ impl Complete {
             )
             .remedy("choose another place with --listen ADDR:PORT")
         })?;
+        find_out_the_gone(&listener).map_err(|error| failed("set up the listener", &error))?;
         let metrics = self.watching.metrics_listener().await?;
         let at = listener
             .local_addr()
@@ -146,7 +149,7 @@ impl Complete {
             let _ = operator.await;
         };
         // A stream has no end of its own: its client goes on at the next server.
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(5), both).await;
+        let _ = tokio::time::timeout(Duration::from_secs(5), both).await;
         if self.on_exit == OnExit::Destroy {
             core.delete_all().await?;
         }
@@ -207,6 +210,17 @@ impl Complete {
         }
         Ok(())
     }
+}
+
+/// Has the kernel ask clients from which nothing comes whether they are still there: many streams are silent for
+/// hours. Connections have it from their listener.
+fn find_out_the_gone(listener: &TcpListener) -> std::io::Result<()> {
+    const SILENT: Duration = Duration::from_mins(1);
+    const AGAIN: Duration = Duration::from_secs(15);
+    sockopt::set_socket_keepalive(listener, true)?;
+    sockopt::set_tcp_keepidle(listener, SILENT)?;
+    sockopt::set_tcp_keepintvl(listener, AGAIN)?;
+    Ok(sockopt::set_tcp_keepcnt(listener, 4)?)
 }
 
 /// Whole or not at all, and for root alone.

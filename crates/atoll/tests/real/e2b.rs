@@ -6,6 +6,7 @@
 
 mod doors;
 mod ports;
+mod watched;
 mod watching;
 
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use atoll_testkit::Scratch;
 
 use crate::api::Server;
 use crate::world::binary;
+pub use doors::sandbox;
 
 macro_rules! programs {
     ($( $fact:ident => $program:literal; )*) => {$(

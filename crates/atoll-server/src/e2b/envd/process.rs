@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::e2b::connect::{self, Call, Fault, Unary};
+use crate::listen::Silence;
 use crate::socket::size;
 
 pub(super) use events::keepalive;
@@ -302,7 +303,13 @@ struct Given {
     input: Input,
 }
 
-async fn stream_input(Extension(step): Extension<Doorstep>, body: Body) -> Response {
+async fn stream_input(
+    Extension(step): Extension<Doorstep>,
+    Extension(silence): Extension<Silence>,
+    body: Body,
+) -> Response {
+    // Somebody types when they like.
+    silence.allow();
     match take_input(&step, body).await {
         Ok(()) => connect::stream(futures_util::stream::iter([
             connect::message(&json!({})),

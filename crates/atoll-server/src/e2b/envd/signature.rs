@@ -69,7 +69,7 @@ impl Asked {
         let refused = |message: &str| Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
         if headers.contains_key("x-access-token") {
             return if edge::shows_token(step, Door::Agent, headers) {
-                Ok(())
+                Ok(step.count()?)
             } else {
                 refused("access token present in header but does not match")
             };
@@ -84,25 +84,21 @@ impl Asked {
         if self.signature_expiration.is_some_and(|until| until < now) {
             return refused("signature is already expired");
         }
-        Ok(())
+        Ok(step.count()?)
     }
 }
 
+/// Whether this is the address of a signed link.
+pub(in crate::e2b) fn is_there(uri: &Uri) -> bool {
+    uri.path() == "/files" && Asked::of(uri).is_ok_and(|asked| asked.signature.is_some())
+}
+
 /// The sandbox that a link is for which does not say so.
-pub(in crate::e2b) fn find(
-    core: &Core,
-    method: &Method,
-    uri: &Uri,
-) -> Option<Result<Doorstep, Refusal>> {
-    if uri.path() != "/files" {
-        return None;
-    }
-    let asked = Asked::of(uri).ok()?;
-    asked.signature.as_ref()?;
-    let steps = core.doorsteps().into_iter();
-    let found = steps.into_iter().find(|step| asked.signed_by(step, method));
-    let unknown = || Refusal::new(StatusCode::UNAUTHORIZED, "invalid signature");
-    Some(found.ok_or_else(unknown))
+pub(in crate::e2b) fn find(core: &Core, method: &Method, uri: &Uri) -> Result<Doorstep, Refusal> {
+    let asked = Asked::of(uri)?;
+    let mut steps = core.doorsteps().into_iter();
+    let found = steps.find(|step| asked.signed_by(step, method));
+    found.ok_or_else(|| Refusal::new(StatusCode::UNAUTHORIZED, "invalid signature"))
 }
 
 /// In a time that says nothing about how much is the same.

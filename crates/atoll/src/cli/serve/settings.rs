@@ -65,10 +65,16 @@ pub(super) struct Settings {
     /// How many connections there may be at once; more wait [default: 10000].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_connections: Option<NonZeroU32>,
-    /// How long a client may keep quiet in the middle of a handshake or a request, and a connection be kept
-    /// without one [default: 30s].
+    /// How long a client may take for a handshake and for the head of a request [default: 30s].
     #[arg(long, value_name = "TIME")]
     pub(super) client_timeout: Option<Time>,
+    /// How long a client may keep quiet in the middle of a body [default: 5m].
+    #[arg(long, value_name = "TIME")]
+    pub(super) body_timeout: Option<Time>,
+    /// How long a connection is kept without a request; client-timeout, when no more connections are left
+    /// [default: 620s].
+    #[arg(long, value_name = "TIME")]
+    pub(super) idle_timeout: Option<Time>,
     /// How the log on standard error looks: for people on a terminal, JSON otherwise [default: auto].
     #[arg(long, value_enum)]
     pub(super) log_format: Option<Format>,
@@ -191,6 +197,8 @@ impl Settings {
             rate_limit,
             max_connections,
             client_timeout,
+            body_timeout,
+            idle_timeout,
             log_format,
             log_level,
         )
@@ -209,6 +217,9 @@ impl Settings {
             stopped_retention: Some(Time(Duration::from_hours(30 * 24))),
             max_connections: NonZeroU32::new(10_000),
             client_timeout: Some(Time(Duration::from_secs(30))),
+            body_timeout: Some(Time(Duration::from_mins(5))),
+            // E2B's clients keep theirs for 300 s, and a connection must not end as they use it again.
+            idle_timeout: Some(Time(Duration::from_secs(620))),
             log_format: Some(Format::Auto),
             log_level: Some(Level::Info),
             ..Self::default()
@@ -259,6 +270,8 @@ impl Settings {
                     .ok_or_else(missing("max-connections"))?
                     .get(),
                 quiet: self.client_timeout.ok_or_else(missing("client-timeout"))?.0,
+                body: self.body_timeout.ok_or_else(missing("body-timeout"))?.0,
+                idle: self.idle_timeout.ok_or_else(missing("idle-timeout"))?.0,
             },
         };
         all.check()?;
@@ -319,12 +332,16 @@ impl Complete {
                 "leave --dev out, or listen on 127.0.0.1",
             ));
         }
-        if self.patience.quiet.is_zero() {
-            return Err(Error::invalid(
-                "client-timeout",
-                "a client-timeout of 0 lets nobody say anything",
-                "give at least 1s",
-            ));
+        let patience = &self.patience;
+        for (field, time) in [
+            ("client-timeout", patience.quiet),
+            ("body-timeout", patience.body),
+            ("idle-timeout", patience.idle),
+        ] {
+            if time.is_zero() {
+                let message = format!("a {field} of 0 lets nobody say anything");
+                return Err(Error::invalid(field, message, "give at least 1s"));
+            }
         }
         Ok(())
     }
@@ -395,7 +412,14 @@ mod tests {
         (open.dev, open.listen) = (Some(true), Some(SocketAddr::from(([0, 0, 0, 0], 1))));
         let mut hasty = usual();
         hasty.client_timeout = Some(Time(Duration::ZERO));
-        for (settings, field) in [(half, "tls-cert"), (open, "dev"), (hasty, "client-timeout")] {
+        let mut brief = usual();
+        brief.idle_timeout = Some(Time(Duration::ZERO));
+        for (settings, field) in [
+            (half, "tls-cert"),
+            (open, "dev"),
+            (hasty, "client-timeout"),
+            (brief, "idle-timeout"),
+        ] {
             let error = settings.complete().expect_err("it makes no sense");
             assert_eq!(error.details["field"], field);
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -33,9 +34,10 @@ async fn rest(stream: &mut TcpStream) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn quiet_clients_are_let_go_and_hold_up_nobody() {
-    let server = Server::start_with(&["--client-timeout", "1s", "--max-connections", "8"]).await;
+    let words = ["--client-timeout", "1s", "--body-timeout", "1s"];
+    let server = Server::start_with(&[&words[..], &["--max-connections", "8"]].concat()).await;
     let client = server.client();
-    let id = client.sandbox(&serde_json::json!({})).await;
+    let id = client.sandbox(&json!({})).await;
     let mut quiet = Vec::new();
     for words in [
         "",
@@ -78,9 +80,9 @@ async fn quiet_clients_are_let_go_and_hold_up_nobody() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_talks_slowly_but_does_is_heard() {
-    let server = Server::start_with(&["--client-timeout", "2s"]).await;
+    let server = Server::start_with(&["--body-timeout", "2s"]).await;
     let client = server.client();
-    let id = client.sandbox(&serde_json::json!({})).await;
+    let id = client.sandbox(&json!({})).await;
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
     let key = client.key.clone().unwrap();
     let head = format!(
@@ -95,6 +97,109 @@ async fn one_that_talks_slowly_but_does_is_heard() {
     let answer = rest(&mut stream).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert_eq!(client.line(&id, "cat ~/slow").await, "slow");
+    server.close().await;
+}
+
+/// Asks whether there is anybody, on a connection that is used again.
+async fn ask(stream: &mut TcpStream) {
+    let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(asked).await.unwrap();
+    let mut answer = Vec::new();
+    let reading = async {
+        while !answer.ends_with(b"}") {
+            let mut byte = [0];
+            assert_eq!(stream.read(&mut byte).await.unwrap(), 1, "it ended");
+            answer.push(byte[0]);
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading).await.unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
+    let server = Server::start_with(&["--client-timeout", "1s", "--idle-timeout", "4s"]).await;
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    ask(&mut stream).await;
+    // Longer than a head may take, and not longer than a connection is kept.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    ask(&mut stream).await;
+    let idle = std::time::Instant::now();
+    assert_eq!(rest(&mut stream).await, "");
+    assert!(idle.elapsed() > Duration::from_millis(3500));
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    ask(&mut stream).await;
+    stream.write_all(b"GET /health HT").await.unwrap();
+    let slow = std::time::Instant::now();
+    assert_eq!(rest(&mut stream).await, "");
+    assert!(slow.elapsed() < Duration::from_secs(3));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_make_room_when_there_is_none() {
+    let server = Server::start_with(&["--client-timeout", "1s", "--max-connections", "3"]).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        ask(&mut stream).await;
+        idle.push(stream);
+    }
+    let mut next = TcpStream::connect(server.address()).await.unwrap();
+    ask(&mut next).await;
+    drop(idle);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
+    let server = Server::start_with(&["--body-timeout", "1s"]).await;
+    let client = server.client();
+    let (id, token) = crate::e2b::sandbox(&client).await;
+    let asked =
+        json!({ "cmd": "cat > /tmp/typed", "background": true, "openStdin": true, "tag": "typed" });
+    let path = format!("/sandboxes/{id}/commands");
+    let begun = client.post(&path, &asked).await.json();
+    let head = |call: &str, more: &str| {
+        format!(
+            "POST /process.Process/{call} HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {id}\r\nx-access-token: {token}\r\n\
+             connection: close\r\n{more}\r\n"
+        )
+    };
+    let chunk = |message: Value| {
+        let text = message.to_string();
+        let length = u8::try_from(text.len()).unwrap();
+        let head = format!("{:x}\r\n", text.len() + 5);
+        [
+            head.as_bytes(),
+            &[0, 0, 0, 0, length],
+            text.as_bytes(),
+            b"\r\n",
+        ]
+        .concat()
+    };
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    let head_of_stream = head("StreamInput", "transfer-encoding: chunked\r\n");
+    stream.write_all(head_of_stream.as_bytes()).await.unwrap();
+    let start = json!({ "start": { "process": { "tag": "typed" } } });
+    stream.write_all(&chunk(start)).await.unwrap();
+    // Meanwhile one that is not typed is given up.
+    let half = head("SendInput", "content-length: 9\r\n");
+    let answer = say(&server, half.as_bytes()).await;
+    assert!(answer.contains("nothing more of the body came"), "{answer}");
+    let data = json!({ "data": { "input": { "stdin": "dHlwZWQ=" } } });
+    stream.write_all(&chunk(data)).await.unwrap();
+    stream.write_all(b"0\r\n\r\n").await.unwrap();
+    let answer = rest(&mut stream).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && !answer.contains("error"),
+        "{answer}"
+    );
+    let exec = begun["execID"].as_str().unwrap();
+    let stdin = format!("{path}/{exec}/stdin/close");
+    assert_eq!(client.post(&stdin, &json!({})).await.status, 204);
+    client.get(&format!("{path}/{exec}/wait")).await;
+    assert_eq!(client.line(&id, "cat /tmp/typed").await, "typed");
     server.close().await;
 }
 

@@ -31,7 +31,7 @@ const ROUTES: &[(&str, &str)] = &[
 ];
 
 /// A sandbox made as E2B's clients do; its id and its token.
-pub(super) async fn sandbox(client: &Client) -> (String, String) {
+pub async fn sandbox(client: &Client) -> (String, String) {
     let asked = json!({ "templateID": "base", "timeout": 60 });
     let made = client.post("/e2b/v2/sandboxes", &asked).await;
     assert_eq!(made.status, 201, "{made:?}");

@@ -8,8 +8,8 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use crate::api::{Answer, Client, Server};
 
-const PORT: u16 = 8000;
-const DOMAIN: &str = "sandboxes.example.com";
+pub(super) const PORT: u16 = 8000;
+pub(super) const DOMAIN: &str = "sandboxes.example.com";
 
 /// Says who asked for what, and sends each message of a WebSocket back.
 const PROGRAM: &str = r#"
@@ -60,7 +60,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 "#;
 
 /// A sandbox that serves, and what its create answered.
-async fn serving(client: &Client, asked: Value) -> (String, Value) {
+pub(super) async fn serving(client: &Client, asked: Value) -> (String, Value) {
     let made = client.post("/e2b/v2/sandboxes", &asked).await;
     assert_eq!(made.status, 201, "{made:?}");
     let made = made.json();
@@ -74,7 +74,7 @@ async fn serving(client: &Client, asked: Value) -> (String, Value) {
 }
 
 /// Asks a port by headers, with nobody's key.
-async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
+pub(super) async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
     let port = port.to_string();
     let mut headers = vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &port)];
     headers.extend(more);

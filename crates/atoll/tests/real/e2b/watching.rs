@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::doors::sandbox;
+use super::sandbox;
 use crate::api::Server;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

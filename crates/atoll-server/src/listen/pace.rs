@@ -1,0 +1,209 @@
+//! How far a connection is: nobody may be slow with the head of a request, and nobody keeps a connection for ever
+//! that carries none.
+//!
+//! ```text
+//!            bytes come           its head is whole
+//! begin ──▶ Head ◀──────── Idle      Head ──▶ Busy ──▶ Idle, when bodies and answers of all requests are over
+//! ```
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use hyper::body::{Frame, SizeHint};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep_until};
+
+use super::Patience;
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// A head is waited for, or has begun, since then.
+    Head(Instant),
+    /// Nothing is asked for, since then.
+    Idle(Instant),
+    /// So many requests are under way. How long they take is not decided here.
+    Busy(u32),
+}
+
+/// What took too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Overdue {
+    Head,
+    Request,
+}
+
+/// How far one connection is.
+#[derive(Debug, Clone)]
+pub(super) struct Pace(Arc<Kept>);
+
+#[derive(Debug)]
+struct Kept {
+    phase: Mutex<Phase>,
+    patience: Patience,
+    /// All places there are.
+    places: Arc<Semaphore>,
+}
+
+impl Pace {
+    pub(super) fn new(patience: Patience, places: &Arc<Semaphore>) -> Self {
+        Self(Arc::new(Kept {
+            phase: Mutex::new(Phase::Head(Instant::now())),
+            patience,
+            places: Arc::clone(places),
+        }))
+    }
+
+    fn phase(&self) -> MutexGuard<'_, Phase> {
+        let phase = self.0.phase.lock();
+        phase.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first words are said, in a language whose heads come in pieces that only it can tell from others.
+    pub(super) fn greeted(&self) {
+        *self.phase() = Phase::Idle(Instant::now());
+    }
+
+    /// Bytes came: if nothing was under way, they are the begin of a head.
+    fn heard(&self) {
+        let mut phase = self.phase();
+        if let Phase::Idle(_) = *phase {
+            *phase = Phase::Head(Instant::now());
+        }
+    }
+
+    /// A request is under way until this and all its clones are dropped.
+    pub(super) fn request(&self) -> UnderWay {
+        let mut phase = self.phase();
+        *phase = match *phase {
+            Phase::Busy(count) => Phase::Busy(count.saturating_add(1)),
+            Phase::Head(_) | Phase::Idle(_) => Phase::Busy(1),
+        };
+        UnderWay(self.clone())
+    }
+
+    /// Waits until something takes too long. Idleness is for as long as there are places for others.
+    pub(super) async fn overdue(&self, idle: Duration) -> Overdue {
+        let quiet = self.0.patience.quiet;
+        let mut look = Instant::now() + quiet;
+        loop {
+            // A phase that begins meanwhile is not over before the next look.
+            sleep_until(look).await;
+            let now = Instant::now();
+            let crowded = self.0.places.available_permits() == 0;
+            let idle = if crowded { quiet } else { idle };
+            look = match *self.phase() {
+                Phase::Head(since) if since + quiet <= now => return Overdue::Head,
+                Phase::Idle(since) if since + idle <= now => return Overdue::Request,
+                Phase::Head(since) => since + quiet,
+                Phase::Idle(since) => (since + idle).min(now + quiet),
+                Phase::Busy(_) => now + quiet,
+            };
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct UnderWay(Pace);
+
+impl Clone for UnderWay {
+    fn clone(&self) -> Self {
+        self.0.request()
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut phase = self.0.phase();
+        if let Phase::Busy(count) = *phase {
+            *phase = match count {
+                0 | 1 => Phase::Idle(Instant::now()),
+                count => Phase::Busy(count - 1),
+            };
+        }
+    }
+}
+
+/// An answer: its request is under way until it is sent or given up.
+pub(super) struct Answered {
+    pub(super) body: Body,
+    pub(super) _request: UnderWay,
+}
+
+impl HttpBody for Answered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A connection on which every byte that comes is noticed.
+pub(super) struct Heard<S> {
+    pub(super) stream: S,
+    pub(super) pace: Pace,
+}
+
+impl<S: Read + Unpin> Read for Heard<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        self.pace.heard();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: Write + Unpin> Write for Heard<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+    }
+}
