@@ -77,10 +77,10 @@ pub(crate) struct Journals {
     fresh: Mutex<HashMap<SandboxId, Instant>>,
     /// Those that have much of it.
     pressing: Mutex<Vec<SandboxId>>,
-    /// Sandboxes with something that only their journal has.
-    unsynced: Mutex<HashSet<SandboxId>>,
     /// There are some.
     pressed: Notify,
+    /// Sandboxes with something that only their journal has.
+    unsynced: Mutex<HashSet<SandboxId>>,
     /// Those that are open, the one used last at the end. Held while one is used: one at a time.
     open: tokio::sync::Mutex<Vec<Opened>>,
     failures: AtomicU64,
@@ -239,6 +239,7 @@ impl Journals {
                 Vec::new()
             });
         }
+        // Nobody takes one twice at a time.
         let news = table.news().commands;
         let newer: HashSet<&ExecId> = news.iter().map(|exec| &exec.id).collect();
         rows.retain(|row| !newer.contains(&row.id));

@@ -132,7 +132,11 @@ impl Table {
         let mut inner = self.inner();
         inner.behind &= !news.old;
         inner.pressed = false;
+        let behind = inner.behind;
         drop(inner);
+        if behind {
+            self.has_news();
+        }
         self.tidy();
     }
 
