@@ -25,7 +25,7 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The oldest version that servers of this one still speak.
 pub const OLDEST: u32 = 1;
 /// The first version whose PID 1 knows [`ToInit::Resize`]: an older one ends at a word it does not know.
