@@ -48,6 +48,8 @@ pub enum WatchEvent {
     Remove {
         /// Where it was.
         path: Vec<u8>,
+        /// It was moved out of the directory, and is somewhere else.
+        away: bool,
     },
     /// Something moved within the directory, with all that is in it, and replaced what was there.
     Rename {

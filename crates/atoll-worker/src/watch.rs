@@ -163,7 +163,7 @@ fn length(event: &WatchEvent) -> usize {
     match event {
         WatchEvent::Create { path, .. }
         | WatchEvent::Write { path }
-        | WatchEvent::Remove { path }
+        | WatchEvent::Remove { path, .. }
         | WatchEvent::Chmod { path } => path.len(),
         WatchEvent::Rename { from, to } => from.len() + to.len(),
         WatchEvent::Overflow | WatchEvent::Limit | WatchEvent::End => 0,
@@ -174,7 +174,8 @@ fn event(change: Change) -> WatchEvent {
     match change {
         Change::Create { path, directory } => WatchEvent::Create { path, directory },
         Change::Write { path } => WatchEvent::Write { path },
-        Change::Remove { path } => WatchEvent::Remove { path },
+        Change::Remove { path } => WatchEvent::Remove { path, away: false },
+        Change::Away { path } => WatchEvent::Remove { path, away: true },
         Change::Rename { from, to } => WatchEvent::Rename { from, to },
         Change::Chmod { path } => WatchEvent::Chmod { path },
         Change::Overflow => WatchEvent::Overflow,

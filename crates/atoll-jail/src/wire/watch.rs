@@ -17,7 +17,7 @@ pub enum Change {
         /// The file.
         path: Vec<u8>,
     },
-    /// Something is no longer there: it was removed, or moved away.
+    /// Something is no longer there: it was removed.
     Remove {
         /// Where it was.
         path: Vec<u8>,
@@ -40,6 +40,11 @@ pub enum Change {
     Limit,
     /// The directory itself is gone, and with it the watch.
     End,
+    /// Something is no longer there: it was moved out of the directory.
+    Away {
+        /// Where it was.
+        path: Vec<u8>,
+    },
 }
 wire!(enum Change {
     0 => Create { path, directory },
@@ -50,4 +55,5 @@ wire!(enum Change {
     5 => Overflow,
     6 => Limit,
     7 => End,
+    8 => Away { path },
 });

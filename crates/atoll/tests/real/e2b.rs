@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use atoll_testkit::Scratch;
 
 use crate::api::Server;
+use crate::network::Scene;
 use crate::world::binary;
 pub use doors::sandbox;
 
@@ -38,6 +39,12 @@ programs! {
     files_work_in_python => "files.py";
     files_work_in_asynchronous_python => "files_async.py";
     files_work_in_node => "files.mjs";
+    an_answer_that_is_lost_is_asked_for_again_in_python => "retries.py";
+}
+
+#[test]
+fn packets_are_stopped_as_python_asks_for_it() {
+    Scene::with(async |_| check("network.py").await);
 }
 
 /// Runs a program with each release of the SDK for its language.

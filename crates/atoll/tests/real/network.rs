@@ -10,7 +10,8 @@ use atoll_testkit::{attempts, wait_for};
 use tokio::io::AsyncReadExt;
 
 use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said};
-use scene::{HOST, PRIVATE, PUBLIC, Scene, WEB, accept, address_of, echo, links, reach, sh};
+pub use scene::Scene;
+use scene::{HOST, PRIVATE, PUBLIC, WEB, accept, address_of, echo, links, reach, sh};
 
 /// Asks for the internet.
 fn internet(spec: &mut SandboxSpec) {

@@ -27,7 +27,7 @@ fn line(event: &WatchEvent) -> String {
             format!("create {}{}", text(path), if *directory { "/" } else { "" })
         }
         WatchEvent::Write { path } => format!("write {}", text(path)),
-        WatchEvent::Remove { path } => format!("remove {}", text(path)),
+        WatchEvent::Remove { path, .. } => format!("remove {}", text(path)),
         WatchEvent::Rename { from, to } => format!("rename {} {}", text(from), text(to)),
         WatchEvent::Chmod { path } => format!("chmod {}", text(path)),
         WatchEvent::Overflow => "overflow".into(),
@@ -54,7 +54,7 @@ impl Mirror {
                 WatchEvent::Create { path, directory } => {
                     self.paths.insert(path, directory);
                 }
-                WatchEvent::Remove { path } => self.remove(&path),
+                WatchEvent::Remove { path, .. } => self.remove(&path),
                 WatchEvent::Rename { from, to } => {
                     self.remove(&to);
                     let below = [&from[..], b"/"].concat();

@@ -244,6 +244,7 @@ impl Watcher<'_> {
             Change::Create { path, .. }
             | Change::Write { path }
             | Change::Remove { path }
+            | Change::Away { path }
             | Change::Chmod { path } => path.len(),
             Change::Overflow | Change::Limit | Change::End => 0,
         } + 16;
@@ -348,10 +349,10 @@ impl Watcher<'_> {
             if let Some(to) = self.other_half(raw.cookie) {
                 return self.rename(raw, &to);
             }
-            return self.vanish(raw);
+            return self.vanish(raw, |path| Change::Away { path });
         }
         if raw.what.contains(ReadFlags::DELETE) {
-            return self.vanish(raw);
+            return self.vanish(raw, |path| Change::Remove { path });
         }
         if raw.what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             return self.appear(raw);
@@ -397,7 +398,7 @@ impl Watcher<'_> {
         let known = self.tree.child(from.watch, &from.name);
         if known.is_none() && to.directory() && self.recursive && !self.limited {
             // It was found where it is now before its event was read, and told as new; or it will be.
-            self.vanish(from)?;
+            self.vanish(from, |path| Change::Remove { path })?;
             return self.appear(to);
         }
         let paths = (
@@ -432,14 +433,14 @@ impl Watcher<'_> {
         fs::symlink_metadata(self.top.join(OsStr::from_bytes(path))).is_ok()
     }
 
-    fn vanish(&mut self, raw: &Raw) -> std::io::Result<()> {
+    fn vanish(&mut self, raw: &Raw, how: impl FnOnce(Vec<u8>) -> Change) -> std::io::Result<()> {
         self.told.take(raw.watch, &raw.name);
         self.missed.remove(&(raw.watch, raw.name.clone()));
         let path = self.tree.path(raw.watch, &raw.name);
         if let Some(known) = self.tree.child(raw.watch, &raw.name) {
             self.drop_tree(known);
         }
-        self.say(path.map_or(Change::Overflow, |path| Change::Remove { path }))
+        self.say(path.map_or(Change::Overflow, how))
     }
 
     fn appear(&mut self, raw: &Raw) -> std::io::Result<()> {

@@ -5,9 +5,10 @@ mod watch;
 
 use atoll_core::Doorstep;
 use atoll_model::{Caller, Code, Error};
-use axum::http::HeaderMap;
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use axum::routing::post;
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -31,8 +32,15 @@ pub(super) fn routes() -> Router<App> {
         .merge(watch::routes())
 }
 
-async fn enter(step: &Doorstep, headers: &HeaderMap) -> Result<Place, Fault> {
-    Ok(Place::enter(step, user(headers)).await?)
+/// Where the caller of a request works: in the sandbox it is for, as whom it says.
+impl<S: Sync> FromRequestParts<S> for Place {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
+        let step = parts.extensions.get::<Doorstep>();
+        let step = step.ok_or_else(|| Fault::new("internal", "the request is for no sandbox"))?;
+        Ok(Self::enter(step, user(&parts.headers)).await?)
+    }
 }
 
 impl Place {
@@ -83,22 +91,12 @@ struct Which {
     path: String,
 }
 
-async fn stat(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<Which>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn stat(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
     let entry = place.describe(&clean(&asked.path)).await?;
     Ok(Json(json!({ "entry": entry })))
 }
 
-async fn make_dir(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<Which>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn make_dir(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
     let path = clean(&asked.path);
     place.make_above(&path).await?;
     match place.make_directory(&path).await {
@@ -129,12 +127,7 @@ struct Move {
     destination: String,
 }
 
-async fn rename(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<Move>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn rename(place: Place, Unary(asked): Unary<Move>) -> Result<Json<Value>, Fault> {
     let (from, to) = (clean(&asked.source), clean(&asked.destination));
     place.make_above(&to).await?;
     let (id, runtime) = (place.id(), place.runtime());
@@ -153,12 +146,7 @@ struct List {
     depth: u32,
 }
 
-async fn list_dir(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<List>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn list_dir(place: Place, Unary(asked): Unary<List>) -> Result<Json<Value>, Fault> {
     let (path, depth) = (clean(&asked.path), asked.depth.max(1));
     let runtime = place.runtime();
     let which = (path.as_bytes(), depth, ENTRIES);
@@ -173,12 +161,7 @@ async fn list_dir(
 }
 
 /// Removes a file, or a directory with all that is in it; that it is not there is no failure.
-async fn remove(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<Which>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn remove(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
     let path = clean(&asked.path);
     let runtime = place.runtime();
     let removed = runtime.remove(place.id(), &place.who, path.as_bytes(), true);

@@ -68,7 +68,7 @@ fn event(happened: &WatchEvent) -> String {
             ("create", json!({ "path": text(path), "isDir": directory }))
         }
         WatchEvent::Write { path } => ("write", json!({ "path": text(path) })),
-        WatchEvent::Remove { path } => ("remove", json!({ "path": text(path) })),
+        WatchEvent::Remove { path, .. } => ("remove", json!({ "path": text(path) })),
         WatchEvent::Rename { from, to } => {
             ("rename", json!({ "from": text(from), "path": text(to) }))
         }

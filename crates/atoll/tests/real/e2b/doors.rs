@@ -1,9 +1,14 @@
 //! Who may do what in a sandbox: whoever shows its own token, and nobody else.
 
+use std::process::Command;
+use std::time::Duration;
+
+use atoll_testkit::run;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::api::{Client, Server};
+use crate::world::DEADLINE;
 
 /// Every route of E2B's daemon, but `/health`.
 const ROUTES: &[(&str, &str)] = &[
@@ -104,5 +109,98 @@ async fn a_watch_that_is_kept_ends_with_its_sandbox_and_there_are_only_so_many()
     assert_eq!(unknown.status, 404, "{unknown:?}");
     let made = call("CreateWatcher", json!({ "path": "/tmp" })).await;
     assert_eq!(made.status, 200, "{made:?}");
+    server.close().await;
+}
+
+/// Every route of the control API that is about sandboxes, and what is sent there. `ID` is one of the caller's.
+const CONTROL: &[(&str, &str, &str)] = &[
+    ("GET", "/sandboxes", ""),
+    ("GET", "/v2/sandboxes", ""),
+    ("POST", "/sandboxes", r#"{"templateID":"base"}"#),
+    ("POST", "/v2/sandboxes", r#"{"templateID":"base"}"#),
+    ("GET", "/sandboxes/metrics?sandbox_ids=ID", ""),
+    ("GET", "/sandboxes/ID", ""),
+    ("GET", "/sandboxes/ID/metrics", ""),
+    ("GET", "/sandboxes/ID/logs", ""),
+    ("GET", "/v2/sandboxes/ID/logs", ""),
+    ("POST", "/sandboxes/ID/timeout", r#"{"timeout":100}"#),
+    ("POST", "/sandboxes/ID/refreshes", r#"{"duration":100}"#),
+    ("POST", "/sandboxes/ID/connect", r#"{"timeout":100}"#),
+    ("POST", "/v2/sandboxes/ID/connect", r#"{"timeout":100}"#),
+    ("PUT", "/sandboxes/ID/network", "{}"),
+    ("POST", "/sandboxes/ID/pause", "{}"),
+    ("POST", "/sandboxes/ID/resume", r#"{"timeout":100}"#),
+    ("DELETE", "/sandboxes/ID", ""),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_route_of_the_control_api_wants_a_key_of_the_sandboxs_org() {
+    let server = Server::start().await;
+    let client = server.client();
+    let (id, _) = sandbox(&client).await;
+    let key = async |asked: Value| {
+        let made = client.post("/keys", &asked).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        let made = made.json();
+        let text = |name: &str| made[name].as_str().unwrap().to_owned();
+        (text("key"), text("keyID"))
+    };
+    let (revoked, revoked_id) = key(json!({ "name": "revoked" })).await;
+    client.delete(&format!("/keys/{revoked_id}")).await;
+    let mut soon = Command::new("date");
+    let soon = run(soon.args(["-u", "-d", "2 seconds", "+%FT%TZ"])).stdout;
+    let soon = String::from_utf8(soon).unwrap();
+    let (expired, _) = key(json!({ "name": "old", "expiresAt": soon.trim() })).await;
+    let expired = client.with_key(Some(&expired.replace("atl_", "e2b_")));
+    let over = async {
+        while expired.get("/e2b/v2/sandboxes").await.status != 401 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, over).await.unwrap();
+    let (reader, _) = key(json!({ "name": "reader", "scope": "sandbox:read" })).await;
+    let reader = client.with_key(Some(&reader));
+    let stranger = server.stranger().await;
+    let made_up = format!("e2b_{}", "0".repeat(64));
+    let nobody = [
+        client.with_key(None),
+        client.with_key(Some(&made_up)),
+        client.with_key(Some(&revoked)),
+        expired,
+    ];
+    let headers = [("content-type", "application/json")];
+    for (method, path, body) in CONTROL {
+        let about_it = path.starts_with("/sandboxes/ID") || path.starts_with("/v2/sandboxes/ID");
+        let path = format!("/e2b{}", path.replace("ID", &id));
+        for who in &nobody {
+            let refused = who.send(method, &path, &headers, *body).await;
+            assert_eq!(refused.status, 401, "{method} {path} {refused:?}");
+            assert_eq!(refused.json()["code"], 401);
+        }
+        if about_it {
+            let refused = stranger.send(method, &path, &headers, *body).await;
+            assert_eq!(refused.status, 404, "{method} {path} {refused:?}");
+            assert_eq!(refused.json()["code"], 404);
+        } else if *method == "GET" {
+            let found = stranger.send(method, &path, &headers, *body).await;
+            assert!(
+                !String::from_utf8_lossy(&found.body).contains(&id),
+                "{path}"
+            );
+        }
+        let looked = reader.send(method, &path, &headers, *body).await;
+        if *method == "GET" {
+            assert_eq!(looked.status, 200, "{method} {path} {looked:?}");
+        } else {
+            assert!(
+                [403, 409].contains(&looked.status),
+                "{method} {path} {looked:?}"
+            );
+        }
+    }
+    // Nobody of them did anything.
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running");
+    assert_eq!(client.get("/sandboxes").await.array().len(), 1);
     server.close().await;
 }

@@ -1,6 +1,7 @@
 """Files, with the synchronous client."""
 
 import gzip
+import inspect
 import io
 import json
 import urllib.error
@@ -234,6 +235,10 @@ def watched(sandbox):
     same(events(handle), [(kind.CREATE, "new"), (kind.CHMOD, "new"), (kind.WRITE, "new")])
     files.rename("w/new", "w/old")
     same(events(handle), [(kind.RENAME, "new"), (kind.CREATE, "old")])
+    files.rename("w/old", "w2/elsewhere")
+    same(events(handle), [(kind.RENAME, "old")])
+    files.rename("w2/elsewhere", "w/old")
+    same(events(handle), [(kind.CREATE, "old")])
     files.remove("w/old")
     same(events(handle), [(kind.REMOVE, "old")])
     files.make_dir("w/deep")
@@ -258,6 +263,12 @@ def watched(sandbox):
         elif event.name == "entry":
             same((event.entry.path, event.entry.size), ("/home/user/w/entry", 5))
     handle.stop()
+    # Nothing in a sandbox is on a network, so there is nothing to refuse without it.
+    if "allow_network_mounts" in inspect.signature(files.watch_dir).parameters:
+        handle = files.watch_dir("w", allow_network_mounts=True)
+        files.write("w/allowed", "x")
+        assert (kind.WRITE, "allowed") in events(handle)
+        handle.stop()
     with raises(FileNotFoundException):
         files.watch_dir("missing")
     with raises(InvalidArgumentException):

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::entry::EntryInfo;
-use super::{enter, in_their_words};
+use super::in_their_words;
 use crate::App;
 use crate::e2b::connect::{self, Call, Fault, Unary};
 use crate::e2b::envd::files::PREFIX;
@@ -71,7 +71,9 @@ fn told(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Fault> {
     Ok(match event {
         WatchEvent::Create { path, .. } => vec![("CREATE", path)],
         WatchEvent::Write { path } => vec![("WRITE", path)],
-        WatchEvent::Remove { path } => vec![("REMOVE", path)],
+        WatchEvent::Remove { path, away: false } => vec![("REMOVE", path)],
+        // Half a rename: the other half is nowhere that is watched.
+        WatchEvent::Remove { path, away: true } => vec![("RENAME", path)],
         WatchEvent::Rename { from, to } => vec![("RENAME", from), ("CREATE", to)],
         WatchEvent::Chmod { path } => vec![("CHMOD", path)],
         WatchEvent::End => vec![("REMOVE", b"")],
@@ -122,14 +124,11 @@ async fn describe(used: &Use, watched: &Watched, event: &WatchEvent) -> Result<V
     Ok(events)
 }
 
-async fn watch_dir(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    body: Body,
-) -> Response {
+/// A stream that never begins fails as one that has begun.
+async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) -> Response {
     let begun = async {
         let asked: Asked = Call::new(body).only().await?;
-        let place = enter(&step, &headers).await?;
+        let place = place?;
         let watched = asked.watched(&place);
         let used = place.used;
         let (runtime, options) = (used.runtime(), watched.options);
@@ -200,12 +199,7 @@ impl State {
     }
 }
 
-async fn create(
-    Extension(step): Extension<Doorstep>,
-    headers: HeaderMap,
-    Unary(asked): Unary<Asked>,
-) -> Result<Json<Value>, Fault> {
-    let place = enter(&step, &headers).await?;
+async fn create(place: Place, Unary(asked): Unary<Asked>) -> Result<Json<Value>, Fault> {
     let kept = place.used.keep_watch(asked.watched(&place)).await;
     let id = kept.map_err(|error| in_their_words(error, &place.who))?;
     Ok(Json(json!({ "watcherId": id })))
