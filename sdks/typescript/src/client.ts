@@ -31,6 +31,11 @@ export interface CallOptions {
     signal?: AbortSignal;
 }
 
+/** What every call takes, of options that have more. */
+export function call(options: CallOptions): CallOptions {
+    return { requestTimeout: options.requestTimeout, signal: options.signal };
+}
+
 export type Query = Record<string, string | number | boolean | null | undefined>;
 
 /** A request. */

@@ -1,6 +1,6 @@
 /** Files of a sandbox. Paths are the sandbox's; relative ones, and `~`, start at the user's home. */
 
-import type { Asked, CallOptions, Client, Query } from "./client.js";
+import { type Asked, type CallOptions, type Client, type Query, call } from "./client.js";
 import { AtollError, ConnectionError } from "./error.js";
 import { download } from "./download.js";
 import type { Authority, File, FoundFiles, Link } from "./generated/api.js";
@@ -237,10 +237,6 @@ export class Files {
 /** Which file, and as whom. */
 function about(path: string, options: FileOptions) {
     return { path, user: options.user, authority: options.authority };
-}
-
-function call(options: CallOptions): CallOptions {
-    return { requestTimeout: options.requestTimeout, signal: options.signal };
 }
 
 async function* slices(blob: Blob, told: (progress: Progress) => void): AsyncGenerator<Uint8Array> {

@@ -1,6 +1,6 @@
 /** A sandbox: its life, and the way to its commands, files, terminals and ports. */
 
-import { type CallOptions, Client, type ConnectionOptions, type Query } from "./client.js";
+import { type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
 import { Commands } from "./commands.js";
 import { AtollError } from "./error.js";
 import { Files } from "./files.js";
@@ -201,10 +201,6 @@ export class Sandbox implements AsyncDisposable {
     async #change(route: string, options: CallOptions, json?: object): Promise<api.Sandbox> {
         return await this.client.json("POST", `${this.#path}/${route}`, { ...call(options), json, repeat: "always" });
     }
-}
-
-function call(options: CallOptions): CallOptions {
-    return { requestTimeout: options.requestTimeout, signal: options.signal };
 }
 
 function isGone(error: unknown): boolean {
