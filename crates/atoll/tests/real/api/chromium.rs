@@ -165,8 +165,8 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
                 let read = stream.read(&mut request).await.unwrap_or_default();
                 let request = String::from_utf8_lossy(&request[..read]);
                 let path = request.split(' ').nth(1).unwrap_or_default();
-                let script = scripts.filter(|_| path.ends_with(".js"));
-                let script = script.and_then(|root| std::fs::read(root.join(&path[1..])).ok());
+                let name = path.trim_start_matches('/');
+                let script = scripts.and_then(|root| std::fs::read(root.join(name)).ok());
                 let (kind, body) = match script {
                     Some(script) => ("text/javascript", script),
                     None => (

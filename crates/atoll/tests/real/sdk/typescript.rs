@@ -37,9 +37,9 @@ impl Package {
         }
         let modules = installed().join("node_modules");
         std::os::unix::fs::symlink(modules, package.place().join("node_modules")).unwrap();
-        package.run(&mut package.node(&["scripts/examples.mjs"]));
+        run(&mut package.node(&["scripts/examples.mjs"]));
         let compiler = ["node_modules/typescript/bin/tsc", "-p", "tests"];
-        package.run(package.node(&compiler).args(words));
+        run(package.node(&compiler).args(words));
         package
     }
 
@@ -59,18 +59,18 @@ impl Package {
             .env("XDG_CONFIG_HOME", self.scratch.path());
         node
     }
+}
 
-    /// Runs something that must succeed.
-    fn run(&self, command: &mut Command) {
-        let output = run_within(command, DEADLINE, b"");
-        assert!(
-            output.status.success(),
-            "{command:?}: {}\n{}\n{}",
-            output.status,
-            String::from_utf8_lossy(&output.stdout),
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
+/// Runs something that must succeed.
+fn run(command: &mut Command) {
+    let output = run_within(command, DEADLINE, b"");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// Where what it is built with is.
@@ -100,7 +100,7 @@ async fn check(compiler: &'static [&str], tests: &'static [&str]) {
         let tests = tests
             .iter()
             .map(|name| format!("build/tests/{name}.test.js"));
-        package.run(node.args(tests));
+        run(node.args(tests));
     });
     ran.await.unwrap();
 }
