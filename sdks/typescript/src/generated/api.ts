@@ -336,6 +336,8 @@ export type NewSandbox = {
 
 /** A terminal as it is asked for. */
 export type NewTerminal = {
+    /** The program's arguments. */
+    args?: string[];
     /** 1 to 500; what is beyond is taken for that. */
     cols?: number | null;
     cwd?: string | null;
@@ -344,6 +346,8 @@ export type NewTerminal = {
     rows?: number | null;
     /** The program: a shell by default. */
     shell?: string | null;
+    /** A name to find it by: `tag:NAME` stands for its id. */
+    tag?: string | null;
     user?: string | null;
 };
 
