@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, RequestId, Scope};
@@ -21,27 +21,41 @@ const NOTED: i64 = 60_000_000;
 
 /// Keys that were found good a moment ago.
 #[derive(Debug, Default)]
-pub(crate) struct Cache {
-    known: Mutex<HashMap<String, (Instant, Key, Org)>>,
+pub(crate) struct Cache(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    keys: HashMap<String, (Instant, Key, Org)>,
+    /// The operator's org: who needs no key asks as often as others.
+    operator: Option<(Instant, Org)>,
 }
 
 impl Cache {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn get(&self, hash: &str) -> Option<(Key, Org)> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, key, org) = known.get(hash)?;
+        let known = self.known();
+        let (since, key, org) = known.keys.get(hash)?;
         (since.elapsed() < REMEMBERED).then(|| (key.clone(), org.clone()))
     }
 
     fn put(&self, hash: String, key: Key, org: Org) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
-        known.insert(hash, (Instant::now(), key, org));
+        let keys = &mut self.known().keys;
+        keys.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
+        keys.insert(hash, (Instant::now(), key, org));
+    }
+
+    fn operator(&self) -> Option<Org> {
+        let known = self.known();
+        let (since, org) = known.operator.as_ref()?;
+        (since.elapsed() < REMEMBERED).then(|| org.clone())
     }
 
     /// Something about keys or orgs has changed.
     pub(crate) fn forget(&self) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clear();
+        *self.known() = Known::default();
     }
 }
 
@@ -139,8 +153,15 @@ impl Core {
 
     /// Who may do everything: the operator on this machine.
     pub async fn operator(&self, request: RequestId) -> Result<Context, Error> {
+        let org = if let Some(known) = self.inner.keys.operator() {
+            known
+        } else {
+            let org = self.first_org().await?;
+            self.inner.keys.known().operator = Some((Instant::now(), org.clone()));
+            org
+        };
         Ok(Context {
-            org: self.first_org().await?,
+            org,
             key: None,
             scope: Scope::Admin,
             request,
