@@ -73,7 +73,8 @@ impl FromStr for Target {
         let authority = uri.authority().ok_or_else(wrong)?.as_str();
         let host = uri.host().unwrap_or_default();
         // A name and a password, or a question, have no place in it.
-        if host.is_empty() || authority.contains('@') || uri.query().is_some() {
+        let odd_port = authority.len() > host.len() && uri.port_u16().is_none();
+        if host.is_empty() || authority.contains('@') || uri.query().is_some() || odd_port {
             return Err(wrong());
         }
         let usual = if encrypted { 443 } else { 80 };
