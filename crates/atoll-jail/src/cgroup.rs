@@ -370,14 +370,23 @@ impl Group {
     }
 
     /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
-    /// by that, and sleeps again only when it is.
+    /// by that, and sleeps again only when it is. PID 1 waits for a program that begins as others wait for a disk, and does
+    /// nothing else in that state.
     fn has_moving(&self) -> bool {
         let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
         own.lines().any(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             // The name before it may have any form.
-            let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
-            state.is_some_and(|state| state.starts_with(['R', 'D']))
+            let mut rest = stat
+                .rsplit_once(") ")
+                .map_or("", |(_, rest)| rest)
+                .split(' ');
+            let (state, parent) = (rest.next(), rest.next().unwrap_or_default());
+            match state {
+                Some("R") => true,
+                Some("D") => own.lines().any(|pid| pid == parent),
+                _ => false,
+            }
         })
     }
 
