@@ -63,6 +63,7 @@ check: setup-test
 bench: build setup-bench
 	@$(ATOLL) bench --work --storage --peers
 	@bench/e2b/run $(ATOLL)
+	@bench/sdk/run $(ATOLL)
 
 ## Where build results are.
 target-directory:

@@ -9,7 +9,7 @@ try {
     await measure(WARM);
     const times = await measure(RUNS);
     const at = (part) => Number(times[Math.floor((times.length - 1) * part)].toFixed(3));
-    console.log(JSON.stringify({ figure: "typescript commands.run", runs: RUNS, p50: at(0.5), p99: at(0.99) }));
+    console.log(JSON.stringify({ figure: "typescript_run", runs: RUNS, p50: at(0.5), p99: at(0.99) }));
 } finally {
     await sb.delete();
 }
