@@ -1,8 +1,8 @@
 //! What runs inside a sandbox: PID 1, the programs it starts, and its file helpers.
 //!
 //! All of it is this same binary going on after a clone: nothing of ours needs a file of the
-//! template. PID 1 is an event loop that never does file work itself and never execs, so that root
-//! of the sandbox can neither trace it nor read it.
+//! template. PID 1 is an event loop that does no file work itself, but that it looks users up, and never execs, so that
+//! root of the sandbox can neither trace it nor read it.
 
 mod exec;
 mod files;
@@ -37,7 +37,8 @@ pub(crate) fn init(server: Server) {
             return;
         }
     };
-    let Ok(signals) = sys::child_signals() else {
+    let (Ok(signals), Ok(launcher)) = (sys::child_signals(), Launcher::new(&boot, oom_score))
+    else {
         return;
     };
     if server.send(&FromInit::Ready, &[]).is_ok() {
@@ -45,7 +46,7 @@ pub(crate) fn init(server: Server) {
             server,
             boot,
             signals,
-            launcher: Launcher::new(oom_score),
+            launcher,
             views,
             children: BTreeMap::new(),
             ended: BTreeMap::new(),

@@ -50,8 +50,8 @@ pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Re
 /// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it.
 ///
 /// # Safety
-/// The process must have a single thread. What `work` takes from the heap is not given back when it becomes a program:
-/// it must be owned by something of ours. It must not give back what is ours, nor unwind.
+/// The process must have a single thread. `work` leaves the heap alone: it may be killed in the middle of anything, and what
+/// it took would never be given back. It does not unwind.
 pub(crate) unsafe fn clone_shared<F: FnMut()>(
     cgroup: Option<BorrowedFd<'_>>,
     work: &mut F,
@@ -322,6 +322,14 @@ pub(crate) fn execute(path: &CStr, argv: &Words, environment: &Words) -> io::Err
         )
     };
     io::Error::last_os_error()
+}
+
+/// The working directory can be reached from the root. Takes nothing from the heap.
+pub(crate) fn is_below_root() -> io::Result<bool> {
+    let mut path = [0_u8; libc::PATH_MAX as usize];
+    // SAFETY: the kernel writes no more than the buffer holds. The C library would look for the path by itself.
+    check(unsafe { libc::syscall(libc::SYS_getcwd, path.as_mut_ptr(), path.len()) })?;
+    Ok(path[0] == b'/')
 }
 
 /// Closes every descriptor from `first` on.

@@ -5,10 +5,10 @@
 //! it. It is in the exec's cgroup from its first moment: if something inside stops it on its way, a kill from outside
 //! sets PID 1 free.
 //!
-//! What the child takes from the heap is PID 1's. Whatever is alive when it becomes the program must therefore be in its
-//! [`Launch`], which PID 1 drops.
+//! The heap is PID 1's, and the child may be killed at any moment: it takes nothing from it and gives nothing back. PID 1
+//! has everything ready that it needs ([`Launch`]); the child makes system calls and nothing else.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, NulError};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,14 +33,18 @@ pub(super) struct Launcher {
     oom_score: File,
     /// Whom the last one ran as.
     known: Option<Known>,
+    /// The second filter; none if it is empty.
+    filter: Vec<seccomp::Instruction>,
 }
 
 impl Launcher {
-    pub(super) fn new(oom_score: File) -> Self {
-        Self {
+    pub(super) fn new(boot: &Boot, oom_score: File) -> io::Result<Self> {
+        let filter = seccomp::from_bytes(&boot.leaf_filter);
+        Ok(Self {
             oom_score,
             known: None,
-        }
+            filter: filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?,
+        })
     }
 
     /// Starts a program; its pid.
@@ -58,35 +62,51 @@ impl Launcher {
         let Some((streams, cgroup)) = descriptors.split_at_checked(streams) else {
             return Err((Part::Setup, libc::EPROTO));
         };
-        // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
-        self.score(b"300")
-            .map_err(|error| (Part::Setup, number(&error)))?;
+        let cgroup = cgroup.first().map(AsFd::as_fd);
+        let identity = users::find_again(&exec.user, &boot.user, &mut self.known);
+        let identity = identity.ok_or((Part::User, libc::ENOENT))?;
+        let with_nul = |part| move |_| (part, libc::EINVAL);
+        let directory = Directory::new(&identity, &exec.directory);
+        let directory = directory.map_err(with_nul(Part::Directory))?;
+        let program = exec.argv.first().filter(|program| !program.is_empty());
+        let program = program.ok_or((Part::Program, libc::ENOENT))?;
+        let variables = environment(boot, exec, &identity);
+        let path = variables.iter().rev().find(|(name, _)| name == b"PATH");
+        let path = path.map_or(DEFAULT_PATH.as_bytes(), |(_, value)| value);
+        let words = || {
+            Ok::<_, NulError>((
+                strings(places(program, path).into_iter())?,
+                Words::new(strings(exec.argv.iter().cloned())?),
+                Words::new(strings(joined(&variables))?),
+            ))
+        };
+        let (places, argv, environment) = words().map_err(with_nul(Part::Program))?;
         let mut launch = Launch {
             boot,
-            exec,
-            streams,
             launcher: self,
-            identity: None,
-            argv: None,
+            streams,
+            terminal: exec.streams == Streams::Terminal,
+            identity: &identity,
+            directory,
+            places: &places,
+            by_path: is_path(program),
+            argv,
+            environment,
             script: None,
-            environment: None,
-            places: Vec::new(),
-            refused: None,
         };
-        // SAFETY: PID 1 has one thread. For the heap see above; who panics here ends in the C function that called it.
-        let cloned = unsafe {
-            sys::clone_shared(cgroup.first().map(AsFd::as_fd), &mut || {
-                let (part, error) = launch.run();
-                launch.refused = Some((part, number(&error)));
-            })
+        let begun = launch.start(cgroup);
+        let Some(script) = launch.script.and_then(|number| places.get(number)) else {
+            return begun;
         };
-        let refused = launch.refused;
-        // One that was killed at once has not done it itself.
-        let _ = self.score(b"0");
-        match (cloned, refused) {
-            (Ok(_), Some(refusal)) => Err(refusal),
-            (Ok(pid), None) => Ok(pid),
-            (Err(error), _) => Err((Part::Setup, number(&error))),
+        // What the kernel cannot run is the shell's, as in a shell.
+        let rest = exec.argv.iter().skip(1).cloned();
+        let rest = strings(rest).map_err(with_nul(Part::Program))?;
+        let shell = [SHELL.to_owned()];
+        launch.argv = Words::new(shell.iter().chain([script]).cloned().chain(rest).collect());
+        launch.places = &shell;
+        match launch.start(cgroup) {
+            Err((Part::Program, libc::ENOENT)) => Err((Part::Program, libc::ENOEXEC)),
+            begun => begun,
         }
     }
 
@@ -99,30 +119,92 @@ fn number(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// A program on its way.
+/// Where a program begins.
+enum Directory {
+    /// The user's home, or `/` if that is missing.
+    Home(CString),
+    /// There or not at all.
+    Asked(CString),
+}
+
+impl Directory {
+    fn new(identity: &Identity, asked: &[u8]) -> Result<Self, NulError> {
+        let home = identity.home.as_bytes();
+        Ok(match asked {
+            [] => Self::Home(CString::new(home)?),
+            [b'/', ..] => Self::Asked(CString::new(asked)?),
+            _ => Self::Asked(CString::new(super::files::absolute(asked, home))?),
+        })
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        let asked = match self {
+            Self::Home(home) => {
+                let entered = rustix::process::chdir(home.as_c_str());
+                return Ok(entered.or_else(|_| rustix::process::chdir(c"/"))?);
+            }
+            Self::Asked(asked) => asked,
+        };
+        rustix::process::chdir(asked.as_c_str())?;
+        // A directory that cannot be reached from our root has no path from it.
+        if sys::is_below_root()? {
+            Ok(())
+        } else {
+            Err(io::Error::from_raw_os_error(libc::ENOENT))
+        }
+    }
+}
+
+/// A program on its way, with everything that its child needs.
 struct Launch<'a> {
     boot: &'a Boot,
-    exec: &'a Exec,
+    launcher: &'a Launcher,
     streams: &'a [OwnedFd],
-    launcher: &'a mut Launcher,
-    identity: Option<Identity>,
-    argv: Option<Words>,
-    /// The shell's, for a script whose first line does not say whose it is.
-    script: Option<Words>,
-    environment: Option<Words>,
+    terminal: bool,
+    identity: &'a Identity,
+    directory: Directory,
     /// Where the program may be, in the order in which it is looked for.
-    places: Vec<CString>,
-    refused: Option<Refusal>,
+    places: &'a [CString],
+    /// It was said where it is.
+    by_path: bool,
+    argv: Words,
+    environment: Words,
+    /// Which of the places has something that is no program.
+    script: Option<usize>,
 }
 
 impl Launch<'_> {
-    /// Becomes the program; returns only with the reason why not.
+    /// Has a child become the program; its pid.
+    fn start(&mut self, cgroup: Option<BorrowedFd<'_>>) -> Result<i32, Refusal> {
+        let launcher = self.launcher;
+        // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
+        let scored = launcher.score(b"300");
+        scored.map_err(|error| (Part::Setup, number(&error)))?;
+        let mut refused = None;
+        // SAFETY: PID 1 has one thread, and the child leaves its heap alone; who panics ends in the C function that
+        // called it.
+        let cloned = unsafe {
+            sys::clone_shared(cgroup, &mut || {
+                let (part, error) = self.run();
+                refused = Some((part, number(&error)));
+            })
+        };
+        // One that was killed at once has not done it itself.
+        let _ = launcher.score(b"0");
+        match (cloned, refused) {
+            (Ok(_), Some(refusal)) => Err(refusal),
+            (Ok(pid), None) => Ok(pid),
+            (Err(error), _) => Err((Part::Setup, number(&error))),
+        }
+    }
+
+    /// In the child: becomes the program; returns only with the reason why not.
     fn run(&mut self) -> (Part, io::Error) {
         // While it has ours, PID 1 itself could be chosen.
         if let Err(error) = self.launcher.score(b"0").and_then(|_| self.leave()) {
             return (Part::Setup, error);
         }
-        match self.become_user().and_then(|()| self.find_words()) {
+        match self.become_user() {
             Ok(()) => (Part::Program, self.execute()),
             Err(refused) => refused,
         }
@@ -138,9 +220,8 @@ impl Launch<'_> {
         } else {
             sys::leak(3..64);
         }
-        if !self.boot.leaf_filter.is_empty() {
-            let filter = seccomp::from_bytes(&self.boot.leaf_filter);
-            seccomp::install(&filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?)?;
+        if !self.launcher.filter.is_empty() {
+            seccomp::install(&self.launcher.filter)?;
         }
         Ok(())
     }
@@ -162,18 +243,15 @@ impl Launch<'_> {
         sys::place(stdin.as_fd(), 0)?;
         sys::place(stdout.as_fd(), 1)?;
         sys::place(stderr.as_fd(), 2)?;
-        if self.exec.streams == Streams::Terminal {
+        if self.terminal {
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;
         }
         Ok(())
     }
 
     /// Becomes the user, where it wants to be.
-    fn become_user(&mut self) -> Result<(), (Part, io::Error)> {
-        let known = &mut self.launcher.known;
-        let identity = users::find_again(&self.exec.user, &self.boot.user, known);
-        let unknown = || (Part::User, io::Error::from_raw_os_error(libc::ENOENT));
-        let identity = self.identity.insert(identity.ok_or_else(unknown)?);
+    fn become_user(&self) -> Result<(), (Part, io::Error)> {
+        let identity = self.identity;
         own_streams(identity);
         sys::set_ids(identity.uid, identity.gid, &identity.groups)
             .map_err(|error| (Part::User, error))?;
@@ -181,53 +259,22 @@ impl Launch<'_> {
             let set = sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1);
             set.map_err(|error| (Part::Setup, error))?;
         }
-        enter(identity, &self.exec.directory).map_err(|error| (Part::Directory, error))
-    }
-
-    /// Puts together what the kernel is told.
-    fn find_words(&mut self) -> Result<(), (Part, io::Error)> {
-        let refused = |errno| (Part::Program, io::Error::from_raw_os_error(errno));
-        let (Some(identity), Some(program)) = (
-            &self.identity,
-            self.exec.argv.first().filter(|program| !program.is_empty()),
-        ) else {
-            return Err(refused(libc::ENOENT));
-        };
-        let variables = environment(self.boot, self.exec, identity);
-        let path = variables.iter().rev().find(|(name, _)| name == b"PATH");
-        let path = path.map_or(DEFAULT_PATH.as_bytes(), |(_, value)| value);
-        let with_nul = |_| refused(libc::EINVAL);
-        self.places = strings(places(program, path).into_iter()).map_err(with_nul)?;
-        let argv = strings(self.exec.argv.iter().cloned()).map_err(with_nul)?;
-        self.argv = Some(Words::new(argv));
-        let environment = strings(joined(&variables)).map_err(with_nul)?;
-        self.environment = Some(Words::new(environment));
-        Ok(())
+        let entered = self.directory.enter();
+        entered.map_err(|error| (Part::Directory, error))
     }
 
     /// Tries each place as a shell does; the most telling reason why none had it.
     fn execute(&mut self) -> io::Error {
         let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
-        let (Some(argv), Some(environment)) = (&self.argv, &self.environment) else {
-            return reason;
-        };
         sys::be_ordinary();
-        for place in &self.places {
-            let mut error = sys::execute(place, argv, environment);
-            if error.raw_os_error() == Some(libc::ENOEXEC) {
-                let shell = [SHELL.to_owned(), place.clone()].into_iter();
-                let rest = self.exec.argv.iter().skip(1).cloned();
-                let Ok(rest) = strings(rest) else {
-                    return error;
-                };
-                let script = self.script.insert(Words::new(shell.chain(rest).collect()));
-                let without = sys::execute(SHELL, script, environment);
-                if without.raw_os_error() != Some(libc::ENOENT) {
-                    error = without;
-                }
-            }
+        for (number, place) in self.places.iter().enumerate() {
+            let error = sys::execute(place, &self.argv, &self.environment);
             match error.raw_os_error() {
-                _ if is_path(self.exec.argv.first()) => return error,
+                Some(libc::ENOEXEC) => {
+                    self.script = Some(number);
+                    return error;
+                }
+                _ if self.by_path => return error,
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
                 // Perhaps another directory has one that we may run.
                 Some(libc::EACCES) => reason = error,
@@ -261,28 +308,6 @@ fn own_streams(identity: &Identity) {
     }
 }
 
-/// Changes to the working directory; without one, to the user's home, or to `/` if that is missing.
-fn enter(identity: &Identity, directory: &[u8]) -> io::Result<()> {
-    let home = identity.home.as_bytes();
-    let wanted = match directory {
-        [] => {
-            return rustix::process::chdir(home)
-                .or_else(|_| rustix::process::chdir(c"/"))
-                .map_err(Into::into);
-        }
-        [b'/', ..] => directory.to_vec(),
-        _ => super::files::absolute(directory, home),
-    };
-    rustix::process::chdir(&wanted[..])?;
-    // A directory that cannot be reached from our root has no path from it.
-    let reached = rustix::process::getcwd(Vec::new())?;
-    if reached.as_bytes().first() == Some(&b'/') {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::ENOENT))
-    }
-}
-
 /// Built-in variables, then those the server sent; a later one wins.
 fn environment(boot: &Boot, exec: &Exec, identity: &Identity) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
@@ -310,23 +335,23 @@ fn joined(pairs: &[(Vec<u8>, Vec<u8>)]) -> impl Iterator<Item = Vec<u8>> + '_ {
         .map(|(name, value)| [name, &b"="[..], value].concat())
 }
 
-fn strings(bytes: impl Iterator<Item = Vec<u8>>) -> Result<Vec<CString>, std::ffi::NulError> {
+fn strings(bytes: impl Iterator<Item = Vec<u8>>) -> Result<Vec<CString>, NulError> {
     bytes.map(CString::new).collect()
 }
 
 /// It says where the program is.
-fn is_path(program: Option<&Vec<u8>>) -> bool {
-    program.is_some_and(|program| program.contains(&b'/'))
+fn is_path(program: &[u8]) -> bool {
+    program.contains(&b'/')
 }
 
 /// Where a program may be: by its path, or in each directory of `PATH`.
-fn places(program: &Vec<u8>, path: &[u8]) -> Vec<Vec<u8>> {
-    if is_path(Some(program)) {
-        return vec![program.clone()];
+fn places(program: &[u8], path: &[u8]) -> Vec<Vec<u8>> {
+    if is_path(program) {
+        return vec![program.to_vec()];
     }
     let directories = path.split(|byte| *byte == b':');
     let places = directories.map(|directory| match directory {
-        [] => [b"./", &program[..]].concat(),
+        [] => [b"./", program].concat(),
         _ => [directory, b"/", program].concat(),
     });
     places.collect()

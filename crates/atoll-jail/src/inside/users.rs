@@ -1,5 +1,5 @@
 //! Who a name is inside the sandbox. The files asked belong to the sandbox and are hostile; this
-//! runs only in children of PID 1, with the sandbox's own rights.
+//! runs only in PID 1 and its children, with the sandbox's own rights.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
