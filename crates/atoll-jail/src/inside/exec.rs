@@ -39,7 +39,10 @@ pub(super) struct Launcher {
 
 impl Launcher {
     pub(super) fn new(boot: &Boot, oom_score: File) -> io::Result<Self> {
-        let filter = seccomp::from_bytes(&boot.leaf_filter);
+        let filter = match &boot.leaf_filter[..] {
+            [] => Some(Vec::new()),
+            bytes => seccomp::from_bytes(bytes),
+        };
         Ok(Self {
             oom_score,
             known: None,
