@@ -299,6 +299,8 @@ pub(crate) struct Words {
     #[allow(dead_code, reason = "the kernel reads it")]
     strings: Vec<CString>,
     pointers: Vec<*const libc::c_char>,
+    /// The first that is told.
+    first: usize,
 }
 
 impl Words {
@@ -307,20 +309,36 @@ impl Words {
         Self {
             pointers: pointers.chain([std::ptr::null()]).collect(),
             strings,
+            first: 0,
         }
+    }
+
+    /// Those of a program, with room for a shell's name before them.
+    pub(crate) fn of_program(shell: &'static CStr, argv: Vec<CString>) -> Self {
+        let mut words = Self::new(argv);
+        words.pointers.insert(0, shell.as_ptr());
+        words.first = 1;
+        words
+    }
+
+    /// Makes them the shell's, to run the script at a place instead of the program. Takes nothing from the heap.
+    pub(crate) fn become_script(&mut self, place: &CStr) {
+        if let Some(name) = self.pointers.get_mut(1) {
+            *name = place.as_ptr();
+            self.first = 0;
+        }
+    }
+
+    fn told(&self) -> *const *const libc::c_char {
+        self.pointers[self.first..].as_ptr()
     }
 }
 
-/// Replaces this process by a program; returns only the reason why not. Takes nothing from the heap.
+/// Replaces this process by a program; returns only the reason why not. Takes nothing from the heap. The place of a script
+/// that was put into the words must still be there.
 pub(crate) fn execute(path: &CStr, argv: &Words, environment: &Words) -> io::Error {
     // SAFETY: both arrays end with a null pointer and their strings outlive the call.
-    unsafe {
-        libc::execve(
-            path.as_ptr(),
-            argv.pointers.as_ptr(),
-            environment.pointers.as_ptr(),
-        )
-    };
+    unsafe { libc::execve(path.as_ptr(), argv.told(), environment.told()) };
     io::Error::last_os_error()
 }
 

@@ -79,7 +79,7 @@ impl Launcher {
         let words = || {
             Ok::<_, NulError>((
                 strings(places(program, path).into_iter())?,
-                Words::new(strings(exec.argv.iter().cloned())?),
+                Words::of_program(SHELL, strings(exec.argv.iter().cloned())?),
                 Words::new(strings(joined(&variables))?),
             ))
         };
@@ -95,22 +95,8 @@ impl Launcher {
             by_path: is_path(program),
             argv,
             environment,
-            script: None,
         };
-        let begun = launch.start(cgroup);
-        let Some(script) = launch.script.and_then(|number| places.get(number)) else {
-            return begun;
-        };
-        // What the kernel cannot run is the shell's, as in a shell.
-        let rest = exec.argv.iter().skip(1).cloned();
-        let rest = strings(rest).map_err(with_nul(Part::Program))?;
-        let shell = [SHELL.to_owned()];
-        launch.argv = Words::new(shell.iter().chain([script]).cloned().chain(rest).collect());
-        launch.places = &shell;
-        match launch.start(cgroup) {
-            Err((Part::Program, libc::ENOENT)) => Err((Part::Program, libc::ENOEXEC)),
-            begun => begun,
-        }
+        launch.start(cgroup)
     }
 
     fn score(&self, value: &[u8]) -> io::Result<usize> {
@@ -172,8 +158,6 @@ struct Launch<'a> {
     by_path: bool,
     argv: Words,
     environment: Words,
-    /// Which of the places has something that is no program.
-    script: Option<usize>,
 }
 
 impl Launch<'_> {
@@ -270,13 +254,18 @@ impl Launch<'_> {
     fn execute(&mut self) -> io::Error {
         let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
         sys::be_ordinary();
-        for (number, place) in self.places.iter().enumerate() {
+        for place in self.places {
             let error = sys::execute(place, &self.argv, &self.environment);
+            if error.raw_os_error() == Some(libc::ENOEXEC) {
+                // What the kernel cannot run is the shell's, as in a shell.
+                self.argv.become_script(place);
+                let without = sys::execute(SHELL, &self.argv, &self.environment);
+                return match without.raw_os_error() {
+                    Some(libc::ENOENT) => error,
+                    _ => without,
+                };
+            }
             match error.raw_os_error() {
-                Some(libc::ENOEXEC) => {
-                    self.script = Some(number);
-                    return error;
-                }
                 _ if self.by_path => return error,
                 Some(libc::ENOENT | libc::ENOTDIR) => {}
                 // Perhaps another directory has one that we may run.
