@@ -194,8 +194,7 @@ impl Served {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
         let under_way = self.pace.request();
         let silence = Silence::default();
-        let mut request =
-            request.map(|body| silence::limited(body, self.patience.body, &silence, &under_way));
+        let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);

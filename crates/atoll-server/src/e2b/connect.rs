@@ -173,13 +173,6 @@ impl Call {
     /// The first message, of a call that has one.
     pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, Fault> {
         let first = self.next().await?;
-        // To its end: what is left unread resets the connection, and the answer on it is lost.
-        let mut rest = 0;
-        while rest <= MOST
-            && let Some(Ok(bytes)) = self.body.next().await
-        {
-            rest += bytes.len();
-        }
         first.ok_or_else(|| Fault::new("invalid_argument", "the call has no message"))
     }
 

@@ -1,4 +1,5 @@
-//! Bodies whose senders may not keep quiet for ever, but where that is what they are for.
+//! Bodies whose senders may not keep quiet for ever, but where that is what they are for; and what is left of a body
+//! that nobody read to its end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -8,10 +9,17 @@ use std::time::Duration;
 
 use axum::BoxError;
 use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Version, header};
+use http_body_util::BodyExt as _;
 use hyper::body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::runtime::Handle;
+use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::pace::UnderWay;
+
+/// How much of a body that nobody wants is still taken, and for how long.
+const REST: usize = 1 << 20;
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Whether the sender of a request's body may keep quiet for as long as it likes: routes find it among the
 /// extensions. Whether the sender is still there, TCP finds out.
@@ -26,32 +34,62 @@ impl Silence {
 
 /// A body as it comes from outside.
 pub(super) struct Incoming {
-    body: hyper::body::Incoming,
+    /// Until it is over.
+    body: Option<hyper::body::Incoming>,
+    lingers: bool,
     quiet: Duration,
     allowed: Silence,
     clock: Option<Pin<Box<Sleep>>>,
     waiting: bool,
-    _request: UnderWay,
+    request: UnderWay,
 }
 
-/// A body whose sender may keep quiet for so long.
+/// The body of a request whose sender may keep quiet for so long.
 pub(super) fn limited(
-    body: hyper::body::Incoming,
+    request: Request<hyper::body::Incoming>,
     quiet: Duration,
     allowed: &Silence,
-    request: &UnderWay,
-) -> Body {
-    if body.is_end_stream() {
-        return Body::empty();
-    }
-    Body::new(Incoming {
-        body,
-        quiet,
-        allowed: allowed.clone(),
-        clock: None,
-        waiting: false,
-        _request: request.clone(),
+    under_way: &UnderWay,
+) -> Request<Body> {
+    // In HTTP/2 a body that is not wanted ends alone; and who waits to be asked for it is not asked.
+    let lingers =
+        request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
+    request.map(|body| {
+        if body.is_end_stream() {
+            return Body::empty();
+        }
+        Body::new(Incoming {
+            body: Some(body),
+            lingers,
+            quiet,
+            allowed: allowed.clone(),
+            clock: None,
+            waiting: false,
+            request: under_way.clone(),
+        })
     })
+}
+
+/// An answer that is sent before its request is over would end the connection with it: the sender, who sees a whole
+/// answer, may already have sent its next request there.
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        let Some(mut body) = self.body.take().filter(|_| self.lingers) else {
+            return;
+        };
+        let (request, Ok(runtime)) = (self.request.clone(), Handle::try_current()) else {
+            return;
+        };
+        runtime.spawn(timeout(LINGER, async move {
+            let _under_way = request;
+            let mut rest = 0;
+            while rest <= REST
+                && let Some(Ok(frame)) = body.frame().await
+            {
+                rest += frame.data_ref().map_or(0, Bytes::len);
+            }
+        }));
+    }
 }
 
 impl HttpBody for Incoming {
@@ -63,8 +101,14 @@ impl HttpBody for Incoming {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = self.get_mut();
-        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(context) {
+        let Some(body) = &mut this.body else {
+            return Poll::Ready(None);
+        };
+        if let Poll::Ready(frame) = Pin::new(body).poll_frame(context) {
             this.waiting = false;
+            if !matches!(frame, Some(Ok(_))) {
+                this.body = None;
+            }
             return Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)));
         }
         if this.allowed.0.load(Ordering::Relaxed) {
@@ -77,14 +121,16 @@ impl HttpBody for Incoming {
             clock.as_mut().reset(Instant::now() + quiet);
         }
         ready!(clock.as_mut().poll(context));
+        this.body = None;
         Poll::Ready(Some(Err("nothing more of the body came".into())))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let none = || SizeHint::with_exact(0);
+        self.body.as_ref().map_or_else(none, HttpBody::size_hint)
     }
 }

@@ -96,7 +96,9 @@ pub(super) fn archive(
         parent: None,
         directory_times: HashMap::new(),
     };
+    let mut empty = true;
     while let Some(entry) = entries.next().map_err(unreadable)? {
+        empty = false;
         match unpacking.place(&entry, &mut entries) {
             Ok(()) => {}
             Err(Fault::Refused(why)) => {
@@ -108,6 +110,12 @@ pub(super) fn archive(
             Err(Fault::Read(error)) => return Err(unreadable(error)),
             Err(Fault::Limit(error)) => return Err(error),
         }
+    }
+    if empty {
+        return Err(Error::Archive {
+            path: path.to_owned(),
+            why: "nothing is in it; give a tar archive of a root file system".to_owned(),
+        });
     }
     unpacking.set_directory_times();
     // What comes after the end belongs to it: whoever sends it must not have broken off there.

@@ -351,6 +351,8 @@ fn damaged_and_foreign_archives_are_refused() {
         (b"PK\x03\x04", "zip"),
         (b"\x1f\x8bnonsense", "cannot be read"),
         (impossible.as_bytes(), "impossible"),
+        (b"", "nothing is in it"),
+        (&pack(&[]), "nothing is in it"),
     ];
     for (archive, why) in cases {
         let fixture = Fixture::new();

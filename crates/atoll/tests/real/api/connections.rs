@@ -104,6 +104,11 @@ async fn one_that_talks_slowly_but_does_is_heard() {
 async fn ask(stream: &mut TcpStream) {
     let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stream.write_all(asked).await.unwrap();
+    assert!(object(stream).await.starts_with(b"HTTP/1.1 200"));
+}
+
+/// An answer whose body is an object without objects in it.
+async fn object(stream: &mut TcpStream) -> Vec<u8> {
     let mut answer = Vec::new();
     let reading = async {
         while !answer.ends_with(b"}") {
@@ -113,7 +118,34 @@ async fn ask(stream: &mut TcpStream) {
         }
     };
     tokio::time::timeout(DEADLINE, reading).await.unwrap();
-    assert!(answer.starts_with(b"HTTP/1.1 200"));
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
+    let server = Server::start().await;
+    let mut stream = TcpStream::connect(server.address()).await.unwrap();
+    for (length, body) in [
+        ("content-length: 2", "{}"),
+        ("transfer-encoding: chunked", "2\r\n{}\r\n0\r\n\r\n"),
+    ] {
+        let head = format!("POST /keys HTTP/1.1\r\nhost: localhost\r\n{length}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        // Nobody waits for the body of somebody without a key.
+        let refused = object(&mut stream).await;
+        assert!(refused.starts_with(b"HTTP/1.1 401"));
+        stream.write_all(body.as_bytes()).await.unwrap();
+        ask(&mut stream).await;
+    }
+    // More than anybody wants to hear is not heard.
+    let large = format!(
+        "POST /keys HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{}",
+        1 << 30,
+        "x".repeat(4 << 20)
+    );
+    let answer = say(&server, large.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    server.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
