@@ -66,25 +66,17 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// The state that is asked for, by either of its names; `failed` has two spellings.
+    /// The state that is asked for, by either of its names.
     fn state(&self) -> Result<Option<SandboxState>, Error> {
-        let field = if self.state.is_some() {
-            "state"
-        } else {
-            "status"
-        };
-        let Some(word) = self.state.as_ref().or(self.status.as_ref()) else {
-            return Ok(None);
-        };
-        let spelled = |state: &SandboxState| {
-            state.name() == word || (word == "error" && *state == SandboxState::Failed)
-        };
-        let found = SandboxState::ALL.into_iter().find(spelled);
-        found.map(Some).ok_or_else(|| {
-            let known = SandboxState::ALL.map(SandboxState::name).join(", ");
-            let message = format!("{word:?} is not a state");
-            Error::invalid(field, message, format!("choose one of {known}"))
-        })
+        let state = read_state("state", self.state.as_deref())?;
+        let status = read_state("status", self.status.as_deref())?;
+        if let (Some(state), Some(status)) = (state, status)
+            && state != status
+        {
+            let message = "state and status are the same, and say different things";
+            return Err(Error::invalid("status", message, "give state alone"));
+        }
+        Ok(state.or(status))
     }
 
     pub(super) async fn answer(
@@ -98,6 +90,20 @@ impl Listed {
         let found = app.core.sandboxes(caller, which, state, &page).await?;
         Ok(page::part(found))
     }
+}
+
+/// A state by its name; `failed` has two spellings.
+fn read_state(field: &str, word: Option<&str>) -> Result<Option<SandboxState>, Error> {
+    let Some(word) = word else { return Ok(None) };
+    let spelled = |state: &SandboxState| {
+        state.name() == word || (word == "error" && *state == SandboxState::Failed)
+    };
+    let found = SandboxState::ALL.into_iter().find(spelled);
+    found.map(Some).ok_or_else(|| {
+        let known = SandboxState::ALL.map(SandboxState::name).join(", ");
+        let message = format!("{word:?} is not a state");
+        Error::invalid(field, message, format!("choose one of {known}"))
+    })
 }
 
 /// List sandboxes

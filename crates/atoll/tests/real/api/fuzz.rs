@@ -48,7 +48,8 @@ async fn answers_are_as_described_whatever_is_asked() {
     // What it remembers goes with the server.
     asked.current_dir(server.data());
     asked.arg("--config-file").arg(&file);
-    asked.args(["run", "--no-color", "--seed", "4"]);
+    let seed = std::env::var("ATOLL_FUZZ_SEED").unwrap_or_else(|_| "4".to_owned());
+    asked.args(["run", "--no-color", "--seed", &seed]);
     asked.arg(format!("http://{}/openapi.json", admin.address));
     asked.arg("--header");
     asked.arg(format!("X-API-Key: {}", admin.key.as_ref().unwrap()));
