@@ -20,8 +20,13 @@ use std::time::Duration;
 
 use atoll_model::{Operations, Stopwatch};
 use prometheus_client::registry::Registry;
-use sqlx::SqlitePool;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::pool::PoolConnection;
+use sqlx::query::Query;
+use sqlx::sqlite::{
+    SqliteArguments, SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteRow,
+    SqliteSynchronous,
+};
+use sqlx::{Sqlite, SqlitePool};
 use tokio::sync::watch;
 
 pub use atoll_model::Again;
@@ -132,6 +137,25 @@ impl Store {
         self.operations.time(operation)
     }
 
+    /// Runs statements that are all written or none: from `BEGIN` to `COMMIT` in one trip to the writer's thread, because
+    /// a trip for each takes longer than the work. What they return.
+    async fn write_whole(&self, statements: Statements<'_>) -> sqlx::Result<Vec<SqliteRow>> {
+        let mut writer = Writer(Some(self.write.acquire().await?));
+        let Some(connection) = &mut writer.0 else {
+            return Ok(Vec::new());
+        };
+        let done = statements.fetch_all(&mut **connection).await;
+        if done.is_ok()
+            || sqlx::query("ROLLBACK")
+                .execute(&mut **connection)
+                .await
+                .is_ok()
+        {
+            drop(writer.0.take());
+        }
+        done
+    }
+
     /// Ends all connections; what was written is in the file.
     pub async fn close(&self) {
         self.read.close().await;
@@ -147,6 +171,20 @@ impl Store {
     pub async fn ping(&self) -> Result<()> {
         sqlx::query("SELECT 1").execute(&self.read).await?;
         Ok(())
+    }
+}
+
+type Statements<'a> = Query<'a, Sqlite, SqliteArguments>;
+
+/// A connection in the middle of a transaction: if nobody takes it out again, it is closed, and what was begun on it is
+/// undone.
+struct Writer(Option<PoolConnection<Sqlite>>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(connection) = &mut self.0 {
+            connection.close_on_drop();
+        }
     }
 }
 

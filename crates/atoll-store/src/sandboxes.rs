@@ -13,34 +13,37 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
      lifetime, policy, public_ports, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
-// Counted and written in one statement, while nobody else of the org counts: no two creates can both be the last that
-// fits.
-const INSERT: &str = "INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
+// Counted and written in one transaction, while nobody else counts: no two creates can both be the last that fits. What
+// belongs to a row that did not fit is not written either.
+const ADD: &str = "BEGIN IMMEDIATE; \
+     INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
      network, lifetime, created_at, policy, public_ports) \
      SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13 \
      WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
-     AND state IN ('creating', 'running', 'stopping', 'paused')) < $11";
+     AND state IN ('creating', 'running', 'stopping', 'paused')) < $11 RETURNING id; \
+     INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) SELECT $3, $14, $15, $1, $10 \
+     WHERE $14 IS NOT NULL AND EXISTS (SELECT 1 FROM sandboxes WHERE id = $1); \
+     INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $16, $3, $1, 'created', $17, $10 \
+     WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = $1); \
+     COMMIT";
 const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state = 'stopped' \
      AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
 const DELETED: &str = "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
-// A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now. SQLite has one
-// writer anyway.
-const COUNTED: &str = "UPDATE orgs SET name = name WHERE id = $1";
+// A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now.
 const COUNTED_OF: &str =
     "UPDATE orgs SET name = name WHERE id = (SELECT org FROM sandboxes WHERE id = $1)";
 const OVER: &str =
     "DELETE FROM sandboxes WHERE id IN (SELECT id FROM sandboxes WHERE deleted_at < $1 LIMIT $2)";
-const REMEMBER: &str = "INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) \
-     VALUES ($1, $2, $3, $4, $5)";
 const RECALL: &str = "SELECT fingerprint, sandbox FROM idempotency WHERE org = $1 AND key = $2";
 const UNMAKE: &str = "DELETE FROM sandboxes WHERE id = $1 AND state = 'creating'";
 const UNSAY: &str = "DELETE FROM idempotency WHERE sandbox = $1";
 const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
      (SELECT sandbox FROM idempotency WHERE created_at < $1 LIMIT $2)";
-const UPDATE: &str = "UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
+const UPDATE: &str = "BEGIN IMMEDIATE; UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
-     network = $13, lifetime = $14, policy = $15, public_ports = $16 WHERE id = $1";
+     network = $13, lifetime = $14, policy = $15, public_ports = $16 WHERE id = $1; \
+     INSERT INTO events (id, org, sandbox, kind, payload, at) VALUES ($17, $18, $1, $19, $20, $21); COMMIT";
 
 /// A sandbox's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,26 +186,7 @@ impl Store {
         again: Option<&Again>,
     ) -> Result<Claim> {
         let _time = self.time("add_sandbox");
-        let mut transaction = self.write.begin().await?;
-        if most.is_some() {
-            let query = sqlx::query(COUNTED).bind(row.org.as_str());
-            query.execute(&mut *transaction).await?;
-        }
-        if let Some(again) = again {
-            let query = sqlx::query(REMEMBER)
-                .bind(row.org.as_str())
-                .bind(&again.key)
-                .bind(&again.fingerprint)
-                .bind(row.id.as_str())
-                .bind(row.created_at);
-            query.execute(&mut *transaction).await.map_err(|error| {
-                match taken("the key")(error) {
-                    Error::Taken(_) => Error::Said,
-                    error => error,
-                }
-            })?;
-        }
-        let query = sqlx::query(INSERT)
+        let query = sqlx::query(ADD)
             .bind(row.id.as_str())
             .bind(row.session.as_str())
             .bind(row.org.as_str())
@@ -215,16 +199,21 @@ impl Store {
             .bind(row.created_at)
             .bind(most.map(i64::from))
             .bind(text(&row.policy))
-            .bind(i64::from(row.public_ports));
-        let done = query
-            .execute(&mut *transaction)
-            .await
-            .map_err(taken("the alias"))?;
-        if done.rows_affected() == 0 {
+            .bind(i64::from(row.public_ports))
+            .bind(again.map(|again| &again.key))
+            .bind(again.map(|again| &again.fingerprint))
+            .bind(EventId::random().as_str().to_owned())
+            .bind(payload(row));
+        let made = self.write_whole(query).await.map_err(|error| {
+            let said = error.to_string().contains("idempotency.");
+            match taken("the alias")(error) {
+                Error::Taken(_) if said => Error::Said,
+                error => error,
+            }
+        })?;
+        if made.is_empty() {
             return Ok(Claim::Full);
         }
-        happened(&mut transaction, row, "created", row.created_at).await?;
-        transaction.commit().await?;
         self.news.send_replace(());
         Ok(Claim::Made)
     }
@@ -373,7 +362,6 @@ impl Store {
     /// Writes a row as it is now, and what happened to it.
     pub async fn update_sandbox(&self, row: &SandboxRow, kind: &str, at: i64) -> Result<()> {
         let _time = self.time("update_sandbox");
-        let mut transaction = self.write.begin().await?;
         let query = sqlx::query(UPDATE)
             .bind(row.id.as_str())
             .bind(text(&row.state))
@@ -390,13 +378,14 @@ impl Store {
             .bind(text(&row.network))
             .bind(text(&row.lifetime))
             .bind(text(&row.policy))
-            .bind(i64::from(row.public_ports));
-        query
-            .execute(&mut *transaction)
-            .await
-            .map_err(taken("the alias"))?;
-        happened(&mut transaction, row, kind, at).await?;
-        transaction.commit().await?;
+            .bind(i64::from(row.public_ports))
+            .bind(EventId::random().as_str().to_owned())
+            .bind(row.org.as_str())
+            .bind(kind)
+            .bind(payload(row))
+            .bind(at);
+        let done = self.write_whole(query).await;
+        done.map_err(taken("the alias"))?;
         self.news.send_replace(());
         Ok(())
     }
@@ -409,17 +398,22 @@ async fn happened(
     kind: &str,
     at: i64,
 ) -> Result<()> {
-    let payload = serde_json::json!({
-        "state": row.state, "reason": row.reason, "error": row.error, "alias": row.alias,
-        "templateID": row.template,
-    });
     let query = sqlx::query(crate::events::INSERT)
         .bind(EventId::random().as_str().to_owned())
         .bind(row.org.as_str())
         .bind(row.id.as_str())
         .bind(kind)
-        .bind(payload.to_string())
+        .bind(payload(row))
         .bind(at);
     query.execute(&mut **transaction).await?;
     Ok(())
+}
+
+/// What an event tells of a sandbox.
+fn payload(row: &SandboxRow) -> String {
+    let told = serde_json::json!({
+        "state": row.state, "reason": row.reason, "error": row.error, "alias": row.alias,
+        "templateID": row.template,
+    });
+    told.to_string()
 }

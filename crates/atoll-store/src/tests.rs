@@ -282,3 +282,35 @@ async fn a_create_that_is_said_again_is_found() {
     store.forget_said(&sandbox.id).await.unwrap();
     assert_eq!(store.said_before(&org.id, "k").await.unwrap(), None);
 }
+
+#[tokio::test]
+async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
+    let (_directory, store) = store().await;
+    let org = org("one");
+    store.add_org(&org).await.unwrap();
+    // One that does not fit is no event.
+    let full = store.add_sandbox(&row(&org, 1), Some(0), None).await;
+    assert_eq!(full.unwrap(), Claim::Full);
+    assert_eq!(store.last_event().await.unwrap(), 0);
+    let mut first = row(&org, 2);
+    first.alias = Some("web".into());
+    let made = store.add_sandbox(&first, None, None).await;
+    assert_eq!(made.unwrap(), Claim::Made);
+    let mut second = row(&org, 4);
+    second.alias.clone_from(&first.alias);
+    let taken = store.add_sandbox(&second, None, None).await;
+    assert!(matches!(taken, Err(Error::Taken(_))), "{taken:?}");
+    // Given up wherever it is.
+    for wait in 0..200 {
+        let (given_up, wait) = (row(&org, 5), std::time::Duration::from_micros(wait));
+        let adding = store.add_sandbox(&given_up, None, None);
+        let _ = tokio::time::timeout(wait, adding).await;
+    }
+    let last = row(&org, 6);
+    let made = store.add_sandbox(&last, None, None).await;
+    assert_eq!(made.unwrap(), Claim::Made);
+    let living = store.living().await.unwrap();
+    let events = store.last_event().await.unwrap();
+    assert_eq!(i64::try_from(living.len()).unwrap(), events);
+    assert!(living.contains(&first) && living.contains(&last));
+}
