@@ -1,13 +1,12 @@
 //! How PID 1 becomes a sandbox: everything that needs no root first, then, when the root comes,
-//! the rest. Mounts are attached by descriptor, component by component and never through a symbolic
-//! link, so that a template that ships `/dev` or `/proc` as one gets nowhere.
+//! the rest. Mounts are attached by descriptor and never through a symbolic link, so that a template that ships `/dev` or `/proc` as one gets nowhere.
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{MountAttrFlags, MoveMountFlags, UnmountFlags, move_mount};
 use rustix::thread::UnshareFlags;
 
@@ -223,6 +222,17 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
         };
         Error::step(format!("open the mount point {path}{hint}"), error)
     };
+    // What is there is found in one step.
+    let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+    if create == Some(true) {
+        flags |= OFlags::DIRECTORY;
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let relative = path.trim_start_matches('/');
+    match rustix::fs::openat2(root, relative, flags, Mode::empty(), resolve) {
+        Err(rustix::io::Errno::NOENT) if create.is_some() => {}
+        found => return found.map_err(|error| refused(error.into())),
+    }
     let mut at = root.try_clone().map_err(refused)?;
     let mut components = path.split('/').filter(|name| !name.is_empty()).peekable();
     while let Some(name) = components.next() {
@@ -233,7 +243,7 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
             flags |= OFlags::DIRECTORY;
         }
         let mut opened = rustix::fs::openat(&at, name, flags, Mode::empty());
-        if opened.as_ref().err() == Some(&rustix::io::Errno::NOENT) && create.is_some() {
+        if opened.as_ref().err() == Some(&rustix::io::Errno::NOENT) {
             if directory {
                 rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755))
                     .map_err(|e| refused(e.into()))?;

@@ -4,13 +4,13 @@
 //! has its root: only the descriptor here leads to it, and that is closed in every child. So PID 1 can write
 //! what nobody else can, without a right to mount anything.
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, move_mount};
 
 use crate::keeper::NEW_ROOT;
@@ -36,15 +36,11 @@ impl Views {
         )
         .step(|| "attach the views".into())?;
         for (path, contents) in views {
-            let directory = path.ends_with('/');
-            let path = Path::new(NEW_ROOT).join(path);
-            let written = if directory {
-                fs::create_dir_all(&path)
-            } else {
-                let parent = path.parent().map_or(Ok(()), fs::create_dir_all);
-                parent.and_then(|()| fs::write(&path, contents))
+            let written = match path.strip_suffix('/') {
+                Some(directory) => make_directories(&root, directory),
+                None => write_new(&root, path, contents),
             };
-            written.step(|| format!("write the view {}", path.display()))?;
+            written.step(|| format!("write the view {path}"))?;
         }
         Ok(Self { root })
     }
@@ -61,4 +57,32 @@ impl Views {
         }
         Ok(())
     }
+}
+
+/// Makes a directory, and those above it.
+fn make_directories(root: &OwnedFd, path: &str) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(0o777);
+    match rustix::fs::mkdirat(root, path, mode) {
+        Err(Errno::NOENT) => {
+            let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+            make_directories(root, above)?;
+            Ok(rustix::fs::mkdirat(root, path, mode)?)
+        }
+        Err(Errno::EXIST) => Ok(()),
+        made => Ok(made?),
+    }
+}
+
+/// Writes a file, in a directory that is made if it is not there.
+fn write_new(root: &OwnedFd, path: &str, contents: &str) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let open = || rustix::fs::openat(root, path, flags, Mode::from_raw_mode(0o666));
+    let opened = match (open(), path.rsplit_once('/')) {
+        (Err(Errno::NOENT), Some((directory, _))) => {
+            make_directories(root, directory)?;
+            open()
+        }
+        (opened, _) => opened,
+    };
+    File::from(opened?).write_all(contents.as_bytes())
 }

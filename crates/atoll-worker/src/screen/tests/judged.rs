@@ -19,9 +19,8 @@ const RECORDED: [(&str, &[u8]); 4] = [
 fn judge(size: Size, streams: &[&[u8]]) -> Vec<String> {
     let number = |number| NonZeroU16::new(u16::try_from(number).expect("small")).expect("not 0");
     let mut parser = vt100::Parser::new(number(size.rows), number(size.columns), 0);
-    for stream in streams {
-        parser.process(stream);
-    }
+    // In one piece: between two it loses the character behind one that is cut.
+    parser.process(&streams.concat());
     let screen = parser.screen();
     let (row, column) = screen.cursor_position();
     // It counts the column behind the last as one.
