@@ -55,6 +55,8 @@ export interface Asked extends CallOptions {
 const LOCAL = "http://127.0.0.1:8080";
 /** How long a server that was there is looked for, in milliseconds: long enough for a restart. */
 const RESTART = 30_000;
+/** A request that was under way for so long, in milliseconds, had a server: it is looked for anew. */
+const UNDER_WAY = 5_000;
 /** How often one that never was there is. */
 const FIRST = 2;
 /** A stream that is silent for so long is dead: a server says something every 15 s. */
@@ -127,10 +129,10 @@ export class Client {
     async request<T>(method: string, path: string, asked: Asked, take: (response: Response) => Promise<T>): Promise<T> {
         const what = `${method} ${path}`;
         const deadline = new Deadline(what, asked.requestTimeout ?? this.requestTimeout, asked.signal);
-        const begin = Date.now();
-        let lost = false;
+        let [begin, lost] = [Date.now(), false];
         try {
             for (let tries = 0; ; tries++) {
+                const at = Date.now();
                 try {
                     const response = await this.#fetch(method, path, asked, deadline.signal);
                     if (!response.ok) {
@@ -144,6 +146,9 @@ export class Client {
                         return undefined as T;
                     }
                     lost ||= error instanceof ConnectionError && error.sent;
+                    if (Date.now() - at > UNDER_WAY) {
+                        [begin, tries] = [Date.now(), 0];
+                    }
                     const wait = this.#patience(error, asked, method, tries, begin);
                     if (wait === undefined) {
                         throw error;

@@ -2,8 +2,6 @@
 
 import type { CallOptions, Client } from "./client.js";
 import { CommandHandle, type CommandResult } from "./command-handle.js";
-import { Deadline, backoff } from "./deadline.js";
-import { AtollError, ConnectionError } from "./error.js";
 import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
 import { randomName } from "./random.js";
 
@@ -19,7 +17,7 @@ export interface RunOptions extends CallOptions {
     user?: string;
     /** When it is ended with everything it started, in seconds; 0 is never. 60 unless it runs in the background. */
     timeout?: number;
-    /** A name to find it by. Without one it gets one of this library's. */
+    /** A name to find it by. */
     tag?: string;
     /** Called with standard output as it comes. */
     onStdout?: (text: string) => void;
@@ -49,8 +47,6 @@ const PATIENT = 120;
 const LARGE = 64 << 10;
 /** What an answer may take besides the command itself, in seconds. */
 const GRACE = 30;
-/** How often a command whose start got lost is looked for: it may be on its way. */
-const LOOKS = 4;
 
 /** The commands of a sandbox. */
 export class Commands {
@@ -65,7 +61,7 @@ export class Commands {
 
     /**
      * Runs a command line and waits for its end; an exit code other than 0 is no failure. In the background: starts it. It is not run
-     * twice if the connection breaks: what became of it is looked up.
+     * twice if the connection breaks.
      */
     run(cmd: string, options: BackgroundOptions): Promise<CommandHandle>;
     run(cmd: string, options?: ForegroundOptions): Promise<CommandResult>;
@@ -81,8 +77,7 @@ export class Commands {
             return await this.#finish(handle, options, timeout);
         }
         const body = { ...this.#body(cmd, options), stdin: options.stdin, timeout };
-        const began = await this.#post<Finished>(body, options, timeout + GRACE);
-        return began instanceof CommandHandle ? await this.#finish(began, options, timeout) : result(began);
+        return result(await this.#post(body, options, timeout + GRACE));
     }
 
     /** A command that was started before, by its id, `tag:NAME` or `pid:N`. */
@@ -110,11 +105,7 @@ export class Commands {
     async #start(cmd: string, options: RunOptions, openStdin: boolean, timeout: number | undefined): Promise<CommandHandle> {
         const body = { ...this.#body(cmd, options), background: true, openStdin, timeout };
         const began = await this.#post<Begun>(body, options, options.requestTimeout ?? this.#client.requestTimeout);
-        return began instanceof CommandHandle ? began : this.#handle(began, options, timeout);
-    }
-
-    #handle(known: Begun | Command, options: RunOptions, timeout: number | null | undefined): CommandHandle {
-        return new CommandHandle(this.#client, this.#path, known.execID, known.pid, options, timeout ?? undefined);
+        return new CommandHandle(this.#client, this.#path, began.execID, began.pid, options, timeout);
     }
 
     /** The end of a command that is followed. */
@@ -125,43 +116,10 @@ export class Commands {
         return await handle.wait({ timeout: timeout === 0 ? 0 : timeout + GRACE, signal: options.signal });
     }
 
-    /** Starts a command once: if the answer gets lost, it is looked for by its tag, and started again if it never began. */
-    async #post<T>(body: NewCommand, options: RunOptions, seconds: number): Promise<T | CommandHandle> {
-        const named = { ...body, tag: body.tag ?? `sdk-${randomName()}` };
-        const deadline = new Deadline(`the start of ${JSON.stringify(body.cmd)}`, seconds, options.signal);
-        const call = { requestTimeout: 0, signal: deadline.signal };
-        try {
-            for (;;) {
-                try {
-                    return await this.#client.json<T>("POST", this.#path, { json: named, ...call });
-                } catch (error) {
-                    // A tag of the caller's may be an older command's.
-                    if (!(error instanceof ConnectionError) || !error.sent || body.tag != null) {
-                        throw error;
-                    }
-                }
-                const found = await this.#look(`tag:${named.tag}`, deadline);
-                if (found) {
-                    return this.#handle(found, options, body.timeout);
-                }
-            }
-        } finally {
-            deadline.end();
-        }
-    }
-
-    async #look(tag: string, deadline: Deadline): Promise<Command | undefined> {
-        for (let looks = 0; looks < LOOKS; looks++) {
-            await deadline.sleep(backoff(looks));
-            try {
-                return await this.get(tag, { requestTimeout: 0, signal: deadline.signal });
-            } catch (error) {
-                if (!(error instanceof AtollError) || error.code !== "EXEC_NOT_FOUND") {
-                    throw error;
-                }
-            }
-        }
-        return undefined;
+    /** Starts a command: one, however often it has to be asked for. */
+    async #post<T>(body: NewCommand, options: RunOptions, requestTimeout: number): Promise<T> {
+        const headers = { "idempotency-key": randomName() };
+        return await this.#client.json("POST", this.#path, { json: body, headers, repeat: "always", requestTimeout, signal: options.signal });
     }
 }
 
