@@ -33,8 +33,9 @@ pub struct Root<'a> {
     pub taken: Layers,
 }
 
-/// Mounts a root; the descriptor is the mount.
-pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
+/// Mounts a root: the mount, and what it was made of. That is not needed any more, but closing it takes a few grace
+/// periods of the kernel: it is best done where nobody waits.
+pub fn mount(root: &Root<'_>) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
     let mapped = |directory: BorrowedFd<'_>, what: &str| -> Result<OwnedFd, Error> {
         let tree = clone_tree(directory, c"").step(|| format!("clone the mount of {what}"))?;
         sys::mount_setattr(tree.as_fd(), 0, root.user_namespace)
@@ -49,8 +50,11 @@ pub fn mount(root: &Root<'_>) -> Result<OwnedFd, Error> {
     let ids = root.user_namespace.map(|_| root.ids);
     let nosuid = root.nosuid;
     match root.taken {
-        Layers::Detached => overlay(&mounts, ids, nosuid),
-        Layers::Attached => stage::attached(mounts, move |mounts| overlay(mounts, ids, nosuid)),
+        Layers::Detached => Ok((overlay(&mounts, ids, nosuid)?, mounts)),
+        Layers::Attached => {
+            let made = stage::attached(mounts, move |mounts| overlay(mounts, ids, nosuid));
+            Ok((made?, Vec::new()))
+        }
     }
 }
 

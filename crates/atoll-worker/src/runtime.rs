@@ -150,6 +150,9 @@ pub(crate) struct Shared {
     freezer: Freezer,
     /// Creates under way, whose callers may have gone.
     pub(crate) busy: Busy,
+    /// What is still cleared away when its caller has been answered.
+    pub(crate) aftermath: Busy,
+    closing: watch::Sender<bool>,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
     /// Told whenever a sandbox has ended by itself.
     ended: watch::Sender<()>,
@@ -268,6 +271,8 @@ impl LocalRuntime {
             amend,
             freezer: Freezer::start()?,
             busy: Busy::default(),
+            aftermath: Busy::default(),
+            closing: watch::Sender::new(false),
             sandboxes: Mutex::default(),
             ended: watch::Sender::default(),
             meters: Meters::default(),
@@ -686,12 +691,7 @@ impl LocalRuntime {
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
-                let shared = Arc::clone(shared);
-                tokio::task::spawn_blocking(move || {
-                    let _ = shared.instance.disk.remove(&name);
-                    // What is left over is removed with the instance, or at the next start.
-                    let _ = crate::instance::remove_directory(&target);
-                });
+                clear_away(Arc::clone(shared), name, target);
             }
             Ok(())
         });
@@ -822,6 +822,8 @@ impl LocalRuntime {
         if let Some(journals) = &self.shared.journals {
             journals.close().await;
         }
+        self.shared.closing.send_replace(true);
+        self.shared.aftermath.quiet().await;
         self.shared.keeper.stop(lasting).await;
         if lasting && let Some(own) = &self.shared.instance.lasting {
             self.shared.network.leave().await?;
@@ -834,6 +836,26 @@ impl LocalRuntime {
         shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
     }
+}
+
+/// Removes the files of a sandbox that is gone: when nobody waits for anything, or soon, or at the end.
+fn clear_away(shared: Arc<Shared>, name: SandboxId, directory: PathBuf) {
+    const SOON: Duration = Duration::from_millis(100);
+    let aftermath = shared.aftermath.begin();
+    tokio::spawn(async move {
+        let mut closing = shared.closing.subscribe();
+        tokio::select! {
+            _ = tokio::time::timeout(SOON, shared.busy.calm()) => {}
+            _ = closing.wait_for(|closing| *closing) => {}
+        }
+        let removed = tokio::task::spawn_blocking(move || {
+            let _ = shared.instance.disk.remove(&name);
+            // What is left over is removed with the instance, or at the next start.
+            let _ = crate::instance::remove_directory(&directory);
+        });
+        let _ = removed.await;
+        drop(aftermath);
+    });
 }
 
 /// Asks for as many open files as we may have.

@@ -22,7 +22,7 @@ use atoll_jail::wire::{self, ToInit};
 use atoll_model::{
     Bytes, Code, Error, HostMount, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings,
 };
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::connection::{self, Linked};
@@ -361,7 +361,7 @@ impl Embryo {
         }
         let root = self.root(wish)?;
         let link = connection::attach(shared, self.parent.pid, &wish.spec);
-        let (root, link) = tokio::join!(blocking(root), link);
+        let (root, link) = tokio::join!(first_of(shared, root), link);
         let attached = self.settle().await;
         let root = match attached.and(root).and_then(|root| Ok((root, link?))) {
             Ok((root, link)) => {
@@ -397,7 +397,7 @@ impl Embryo {
     fn root(
         &mut self,
         wish: &Wish,
-    ) -> Result<impl FnOnce() -> Result<OwnedFd, Error> + Send + 'static, Error> {
+    ) -> Result<impl FnOnce() -> Result<Mounted, Error> + Send + 'static, Error> {
         let copy = |fd: &OwnedFd| {
             fd.try_clone()
                 .map_err(|error| internal("copy a descriptor", &error))
@@ -635,6 +635,30 @@ impl Process {
         let group = self.group;
         let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
     }
+}
+
+/// A root, and what it was made of.
+type Mounted = (OwnedFd, Vec<OwnedFd>);
+
+/// Does blocking work that makes two things. Only the first is waited for, before the second is dropped.
+async fn first_of<A: Send + 'static, B>(
+    shared: &Shared,
+    work: impl FnOnce() -> Result<(A, B), Error> + Send + 'static,
+) -> Result<A, Error> {
+    let aftermath = shared.aftermath.begin();
+    let (sender, receiver) = oneshot::channel();
+    tokio::task::spawn_blocking(move || {
+        let (first, second) = match work() {
+            Ok((first, second)) => (Ok(first), Some(second)),
+            Err(error) => (Err(error), None),
+        };
+        // Whoever asked may have gone.
+        let _ = sender.send(first);
+        drop(second);
+        drop(aftermath);
+    });
+    let ended = |_| Err(Error::new(Code::Internal, "a thread ended before its work"));
+    receiver.await.unwrap_or_else(ended)
 }
 
 fn no_template(error: &template::Error) -> Error {
