@@ -83,8 +83,9 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     Failure::Refused(error)
 }
 
+/// A key that is known, and may not do this, is another thing: the server says which one may.
 fn is_unknown_key(error: &Error) -> bool {
-    error.code == Code::PermissionDenied && error.message.contains("key")
+    error.code == Code::PermissionDenied && error.message.contains("key is not known")
 }
 
 /// How often something is said again.

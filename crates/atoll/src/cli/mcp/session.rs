@@ -117,21 +117,40 @@ impl Session {
         usual.take_if(|usual| usual == id).is_some()
     }
 
-    /// What an agent is told of a sandbox that is not there.
-    pub(super) async fn missing(&self, name: &str, error: Error) -> Error {
-        let was = self.forget(name).await;
-        match (&self.whose, was) {
-            (Whose::Given(name), _) => {
-                let message =
-                    format!("the session is for the sandbox {name:?}, which is not there");
-                Error { message, ..error }
-                    .remedy("tell the user: `atoll mcp --sandbox` names another")
+    /// What an agent is told of a sandbox that is not there, or does not run. One of ours that was stopped is started again: its files are
+    /// there, but the agent must know that nothing runs in it.
+    pub(super) async fn explain(&self, name: &str, error: Error) -> Error {
+        let say = |message: String| Error {
+            message,
+            ..error.clone()
+        };
+        match (error.code, &self.whose) {
+            (Code::SandboxNotFound, Whose::Given(given)) => {
+                self.forget(name).await;
+                say(format!(
+                    "the session is for the sandbox {given:?}, which is not there"
+                ))
+                .remedy("tell the user: `atoll mcp --sandbox` names another")
             }
-            (Whose::Own { .. }, true) => {
-                let message = format!("the session's own sandbox {name} is gone, with its files");
-                Error { message, ..error }.remedy("the next call makes another one")
+            (Code::SandboxNotFound, Whose::Own { .. }) if self.forget(name).await => say(format!(
+                "the session's own sandbox {name} is gone, with its files"
+            ))
+            .remedy("the next call makes another one"),
+            (Code::SandboxNotFound, Whose::Own { .. }) => {
+                error.remedy("list_sandboxes tells which there are")
             }
-            (Whose::Own { .. }, false) => error.remedy("list_sandboxes tells which there are"),
+            (Code::SandboxStopped, _) if self.made().contains(name) => {
+                let start = Request::post(below(name, &["start"]), &json!({})).repeatable();
+                match self.client.ask(&start).await {
+                    Ok(_) => say(format!("{}; it was started again", error.message))
+                        .remedy("try again: its files are there, and what ran in it is not"),
+                    Err(error) => error,
+                }
+            }
+            (Code::SandboxStopped, _) => {
+                error.remedy(format!("tell the user: `atoll sandbox start {name}`"))
+            }
+            _ => error,
         }
     }
 

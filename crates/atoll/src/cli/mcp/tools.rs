@@ -155,10 +155,8 @@ async fn work<T: Tool>(
         worked.await
     };
     match done {
-        Err(error) if error.code == Code::SandboxNotFound => {
-            Err(session.missing(&sandbox, error).await)
-        }
-        done => done,
+        Err(error) => Err(session.explain(&sandbox, error).await),
+        told => told,
     }
 }
 

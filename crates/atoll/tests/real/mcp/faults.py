@@ -2,7 +2,7 @@
 
 import asyncio
 
-from host import host
+from host import ask, host
 from mcp import MCPError
 
 
@@ -35,13 +35,14 @@ async def inputs(session):
 
 
 async def places(session):
-    await session.text("run_command", command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe")
+    await session.text("run_command", command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe; printf 'a\\nb' > unended")
     for name, given, wanted in [
         ("read_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
         ("read_file", {"path": "d"}, "NOT_A_FILE"),
         ("read_file", {"path": "pipe"}, "NOT_A_FILE"),
         ("read_file", {"path": "binary"}, "INVALID_REQUEST"),
         ("read_file", {"path": "f", "start_line": 3}, "INVALID_REQUEST"),
+        ("read_file", {"path": "unended", "start_line": 3}, "INVALID_REQUEST"),
         ("read_file", {"path": "/etc/shadow"}, "PERMISSION_DENIED"),
         ("write_file", {"path": "d", "content": "x"}, "NOT_A_FILE"),
         ("write_file", {"path": "f/g", "content": "x"}, "NOT_A_DIRECTORY"),
@@ -61,6 +62,8 @@ async def places(session):
     ]:
         code, told = await session.fault(name, **given)
         assert code == wanted, (name, given, told)
+    _, told = await session.fault("read_file", path="unended", start_line=3)
+    assert "has 2 lines" in told, told
     _, told = await session.fault("read_file", path="f", sandbox="nobody")
     assert "list_sandboxes" in told, told
     _, told = await session.fault("edit_file", path="f", old_text="two", new_text="b")
@@ -78,6 +81,12 @@ async def main():
     async with host(ATOLL_API_KEY="atl_" + "0" * 64) as session:
         code, told = await session.fault("run_command", command="true")
         assert code == "PERMISSION_DENIED" and "ATOLL_API_KEY" in told, told
+    # A key that may only look.
+    key = ask("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
+    async with host(ATOLL_API_KEY=key) as session:
+        assert await session.text("list_sandboxes") == "there are none"
+        code, told = await session.fault("run_command", command="true")
+        assert code == "PERMISSION_DENIED" and "sandbox:*" in told, told
     async with host(ATOLL_API_KEY=None) as session:
         assert (await session.fault("list_sandboxes"))[0] == "UNAUTHENTICATED"
     async with host(ATOLL_URL="http://127.0.0.1:1") as session:

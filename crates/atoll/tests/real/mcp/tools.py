@@ -143,6 +143,12 @@ async def sandboxes(session):
     assert await session.text("list_files")
     [another] = ids()
     assert another != own
+    # One that was stopped is started again, and the agent hears of it.
+    await session.text("write_file", path="kept", content="here")
+    ask("POST", f"/sandboxes/{another}/stop")
+    code, told = await session.fault("read_file", path="kept")
+    assert code == "SANDBOX_STOPPED" and "started again" in told, told
+    assert await session.text("read_file", path="kept") == "here"
     # One that somebody else removed is told, once.
     ask("DELETE", f"/sandboxes/{another}")
     code, told = await session.fault("list_files")

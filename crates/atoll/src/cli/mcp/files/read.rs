@@ -66,6 +66,8 @@ struct Taken {
     last: u64,
     /// The line that comes next, or goes on.
     line: u64,
+    /// Some of that line came already.
+    open: bool,
     bytes: Vec<u8>,
     kind: Kind,
     /// There is more than was taken.
@@ -87,6 +89,7 @@ impl Taken {
             first,
             last,
             line: 1,
+            open: false,
             bytes: Vec::new(),
             kind: Kind::Empty,
             more: false,
@@ -134,7 +137,10 @@ impl Taken {
         let text = String::from_utf8_lossy(whole(&self.bytes)).into_owned();
         let count = text.split_inclusive('\n').count() as u64;
         if count == 0 && self.first > 1 {
-            let message = format!("{path:?} has {} lines", self.line - 1);
+            let message = format!(
+                "{path:?} has {} lines",
+                self.line - 1 + u64::from(self.open)
+            );
             return Err(Error::invalid(
                 "start_line",
                 message,
@@ -143,7 +149,9 @@ impl Taken {
         }
         let end = self.first + count.max(1) - 1;
         let note = match (torn, self.more) {
-            (true, _) => format!("\n[line {end} goes on: `cut -c` shows parts of it]"),
+            (true, _) => {
+                format!("\n[line {end} goes on, and there may be more: `cut -c` shows parts of it]")
+            }
             (false, true) => format!("\n[there is more: go on with start_line {}]", end + 1),
             (false, false) => String::new(),
         };
@@ -181,7 +189,8 @@ impl Write for Taken {
             if self.line >= self.first {
                 self.take(part, LONGEST)?;
             }
-            self.line += u64::from(part.ends_with(b"\n"));
+            self.open = !part.ends_with(b"\n");
+            self.line += u64::from(!self.open);
         }
         Ok(bytes.len())
     }
