@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::answer::{Ends, Told};
+use super::answer::{Ends, Told, whole};
 use super::tools::{About, Nature, Place, Sandbox, Tool, cancelled};
 
 /// Seconds, if nothing is said.
@@ -206,8 +206,12 @@ impl News {
         news.drain(..over);
     }
 
+    /// All that is whole: the rest of a letter may still come.
     fn take(&self) -> Vec<u8> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut news = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = whole(&news).len();
+        let rest = news.split_off(end);
+        std::mem::replace(&mut *news, rest)
     }
 }
 

@@ -35,7 +35,10 @@ async def inputs(session):
 
 
 async def places(session):
-    await session.text("run_command", command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe; printf 'a\\nb' > unended")
+    await session.text(
+        "run_command",
+        command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe; printf 'a\\nb' > unended",
+    )
     for name, given, wanted in [
         ("read_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
         ("read_file", {"path": "d"}, "NOT_A_FILE"),

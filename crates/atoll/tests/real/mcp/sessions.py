@@ -75,7 +75,7 @@ def said():
     # A host that says nothing.
     done = subprocess.run([BINARY, "mcp"], capture_output=True, timeout=30, stdin=subprocess.DEVNULL)
     assert done.returncode == 0 and not done.stdout and not done.stderr, done
-    # One that closes its end at once is answered all the same, a line a message, after whatever it was that made no sense.
+    # One that closes its end at once is answered all the same, a line a message, whatever made no sense before.
     client = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     call = {"name": "run_command", "arguments": {"command": "echo hello"}}
     messages = [

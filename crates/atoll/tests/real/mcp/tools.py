@@ -110,11 +110,15 @@ async def files(session):
     listed = await session.data("list_files", path="work")
     assert [(entry["path"], entry["type"]) for entry in listed["files"]] == [("a.txt", "file")], listed
     assert "work/a.txt (15 bytes)" in await session.text("list_files", depth=2)
-    await session.text("run_command", command="mkdir m && cd m && seq 600 | xargs touch && ln -s /etc/passwd /home/user/link")
+    await session.text(
+        "run_command", command="mkdir m && cd m && seq 600 | xargs touch && ln -s /etc/passwd /home/user/link"
+    )
     listed = await session.data("list_files", path="m")
     assert len(listed["files"]) == 500 and listed["truncated"]
     # Names can be long, and what is told is not.
-    await session.text("run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch")
+    await session.text(
+        "run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch"
+    )
     result = await session.call("list_files", path="m")
     assert len(result.content[0].text) < 31_000 and result.structured_content["truncated"]
     assert "link -> /etc/passwd" in await session.text("list_files")
