@@ -36,6 +36,9 @@ pub struct Exec<'a> {
 pub struct Exit {
     /// Its code.
     pub exit_code: i32,
+    /// The signal that ended it, if one did.
+    #[serde(default)]
+    pub signal: Option<i32>,
     /// It ran out of memory.
     #[serde(default)]
     pub oom_killed: bool,
@@ -118,7 +121,7 @@ impl<'a> Exec<'a> {
                     self.position = to;
                     return Ok(Said::Gap(missing));
                 }
-                Ok(Heard::Over) => return self.ended().await,
+                Ok(Heard::Over) => return ended(self.client, &self.path).await,
                 // The command knows more than the code of a close.
                 Err(Failure::Refused(error)) => {
                     self.client.call(&Request::get(&self.path)).await?;
@@ -150,18 +153,6 @@ impl<'a> Exec<'a> {
         })
     }
 
-    /// How it ended, asked for.
-    async fn ended(&self) -> Result<Said, Error> {
-        let about = self.client.call(&Request::get(&self.path)).await?;
-        if about["exitCode"].is_null() {
-            let message = "the command was lost with its sandbox";
-            return Err(Error::new(Code::SandboxFailed, message)
-                .remedy("`atoll sandbox get` says what became of it"));
-        }
-        let exit = serde_json::from_value(about).map_err(|error| odd(&error))?;
-        Ok(Said::Exit(exit))
-    }
-
     /// Where signals and input go to.
     pub fn remote(&self) -> Remote<'a> {
         Remote {
@@ -170,6 +161,18 @@ impl<'a> Exec<'a> {
             taken: 0,
         }
     }
+}
+
+/// How a command ended, asked for.
+async fn ended(client: &Client, path: &str) -> Result<Said, Error> {
+    let about = client.call(&Request::get(path)).await?;
+    if about["exitCode"].is_null() {
+        let message = "the command was lost with its sandbox";
+        return Err(Error::new(Code::SandboxFailed, message)
+            .remedy("`atoll sandbox get` says what became of it"));
+    }
+    let exit = serde_json::from_value(about).map_err(|error| odd(&error))?;
+    Ok(Said::Exit(exit))
 }
 
 /// The other way: to a command.

@@ -9,10 +9,13 @@ use tokio::time::{Instant, sleep};
 
 use crate::Client;
 
-/// How long a server may be away before it is given up.
-const AWAY: Duration = Duration::from_mins(1);
+/// How long a server may be away before it is given up, unless the client says otherwise.
+pub(crate) const AWAY: Duration = Duration::from_mins(1);
 /// The first pause, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// By what name a refusal's details have the id of its request.
+pub const REQUEST: &str = "requestID";
 
 /// Why there is no answer, or not the one that was wanted.
 #[derive(Debug)]
@@ -68,10 +71,11 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     let mut error = Error::new(refusal.code.unwrap_or(code), refusal.error);
     error.remedy = refusal.remedy;
     error.details = refusal.details;
-    if matches!(error.code, Code::Internal)
-        && let Some(request) = refusal.request_id
-    {
-        error.message = format!("{} (request {request})", error.message);
+    if let Some(request) = refusal.request_id {
+        if matches!(error.code, Code::Internal) {
+            error.message = format!("{} (request {request})", error.message);
+        }
+        error.details.insert(REQUEST.to_owned(), request);
     }
     if matches!(error.code, Code::Unauthenticated) || is_unknown_key(&error) {
         error.remedy = Some("say ATOLL_API_KEY, or log in again: `atoll login`".into());
@@ -79,8 +83,9 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     Failure::Refused(error)
 }
 
+/// A key that is known, and may not do this, is another thing: the server says which one may.
 fn is_unknown_key(error: &Error) -> bool {
-    error.code == Code::PermissionDenied && error.message.contains("key")
+    error.code == Code::PermissionDenied && error.message.contains("key is not known")
 }
 
 /// How often something is said again.
@@ -121,7 +126,7 @@ impl Patience {
             Failure::Refused(error) => error.code == Code::RateLimited,
         };
         let since = *self.since.get_or_insert_with(Instant::now);
-        if !worth || since.elapsed() >= AWAY {
+        if !worth || since.elapsed() >= client.away {
             return Err(failure.into());
         }
         sleep(self.pause).await;

@@ -30,7 +30,7 @@ use tokio::time::timeout;
 
 use connect::Stream;
 pub use exec::{Exec, Exit, Remote, Said};
-pub use failure::{Failure, Patience};
+pub use failure::{Failure, Patience, REQUEST};
 pub use request::{Body, Request, path, query};
 pub use socket::{Heard, Socket};
 pub use stream::{Event, Events};
@@ -48,6 +48,8 @@ pub struct Client {
     key: Option<String>,
     /// Certificates that vouch for the server, if not the system's.
     authorities: Option<PathBuf>,
+    /// How long it may be away before it is given up.
+    away: Duration,
     /// It has answered: if it cannot be reached now, it is being started again.
     met: AtomicBool,
     /// A connection that can be used again.
@@ -86,6 +88,7 @@ impl Client {
             target,
             key,
             authorities: None,
+            away: failure::AWAY,
             met: AtomicBool::new(false),
             idle: Mutex::new(None),
         }
@@ -95,6 +98,13 @@ impl Client {
     #[must_use]
     pub fn authorities(mut self, file: Option<PathBuf>) -> Self {
         self.authorities = file;
+        self
+    }
+
+    /// Gives a server that is away up after this long, instead of a minute.
+    #[must_use]
+    pub fn away(mut self, away: Duration) -> Self {
+        self.away = away;
         self
     }
 

@@ -59,6 +59,13 @@ impl Request {
         Self::new(Method::PUT, path)
     }
 
+    /// Puts these bytes in its place.
+    pub fn put_bytes(path: impl Into<String>, body: Bytes) -> Self {
+        let mut request = Self::put(path);
+        request.body = body;
+        request
+    }
+
     /// Has something done, which is not said again if it may have been heard.
     pub fn post(path: impl Into<String>, body: &Value) -> Self {
         let mut request = Self::new(Method::POST, path);

@@ -14,6 +14,7 @@ mod gc;
 mod login;
 mod logs;
 mod ls;
+mod mcp;
 mod ports;
 mod progress;
 mod remote;
@@ -74,6 +75,7 @@ enum Command {
     Forward(forward::Forward),
     Events(events::Events),
     Top(top::Top),
+    Mcp(Box<mcp::Mcp>),
     Login(login::Login),
     Backup(backup::Backup),
     Ls(ls::Ls),
@@ -125,6 +127,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Forward(forward) => forward.run(&config),
         Command::Events(events) => events.run(&config),
         Command::Top(top) => top.run(&config),
+        Command::Mcp(mcp) => mcp.run(&config),
         Command::Login(login) => login.run(&config),
         Command::Backup(backup) => backup.run(&config),
         Command::Ls(ls) => ls.run(&config),

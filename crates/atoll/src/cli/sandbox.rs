@@ -93,7 +93,7 @@ pub(crate) struct Create {
 
 /// What a sandbox may use and reach.
 #[derive(Debug, Args)]
-struct Size {
+pub(crate) struct Size {
     /// Processor time, in processors [default: 2].
     #[arg(long, value_name = "N")]
     cpus: Option<Cpus>,
@@ -108,7 +108,7 @@ struct Size {
     pids: Option<u32>,
     /// What to connect it to.
     #[arg(long, default_value = "none", value_name = "none|internet")]
-    net: Network,
+    pub(crate) net: Network,
     /// Let it reach these addresses. Without --deny, nothing else.
     #[arg(long, value_name = "RULE")]
     allow: Vec<Rule>,
@@ -208,23 +208,7 @@ impl Create {
     }
 
     fn asked(&self) -> Result<Value, Error> {
-        let Size {
-            cpus,
-            memory,
-            disk,
-            pids,
-            net,
-            allow,
-            deny,
-        } = &self.size;
-        let usual = Limits::default();
-        let limits = Limits {
-            cpus: cpus.unwrap_or(usual.cpus),
-            memory: memory.unwrap_or(usual.memory),
-            disk: disk.unwrap_or(usual.disk),
-            pids: pids.unwrap_or(usual.pids),
-        };
-        let mut asked = described(limits, *net, allow, deny)?;
+        let mut asked = self.size.asked()?;
         let mut add = |name: &str, value: Option<Value>| {
             asked.extend(value.map(|value| (name.to_owned(), value)));
         };
@@ -247,6 +231,20 @@ impl Create {
         add("envs", pairs(&self.env)?);
         add("metadata", pairs(&self.metadata)?);
         Ok(Value::Object(asked))
+    }
+}
+
+impl Size {
+    /// As the API wants it.
+    pub(crate) fn asked(&self) -> Result<Map<String, Value>, Error> {
+        let usual = Limits::default();
+        let limits = Limits {
+            cpus: self.cpus.unwrap_or(usual.cpus),
+            memory: self.memory.unwrap_or(usual.memory),
+            disk: self.disk.unwrap_or(usual.disk),
+            pids: self.pids.unwrap_or(usual.pids),
+        };
+        described(limits, self.net, &self.allow, &self.deny)
     }
 }
 

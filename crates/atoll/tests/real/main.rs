@@ -20,6 +20,7 @@ mod files;
 mod lasting;
 mod lifecycle;
 mod limits;
+mod mcp;
 mod network;
 mod packages;
 mod sdk;

@@ -7,8 +7,8 @@ use atoll_testkit::Scratch;
 
 use crate::world::{World, binary, data};
 
-/// Where `deploy/setup test` put the tools of a language.
-fn tools(name: &str) -> PathBuf {
+/// Where `deploy/setup test` put packages of Python.
+pub fn tools(name: &str) -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
     let place = cache

@@ -1,0 +1,146 @@
+//! `atoll mcp`: sandboxes as tools of agents, by the Model Context Protocol on standard input and output. A client of a server like
+//! the other commands: what its key may not do, an agent cannot do.
+//!
+//! Standard output belongs to the protocol; everything else goes to standard error.
+
+mod answer;
+mod command;
+mod files;
+mod sandboxes;
+mod session;
+mod tools;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_model::{Code, Error, parse_duration};
+use clap::Args;
+use rmcp::ServiceExt as _;
+use rmcp::service::ServerInitializeError;
+use rmcp::transport::stdio;
+use serde_json::json;
+
+use super::remote::Remote;
+use super::run::Signals;
+use super::sandbox::{Size, seconds};
+use super::{block_on, note};
+use crate::config::Config;
+use session::{Session, Whose};
+use tools::Server;
+
+/// A call that waits for a server which is started again must be answered before its host gives up, after a minute as a rule.
+const AWAY: Duration = Duration::from_secs(30);
+
+/// Give an agent sandboxes as tools: a server of the Model Context Protocol on standard input and output.
+///
+/// Made to be started by an agent host. Tools that name no sandbox use one of the session's own, which is made when it is first needed.
+/// All that a session makes is removed when it ends.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll mcp --net internet --timeout 1h
+  atoll mcp --sandbox web                    one sandbox that is there, and no other
+
+In the configuration of an agent host:
+  {
+    \"mcpServers\": {
+      \"atoll\": {
+        \"command\": \"atoll\",
+        \"args\": [\"mcp\"],
+        \"env\": {\"ATOLL_URL\": \"http://127.0.0.1:8080\", \"ATOLL_API_KEY\": \"atl_…\"}
+      }
+    }
+  }")]
+pub(crate) struct Mcp {
+    /// Id, name, or the beginning of one: all tools work there, and no sandbox is made or removed.
+    #[arg(long, value_name = "SANDBOX", conflicts_with_all = [
+        "template", "timeout", "keep", "cpus", "memory", "disk", "pids", "net", "allow", "deny"
+    ])]
+    sandbox: Option<String>,
+    /// What sandboxes start from, if the agent names nothing else [default: base].
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// How long they live on when the session is gone without a word, or with --keep; 0 is without end.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION", default_value = "10m")]
+    timeout: Duration,
+    /// Leave them there when the session ends.
+    #[arg(long)]
+    keep: bool,
+    #[command(flatten)]
+    size: Size,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Mcp {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let client = self.remote.client(config)?.away(AWAY);
+        let session = Arc::new(Session::new(client, self.whose()?));
+        if std::io::stdin().is_terminal() {
+            note(
+                "atoll: this waits for an agent host; `atoll mcp --help` shows how to configure one",
+            );
+        }
+        log();
+        block_on(async {
+            let mut signals = Signals::new()?;
+            let done = tokio::select! {
+                done = serve(&session) => done,
+                _ = signals.next() => Ok(()),
+                () = session.renew() => Ok(()),
+            };
+            session.end(self.keep).await;
+            done
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn whose(&self) -> Result<Whose, Error> {
+        if let Some(name) = &self.sandbox {
+            return Ok(Whose::Given(name.clone()));
+        }
+        let mut asked = self.size.asked()?;
+        asked.insert("timeout".into(), seconds("timeout", self.timeout)?);
+        asked.extend(
+            self.template
+                .as_ref()
+                .map(|name| ("template".to_owned(), json!(name))),
+        );
+        Ok(Whose::Own {
+            asked,
+            network: self.size.net,
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// Speaks until the host has said its last. A command that runs then has a few seconds; when this is dropped, none.
+async fn serve(session: &Arc<Session>) -> Result<(), Error> {
+    let served = Server::new(Arc::clone(session)).serve(stdio()).await;
+    let running = match served {
+        Ok(running) => running,
+        // It never said anything.
+        Err(ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+        Err(error) => {
+            let message = format!("what comes on standard input is not MCP: {error}");
+            return Err(Error::new(Code::InvalidRequest, message)
+                .remedy("let an agent host start it: `atoll mcp --help`"));
+        }
+    };
+    let waited = running.waiting().await;
+    waited.map(drop).map_err(|error| {
+        let message = format!("the session broke: {error}");
+        Error::new(Code::Internal, message)
+    })
+}
+
+/// What is wrong, for the host's log. No more: the messages are the user's.
+fn log() {
+    let _ = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_max_level(tracing::Level::WARN)
+        .try_init();
+}

@@ -1,0 +1,27 @@
+//! Tools for the files of a sandbox.
+
+pub(super) mod edit;
+pub(super) mod read;
+pub(super) mod tree;
+pub(super) mod write;
+
+use atoll_client::Request;
+use atoll_model::Error;
+use bytes::Bytes;
+use serde_json::Value;
+
+use super::super::remote::file_call;
+use super::tools::Place;
+
+impl Place<'_> {
+    /// A call about a path.
+    fn call(&self, call: &[&str], path: &str) -> String {
+        file_call(&self.sandbox, call, &[("path", path)], None)
+    }
+
+    /// Replaces a file at once.
+    async fn put(&self, path: &str, bytes: impl Into<Bytes>) -> Result<Value, Error> {
+        let request = Request::put_bytes(self.call(&[], path), bytes.into());
+        self.client.call(&request).await
+    }
+}

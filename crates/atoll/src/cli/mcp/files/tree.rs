@@ -1,0 +1,146 @@
+//! What is there: lists, searches, and taking it away.
+
+use atoll_client::Request;
+use atoll_model::Error;
+use rmcp::schemars::{self, JsonSchema};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cli::mcp::answer::{Rows, Told, picked, short};
+use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
+use crate::cli::remote::{file_call, text};
+
+/// How many entries, and places, are told.
+const ENTRIES: usize = 500;
+const FOUND: usize = 100;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::cli::mcp) struct ListFiles {
+    /// The directory; the user's home if left out.
+    path: Option<String>,
+    /// How many levels; 1 if left out.
+    depth: Option<u32>,
+}
+
+impl Tool for ListFiles {
+    const ABOUT: About = About {
+        name: "list_files",
+        title: "List files",
+        description: "List a directory, or a tree of them, at most 500 entries. Directories end in /.",
+        nature: Nature::Reads,
+        sandbox: Sandbox::Usual,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let path = self.path.as_deref().unwrap_or(".");
+        let (depth, limit) = (
+            self.depth.unwrap_or(1).to_string(),
+            (ENTRIES + 1).to_string(),
+        );
+        let asked = [("path", path), ("depth", &depth), ("limit", &limit)];
+        let request = Request::get(file_call(&place.sandbox, &["list"], &asked, None));
+        let all = place.client.call(&request).await?;
+        let all = all.as_array().map_or(&[][..], Vec::as_slice);
+        let mut rows = Rows::new(all.len() > ENTRIES);
+        let names = ["path", "type", "size", "modifiedAt", "target"];
+        for entry in all.iter().take(ENTRIES) {
+            rows.push(line(entry), picked(entry, &names));
+        }
+        let more = "[there is more: name a smaller directory, or search]";
+        Ok(rows.told("files", "[empty]", more))
+    }
+}
+
+/// An entry for people.
+fn line(entry: &Value) -> String {
+    let path = text(entry, "path");
+    match text(entry, "type") {
+        "directory" => format!("{path}/"),
+        "link" => format!("{path} -> {}", text(entry, "target")),
+        _ => format!("{path} ({} bytes)", entry["size"]),
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::cli::mcp) struct SearchFiles {
+    /// The directory to look in, with all below; the user's home if left out.
+    path: Option<String>,
+    /// A pattern of file names, like *.py, or a part of one.
+    name: Option<String>,
+    /// Text to find in files, as it is (no pattern).
+    content: Option<String>,
+}
+
+impl Tool for SearchFiles {
+    const ABOUT: About = About {
+        name: "search_files",
+        title: "Search files",
+        description: "Find files by their names, by text in them, or by both; at most 100 places are told.",
+        nature: Nature::Reads,
+        sandbox: Sandbox::Usual,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let limit = FOUND.to_string();
+        let mut asked = vec![
+            ("path", self.path.as_deref().unwrap_or(".")),
+            ("limit", &limit),
+        ];
+        asked.extend(self.name.as_deref().map(|name| ("query", name)));
+        asked.extend(self.content.as_deref().map(|content| ("content", content)));
+        if asked.iter().all(|(_, value)| value.is_empty()) || asked.len() == 2 {
+            let message = "nothing is looked for";
+            return Err(Error::invalid(
+                "name",
+                message,
+                "give name, content or both",
+            ));
+        }
+        let request = Request::get(file_call(&place.sandbox, &["search"], &asked, None));
+        let found = place.client.call(&request).await?;
+        let mut rows = Rows::new(found["truncated"].as_bool().unwrap_or(false));
+        for result in found["results"].as_array().into_iter().flatten() {
+            let mut data = picked(result, &["path", "type", "line"]);
+            let Some(found) = result["text"].as_str().map(short) else {
+                rows.push(line(result), data);
+                continue;
+            };
+            data["text"] = json!(found);
+            let path = text(result, "path");
+            rows.push(format!("{path}:{}: {found}", result["line"]), data);
+        }
+        let more = "[there is more, or it took too long: look for less]";
+        Ok(rows.told("results", "nothing was found", more))
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::cli::mcp) struct RemoveFile {
+    /// The file or directory.
+    path: String,
+    /// A directory with all that is below.
+    #[serde(default)]
+    recursive: bool,
+}
+
+impl Tool for RemoveFile {
+    const ABOUT: About = About {
+        name: "remove_file",
+        title: "Remove a file",
+        description: "Remove a file, an empty directory or, if `recursive` is true, a directory with all that is below.",
+        nature: Nature::Replaces,
+        sandbox: Sandbox::Usual,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let recursive = self.recursive.to_string();
+        let asked = [("path", self.path.as_str()), ("recursive", &recursive)];
+        let call = file_call(&place.sandbox, &[], &asked, None);
+        place.client.ask(&Request::delete(call)).await?;
+        let text = format!("removed {}", self.path);
+        Ok(Told::new(text, json!({ "removed": self.path })))
+    }
+}

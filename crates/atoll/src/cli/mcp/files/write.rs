@@ -1,0 +1,38 @@
+//! Writing whole files.
+
+use atoll_model::Error;
+use rmcp::schemars::{self, JsonSchema};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::cli::mcp::answer::Told;
+use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
+use crate::cli::remote::text;
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(in crate::cli::mcp) struct WriteFile {
+    /// The file; a relative path starts at the user's home.
+    path: String,
+    /// All of its text.
+    content: String,
+}
+
+impl Tool for WriteFile {
+    const ABOUT: About = About {
+        name: "write_file",
+        title: "Write a file",
+        description: "Write a text file. Missing directories are made, and a file that is there is replaced.",
+        nature: Nature::Replaces,
+        sandbox: Sandbox::Usual,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let _alone = place.session.edits.lock().await;
+        let size = self.content.len();
+        let written = place.put(&self.path, self.content).await?;
+        let path = text(&written, "path");
+        let told = format!("wrote {size} bytes to {path}");
+        Ok(Told::new(told, json!({ "path": path, "size": size })))
+    }
+}

@@ -1,0 +1,110 @@
+//! Tools for sandboxes themselves.
+
+use atoll_client::{Request, query};
+use atoll_model::Error;
+use rmcp::schemars::{self, JsonSchema};
+use serde::Deserialize;
+use serde_json::{Map, json};
+
+use super::super::remote::text;
+use super::super::sandbox::state;
+use super::answer::{Rows, Told, picked};
+use super::tools::{About, Nature, Place, Sandbox, Tool};
+
+/// How many are listed.
+const MOST: usize = 100;
+/// What is told of one.
+const ABOUT: &[&str] = &[
+    "sandboxID",
+    "alias",
+    "templateID",
+    "state",
+    "reason",
+    "createdAt",
+    "endAt",
+];
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CreateSandbox {
+    /// A name for it: a-z, 0-9 and -.
+    name: Option<String>,
+    /// What it starts from; the session's usual if left out.
+    template: Option<String>,
+}
+
+impl Tool for CreateSandbox {
+    const ABOUT: About = About {
+        name: "create_sandbox",
+        title: "Create a sandbox",
+        description: "Make another sandbox, beside the session's own, which needs no call. Tools use it when its id or name is their `sandbox`.",
+        nature: Nature::Adds,
+        sandbox: Sandbox::None,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let mut said = Map::new();
+        for (name, value) in [("alias", self.name), ("template", self.template)] {
+            said.extend(value.map(|value| (name.to_owned(), json!(value))));
+        }
+        let made = place.session.make(said).await?;
+        let id = text(&made, "sandboxID");
+        let told = format!("made the sandbox {id}");
+        Ok(Told::new(told, picked(&made, ABOUT)))
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListSandboxes {}
+
+impl Tool for ListSandboxes {
+    const ABOUT: About = About {
+        name: "list_sandboxes",
+        title: "List sandboxes",
+        description: "List the sandboxes that there are, newest first, at most 100.",
+        nature: Nature::Reads,
+        sandbox: Sandbox::None,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        let limit = MOST.to_string();
+        let request = Request::get(query("/sandboxes", &[("limit", &limit)]));
+        let answer = place.client.ask(&request).await?;
+        let (usual, listed) = (place.session.usual().await, answer.json()?);
+        let mut rows = Rows::new(answer.next.is_some());
+        for sandbox in listed.as_array().into_iter().flatten() {
+            let id = text(sandbox, "sandboxID");
+            let own = usual.as_deref() == Some(id);
+            let name = match text(sandbox, "alias") {
+                "" => String::new(),
+                alias => format!(" ({alias})"),
+            };
+            let mark = if own { ", the session's own" } else { "" };
+            let mut about = picked(sandbox, ABOUT);
+            about["default"] = json!(own);
+            rows.push(format!("{id}{name}: {}{mark}", state(sandbox)), about);
+        }
+        Ok(rows.told("sandboxes", "there are none", "[there are more]"))
+    }
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RemoveSandbox {}
+
+impl Tool for RemoveSandbox {
+    const ABOUT: About = About {
+        name: "remove_sandbox",
+        title: "Remove a sandbox",
+        description: "Remove a sandbox with everything that runs in it and all its files. It does not come back.",
+        nature: Nature::Replaces,
+        sandbox: Sandbox::Named,
+    };
+
+    async fn work(self, place: Place<'_>) -> Result<Told, Error> {
+        place.session.remove(&place.sandbox).await?;
+        let text = format!("removed the sandbox {}", place.sandbox);
+        Ok(Told::new(text, json!({ "removed": place.sandbox })))
+    }
+}

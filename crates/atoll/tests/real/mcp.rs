@@ -1,0 +1,100 @@
+//! Agents: `atoll mcp`, driven by the official client of its protocol for Python. Each program in `mcp/` finds the server by the
+//! variables that users set, and says what is wrong by failing.
+//!
+//! To add one: write `mcp/NAME.py`, and name it in [`programs!`] below.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use atoll_testkit::Scratch;
+
+use crate::api::Server;
+use crate::sdk::python::tools;
+use crate::world::binary;
+
+macro_rules! programs {
+    ($( $fact:ident => $program:literal; )*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $fact() {
+            let mut server = Server::start().await;
+            let mut program = Program::start($program, &server);
+            tokio::task::block_in_place(|| program.run(&mut server));
+            // The sessions left nothing.
+            let left = server.client().get("/sandboxes").await.array();
+            assert!(left.is_empty(), "{left:?}");
+            server.close().await;
+        }
+    )*};
+}
+
+programs! {
+    agents_work_with_every_tool => "tools.py";
+    what_is_wrong_is_told_to_agents => "faults.py";
+    commands_of_agents_are_bounded_told_and_cancelled => "commands.py";
+    a_session_removes_what_it_made => "sessions.py";
+    a_session_outlives_its_server => "restart.py";
+}
+
+/// A program that is tested with.
+struct Program {
+    child: Child,
+    name: &'static str,
+    _scratch: Scratch,
+}
+
+impl Program {
+    fn start(name: &'static str, server: &Server) -> Self {
+        let scratch = Scratch::new();
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/mcp");
+        let child = Command::new(tools("mcp").join("bin/python"))
+            .arg("-B")
+            .arg(program.join(name))
+            .env("ATOLL_BIN", binary())
+            .env("ATOLL_URL", format!("http://{}", server.address()))
+            .env("ATOLL_API_KEY", server.client().key.unwrap())
+            // Another way to it, which stays the same when it is started again.
+            .env("ATOLL_DATA_DIR", server.data())
+            .env("XDG_CONFIG_HOME", scratch.path())
+            .current_dir(scratch.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            child,
+            name,
+            _scratch: scratch,
+        }
+    }
+
+    /// Sees it to its end. The server is killed and started again whenever it says so.
+    fn run(&mut self, server: &mut Server) {
+        let mut stdin = self.child.stdin.take().unwrap();
+        let mut stderr = self.child.stderr.take().unwrap();
+        let heard = std::thread::spawn(move || {
+            let mut text = String::new();
+            stderr.read_to_string(&mut text).map(|_| text)
+        });
+        let lines = BufReader::new(self.child.stdout.take().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            match line.as_str() {
+                "restart" => {
+                    server.kill_and_start();
+                    writeln!(stdin, "{}", server.address()).unwrap();
+                }
+                line => panic!("{} says {line}", self.name),
+            }
+        }
+        let (status, said) = (self.child.wait().unwrap(), heard.join().unwrap().unwrap());
+        assert!(status.success(), "{}: {status}\n{said}", self.name);
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

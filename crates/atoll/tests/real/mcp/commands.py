@@ -1,0 +1,90 @@
+"""Commands: their ends are told in words, much output is bounded, what is new is told, a cancelled one is killed."""
+
+import asyncio
+import time
+
+from host import host, wait_for
+
+GIGABYTE = 1_000_000_000
+
+
+async def endings(session):
+    done = await session.data("run_command", command="echo begun; sleep 1000", timeout=1)
+    assert done["timedOut"] and done["exitCode"] == 124 and done["stdout"] == "begun\n", done
+    told = await session.text("run_command", command="sleep 1000", timeout=0.5)
+    assert told.startswith("[ended after 0.5 s"), told
+    done = await session.data("run_command", command="kill -SEGV $$")
+    assert done["signal"] == 11, done
+    assert await session.text("run_command", command="kill -9 $$") == "[killed by signal 9]"
+
+
+async def much(session):
+    """A gigabyte is read to its end, and neither told nor kept."""
+    done = await session.data("run_command", command=f"echo first; yes | head -c {GIGABYTE}; echo last", timeout=120)
+    out = done["stdout"]
+    assert done["exitCode"] == 0 and done["truncated"], done
+    assert out.startswith("first\ny\n") and out.endswith("y\nlast\n") and len(out) < 31_000, len(out)
+    left = f"[{GIGABYTE + len('first') + len('last') + 2 - 30_000} bytes left out]"
+    assert left in out, (left, out[14_990:15_060])
+    with open(f"/proc/{session.pid}/status") as status:
+        [most] = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
+    assert most < 64_000, f"{most} kB"
+
+
+async def news(session):
+    heard = []
+
+    async def hear(progress, total, message):
+        heard.append((progress, total, message))
+
+    done = await session.call(
+        "run_command", hear, command="for i in 1 2 3; do echo $i; sleep 0.5; done; echo ü", timeout=30
+    )
+    assert done.structured_content["stdout"] == "1\n2\n3\nü\n", done
+    assert "".join(message or "" for _, _, message in heard) == "1\n2\n3\nü\n", heard
+    assert len(heard) >= 3 and {total for _, total, _ in heard} == {30}, heard
+    assert [progress for progress, _, _ in heard] == sorted(progress for progress, _, _ in heard), heard
+
+
+async def cancelled(session):
+    """The host gives up: everything that was started ends, and the session goes on."""
+    running, begun = session.begin("run_command", command="sleep 1000 & echo begun; sleep 1000", timeout=900)
+    await begun.wait()
+    assert await session.text("run_command", command="pgrep -c -x sleep") == "2"
+    running.cancel()
+    try:
+        await running
+        raise AssertionError("it was not cancelled")
+    except asyncio.CancelledError:
+        pass
+    count, end = "", time.monotonic() + 30
+    while count != "0":
+        assert time.monotonic() < end, f"{count} are left"
+        count = await session.text("run_command", command="pgrep -c -x sleep || true")
+
+
+async def main():
+    for mode in ("auto", "legacy"):
+        async with host(mode=mode) as session:
+            await endings(session)
+            await news(session)
+            await cancelled(session)
+    async with host() as session:
+        await much(session)
+    # The host goes in the middle of one.
+    async with host() as session:
+        running, begun = session.begin("run_command", command="echo begun; sleep 1000", timeout=900)
+        await begun.wait()
+    assert running.done()
+    wait_for("the end of the session", lambda: not alive(session.pid))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return " Z " not in stat.read()
+    except FileNotFoundError:
+        return False
+
+
+asyncio.run(main())

@@ -1,0 +1,102 @@
+"""What is wrong is told in words that an agent can act on, and a session goes on."""
+
+import asyncio
+
+from host import ask, host
+from mcp import MCPError
+
+
+async def inputs(session):
+    for name, given, part in [
+        ("read_file", {}, "missing field `path`"),
+        ("read_file", {"path": 3}, "path: invalid type"),
+        ("read_file", {"path": "f", "lines": 2}, "unknown field `lines`"),
+        ("read_file", {"path": "f", "start_line": 0}, "start_line"),
+        ("read_file", {"path": "f", "start_line": 5, "end_line": 4}, "start_line"),
+        ("read_file", {"path": "f", "sandbox": 7}, "sandbox: the id or the name"),
+        ("run_command", {"command": ["ls"]}, "command: invalid type"),
+        ("run_command", {"command": "ls", "timeout": 0}, "timeout is 0"),
+        ("run_command", {"command": "ls", "args": ["a", 1]}, "args[1]: invalid type"),
+        ("edit_file", {"path": "f", "old_text": "", "new_text": "x"}, "old_text is empty"),
+        ("search_files", {}, "nothing is looked for"),
+        ("create_sandbox", {"sandbox": "x"}, "unknown field `sandbox`"),
+        ("create_sandbox", {"name": "Not A Name"}, "alias"),
+        ("remove_sandbox", {}, "sandbox is missing"),
+    ]:
+        code, told = await session.fault(name, **given)
+        assert code == "INVALID_REQUEST" and part in told and "hint: " in told, told
+    assert (await session.fault("create_sandbox", template="nothing"))[0] == "UNKNOWN_TEMPLATE"
+    # A fault of the protocol is one of the protocol.
+    try:
+        await session.call("no_such_tool")
+        raise AssertionError("a tool that is not there answers")
+    except MCPError as error:
+        assert "no_such_tool" in str(error), error
+
+
+async def places(session):
+    await session.text(
+        "run_command",
+        command="mkdir d; touch d/f; printf 'a\\0b' > binary; echo one > f; mkfifo pipe; printf 'a\\nb' > unended",
+    )
+    for name, given, wanted in [
+        ("read_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
+        ("read_file", {"path": "d"}, "NOT_A_FILE"),
+        ("read_file", {"path": "pipe"}, "NOT_A_FILE"),
+        ("read_file", {"path": "binary"}, "INVALID_REQUEST"),
+        ("read_file", {"path": "f", "start_line": 3}, "INVALID_REQUEST"),
+        ("read_file", {"path": "unended", "start_line": 3}, "INVALID_REQUEST"),
+        ("read_file", {"path": "/etc/shadow"}, "PERMISSION_DENIED"),
+        ("write_file", {"path": "d", "content": "x"}, "NOT_A_FILE"),
+        ("write_file", {"path": "f/g", "content": "x"}, "NOT_A_DIRECTORY"),
+        ("write_file", {"path": "/etc/passwd", "content": "x"}, "PERMISSION_DENIED"),
+        ("edit_file", {"path": "nothing", "old_text": "a", "new_text": "b"}, "FILE_NOT_FOUND"),
+        ("edit_file", {"path": "d", "old_text": "a", "new_text": "b"}, "NOT_A_FILE"),
+        ("edit_file", {"path": "f", "old_text": "two", "new_text": "b"}, "INVALID_REQUEST"),
+        ("list_files", {"path": "nothing"}, "FILE_NOT_FOUND"),
+        ("list_files", {"path": "f"}, "NOT_A_DIRECTORY"),
+        ("search_files", {"path": "nothing", "name": "x"}, "FILE_NOT_FOUND"),
+        ("remove_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
+        ("remove_file", {"path": "d"}, "CONFLICT"),
+        ("run_command", {"command": "true", "cwd": "nothing"}, "CWD_NOT_FOUND"),
+        ("run_command", {"command": "nothing", "args": []}, "PROGRAM_NOT_FOUND"),
+        ("run_command", {"command": "true", "sandbox": "nobody"}, "SANDBOX_NOT_FOUND"),
+        ("remove_sandbox", {"sandbox": "nobody"}, "SANDBOX_NOT_FOUND"),
+    ]:
+        code, told = await session.fault(name, **given)
+        assert code == wanted, (name, given, told)
+    _, told = await session.fault("read_file", path="unended", start_line=3)
+    assert "has 2 lines" in told, told
+    _, told = await session.fault("read_file", path="f", sandbox="nobody")
+    assert "list_sandboxes" in told, told
+    _, told = await session.fault("edit_file", path="f", old_text="two", new_text="b")
+    assert "not in" in told and "read the file" in told, told
+    await session.text("write_file", path="f", content="a\na\n")
+    _, told = await session.fault("edit_file", path="f", old_text="a", new_text="b")
+    assert "2 times" in told and "replace_all" in told, told
+    assert await session.text("read_file", path="f") == "a\na\n"
+
+
+async def main():
+    async with host() as session:
+        await inputs(session)
+        await places(session)
+    async with host(ATOLL_API_KEY="atl_" + "0" * 64) as session:
+        code, told = await session.fault("run_command", command="true")
+        assert code == "PERMISSION_DENIED" and "ATOLL_API_KEY" in told, told
+    # A key that may only look.
+    key = ask("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
+    async with host(ATOLL_API_KEY=key) as session:
+        assert await session.text("list_sandboxes") == "there are none"
+        code, told = await session.fault("run_command", command="true")
+        assert code == "PERMISSION_DENIED" and "sandbox:*" in told, told
+    async with host(ATOLL_API_KEY=None) as session:
+        assert (await session.fault("list_sandboxes"))[0] == "UNAUTHENTICATED"
+    async with host(ATOLL_URL="http://127.0.0.1:1") as session:
+        code, told = await session.fault("run_command", command="true")
+        assert code == "PROVIDER_TIMEOUT" and "atoll serve" in told, told
+        # It is a session all the same.
+        assert (await session.client.list_tools()).tools
+
+
+asyncio.run(main())

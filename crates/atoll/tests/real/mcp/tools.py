@@ -1,0 +1,177 @@
+"""Every tool does what it says, in both forms of the protocol."""
+
+import asyncio
+
+from host import ask, host, ids
+
+TOOLS = {
+    # name: reads only, destroys, the same twice
+    "run_command": (False, True, False),
+    "read_file": (True, False, True),
+    "write_file": (False, True, True),
+    "edit_file": (False, True, False),
+    "list_files": (True, False, True),
+    "search_files": (True, False, True),
+    "remove_file": (False, True, True),
+    "create_sandbox": (False, False, False),
+    "list_sandboxes": (True, False, True),
+    "remove_sandbox": (False, True, True),
+}
+# A pixel.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+
+
+async def described(session):
+    client = session.client
+    assert client.server_info.name == "atoll"
+    assert "no network" in client.instructions
+    tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    hints = {name: tool.annotations for name, tool in tools.items()}
+    told = {name: (hint.read_only_hint, hint.destructive_hint, hint.idempotent_hint) for name, hint in hints.items()}
+    assert told == TOOLS, told
+    for name, tool in tools.items():
+        assert tool.title and tool.description, name
+        fields = tool.input_schema["properties"]
+        assert ("sandbox" in fields) == (name not in ("create_sandbox", "list_sandboxes")), name
+        assert all(isinstance(field["type"], str) and field["description"] for field in fields.values()), fields
+    assert tools["remove_sandbox"].input_schema["required"] == ["sandbox"]
+    assert tools["read_file"].input_schema["properties"]["start_line"]["minimum"] == 1
+    # Nothing is made by looking.
+    assert not ids()
+
+
+async def commands(session):
+    done = await session.data("run_command", command="echo out; echo err >&2; exit 3")
+    assert (done["exitCode"], done["stdout"], done["stderr"]) == (3, "out\n", "err\n"), done
+    told = await session.text("run_command", command="echo out; echo err >&2; exit 3")
+    assert told == "out\n[stderr]\nerr\n[exit code 3]", told
+    assert await session.text("run_command", command="true") == "[no output]"
+    told = await session.text("run_command", command="printf", args=["%s|", "a b", "$HOME"])
+    assert told == "a b|$HOME|", told
+    told = await session.text("run_command", command="pwd; echo $A", cwd="/tmp", env={"A": "b c"})
+    assert told == "/tmp\nb c", told
+    # Nulls are what is left out.
+    assert await session.text("run_command", command="echo x", cwd=None, env=None, timeout=None, sandbox=None) == "x"
+    # What is left running stays.
+    await session.text("run_command", command="sleep 1000 > log 2>&1 & echo $! > pid")
+    assert await session.text("run_command", command="kill -0 $(cat pid) && echo alive") == "alive"
+
+
+async def files(session):
+    written = await session.data("write_file", path="work/a.txt", content="one\ntwo\nthree\nzwölf\n")
+    assert written == {"path": "/home/user/work/a.txt", "size": 21}, written
+    assert await session.text("read_file", path="work/a.txt") == "one\ntwo\nthree\nzwölf\n"
+    part = await session.data("read_file", path="work/a.txt", start_line=2, end_line=3)
+    assert part["content"] == "two\nthree\n" and part["truncated"], part
+    assert (part["startLine"], part["endLine"]) == (2, 3), part
+    last = await session.data("read_file", path="work/a.txt", start_line=4)
+    assert last["content"] == "zwölf\n" and not last["truncated"], last
+    await session.text("write_file", path="empty", content="")
+    assert await session.text("read_file", path="empty") == "[empty]"
+
+    # A long file comes in whole lines, one part after the other.
+    lines = [f"line {number} {'x' * 90}\n" for number in range(1, 1001)]
+    await session.text("write_file", path="long", content="".join(lines))
+    got, start = "", 1
+    while True:
+        part = await session.data("read_file", path="long", start_line=start)
+        assert len(part["content"]) <= 30_000
+        got, start = got + part["content"], part["endLine"] + 1
+        if not part["truncated"]:
+            break
+    assert got == "".join(lines)
+    await session.text("run_command", command="head -c 1000000 /dev/zero | tr '\\0' y > line")
+    assert "goes on" in await session.text("read_file", path="line")
+
+    await session.text("run_command", command=f"echo {PNG} | base64 -d > dot.png")
+    shown = await session.call("read_file", path="dot.png")
+    assert shown.content[1].type == "image" and shown.content[1].data == PNG, shown
+    assert shown.content[1].mime_type == "image/png"
+
+    told = await session.text("edit_file", path="work/a.txt", old_text="two\nthree", new_text="2\n3")
+    assert "line 2" in told, told
+    assert await session.text("read_file", path="work/a.txt") == "one\n2\n3\nzwölf\n"
+    await session.text("write_file", path="many", content="a b a\na\n")
+    edited = await session.data("edit_file", path="many", old_text="a", new_text="cc", replace_all=True)
+    assert edited["lines"] == [1, 1, 2], edited
+    assert await session.text("read_file", path="many") == "cc b cc\ncc\n"
+    # What is no text stays as it is, and so do modes.
+    await session.text("run_command", command="printf '\\377\\0key=1\\n' > raw; chmod 700 raw")
+    await session.text("edit_file", path="raw", old_text="key=1", new_text="key=2")
+    assert await session.text("run_command", command="od -c raw | head -1; stat -c %a raw") == (
+        "0000000 377  \\0   k   e   y   =   2  \\n\n700"
+    )
+    # Several at once: none is lost.
+    await session.text("write_file", path="race", content="".join(f"<{n}>" for n in range(10)))
+    edits = (session.text("edit_file", path="race", old_text=f"<{n}>", new_text=f"[{n}]") for n in range(10))
+    await asyncio.gather(*edits)
+    assert await session.text("read_file", path="race") == "".join(f"[{n}]" for n in range(10))
+
+    listed = await session.data("list_files", path="work")
+    assert [(entry["path"], entry["type"]) for entry in listed["files"]] == [("a.txt", "file")], listed
+    assert "work/a.txt (15 bytes)" in await session.text("list_files", depth=2)
+    await session.text(
+        "run_command", command="mkdir m && cd m && seq 600 | xargs touch && ln -s /etc/passwd /home/user/link"
+    )
+    listed = await session.data("list_files", path="m")
+    assert len(listed["files"]) == 500 and listed["truncated"]
+    # Names can be long, and what is told is not.
+    await session.text(
+        "run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch"
+    )
+    result = await session.call("list_files", path="m")
+    assert len(result.content[0].text) < 31_000 and result.structured_content["truncated"]
+    assert "link -> /etc/passwd" in await session.text("list_files")
+    assert await session.text("search_files", content="zwölf") == "work/a.txt:4: zwölf"
+    assert "work/a.txt" in await session.text("search_files", name="*.txt")
+    assert await session.text("search_files", path="/etc", content="no such text at all") == "nothing was found"
+    await session.text("remove_file", path="work/a.txt")
+    await session.text("remove_file", path="work")
+    await session.text("remove_file", path="m", recursive=True)
+    assert "work" not in await session.text("list_files")
+
+
+async def sandboxes(session):
+    [own] = ids()
+    made = await session.data("create_sandbox", name="other")
+    assert made["alias"] == "other" and made["state"] == "running", made
+    await session.text("write_file", sandbox="other", path="f", content="there")
+    assert await session.text("read_file", sandbox=made["sandboxID"], path="f") == "there"
+    assert (await session.fault("read_file", path="f"))[0] == "FILE_NOT_FOUND"
+    listed = (await session.data("list_sandboxes"))["sandboxes"]
+    assert [(it["sandboxID"], it["default"]) for it in listed] == [(made["sandboxID"], False), (own, True)]
+    await session.text("remove_sandbox", sandbox="other")
+    assert ids() == {own}
+    # The session's own can go too; then there is another one.
+    await session.text("remove_sandbox", sandbox=own)
+    assert await session.text("list_files")
+    [another] = ids()
+    assert another != own
+    # One that was stopped is started again, and the agent hears of it.
+    await session.text("write_file", path="kept", content="here")
+    ask("POST", f"/sandboxes/{another}/stop")
+    code, told = await session.fault("read_file", path="kept")
+    assert code == "SANDBOX_STOPPED" and "started again" in told, told
+    assert await session.text("read_file", path="kept") == "here"
+    # One that somebody else removed is told, once.
+    ask("DELETE", f"/sandboxes/{another}")
+    code, told = await session.fault("list_files")
+    assert code == "SANDBOX_NOT_FOUND" and "with its files" in told and "next call" in told, told
+    assert await session.text("list_files")
+
+
+async def main():
+    for mode in ("auto", "legacy"):
+        async with host(mode=mode) as session:
+            await described(session)
+            await commands(session)
+            await files(session)
+            await sandboxes(session)
+        assert not ids()
+    # Two first calls share one sandbox.
+    async with host() as session:
+        await asyncio.gather(*(session.text("run_command", command="true") for _ in range(4)))
+        assert len(ids()) == 1
+
+
+asyncio.run(main())
