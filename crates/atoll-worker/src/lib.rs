@@ -23,6 +23,7 @@ mod sandbox;
 mod screen;
 pub mod storage;
 pub mod template;
+mod trash;
 pub mod tree;
 mod watch;
 

@@ -38,6 +38,7 @@ use crate::reserve::{Admission, Reserve};
 use crate::samples::{self, Samples};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
+use crate::trash::{Item, Trash};
 pub use connection::PortWatch;
 
 /// Changes a plan before it is carried out. Attack tests take one defence away with it, to show
@@ -152,7 +153,7 @@ pub(crate) struct Shared {
     pub(crate) busy: Busy,
     /// What is still cleared away when its caller has been answered.
     pub(crate) aftermath: Busy,
-    closing: watch::Sender<bool>,
+    pub(crate) trash: Trash,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
     /// Told whenever a sandbox has ended by itself.
     ended: watch::Sender<()>,
@@ -257,6 +258,7 @@ impl LocalRuntime {
             Self::open_ephemeral(config, binary).await?
         };
         let (facts, templates, instance, network, keeper, amend, inventory) = opened;
+        let (trash, thrown) = Trash::new();
         let shared = Arc::new(Shared {
             admission: Admission::new(reserve, facts.memory),
             facts,
@@ -272,12 +274,13 @@ impl LocalRuntime {
             freezer: Freezer::start()?,
             busy: Busy::default(),
             aftermath: Busy::default(),
-            closing: watch::Sender::new(false),
+            trash,
             sandboxes: Mutex::default(),
             ended: watch::Sender::default(),
             meters: Meters::default(),
             tending: Mutex::default(),
         });
+        tokio::spawn(Trash::tend(Arc::downgrade(&shared), thrown));
         let runtime = Self { shared };
         if let Some(inventory) = inventory {
             let begin = std::time::Instant::now();
@@ -691,7 +694,11 @@ impl LocalRuntime {
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
             if !kept {
-                clear_away(Arc::clone(shared), name, target);
+                shared.trash.throw(Item {
+                    id: name,
+                    directory: target,
+                    _work: shared.aftermath.begin(),
+                });
             }
             Ok(())
         });
@@ -822,7 +829,7 @@ impl LocalRuntime {
         if let Some(journals) = &self.shared.journals {
             journals.close().await;
         }
-        self.shared.closing.send_replace(true);
+        self.shared.trash.hurry();
         self.shared.aftermath.quiet().await;
         self.shared.keeper.stop(lasting).await;
         if lasting && let Some(own) = &self.shared.instance.lasting {
@@ -836,26 +843,6 @@ impl LocalRuntime {
         shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
     }
-}
-
-/// Removes the files of a sandbox that is gone: when nobody waits for anything, or soon, or at the end.
-fn clear_away(shared: Arc<Shared>, name: SandboxId, directory: PathBuf) {
-    const SOON: Duration = Duration::from_millis(100);
-    let aftermath = shared.aftermath.begin();
-    tokio::spawn(async move {
-        let mut closing = shared.closing.subscribe();
-        tokio::select! {
-            _ = tokio::time::timeout(SOON, shared.busy.calm()) => {}
-            _ = closing.wait_for(|closing| *closing) => {}
-        }
-        let removed = tokio::task::spawn_blocking(move || {
-            let _ = shared.instance.disk.remove(&name);
-            // What is left over is removed with the instance, or at the next start.
-            let _ = crate::instance::remove_directory(&directory);
-        });
-        let _ = removed.await;
-        drop(aftermath);
-    });
 }
 
 /// Asks for as many open files as we may have.
