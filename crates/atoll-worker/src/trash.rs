@@ -50,12 +50,11 @@ impl Trash {
     pub(crate) async fn tend(shared: Weak<Shared>, mut waiting: mpsc::UnboundedReceiver<Item>) {
         let mut restless = false;
         loop {
-            let next = match timeout(SOON, waiting.recv()).await {
-                Ok(next) => next,
-                Err(_) => {
-                    restless = false;
-                    waiting.recv().await
-                }
+            let next = if let Ok(next) = timeout(SOON, waiting.recv()).await {
+                next
+            } else {
+                restless = false;
+                waiting.recv().await
             };
             let (Some(first), Some(shared)) = (next, shared.upgrade()) else {
                 return;
