@@ -305,6 +305,7 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
     let directory = data.join("transfer");
     std::fs::create_dir_all(&directory).map_err(|error| failed("make a directory", &error))?;
     super::work::on_host(&directory, "head -c 1000000000 /dev/urandom > big")?;
+    let _filler = super::work::Filler::new(&directory)?;
     let (mut copy, mut there, mut back) =
         (Samples::default(), Samples::default(), Samples::default());
     let mut connection = server.connect().await?;
