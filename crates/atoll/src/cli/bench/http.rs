@@ -305,7 +305,7 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
     let directory = data.join("transfer");
     std::fs::create_dir_all(&directory).map_err(|error| failed("make a directory", &error))?;
     super::work::on_host(&directory, "head -c 1000000000 /dev/urandom > big")?;
-    let _filler = super::work::Filler::new(&directory)?;
+    let mut filler = super::work::Filler::new(&directory);
     let (mut copy, mut there, mut back) =
         (Samples::default(), Samples::default(), Samples::default());
     let mut connection = server.connect().await?;
@@ -313,17 +313,17 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
     for _ in 0..3 {
         let id = connection.create().await?;
         let path = format!("/sandboxes/{id}/files?path=big");
-        super::work::made_ready(&directory, "copy")?;
+        filler.free(&directory.join("copy"))?;
         let begin = Instant::now();
         super::work::on_host(&directory, "cp big copy")?;
         copy.add(begin);
-        super::work::made_ready(&directory, "copy")?;
+        filler.free(&directory.join("copy"))?;
         let begin = Instant::now();
         let big = File::open(directory.join("big"));
         let sent = big.and_then(|big| upload(&server.address, &path, big));
         sent.map_err(|error| failed("send a file up", &error))?;
         there.add(begin);
-        super::work::made_ready(&directory, "back")?;
+        filler.free(&directory.join("back"))?;
         let begin = Instant::now();
         let taken = File::create(directory.join("back"))
             .and_then(|back| download(&server.address, &path, &back));

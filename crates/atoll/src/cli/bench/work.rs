@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
+use std::io::{Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -240,32 +241,47 @@ pub(super) async fn clone(config: &Config) -> Result<Row, Error> {
 ///
 /// A virtual machine gives back what it frees, and gets it again page by page: the same `cp` then takes a third of a second or
 /// three. On a machine whose memory is full of files, as it is after some days, there is next to nothing to give back.
-pub(super) struct Filler(PathBuf);
+pub(super) struct Filler {
+    path: PathBuf,
+    size: u64,
+}
 
 impl Filler {
-    pub(super) fn new(directory: &Path) -> Result<Self, Error> {
-        let path = directory.join("filler");
+    pub(super) fn new(directory: &Path) -> Self {
+        Self {
+            path: directory.join("filler"),
+            size: 0,
+        }
+    }
+
+    /// Makes a large copy's place free, and fills the memory that it had.
+    pub(super) fn free(&mut self, copy: &Path) -> Result<(), Error> {
+        const LEFT: u64 = 256 << 20;
+        let _ = fs::remove_file(copy);
+        rustix::fs::sync();
         let free = super::latency::kilobytes("/proc/meminfo", "MemFree:") << 10;
-        let made =
-            File::create(&path).and_then(|file| file.set_len(free.saturating_sub(256 << 20)));
-        made.map_err(|error| failed("make a file", &error))?;
-        let filler = Self(path);
-        on_host(directory, "cat filler > /dev/null")?;
-        Ok(filler)
+        let more = free.saturating_sub(LEFT);
+        let filled = || {
+            let options = File::options()
+                .create(true)
+                .append(true)
+                .read(true)
+                .open(&self.path);
+            let mut file = options?;
+            file.set_len(self.size + more)?;
+            file.seek(SeekFrom::Start(self.size))?;
+            std::io::copy(&mut file, &mut std::io::sink())
+        };
+        filled().map_err(|error| failed("fill the memory", &error))?;
+        self.size += more;
+        Ok(())
     }
 }
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
+        let _ = fs::remove_file(&self.path);
     }
-}
-
-/// Makes a large copy's place free, and has the memory that it had ready.
-pub(super) fn made_ready(directory: &Path, name: &str) -> Result<(), Error> {
-    on_host(directory, &format!("rm -f {name} && sync -f ."))?;
-    drop(std::hint::black_box(vec![1_u8; 1000 << 20]));
-    Ok(())
 }
 
 /// A file of 1 GB in and out against `cp`.
@@ -275,7 +291,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     let runtime = place.runtime()?;
     on_host(&place.directory, "head -c 1000000000 /dev/urandom > big")?;
     let big = place.directory.join("big");
-    let filler = Filler::new(&place.directory)?;
+    let mut filler = Filler::new(&place.directory);
     let (mut copy, mut there, mut back) =
         (Samples::default(), Samples::default(), Samples::default());
     let caller = Caller::default();
@@ -283,11 +299,11 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     for _ in 0..3 {
         // A sandbox each time: what was written before must not slow down what comes after.
         let id = runtime.create(SandboxSpec::default()).await?.id;
-        made_ready(&place.directory, "copy")?;
+        filler.free(&place.directory.join("copy"))?;
         let begin = Instant::now();
         on_host(&place.directory, "cp big copy")?;
         copy.add(begin);
-        made_ready(&place.directory, "copy")?;
+        filler.free(&place.directory.join("copy"))?;
         let begin = Instant::now();
         let mut writer = runtime
             .write_file(&id, &caller, b"big", WriteOptions::default())
@@ -295,7 +311,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
         writer.send(open(&big)?).await?;
         writer.commit().await?;
         there.add(begin);
-        made_ready(&place.directory, "back")?;
+        filler.free(&place.directory.join("back"))?;
         let begin = Instant::now();
         let reader = runtime.read_file(&id, &caller, b"big").await?;
         let file = File::create(place.directory.join("back"))
