@@ -8,8 +8,8 @@
 //! Events tell of the past: a directory may be elsewhere when its event is read. What could not be
 //! reached, or was reached while renames were waiting in the queue, is looked at again when the queue
 //! is empty. The kernel tells of a rename a moment after it is done, so a rename that is told now concerns what was
-//! looked at shortly before as well. Where doubt is left the watcher says `Overflow` and starts anew: what it
-//! says is complete, or it says that it is not.
+//! looked at or told of shortly before as well: each such place is compared with the tree. Where doubt is left the
+//! watcher says `Overflow` and starts anew: what it says is complete, or it says that it is not.
 
 mod tree;
 
@@ -39,8 +39,8 @@ const QUEUE: usize = 65_536;
 const ALIVE: usize = 4096;
 /// So long after a rename it is told at the latest, unless the machine stands still.
 const LATE: Duration = Duration::from_secs(2);
-/// How many directories are remembered for that.
-const RECENT: usize = 16_384;
+/// How many directories are remembered for that: more than can be looked at meanwhile.
+const RECENT: usize = 65_536;
 /// The two halves of a rename come one behind the other, or nearly so.
 const APART: usize = 64;
 
@@ -94,10 +94,14 @@ impl Told {
 /// A name in a directory.
 type Place = (i32, Vec<u8>);
 
-/// What came of looking for a directory.
+/// A directory's place that was looked at or told of.
 enum Seen {
+    /// It was found there.
     Found(i32),
+    /// It was told of and not found.
     Missed(Place),
+    /// It came there or went from there.
+    Told(Place),
 }
 
 struct Watcher<'a> {
@@ -119,10 +123,12 @@ struct Watcher<'a> {
     missed: HashSet<Place>,
     /// Directories found while renames were waiting.
     suspects: HashSet<i32>,
+    /// Places where the tree may have another directory than there is.
+    places: HashSet<Place>,
     /// What was looked for lately, and when.
     recent: VecDeque<(Instant, Seen)>,
-    /// A directory was renamed since those were last looked at again.
-    moved: bool,
+    /// When the first rename of a directory was read, since those were last looked at again.
+    moved: Option<Instant>,
     /// What was told may be wrong.
     doubt: bool,
     /// The rename told last, if nothing was told since: from and to.
@@ -159,8 +165,9 @@ pub(super) fn watch(
         told: Told::default(),
         missed: HashSet::new(),
         suspects: HashSet::new(),
+        places: HashSet::new(),
         recent: VecDeque::new(),
-        moved: false,
+        moved: None,
         doubt: false,
         renamed: None,
         changes: Vec::new(),
@@ -229,8 +236,8 @@ impl Watcher<'_> {
     }
 
     fn quiet(&self) -> bool {
-        let settled = self.missed.is_empty() && self.suspects.is_empty() && !self.doubt;
-        self.queue.is_empty() && settled && !self.moved
+        let settled = self.missed.is_empty() && self.suspects.is_empty() && self.places.is_empty();
+        self.queue.is_empty() && settled && self.moved.is_none() && !self.doubt
     }
 
     fn reply(&mut self, token: u32) -> std::io::Result<()> {
@@ -288,7 +295,10 @@ impl Watcher<'_> {
                 (raw.name.len() / 16 + 1) * 16
             };
             left = left.saturating_sub(16 + padded as u64);
-            self.moving += usize::from(raw.moves_directory());
+            if raw.moves_directory() {
+                self.moving += 1;
+                self.moved.get_or_insert_with(Instant::now);
+            }
             self.queue.push_back(raw);
         }
     }
@@ -296,7 +306,6 @@ impl Watcher<'_> {
     fn next(&mut self) -> Option<Raw> {
         let raw = self.queue.pop_front()?;
         self.moving -= usize::from(raw.moves_directory());
-        self.moved |= raw.moves_directory();
         self.told.pass(raw.number);
         Some(raw)
     }
@@ -345,6 +354,9 @@ impl Watcher<'_> {
             }
             return Ok(());
         }
+        if self.recursive && raw.directory() {
+            self.remember(Seen::Told((raw.watch, raw.name.clone())));
+        }
         if raw.what.contains(ReadFlags::MOVED_FROM) {
             if let Some(to) = self.other_half(raw.cookie) {
                 return self.rename(raw, &to);
@@ -379,18 +391,16 @@ impl Watcher<'_> {
         let index = found(&self.queue).or_else(|| {
             if self.queue.len() < APART {
                 // The kernel tells both at once, but we may have read between.
-                let mut ready = [PollFd::new(&self.inotify, PollFlags::IN)];
-                let moment = Timespec {
-                    tv_sec: 0,
-                    tv_nsec: 2_000_000,
-                };
-                let _ = rustix::event::poll(&mut ready, Some(&moment));
+                self.await_event();
                 self.fetch();
             }
             found(&self.queue)
         })?;
         let raw = self.queue.remove(index)?;
         self.moving -= usize::from(raw.moves_directory());
+        if self.recursive && raw.directory() {
+            self.remember(Seen::Told((raw.watch, raw.name.clone())));
+        }
         self.tree.has(raw.watch).then_some(raw)
     }
 
@@ -473,8 +483,9 @@ impl Watcher<'_> {
         self.moving = 0;
         self.missed.clear();
         self.suspects.clear();
+        self.places.clear();
         self.recent.clear();
-        (self.moved, self.doubt) = (false, false);
+        (self.moved, self.doubt) = (None, false);
         self.renamed = None;
         if self.plant().is_err() {
             self.ended = true;
@@ -553,11 +564,13 @@ impl Watcher<'_> {
                 self.doubt = true;
             }
             if !self.tree.put(watch, parent, &name) {
+                self.remember(Seen::Missed((parent, name.clone())));
                 self.missed.insert((parent, name));
                 continue;
             }
             self.fill(watch, &directory, tell, &mut next)?;
             self.remember(Seen::Found(watch));
+            self.remember(Seen::Told((parent, name)));
             self.fetch();
             if self.moving > 0 {
                 self.suspects.insert(watch);
@@ -635,12 +648,13 @@ impl Watcher<'_> {
         self.recent.push_back((Instant::now(), seen));
     }
 
-    /// A rename was told: it may have been done before what was looked for lately.
-    fn distrust_recent(&mut self) {
-        let since = Instant::now().checked_sub(LATE);
-        self.recent
-            .retain(|(at, _)| since.is_none_or(|since| *at >= since));
-        for (_, seen) in &self.recent {
+    /// A rename was told: it may have been done before what was looked for shortly before that, however
+    /// long it took to come to it in the queue.
+    fn distrust_recent(&mut self, told: Instant) {
+        for (at, seen) in &self.recent {
+            if *at + LATE < told {
+                continue;
+            }
             match seen {
                 Seen::Found(watch) if self.tree.has(*watch) => {
                     self.suspects.insert(*watch);
@@ -648,9 +662,37 @@ impl Watcher<'_> {
                 Seen::Missed(place) if self.tree.has(place.0) => {
                     self.missed.insert(place.clone());
                 }
+                Seen::Told(place) if self.tree.has(place.0) => {
+                    self.places.insert(place.clone());
+                }
                 _ => {}
             }
         }
+        let now = Instant::now();
+        self.recent.retain(|(at, _)| *at + LATE >= now);
+    }
+
+    /// The watch of the directory that is at a path now.
+    fn directory_at(&self, path: &[u8]) -> rustix::io::Result<i32> {
+        let full = self.top.join(OsStr::from_bytes(path));
+        open(&full, OFlags::NOFOLLOW).and_then(|directory| self.add(&directory))
+    }
+
+    /// Whether no event is there or about to come that would tell why what was looked at is different.
+    fn nothing_waits(&mut self) -> bool {
+        self.await_event();
+        self.fetch();
+        self.queue.is_empty()
+    }
+
+    /// The kernel tells a moment after.
+    fn await_event(&self) {
+        let mut ready = [PollFd::new(&self.inotify, PollFlags::IN)];
+        let moment = Timespec {
+            tv_sec: 0,
+            tv_nsec: 2_000_000,
+        };
+        let _ = rustix::event::poll(&mut ready, Some(&moment));
     }
 
     /// The queue is empty: everything is where the tree says, or the tree is wrong.
@@ -658,22 +700,39 @@ impl Watcher<'_> {
         if self.doubt {
             return self.start_anew();
         }
-        if std::mem::take(&mut self.moved) {
-            self.distrust_recent();
+        if let Some(told) = self.moved.take() {
+            self.distrust_recent(told);
         }
         for watch in std::mem::take(&mut self.suspects) {
             let Some(path) = self.tree.path(watch, b"") else {
                 continue;
             };
-            let full = self.top.join(OsStr::from_bytes(&path));
-            let found = open(&full, OFlags::NOFOLLOW).and_then(|directory| self.add(&directory));
-            if found != Ok(watch) {
-                self.fetch();
-                if self.queue.is_empty() {
+            if self.directory_at(&path) != Ok(watch) {
+                if self.nothing_waits() {
                     return self.start_anew();
                 }
                 // Something happened while we looked.
                 self.suspects.insert(watch);
+            }
+        }
+        for place in std::mem::take(&mut self.places) {
+            if self.missed.contains(&place) {
+                continue;
+            }
+            let Some(path) = self.tree.path(place.0, &place.1) else {
+                continue;
+            };
+            let same = match (self.directory_at(&path), self.tree.child(place.0, &place.1)) {
+                (Ok(found), known) => known == Some(found) || (known.is_none() && self.limited),
+                (Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP), known) => known.is_none(),
+                // Nothing to be known about it.
+                (Err(_), _) => true,
+            };
+            if !same {
+                if self.nothing_waits() {
+                    return self.start_anew();
+                }
+                self.places.insert(place);
             }
         }
         for (parent, name) in std::mem::take(&mut self.missed) {
