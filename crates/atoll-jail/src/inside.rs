@@ -120,6 +120,7 @@ impl Init {
                     Ok(pid) => {
                         self.children.insert(pid, Child::Exec { request });
                         self.say(&FromInit::Started { request, pid });
+                        self.launcher.give_score(pid);
                     }
                     Err((part, errno)) => self.say(&FromInit::Refused {
                         request,

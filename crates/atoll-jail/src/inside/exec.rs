@@ -13,8 +13,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::users::{self, Identity, Known};
 use crate::seccomp;
@@ -24,6 +26,14 @@ use crate::wire::{Boot, Exec, Part, Streams};
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHELL: &CStr = c"/bin/sh";
 
+/// What PID 1 and a program are worth to a kernel that is out of memory: the higher dies first. A child has what PID 1
+/// has at the clone, which takes memory itself: there PID 1 is still worth more than any program that runs.
+const INIT: &[u8] = b"0";
+const CHILD: &[u8] = b"200";
+const PROGRAM: &[u8] = b"300";
+/// How long PID 1 waits, in microseconds, until it may give a program its own.
+const PAUSES: [u64; 6] = [10, 100, 1000, 10_000, 50_000, 0];
+
 /// The part of a request that could not be met, and the kernel's answer.
 pub(super) type Refusal = (Part, i32);
 
@@ -31,6 +41,8 @@ pub(super) type Refusal = (Part, i32);
 pub(super) struct Launcher {
     /// PID 1's own score.
     oom_score: File,
+    /// The sandbox's `/proc`.
+    processes: OwnedFd,
     /// Whom the last one ran as.
     known: Option<Known>,
     /// The second filter; none if it is empty.
@@ -39,12 +51,15 @@ pub(super) struct Launcher {
 
 impl Launcher {
     pub(super) fn new(boot: &Boot, oom_score: File) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let processes = rustix::fs::open(c"/proc", flags, Mode::empty())?;
         let filter = match &boot.leaf_filter[..] {
             [] => Some(Vec::new()),
             bytes => seccomp::from_bytes(bytes),
         };
         Ok(Self {
             oom_score,
+            processes,
             known: None,
             filter: filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?,
         })
@@ -101,6 +116,25 @@ impl Launcher {
 
     fn score(&self, value: &[u8]) -> io::Result<usize> {
         self.oom_score.write_at(value, 0)
+    }
+
+    /// Makes a program that was started die before PID 1's next child. Where root inside has mounted something it
+    /// changes nothing, and one that has ended needs nothing.
+    pub(super) fn give_score(&self, pid: i32) {
+        let path = format!("{pid}/oom_score_adj");
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        for pause in PAUSES {
+            match rustix::fs::openat2(&self.processes, &path, flags, Mode::empty(), resolve) {
+                Ok(score) => {
+                    let _ = rustix::io::write(score, PROGRAM);
+                    return;
+                }
+                // The kernel sets PID 1 free a moment before the child has left its memory.
+                Err(Errno::ACCESS) => std::thread::sleep(Duration::from_micros(pause)),
+                Err(_) => return,
+            }
+        }
     }
 }
 
@@ -165,7 +199,7 @@ impl Launch<'_> {
     fn start(&mut self, cgroup: Option<BorrowedFd<'_>>) -> Result<i32, Refusal> {
         let launcher = self.launcher;
         // Programs die before PID 1 when memory runs out. A child inherits the score; its own it could not open.
-        let scored = launcher.score(b"300");
+        let scored = launcher.score(CHILD);
         scored.map_err(|error| (Part::Setup, number(&error)))?;
         let mut refused = None;
         // SAFETY: PID 1 has one thread, and the child leaves its heap alone; who panics ends in the C function that
@@ -177,7 +211,7 @@ impl Launch<'_> {
             })
         };
         // One that was killed at once has not done it itself.
-        let _ = launcher.score(b"0");
+        let _ = launcher.score(INIT);
         match (cloned, refused) {
             (Ok(_), Some(refusal)) => Err(refusal),
             (Ok(pid), None) => Ok(pid),
@@ -188,7 +222,7 @@ impl Launch<'_> {
     /// In the child: becomes the program; returns only with the reason why not.
     fn run(&mut self) -> (Part, io::Error) {
         // While it has ours, PID 1 itself could be chosen.
-        if let Err(error) = self.launcher.score(b"0").and_then(|_| self.leave()) {
+        if let Err(error) = self.launcher.score(INIT).and_then(|_| self.leave()) {
             return (Part::Setup, error);
         }
         match self.become_user() {

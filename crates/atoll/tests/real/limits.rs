@@ -187,6 +187,19 @@ async fn a_sandbox_whose_memory_is_always_full_lives_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_program_dies_before_pid_1() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    // PID 1 says it when the program is one already.
+    let wait = "until read -r score </proc/$$/oom_score_adj && [ $score = 300 ]; do :; done; cat /proc/1/oom_score_adj";
+    for user in ["root", "user"] {
+        let spec = ExecSpec::shell(wait).user(user).deadline(DEADLINE);
+        assert_eq!(said(&world.exec(&id, spec).await), "0\n");
+    }
+    world.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_processes_than_allowed_are_refused_by_name() {
     let world = World::open().await;
     let id = world
