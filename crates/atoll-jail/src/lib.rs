@@ -23,6 +23,7 @@ pub mod image;
 mod inside;
 pub mod keeper;
 pub mod netns;
+pub mod pipes;
 pub mod plan;
 pub mod rootfs;
 pub mod seccomp;

@@ -285,6 +285,14 @@ pub(crate) fn reap_waiting() -> Option<(i32, i32)> {
     (pid > 0).then_some((pid, status))
 }
 
+/// Whether a child has ended. It is not reaped.
+pub(crate) fn has_ended(pid: i32) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let asked = Pid::from_raw(pid).map(|pid| waitid(WaitId::Pid(pid), options));
+    !matches!(asked, Some(Ok(None)))
+}
+
 /// Sends a signal to a process, or with a negative pid to a process group.
 pub(crate) fn kill(pid: i32, signal: i32) -> io::Result<()> {
     // SAFETY: no memory is involved.

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_jail::pipes::{Lock, PIPE};
 use atoll_jail::wire::{self, Channel, Failure, FileCall, FileWork, FromHelper, ToHelper, ToInit};
 use atoll_model::{
     Attributes, Authority, Caller, Code, Described, Entry, EntryKind, Error, SandboxState, Target,
@@ -27,8 +28,6 @@ use crate::sandbox::{Sandbox, blocking};
 
 /// A helper that says nothing for so long may have been stopped by somebody inside.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Large transfers want large pipes; the kernel gives a megabyte to anyone.
-const PIPE: usize = 1 << 20;
 const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 /// A file call under way. Dropping it ends the helper.
@@ -318,23 +317,19 @@ impl Reader {
         self.pipe = empty_pipe()?;
         let patience = self.call.patience();
         let total = blocking(move || {
+            let failed = |error: &std::io::Error| internal("write a file of the host", error);
+            let lock = Lock::new().map_err(|error| failed(&error.into()))?;
             let mut total = 0;
             loop {
-                match rustix::pipe::splice(&pipe, None, &file, None, PIPE, SPLICE) {
+                match lock.to_file(&pipe, &file) {
                     Ok(0) => return Ok(total),
                     Ok(moved) => total += moved as u64,
-                    Err(rustix::io::Errno::INTR) => {}
-                    Err(rustix::io::Errno::AGAIN) => {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         if !comes(&pipe, PollFlags::IN, patience)? {
                             return Err(silent("the file gave nothing", patience));
                         }
                     }
-                    Err(error) => {
-                        return Err(internal(
-                            "write a file of the host",
-                            &std::io::Error::from(error),
-                        ));
-                    }
+                    Err(error) => return Err(failed(&error)),
                 }
             }
         })

@@ -125,6 +125,9 @@ impl Launcher {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         for pause in PAUSES {
+            if sys::has_ended(pid) {
+                return;
+            }
             match rustix::fs::openat2(&self.processes, &path, flags, Mode::empty(), resolve) {
                 Ok(score) => {
                     let _ = rustix::io::write(score, PROGRAM);

@@ -1,18 +1,13 @@
 //! Streaming files in and out. Only regular files: a FIFO or a device would block or never end.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use rustix::pipe::{PipeFlags, SpliceFlags};
-
 use super::{Answer, At, Caller, Failed, attributes, entry, say};
+use crate::pipes::{Lock, PIPE};
 use crate::wire::{Attributes, Failure, ToHelper};
-
-/// How much one `splice` moves at most; the size of the pipes the server makes.
-const CHUNK: usize = 1 << 20;
 
 /// Describes the file, then streams it into the pipe.
 pub(super) fn read(
@@ -36,8 +31,8 @@ pub(super) fn read(
     let mut left = length.unwrap_or(u64::MAX);
     let lock = Lock::new().at(path)?;
     while left > 0 {
-        let most = left.min(CHUNK as u64) as usize;
-        let moved = match lock.to_server(&file, &mut position, &pipe, most) {
+        let most = left.min(PIPE as u64) as usize;
+        let moved = match lock.from_file(&file, &mut position, &pipe, most) {
             // Files of /proc cannot be spliced.
             Err(rustix::io::Errno::INVAL) => copy_once(&file, &mut position, &pipe, most),
             moved => moved,
@@ -51,70 +46,6 @@ pub(super) fn read(
         }
     }
     Ok(())
-}
-
-/// A pipe of our own between the server's and a file, as between two waters: a splice has its pipe to itself for as long
-/// as the file takes, and the server would stand still meanwhile.
-struct Lock {
-    reader: OwnedFd,
-    writer: OwnedFd,
-}
-
-impl Lock {
-    fn new() -> rustix::io::Result<Self> {
-        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // A smaller one, for a user who has many, is slower and does as well.
-        let _ = rustix::pipe::fcntl_setpipe_size(&writer, CHUNK);
-        Ok(Self { reader, writer })
-    }
-
-    /// Moves some of a file into the server's pipe; 0 at its end.
-    fn to_server(
-        &self,
-        file: &File,
-        position: &mut u64,
-        pipe: &OwnedFd,
-        most: usize,
-    ) -> rustix::io::Result<usize> {
-        let taken = splice(file, Some(position), &self.writer, most)?;
-        let mut left = taken;
-        while left > 0 {
-            left -= splice(&self.reader, None, pipe, left)?;
-        }
-        Ok(taken)
-    }
-
-    /// Moves what is in the server's pipe into a file; 0 at its end.
-    fn to_file(&self, pipe: &OwnedFd, file: &File) -> std::io::Result<usize> {
-        let taken = splice(pipe, None, &self.writer, CHUNK)?;
-        let mut left = taken;
-        while left > 0 {
-            left -= match splice(&self.reader, None, file, left) {
-                // This file system cannot be spliced into.
-                Err(rustix::io::Errno::INVAL) => {
-                    let mut buffer = vec![0; left.min(64 * 1024)];
-                    let read = rustix::io::read(&self.reader, &mut buffer)?;
-                    (&*file).write_all(buffer.get(..read).unwrap_or_default())?;
-                    read
-                }
-                moved => moved?,
-            };
-        }
-        Ok(taken)
-    }
-}
-
-/// Moves some, as soon as there is some.
-fn splice(
-    from: impl AsFd,
-    mut position: Option<&mut u64>,
-    to: impl AsFd,
-    most: usize,
-) -> rustix::io::Result<usize> {
-    let flags = SpliceFlags::MOVE;
-    rustix::io::retry_on_intr(|| {
-        rustix::pipe::splice(&from, position.as_deref_mut(), &to, None, most, flags)
-    })
 }
 
 /// A file that was opened, if it is one.

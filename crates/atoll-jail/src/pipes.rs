@@ -1,0 +1,88 @@
+//! Data on its way between a pipe and a file, without a copy in anybody's memory. Both ends of a transfer do the same.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::pipe::{PipeFlags, SpliceFlags};
+
+/// Large transfers want large pipes; the kernel gives a megabyte to anyone. One `splice` moves so much at most.
+pub const PIPE: usize = 1 << 20;
+
+/// A pipe between the common one and a file, as between two waters: a splice has its pipe to itself for as long as the
+/// file takes, and who is at the other end of the common one would stand still meanwhile.
+#[derive(Debug)]
+pub struct Lock {
+    reader: OwnedFd,
+    writer: OwnedFd,
+}
+
+impl Lock {
+    /// An empty one.
+    ///
+    /// # Errors
+    ///
+    /// There are too many pipes.
+    pub fn new() -> rustix::io::Result<Self> {
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // A smaller one, for a user who has many, is slower and does as well.
+        let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE);
+        Ok(Self { reader, writer })
+    }
+
+    /// Moves some of a file into the common pipe; 0 at its end.
+    ///
+    /// # Errors
+    ///
+    /// Those of `splice`; `EPIPE` when nobody reads.
+    pub fn from_file(
+        &self,
+        file: &File,
+        position: &mut u64,
+        pipe: &OwnedFd,
+        most: usize,
+    ) -> rustix::io::Result<usize> {
+        let taken = splice(file, Some(position), &self.writer, most)?;
+        let mut left = taken;
+        while left > 0 {
+            left -= splice(&self.reader, None, pipe, left)?;
+        }
+        Ok(taken)
+    }
+
+    /// Moves what is in the common pipe into a file; 0 at its end.
+    ///
+    /// # Errors
+    ///
+    /// Those of `splice`; `WouldBlock` if the common pipe does not wait and is empty.
+    pub fn to_file(&self, pipe: &OwnedFd, file: &File) -> std::io::Result<usize> {
+        let taken = splice(pipe, None, &self.writer, PIPE)?;
+        let mut left = taken;
+        while left > 0 {
+            left -= match splice(&self.reader, None, file, left) {
+                // This file system cannot be spliced into.
+                Err(rustix::io::Errno::INVAL) => {
+                    let mut buffer = vec![0; left.min(64 * 1024)];
+                    let read = rustix::io::read(&self.reader, &mut buffer)?;
+                    (&*file).write_all(buffer.get(..read).unwrap_or_default())?;
+                    read
+                }
+                moved => moved?,
+            };
+        }
+        Ok(taken)
+    }
+}
+
+/// Moves some, as soon as there is some.
+fn splice(
+    from: impl AsFd,
+    mut position: Option<&mut u64>,
+    to: impl AsFd,
+    most: usize,
+) -> rustix::io::Result<usize> {
+    let flags = SpliceFlags::MOVE;
+    rustix::io::retry_on_intr(|| {
+        rustix::pipe::splice(&from, position.as_deref_mut(), &to, None, most, flags)
+    })
+}
