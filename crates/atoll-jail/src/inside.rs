@@ -29,6 +29,7 @@ pub(crate) fn init(server: Server) {
     let Made {
         boot,
         oom_score,
+        password,
         views,
     } = match setup::become_sandbox(&server) {
         Ok(made) => made,
@@ -37,8 +38,8 @@ pub(crate) fn init(server: Server) {
             return;
         }
     };
-    let (Ok(signals), Ok(launcher)) = (sys::child_signals(), Launcher::new(&boot, oom_score))
-    else {
+    let launcher = Launcher::new(oom_score, password);
+    let (Ok(signals), Ok(launcher)) = (sys::child_signals(), launcher) else {
         return;
     };
     if server.send(&FromInit::Ready, &[]).is_ok() {

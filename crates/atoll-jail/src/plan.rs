@@ -161,7 +161,6 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
             capabilities: CAPABILITIES.iter().map(|(_, bit)| 1 << bit).sum(),
             no_new_privs: !spec.sudo,
             filter: Vec::new(),
-            leaf_filter: Vec::new(),
             processors,
             open_files: (facts.open_files.min(1024), facts.open_files.min(1 << 20)),
             loopback: true,
@@ -207,30 +206,28 @@ impl Size {
 }
 
 impl Plan {
-    /// The part for PID 1, with its filters compiled.
+    /// The part for PID 1, with its filter compiled.
     pub fn boot(&self) -> Boot {
         let mut boot = self.inside.clone();
         if let Some(policy) = &self.policy {
-            (boot.filter, boot.leaf_filter) = compiled(policy);
+            boot.filter = compiled(policy);
         }
         boot
     }
 }
 
-/// A policy's two filters. Nearly all sandboxes have the same one, so the last is remembered.
-fn compiled(policy: &Policy) -> (Vec<u8>, Vec<u8>) {
-    type Last = Option<(Policy, (Vec<u8>, Vec<u8>))>;
-    static LAST: Mutex<Last> = Mutex::new(None);
+/// A policy's filter. Nearly all sandboxes have the same one, so the last is remembered.
+fn compiled(policy: &Policy) -> Vec<u8> {
+    static LAST: Mutex<Option<(Policy, Vec<u8>)>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((known, filters)) = &*last
+    if let Some((known, filter)) = &*last
         && known == policy
     {
-        return filters.clone();
+        return filter.clone();
     }
-    let main = seccomp::to_bytes(&policy.compile());
-    let filters = (main, seccomp::to_bytes(&seccomp::leaf()));
-    *last = Some((policy.clone(), filters.clone()));
-    filters
+    let filter = seccomp::to_bytes(&policy.compile());
+    *last = Some((policy.clone(), filter.clone()));
+    filter
 }
 
 /// Refuses a host that cannot isolate, and says what would help.

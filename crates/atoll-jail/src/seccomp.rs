@@ -2,14 +2,15 @@
 //!
 //! ```text
 //! table ─┐
-//!        ├─> Policy ─> compile ─> program ─ message ─> PID 1: install        (once, inherited by all)
-//! rules ─┘                        leaf ────────────────────> install in each exec'd child
+//!        ├─> Policy ─> compile ─> program ─ message ─> PID 1: for_init, install   (once, inherited by all)
+//! rules ─┘
 //! ```
 //!
 //! Invariant: only listed calls of the native ABI pass; a known call that is refused answers `EPERM` (or what a kernel
 //! without it would say), an unknown number or a foreign ABI `ENOSYS`. The filter never kills: a program that is refused
 //! can say so. It is the second wall, behind namespaces and capabilities, and looks at registers only: what a pointer
-//! points at may change after the look. That is why `clone3` passes here, for PID 1, and is taken away by [`leaf`].
+//! points at may change after the look. That is why `clone3` answers `ENOSYS`, and the C library falls back to `clone`,
+//! whose flags are in a register. PID 1, which needs it, has a password ([`for_init`]).
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the system call policy knows x86-64 and aarch64 only");
@@ -66,7 +67,7 @@ impl Policy {
     }
 
     /// A template's wish: sandboxes within the sandbox. It opens much of the kernel that only a root in a namespace of
-    /// its own can reach. `clone3` stays with the leaf filter, its users fall back to `clone`.
+    /// its own can reach. `clone3` stays away, its users fall back to `clone`.
     pub fn allow_user_namespaces(&mut self) {
         for name in NESTING {
             self.allow(name);
@@ -102,10 +103,13 @@ impl Policy {
     }
 }
 
-/// The second filter, for each exec'd child: `clone3` answers `ENOSYS`, and the C library falls back to `clone`, whose
-/// flags the first filter sees. Everything else, foreign ABIs too, is for the first filter.
-pub fn leaf() -> Vec<Instruction> {
-    program::hide(libc::SYS_clone3 as u32)
+/// What PID 1 passes in the third and fourth argument register of `clone3`.
+pub(crate) type Password = [u64; 2];
+
+/// The filter with a way for PID 1 alone: `clone3` passes for who knows the password. Nobody can look into PID 1 or its
+/// helpers, and a filter is shown to nobody inside.
+pub(crate) fn for_init(filter: &[Instruction], password: &Password) -> Vec<Instruction> {
+    program::with_password(filter, libc::SYS_clone3 as u32, password)
 }
 
 /// The name of a system call of this architecture.

@@ -4,6 +4,8 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::seccomp::Password;
+
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
     if result < 0 {
@@ -45,15 +47,39 @@ pub(crate) unsafe fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Re
     }
 }
 
+/// What nobody can guess.
+pub(crate) fn random_words() -> io::Result<[u64; 2]> {
+    let mut words = [0_u64; 2];
+    // SAFETY: the words are as long as we say.
+    let read = unsafe { libc::getrandom(words.as_mut_ptr().cast(), size_of_val(&words), 0) };
+    if read == size_of_val(&words) as isize {
+        return Ok(words);
+    }
+    Err(io::Error::last_os_error())
+}
+
+/// Forks, by the call that the filter lets everybody have.
+///
+/// # Safety
+/// As for [`clone`].
+pub(crate) unsafe fn fork() -> io::Result<Cloned> {
+    // SAFETY: without CLONE_VM the child has its own memory, and goes on with a copy of our stack.
+    match check(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })? {
+        0 => Ok(Cloned::Child),
+        pid => Ok(Cloned::Parent(pid as i32)),
+    }
+}
+
 /// Clones a child that shares this process's memory until it becomes a program or ends, like `vfork`, into a cgroup2
 /// directory if given: this process stands still meanwhile. The child does `work`, below our own frames on our stack; if
-/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it.
+/// that returns, it ends. Its pid is answered; what became of it is where `work` wrote it. The filter asks for the password.
 ///
 /// # Safety
 /// The process must have a single thread. `work` leaves the heap alone: it may be killed in the middle of anything, and what
 /// it took would never be given back. It does not unwind.
 pub(crate) unsafe fn clone_shared<F: FnMut()>(
     cgroup: Option<BorrowedFd<'_>>,
+    password: &Password,
     work: &mut F,
 ) -> io::Result<i32> {
     extern "C" fn child<F: FnMut()>(work: *mut libc::c_void) -> ! {
@@ -85,6 +111,8 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
             inlateout("rax") result,
             in("rdi") arguments,
             in("rsi") size_of::<libc::clone_args>(),
+            in("rdx") password[0],
+            in("r10") password[1],
             out("rcx") _,
             out("r11") _,
         );
@@ -105,6 +133,8 @@ pub(crate) unsafe fn clone_shared<F: FnMut()>(
             in("x8") number,
             inlateout("x0") arguments as i64 => result,
             in("x1") size_of::<libc::clone_args>(),
+            in("x2") password[0],
+            in("x3") password[1],
         );
     }
     if result < 0 {

@@ -25,9 +25,9 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The oldest version that servers of this one still speak.
-pub const OLDEST: u32 = 4;
+pub const OLDEST: u32 = 5;
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -284,8 +284,6 @@ pub struct Boot {
     pub no_new_privs: bool,
     /// The system call filter PID 1 installs, as instructions; empty for none.
     pub filter: Vec<u8>,
-    /// The second filter, installed in each exec.
-    pub leaf_filter: Vec<u8>,
     /// Processors the sandbox runs on; empty for all.
     pub processors: Vec<u32>,
     /// Soft and hard limit of open files.
@@ -300,7 +298,7 @@ pub struct Boot {
     pub user: User,
 }
 wire!(struct Boot {
-    hostname, sandbox, views, mounts, capabilities, no_new_privs, filter, leaf_filter, processors,
+    hostname, sandbox, views, mounts, capabilities, no_new_privs, filter, processors,
     open_files, loopback, cgroup_namespace, close_descriptors, user
 });
 

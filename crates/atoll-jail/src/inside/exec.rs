@@ -19,7 +19,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::users::{self, Identity, Known};
-use crate::seccomp;
+use crate::seccomp::Password;
 use crate::sys::{self, Words};
 use crate::wire::{Boot, Exec, Part, Streams};
 
@@ -45,23 +45,18 @@ pub(super) struct Launcher {
     processes: OwnedFd,
     /// Whom the last one ran as.
     known: Option<Known>,
-    /// The second filter; none if it is empty.
-    filter: Vec<seccomp::Instruction>,
+    /// For `clone3`.
+    password: Password,
 }
 
 impl Launcher {
-    pub(super) fn new(boot: &Boot, oom_score: File) -> io::Result<Self> {
+    pub(super) fn new(oom_score: File, password: Password) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let processes = rustix::fs::open(c"/proc", flags, Mode::empty())?;
-        let filter = match &boot.leaf_filter[..] {
-            [] => Some(Vec::new()),
-            bytes => seccomp::from_bytes(bytes),
-        };
         Ok(Self {
             oom_score,
-            processes,
+            processes: rustix::fs::open(c"/proc", flags, Mode::empty())?,
             known: None,
-            filter: filter.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?,
+            password,
         })
     }
 
@@ -208,7 +203,7 @@ impl Launch<'_> {
         // SAFETY: PID 1 has one thread, and the child leaves its heap alone; who panics ends in the C function that
         // called it.
         let cloned = unsafe {
-            sys::clone_shared(cgroup, &mut || {
+            sys::clone_shared(cgroup, &launcher.password, &mut || {
                 let (part, error) = self.run();
                 refused = Some((part, number(&error)));
             })
@@ -243,9 +238,6 @@ impl Launch<'_> {
             sys::close_from(3)?;
         } else {
             sys::leak(3..64);
-        }
-        if !self.launcher.filter.is_empty() {
-            seccomp::install(&self.launcher.filter)?;
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> 
         .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
     let data = descriptors.next();
     // SAFETY: PID 1 has one thread.
-    match unsafe { sys::clone(0, None) }? {
+    match unsafe { sys::fork() }? {
         Cloned::Parent(pid) => Ok(pid),
         Cloned::Child => {
             let Some((answer, data)) = keep_only(answer, data) else {

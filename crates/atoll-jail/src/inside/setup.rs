@@ -14,10 +14,11 @@ use super::Server;
 use super::views::Views;
 use crate::keeper::NEW_ROOT;
 use crate::rootfs::{clone_tree, new_mount_with};
+use crate::seccomp::Password;
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
-/// `CAP_SYS_ADMIN`: PID 1 keeps it in its own user namespace to install each exec's second filter.
+/// `CAP_SYS_ADMIN`: PID 1 has it in its own user namespace until it has installed the filter.
 const SYS_ADMIN: u64 = 1 << 21;
 
 impl From<Error> for Fault {
@@ -41,6 +42,8 @@ pub(super) struct Made {
     /// PID 1's own `oom_score_adj`, which can be opened only before PID 1 is closed to everybody, itself
     /// included.
     pub(super) oom_score: fs::File,
+    /// For `clone3`.
+    pub(super) password: Password,
     pub(super) views: Views,
 }
 
@@ -90,10 +93,11 @@ pub(super) fn become_sandbox(server: &Server) -> Result<Made, Fault> {
     if boot.cgroup_namespace {
         unshare(UnshareFlags::NEWCGROUP).step(|| "unshare the cgroup namespace".into())?;
     }
-    confine(&boot)?;
+    let password = confine(&boot)?;
     Ok(Made {
         boot,
         oom_score,
+        password,
         views,
     })
 }
@@ -265,7 +269,7 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
 
 /// Gives up what the sandbox must not have. After this nothing privileged is left but what starting
 /// programs as other users of the sandbox needs.
-fn confine(boot: &Boot) -> Result<(), Error> {
+fn confine(boot: &Boot) -> Result<Password, Error> {
     for capability in 0..64 {
         if boot.capabilities & (1 << capability) == 0 {
             match sys::prctl(libc::PR_CAPBSET_DROP, capability) {
@@ -280,11 +284,13 @@ fn confine(boot: &Boot) -> Result<(), Error> {
     }
     sys::set_capabilities(boot.capabilities | SYS_ADMIN, 0)
         .step(|| "give up capabilities".into())?;
+    let password = sys::random_words().step(|| "choose a password".into())?;
     if !boot.filter.is_empty() {
         seccomp::from_bytes(&boot.filter)
             .ok_or(io::Error::from_raw_os_error(libc::EINVAL))
-            .and_then(|filter| seccomp::install(&filter))
+            .and_then(|filter| seccomp::install(&seccomp::for_init(&filter, &password)))
             .step(|| "install the filter".into())?;
     }
-    Ok(())
+    sys::set_capabilities(boot.capabilities, 0).step(|| "give up SYS_ADMIN".into())?;
+    Ok(password)
 }

@@ -60,12 +60,29 @@ pub(super) fn compile(rules: &BTreeMap<u32, Rule>) -> Vec<Instruction> {
     writer.finish()
 }
 
-/// One number answers `ENOSYS`, all else is left to the filters below.
-pub(super) fn hide(number: u32) -> Vec<Instruction> {
-    let mut writer = Writer::default();
-    let other = writer.answer(Verdict::Allow);
-    let hidden = writer.answer(UNKNOWN);
-    writer.branch(EQUAL, number, hidden, other);
+/// A filter in which one number also passes with these words in the argument registers from the third on, which the
+/// kernel does not look at where a call has two arguments.
+pub(super) fn with_password(
+    filter: &[Instruction],
+    number: u32,
+    password: &[u64; 2],
+) -> Vec<Instruction> {
+    let mut writer = Writer {
+        reversed: filter.iter().rev().copied().collect(),
+        answers: BTreeMap::new(),
+    };
+    let filter = writer.here();
+    let mut next = writer.answer(Verdict::Allow);
+    for (index, word) in password.iter().enumerate().rev() {
+        let low = ARGUMENTS + 8 * (2 + index as u32);
+        let (high_word, low_word) = halves(*word);
+        for (offset, half) in [(low + 4, high_word), (low, low_word)] {
+            writer.branch(EQUAL, half, next, filter);
+            writer.push(LOAD, offset);
+            next = writer.here();
+        }
+    }
+    writer.branch(EQUAL, number, next, filter);
     writer.push(LOAD, NUMBER);
     writer.finish()
 }

@@ -69,11 +69,10 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
             SYS_vmsplice SYS_wait4 SYS_waitid SYS_write SYS_writev
         },
     ),
-    // clone3 is for PID 1, whose children get the leaf filter on top.
     (
         Rule::ALLOW,
         numbered! {
-            pidfd_send_signal = 424 pidfd_open = 434 clone3 = 435 close_range = 436 openat2 = 437 pidfd_getfd = 438
+            pidfd_send_signal = 424 pidfd_open = 434 close_range = 436 openat2 = 437 pidfd_getfd = 438
             faccessat2 = 439 process_madvise = 440 epoll_pwait2 = 441 landlock_create_ruleset = 444
             landlock_add_rule = 445 landlock_restrict_self = 446 process_mrelease = 448 futex_waitv = 449
             cachestat = 451 fchmodat2 = 452 map_shadow_stack = 453 futex_wake = 454 futex_wait = 455
@@ -132,7 +131,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
     (
         ABSENT,
         numbered! {
-            statmount = 457 listmount = 458 lsm_get_self_attr = 459 lsm_set_self_attr = 460 lsm_list_modules = 461
+            clone3 = 435 statmount = 457 listmount = 458 lsm_get_self_attr = 459 lsm_set_self_attr = 460 lsm_list_modules = 461
             file_getattr = 468 file_setattr = 469
         },
     ),

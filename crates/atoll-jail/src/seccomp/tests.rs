@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::program::{self, Instruction, NATIVE, Writer, action};
 use super::rule::{Case, Rule, Test, Value, Verdict};
-use super::{Policy, calls, from_bytes, install, leaf, syscall_name, to_bytes};
+use super::{Policy, calls, for_init, from_bytes, install, syscall_name, to_bytes};
 
 const I386: u32 = 0x4000_0003;
 const X32: u32 = 0x4000_0000;
@@ -194,19 +194,36 @@ fn foreign_abis_and_unknown_numbers_answer_enosys() {
 }
 
 #[test]
-fn leaf_hides_clone3_alone() {
-    let program = leaf();
-    for number in all_numbers() {
-        let expected = if syscall_name(number) == Some("clone3") {
-            ENOSYS
-        } else {
-            libc::SECCOMP_RET_ALLOW
-        };
-        assert_eq!(
-            run(&program, &Data::native(number, [0; 6])).0,
-            expected,
-            "{number}"
-        );
+fn the_password_lets_clone3_pass_and_nothing_else() {
+    let policy = Policy::standard().compile();
+    let password = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
+    let filter = for_init(&policy, &password);
+    let clone3 = libc::SYS_clone3 as u32;
+    let with = |second, third, fourth| Data::native(clone3, [1, second, third, fourth, 0, 0]);
+    let right = with(2, password[0], password[1]);
+    assert_eq!(run(&filter, &right).0, libc::SECCOMP_RET_ALLOW);
+    // Every bit of it counts, in its place.
+    for bit in 0..64 {
+        let wrong = 1 << bit;
+        for data in [
+            with(2, password[0] ^ wrong, password[1]),
+            with(2, password[0], password[1] ^ wrong),
+        ] {
+            assert_eq!(run(&filter, &data).0, ENOSYS, "{bit}");
+        }
+    }
+    for data in [
+        with(2, password[1], password[0]),
+        with(password[0], password[1], 0),
+        with(2, 0, 0),
+    ] {
+        assert_eq!(run(&filter, &data).0, ENOSYS);
+    }
+    for number in all_numbers().filter(|&number| number != clone3) {
+        for arguments in [[0; 6], [0, 0, password[0], password[1], 0, 0]] {
+            let data = Data::native(number, arguments);
+            assert_eq!(run(&filter, &data).0, run(&policy, &data).0, "{number}");
+        }
     }
 }
 
@@ -448,15 +465,15 @@ proptest! {
 /// One real call in a filtered child: its number, arguments, and the errno it must (0: must not) answer with.
 type Probe = (i64, [u64; 3], i32);
 
-/// Installs both filters in a forked child and makes the calls there; the index of the first that answers otherwise.
-fn first_surprise(programs: &[&[Instruction]], probes: &[Probe]) -> Option<usize> {
+/// Installs a filter in a forked child and makes the calls there; the index of the first that answers otherwise.
+fn first_surprise(program: &[Instruction], probes: &[Probe]) -> Option<usize> {
     // SAFETY: the test process has threads, so the child makes only system calls, allocates nothing and leaves by _exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork");
     if child == 0 {
         // SAFETY: no pointers.
         let ready = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } == 0
-            && programs.iter().all(|program| install(program).is_ok());
+            && install(program).is_ok();
         let surprise = probes.iter().position(|&(number, [a, b, c], errno)| {
             // SAFETY: the calls probed here take no pointers, or refuse the null ones they get.
             let failed = unsafe { libc::syscall(number, a, b, c, 0, 0, 0) } < 0;
@@ -489,7 +506,7 @@ fn first_surprise(programs: &[&[Instruction]], probes: &[Probe]) -> Option<usize
 }
 
 #[test]
-fn kernel_takes_the_filters_and_answers_as_they_say() {
+fn kernel_takes_the_filter_and_answers_as_it_says() {
     const EPERM: i32 = libc::EPERM;
     let number = |name: &str| {
         i64::from(
@@ -535,12 +552,15 @@ fn kernel_takes_the_filters_and_answers_as_they_say() {
         (1000, [0; 3], libc::ENOSYS),
         (libc::SYS_getpid | i64::from(X32), [0; 3], libc::ENOSYS),
     ];
-    let surprise = first_surprise(&[&Policy::standard().compile(), &leaf()], probes);
+    let password = [7, 0];
+    let filter = for_init(&Policy::standard().compile(), &password);
+    let surprise = first_surprise(&filter, probes);
     assert_eq!(surprise.map(|index| probes[index]), None);
-    // Without the leaf, clone3 is there: its null arguments are what it refuses.
-    let surprise = first_surprise(
-        &[&Policy::standard().compile()],
-        &[(libc::SYS_clone3, [0; 3], libc::EINVAL)],
-    );
+    // With the password clone3 is there: its null arguments are what it refuses.
+    let probes = [
+        (libc::SYS_clone3, [0, 0, 7], libc::EINVAL),
+        (libc::SYS_clone3, [0, 0, 6], libc::ENOSYS),
+    ];
+    assert_eq!(first_surprise(&filter, &probes), None);
     assert_eq!(surprise, None);
 }
