@@ -229,8 +229,8 @@ pub(crate) fn prctl(option: i32, argument: u64) -> io::Result<i64> {
     check(unsafe { libc::syscall(libc::SYS_prctl, option, argument, 0_u64, 0_u64, 0_u64) })
 }
 
-/// Makes the permitted, effective and inheritable sets of this process these.
-pub(crate) fn set_capabilities(permitted: u64, inheritable: u64) -> io::Result<()> {
+/// Makes the permitted and effective sets of this process these, and the inheritable one empty.
+pub(crate) fn set_capabilities(permitted: u64, effective: u64) -> io::Result<()> {
     #[repr(C)]
     struct Header {
         version: u32,
@@ -243,8 +243,8 @@ pub(crate) fn set_capabilities(permitted: u64, inheritable: u64) -> io::Result<(
     let low = |mask: u64| mask as u32;
     let high = |mask: u64| (mask >> 32) as u32;
     let data = [
-        [low(permitted), low(permitted), low(inheritable)],
-        [high(permitted), high(permitted), high(inheritable)],
+        [low(effective), low(permitted), 0],
+        [high(effective), high(permitted), 0],
     ];
     // SAFETY: header and data have the layout of version 3 and live across the call.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;

@@ -188,7 +188,7 @@ fn work(
             None
         }
         Authority::Root => {
-            sys::set_capabilities(boot.capabilities, 0).at(Path::new("/"))?;
+            sys::set_capabilities(boot.capabilities, boot.capabilities).at(Path::new("/"))?;
             Some((identity.uid, identity.gid))
         }
     };

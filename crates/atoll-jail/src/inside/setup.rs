@@ -18,7 +18,8 @@ use crate::seccomp::Password;
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
-/// `CAP_SYS_ADMIN`: PID 1 has it in its own user namespace until it has installed the filter.
+/// `CAP_SYS_ADMIN` in the sandbox's own user namespace: PID 1 installs the filter with it. Later it is only permitted and never in
+/// effect: the kernel lets root inside schedule nobody who is permitted more than it is.
 const SYS_ADMIN: u64 = 1 << 21;
 
 impl From<Error> for Fault {
@@ -282,8 +283,8 @@ fn confine(boot: &Boot) -> Result<Password, Error> {
             }
         }
     }
-    sys::set_capabilities(boot.capabilities | SYS_ADMIN, 0)
-        .step(|| "give up capabilities".into())?;
+    let all = boot.capabilities | SYS_ADMIN;
+    sys::set_capabilities(all, all).step(|| "give up capabilities".into())?;
     let password = sys::random_words().step(|| "choose a password".into())?;
     if !boot.filter.is_empty() {
         seccomp::from_bytes(&boot.filter)
@@ -291,6 +292,6 @@ fn confine(boot: &Boot) -> Result<Password, Error> {
             .and_then(|filter| seccomp::install(&seccomp::for_init(&filter, &password)))
             .step(|| "install the filter".into())?;
     }
-    sys::set_capabilities(boot.capabilities, 0).step(|| "give up SYS_ADMIN".into())?;
+    sys::set_capabilities(all, boot.capabilities).step(|| "put SYS_ADMIN down".into())?;
     Ok(password)
 }

@@ -90,6 +90,7 @@ fn host(root: &Path) {
     write(root, "etc/ssl/certs/ca.pem", "certificate", 0o644);
     write(root, "etc/python3.11/sitecustomize.py", "", 0o644);
     write(root, "etc/skel/.profile", "profile", 0o644);
+    write(root, "etc/profile", PROFILE, 0o644);
     write(root, "etc/default/locale", "LANG=C", 0o644);
     write(root, "etc/default/service", "SECRET", 0o644);
     write(root, "var/lib/dpkg/status", "status", 0o644);
@@ -100,6 +101,9 @@ fn host(root: &Path) {
     write(root, "home/alice/file", "SECRET", 0o644);
     write(root, "opt/file", "SECRET", 0o644);
 }
+
+/// The beginning of Debian's.
+const PROFILE: &str = "if [ \"$(id -u)\" -eq 0 ]; then\n  PATH=/root\nelse\n  PATH=/user\nfi\n";
 
 fn build() -> (Fixture, Report) {
     let mut fixture = Fixture::new();
@@ -119,6 +123,31 @@ fn files(root: &Path, at: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) {
         if meta.is_dir() {
             files(root, &path, visit);
         }
+    }
+}
+
+#[test]
+fn a_login_shell_of_base_asks_nobody_who_it_is() {
+    let (fixture, _) = build();
+    let profile = fixture.layer("base").join("etc/profile");
+    let text = fs::read_to_string(&profile).unwrap();
+    assert_eq!(text, PROFILE.replace("$(id -u)", "${EUID:-$(id -u)}"));
+    // The host's is as it was.
+    let host = fixture.path("host").join("etc/profile");
+    assert_eq!(fs::read_to_string(host).unwrap(), PROFILE);
+    // Both shells come to the same, the one that does not know by asking.
+    for shell in ["bash", "sh"] {
+        let line = format!(". {}; echo $PATH", profile.display());
+        let said = Command::new(shell)
+            .args(["-c", &line])
+            .env_remove("EUID")
+            .output()
+            .unwrap();
+        assert_eq!(
+            String::from_utf8(said.stdout).unwrap(),
+            "/root\n",
+            "{shell}"
+        );
     }
 }
 

@@ -271,7 +271,8 @@ async fn d02_nothing_gets_through_a_directory_that_becomes_a_link() {
         .line(&id, "mkdir -p t/d out && ln -s ../out t/link")
         .await;
     let swap = json!({ "background": true, "timeout": 0,
-        "cmd": "cd t; while :; do mv d e; mv link d; mv d link; mv e d; done 2>/dev/null" });
+        // A `d` that was made while there was none is taken away: it would keep the link from its place.
+        "cmd": "cd t; while :; do mv -T d e; mv -T link d; mv -T d link; rm -rf d; mv -T e d; done 2>/dev/null" });
     let path = format!("/sandboxes/{id}/commands");
     let begun = client.post(&path, &swap).await;
     assert_eq!(begun.status, 202, "{begun:?}");
