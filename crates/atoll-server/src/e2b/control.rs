@@ -5,7 +5,7 @@ mod list;
 mod shapes;
 mod watching;
 
-use atoll_core::{Context, SandboxView};
+use atoll_core::{Context, NewSandbox, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -17,7 +17,7 @@ use super::refusal::{Answer, Known, Refusal};
 use crate::App;
 use crate::e2b::lenient::Lenient;
 use asked::{Connect, Create, Pause, Refresh, Resume, Timeout};
-use shapes::{Detail, Sandbox};
+use shapes::{Detail, Domain, Sandbox};
 
 /// Every route, below `/e2b`.
 pub(crate) fn routes() -> Router<App> {
@@ -110,30 +110,39 @@ type Made = Answer<(StatusCode, Json<Sandbox>)>;
 async fn create(
     State(app): State<App>,
     Known(caller): Known,
+    domain: Domain,
     headers: HeaderMap,
     Lenient(asked): Lenient<Create>,
 ) -> Made {
-    make(&app, &caller, &headers, asked, 15).await
+    let new = asked.sandbox(&headers, 15)?;
+    make(&app, &caller, domain, new, asked.template()).await
 }
 
 async fn create_now(
     State(app): State<App>,
     Known(caller): Known,
+    domain: Domain,
     headers: HeaderMap,
     Lenient(asked): Lenient<Create>,
 ) -> Made {
-    make(&app, &caller, &headers, asked, 300).await
+    let new = asked.sandbox(&headers, 300)?;
+    make(&app, &caller, domain, new, asked.template()).await
 }
 
-async fn make(app: &App, caller: &Context, headers: &HeaderMap, asked: Create, usual: u32) -> Made {
-    let new = asked.sandbox(headers, usual)?;
+async fn make(
+    app: &App,
+    caller: &Context,
+    domain: Domain,
+    new: NewSandbox,
+    template: &str,
+) -> Made {
     let made = app
         .core
         .create(caller, new)
         .await
         .map_err(|error| match error.code {
             Code::UnknownTemplate => {
-                let message = format!("template '{}' not found", asked.template());
+                let message = format!("template '{template}' not found");
                 Refusal::new(StatusCode::NOT_FOUND, message)
             }
             Code::IdempotencyMismatch => {
@@ -141,16 +150,17 @@ async fn make(app: &App, caller: &Context, headers: &HeaderMap, asked: Create, u
             }
             _ => error.into(),
         })?;
-    Ok((StatusCode::CREATED, Json(Sandbox::new(app, &made))))
+    Ok((StatusCode::CREATED, Json(Sandbox::new(app, domain, &made))))
 }
 
 async fn read(
     State(app): State<App>,
     Known(caller): Known,
+    domain: Domain,
     Path(id): Path<String>,
 ) -> Answer<Json<Detail>> {
     let found = find(&app, &caller, id_of(&id))?;
-    Ok(Json(Detail::new(&app, &found)))
+    Ok(Json(Detail::new(&app, domain, &found)))
 }
 
 async fn kill(
@@ -197,13 +207,14 @@ async fn refresh(
 async fn connect(
     State(app): State<App>,
     Known(caller): Known,
+    domain: Domain,
     Path(id): Path<String>,
     Lenient(asked): Lenient<Connect>,
 ) -> Made {
     let id = id_of(&id);
     let before = find(&app, &caller, id)?;
     let (status, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
-    Ok((status, Json(Sandbox::new(&app, &sandbox))))
+    Ok((status, Json(Sandbox::new(&app, domain, &sandbox))))
 }
 
 /// Makes a sandbox run, for at least so long. Without its memory it boots, if it was paused.
@@ -239,6 +250,7 @@ async fn run(
 async fn resume(
     State(app): State<App>,
     Known(caller): Known,
+    domain: Domain,
     Path(id): Path<String>,
     Lenient(asked): Lenient<Resume>,
 ) -> Made {
@@ -249,7 +261,10 @@ async fn resume(
         return Err(Refusal::new(StatusCode::CONFLICT, message));
     }
     let (_, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
-    Ok((StatusCode::CREATED, Json(Sandbox::new(&app, &sandbox))))
+    Ok((
+        StatusCode::CREATED,
+        Json(Sandbox::new(&app, domain, &sandbox)),
+    ))
 }
 
 /// With its memory it is paused; without, it is stopped.

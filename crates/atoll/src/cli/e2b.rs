@@ -21,11 +21,15 @@ pub(crate) enum E2b {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   eval \"$(atoll e2b env)\"
-  atoll e2b env --url https://sandboxes.example.com")]
+  atoll e2b env --url https://sandboxes.example.com
+  atoll e2b env --domain sandboxes.example.com")]
 pub(crate) struct Env {
     /// Where the server is.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
     url: String,
+    /// A domain of the server's (`atoll serve --domain`), with TLS, instead of where it is; with its port if that is not 443.
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "url")]
+    domain: Option<String>,
     /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -45,8 +49,18 @@ impl Env {
             .strip_prefix("http://")
             .or_else(|| url.strip_prefix("https://"));
         // It goes into a shell, and what is behind a place would be dropped by E2B's clients.
-        let is_plain = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
-        if !place.is_some_and(|place| !place.is_empty() && place.chars().all(is_plain)) {
+        let is_plain = |place: &str| {
+            let letter = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
+            !place.is_empty() && place.chars().all(letter)
+        };
+        if let Some(domain) = &self.domain
+            && !is_plain(domain)
+        {
+            let message = format!("--domain {domain:?} is not a domain");
+            let remedy = "give its name alone, such as sandboxes.example.com";
+            return Err(Error::invalid("domain", message, remedy));
+        }
+        if !place.is_some_and(is_plain) {
             let message = format!("--url {:?} is not where a server is", self.url);
             let remedy = "give it without a path, such as http://127.0.0.1:8080";
             return Err(Error::invalid("url", message, remedy));
@@ -55,8 +69,12 @@ impl Env {
         let file = file.join("admin.key");
         let key = key(&file)?;
         note(&format!("the key is that of {}", file.display()));
-        say(&format!("export E2B_API_URL={url}/e2b"));
-        say(&format!("export E2B_SANDBOX_URL={url}"));
+        if let Some(domain) = &self.domain {
+            say(&format!("export E2B_DOMAIN={domain}"));
+        } else {
+            say(&format!("export E2B_API_URL={url}/e2b"));
+            say(&format!("export E2B_SANDBOX_URL={url}"));
+        }
         say(&format!("export E2B_API_KEY={key}"));
         Ok(ExitCode::SUCCESS)
     }

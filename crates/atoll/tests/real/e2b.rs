@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use atoll_testkit::Scratch;
+use tokio::net::UdpSocket;
 
 use crate::api::Server;
 use crate::network::Scene;
@@ -47,10 +48,97 @@ fn packets_are_stopped_as_python_asks_for_it() {
     Scene::with(async |_| check("network.py").await);
 }
 
+/// The way that is to last: a domain alone, with TLS.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_domain_alone_leads_to_the_server_and_into_its_sandboxes() {
+    const DOMAIN: &str = "box.test";
+    let files = Scratch::new();
+    let names = [DOMAIN.to_owned(), format!("*.{DOMAIN}")];
+    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let [cert, key] = [cert, key].map(|path| path.to_str().unwrap().to_owned());
+    let flags = ["--domain", DOMAIN, "--tls-cert", &cert, "--tls-key", &key];
+    let server = Server::start_with(&flags).await;
+    let (_, port) = server.address().rsplit_once(':').unwrap();
+    let domain = format!("{DOMAIN}:{port}");
+    let mut variables = exports(&server, &["--domain", &domain]);
+    assert_eq!(variables[0], ("E2B_DOMAIN".to_owned(), domain));
+    for name in ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS"] {
+        variables.push((name.to_owned(), cert.clone()));
+    }
+    // The programs have a name server of their own.
+    let names = UdpSocket::bind("127.0.83.1:53").await.unwrap();
+    let resolver = files.join("resolv.conf");
+    std::fs::write(&resolver, "nameserver 127.0.83.1\n").unwrap();
+    let names = tokio::spawn(lead_home(names));
+    let line = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
+    let resolver = resolver.to_str().unwrap();
+    let before = ["unshare", "--mount", "sh", "-c", line, resolver];
+    for program in ["domain.py", "domain.mjs"] {
+        with_each_release(&before, &variables, program).await;
+    }
+    names.abort();
+    server.end_and_clear();
+}
+
+/// A name server by which every name leads to 127.0.0.1, and nothing else is known of any.
+async fn lead_home(socket: UdpSocket) {
+    const HEADER: usize = 12;
+    let mut packet = [0; 512];
+    while let Ok((length, from)) = socket.recv_from(&mut packet).await {
+        let Some(question) = packet.get(HEADER..length) else {
+            continue;
+        };
+        // A name ends with an empty label; behind it are the type and the class.
+        let Some(end) = question.iter().position(|byte| *byte == 0) else {
+            continue;
+        };
+        let Some(question) = question.get(..end + 5) else {
+            continue;
+        };
+        let address = question[end + 1..end + 3] == [0, 1];
+        let mut answer = packet[..2].to_vec();
+        // An answer, with recursion, of one question; how many answers it has.
+        answer.extend([0x81, 0x80, 0, 1, 0, address.into(), 0, 0, 0, 0]);
+        answer.extend(question);
+        if address {
+            // The name of the question, its type and class, for a second, four bytes.
+            answer.extend([
+                0xc0,
+                HEADER as u8,
+                0,
+                1,
+                0,
+                1,
+                0,
+                0,
+                0,
+                1,
+                0,
+                4,
+                127,
+                0,
+                0,
+                1,
+            ]);
+        }
+        let _ = socket.send_to(&answer, from).await;
+    }
+}
+
 /// Runs a program with each release of the SDK for its language.
 async fn check(program: &str) {
     let server = Server::start().await;
-    let variables = variables(&server);
+    let url = format!("http://{}", server.address());
+    let variables = exports(&server, &["--url", &url]);
+    with_each_release(&[], &variables, program).await;
+    server.close().await;
+}
+
+/// The same with words before the program itself.
+async fn with_each_release(before: &[&str], variables: &[(String, String)], program: &str) {
     let language = match program.rsplit_once('.') {
         Some((_, "py")) => "python",
         Some((_, "mjs")) => "node",
@@ -62,11 +150,11 @@ async fn check(program: &str) {
     assert!(!releases.is_empty());
     for release in releases {
         let installed = installed(language, release);
-        let (variables, program) = (variables.clone(), program.to_owned());
-        let ran = move || run(&variables, &installed, &program);
+        let (variables, program) = (variables.to_owned(), program.to_owned());
+        let before: Vec<String> = before.iter().map(ToString::to_string).collect();
+        let ran = move || run(&before, &variables, &installed, &program);
         tokio::task::spawn_blocking(ran).await.unwrap();
     }
-    server.close().await;
 }
 
 /// Where a release is.
@@ -84,14 +172,10 @@ fn installed(language: &str, release: &str) -> PathBuf {
 }
 
 /// What `atoll e2b env` says to export.
-fn variables(server: &Server) -> Vec<(String, String)> {
+fn exports(server: &Server, place: &[&str]) -> Vec<(String, String)> {
     let output = Command::new(binary())
-        .args([
-            "e2b",
-            "env",
-            "--url",
-            &format!("http://{}", server.address()),
-        ])
+        .args(["e2b", "env"])
+        .args(place)
         .arg("--data-dir")
         .arg(server.data())
         .output()
@@ -107,11 +191,11 @@ fn variables(server: &Server) -> Vec<(String, String)> {
     lines.collect::<Option<_>>().unwrap()
 }
 
-fn run(variables: &[(String, String)], installed: &Path, program: &str) {
+fn run(before: &[String], variables: &[(String, String)], installed: &Path, program: &str) {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/e2b");
     let scratch = Scratch::new();
     let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
-        let mut python = Command::new(installed.join("bin/python"));
+        let mut python = command(before, &installed.join("bin/python"));
         // Bytecode would be left beside the sources.
         python.arg("-B").arg(sources.join(program));
         python
@@ -122,7 +206,7 @@ fn run(variables: &[(String, String)], installed: &Path, program: &str) {
         for source in std::fs::read_dir(&sources).unwrap().flatten() {
             std::fs::copy(source.path(), scratch.join(source.file_name())).unwrap();
         }
-        let mut node = Command::new("node");
+        let mut node = command(before, Path::new("node"));
         node.arg(scratch.join(program));
         node
     };
@@ -143,4 +227,14 @@ fn run(variables: &[(String, String)], installed: &Path, program: &str) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// A program, with these words before it.
+fn command(before: &[String], program: &Path) -> Command {
+    let Some((first, others)) = before.split_first() else {
+        return Command::new(program);
+    };
+    let mut command = Command::new(first);
+    command.args(others).arg(program);
+    command
 }

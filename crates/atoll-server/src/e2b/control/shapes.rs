@@ -1,19 +1,45 @@
 //! Sandboxes as E2B's clients see them.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 use atoll_core::{Door, SandboxView};
 use atoll_model::{Ending, Network, SandboxState, Verdict};
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::App;
+use crate::guard::authority;
 use crate::views::Time;
+use crate::{App, Config};
 
 /// The version of E2B's daemon whose behaviour this is.
 const ENVD_VERSION: &str = "0.6.13";
 /// They have one, and nobody reads it.
 const CLIENT: &str = "atoll";
+
+/// The domain below which a client is to look for its sandboxes.
+#[derive(Debug)]
+pub(super) struct Domain(Option<String>);
+
+impl FromRequestParts<App> for Domain {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
+        let asked = authority(&parts.uri, &parts.headers).map(|host| host.to_ascii_lowercase());
+        Ok(Self(domain(&app.config, asked.as_deref())))
+    }
+}
+
+/// The one by which the server was asked, with its port; else the first.
+fn domain(config: &Config, asked: Option<&str>) -> Option<String> {
+    let host = asked.and_then(|asked| asked.split(':').next());
+    if host.is_some_and(|host| config.is_api_of_domain(host)) {
+        return asked?.strip_prefix("api.").map(ToOwned::to_owned);
+    }
+    config.domains.first().cloned()
+}
 
 /// What a create and a connect answer.
 #[derive(Debug, Serialize)]
@@ -35,7 +61,7 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    pub(super) fn new(app: &App, view: &SandboxView) -> Self {
+    pub(super) fn new(app: &App, domain: Domain, view: &SandboxView) -> Self {
         let row = &view.row;
         Self {
             template: row.template.clone(),
@@ -44,7 +70,7 @@ impl Sandbox {
             envd_version: ENVD_VERSION,
             envd_access_token: app.core.token(&row.id, Door::Agent),
             traffic_access_token: (!row.public_ports).then(|| app.core.token(&row.id, Door::Ports)),
-            domain: app.config.domains.first().cloned(),
+            domain: domain.0,
         }
     }
 }
@@ -126,7 +152,7 @@ pub(super) struct Detail {
 }
 
 impl Detail {
-    pub(super) fn new(app: &App, view: &SandboxView) -> Self {
+    pub(super) fn new(app: &App, domain: Domain, view: &SandboxView) -> Self {
         let row = &view.row;
         let on_timeout = match row.lifetime.on_timeout {
             Ending::Destroy => "kill",
@@ -140,7 +166,7 @@ impl Detail {
             listed: view.into(),
             envd_access_token: app.core.token(&row.id, Door::Agent),
             allow_internet_access: !closed,
-            domain: app.config.domains.first().cloned(),
+            domain: domain.0,
             lifecycle: json!({ "autoResume": row.lifetime.auto_resume, "onTimeout": on_timeout }),
             pause_mode: match row.state {
                 SandboxState::Paused => Some("full"),
@@ -153,5 +179,40 @@ impl Detail {
                 "allowPublicTraffic": row.public_ports,
             }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::domain;
+    use crate::{Access, Config};
+
+    #[test]
+    fn a_client_stays_with_the_domain_and_the_port_that_it_asked() {
+        let config = Config {
+            access: Access::Keys,
+            hosts: BTreeSet::new(),
+            origins: BTreeSet::new(),
+            domains: ["box.test", "other.test"].map(ToOwned::to_owned).into(),
+        };
+        for (asked, answered) in [
+            (Some("api.box.test"), "box.test"),
+            (Some("api.other.test"), "other.test"),
+            (Some("api.other.test:8443"), "other.test:8443"),
+            // By another name, or by none: where the domain's usual port leads is not known here.
+            (Some("127.0.0.1:8443"), "box.test"),
+            (Some("api.else.test:8443"), "box.test"),
+            (None, "box.test"),
+        ] {
+            let found = domain(&config, asked);
+            assert_eq!(found.as_deref(), Some(answered), "{asked:?}");
+        }
+        let none = Config {
+            domains: BTreeSet::new(),
+            ..config
+        };
+        assert_eq!(domain(&none, Some("api.box.test")), None);
     }
 }

@@ -214,6 +214,11 @@ impl Drop for Server {
         let _ = self.child.wait();
         if std::thread::panicking() {
             let _ = writeln!(std::io::stderr(), "the server's log:\n{}", self.log());
+            // Its sandboxes would outlive the test, with all they do.
+            let tag = std::fs::read_to_string(self.data().join("tag")).unwrap_or_default();
+            if let Some(keeper) = keeper(&tag).and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
+            }
         }
     }
 }
