@@ -174,7 +174,7 @@ pub(crate) fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
 }
 
 /// The host part of an authority.
-fn host_of(authority: &str) -> &str {
+pub(crate) fn host_of(authority: &str) -> &str {
     if let Some(rest) = authority.strip_prefix('[') {
         return rest.split(']').next().unwrap_or(rest);
     }

@@ -14,7 +14,7 @@ use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::{envd, ports};
-use crate::guard::{Part, authority, watched};
+use crate::guard::{Part, authority, host_of, watched};
 use crate::{App, Config};
 
 /// Where E2B's own daemon listens: here it is this server.
@@ -66,8 +66,8 @@ impl Target {
 
 /// The name by which a server is asked for, without its port.
 fn host(request: &Request) -> Option<String> {
-    let host = authority(request.uri(), request.headers())?.to_ascii_lowercase();
-    host.split(':').next().map(ToOwned::to_owned)
+    let asked = authority(request.uri(), request.headers())?;
+    Some(host_of(&asked).to_ascii_lowercase())
 }
 
 /// What stands before every route.

@@ -69,9 +69,12 @@ async fn a_domain_alone_leads_to_the_server_and_into_its_sandboxes() {
         variables.push((name.to_owned(), cert.clone()));
     }
     // The programs have a name server of their own.
-    let names = UdpSocket::bind("127.0.83.1:53").await.unwrap();
+    // Its port is given; an address of its own makes it free.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.83.{high}.{low}");
+    let names = UdpSocket::bind((address.as_str(), 53)).await.unwrap();
     let resolver = files.join("resolv.conf");
-    std::fs::write(&resolver, "nameserver 127.0.83.1\n").unwrap();
+    std::fs::write(&resolver, format!("nameserver {address}\n")).unwrap();
     let names = tokio::spawn(lead_home(names));
     let line = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
     let resolver = resolver.to_str().unwrap();

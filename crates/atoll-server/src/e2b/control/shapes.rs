@@ -10,7 +10,7 @@ use axum::http::request::Parts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::guard::authority;
+use crate::guard::{authority, host_of};
 use crate::views::Time;
 use crate::{App, Config};
 
@@ -34,8 +34,7 @@ impl FromRequestParts<App> for Domain {
 
 /// The one by which the server was asked, with its port; else the first.
 fn domain(config: &Config, asked: Option<&str>) -> Option<String> {
-    let host = asked.and_then(|asked| asked.split(':').next());
-    if host.is_some_and(|host| config.is_api_of_domain(host)) {
+    if asked.is_some_and(|asked| config.is_api_of_domain(host_of(asked))) {
         return asked?.strip_prefix("api.").map(ToOwned::to_owned);
     }
     config.domains.first().cloned()

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use atoll_model::{Code, SandboxId};
+use atoll_model::{Code, ExecSpec, SandboxId};
 use atoll_testkit::wait_for;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -40,6 +40,24 @@ async fn nothing_happens_to_pid_1_from_inside() {
         controls: &[],
     })
     .await;
+}
+
+/// The password for `clone3` is in PID 1's memory and, while it starts a program, in its registers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_inside_reads_memory_or_registers_of_pid_1() {
+    let world = World::open().await;
+    let id = world.sandbox(Kind::Base).await;
+    let read = "for of in 1 self; do for file in syscall mem maps auxv; do \
+        head -c 0 /proc/$of/$file 2>/dev/null && echo $of $file; done; done";
+    for user in ["root", "user"] {
+        let finished = world.exec(&id, ExecSpec::shell(read).user(user)).await;
+        let text = String::from_utf8_lossy(&finished.stdout).into_owned();
+        assert_eq!(
+            text, "self syscall\nself mem\nself maps\nself auxv\n",
+            "{user}"
+        );
+    }
+    world.close().await;
 }
 
 /// The control groups of a sandbox, the one of cgroup2 last.
