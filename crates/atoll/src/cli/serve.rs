@@ -188,26 +188,24 @@ impl Complete {
                 say(&format!("key      {}", made.secret));
             }
         }
-        say(&format!("serving  {}", paint("36", &url)));
-        say(&format!("data     {}", config.data.display()));
+        // Before the line that others wait for: who has read it has the warnings too.
+        let warn = |text: &str| note(&format!("{}: {text}", paint("33", "warning")));
         if self.dev {
-            note(&format!(
-                "{}: everybody on this machine may do everything (--dev)",
-                paint("33", "warning")
-            ));
-            say(&format!("try      curl -s -X POST {url}/sandboxes"));
-        } else {
-            say(&format!(
-                "try      curl -s -X POST -H \"X-API-Key: $(cat {})\" {url}/sandboxes",
-                file.display()
-            ));
+            warn("everybody on this machine may do everything (--dev)");
         }
         if !at.ip().is_loopback() && self.tls.is_none() {
-            note(&format!(
-                "{}: keys cross the network unencrypted: give --tls-cert and --tls-key, or put TLS in front",
-                paint("33", "warning")
-            ));
+            warn(
+                "keys cross the network unencrypted: give --tls-cert and --tls-key, or put TLS in front",
+            );
         }
+        let key = if self.dev {
+            String::new()
+        } else {
+            format!("-H \"X-API-Key: $(cat {})\" ", file.display())
+        };
+        say(&format!("serving  {}", paint("36", &url)));
+        say(&format!("data     {}", config.data.display()));
+        say(&format!("try      curl -s -X POST {key}{url}/sandboxes"));
         Ok(())
     }
 }
