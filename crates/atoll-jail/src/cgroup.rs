@@ -616,18 +616,16 @@ fn wait_empty(path: &Path) -> Result<(), Error> {
 fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let begin = Instant::now();
-    // A poll on the kernel's files wakes at most once in 10 ms: read them closely first, then less so.
+    // A poll on the kernel's files wakes at most once in 10 ms, so they are read again and again: the less often the longer
+    // it takes, for the reader may stand in the way of those it waits for.
+    const SHORTEST: Duration = Duration::from_micros(20);
+    const LONGEST: Duration = Duration::from_millis(1);
     while !is_so() {
         if begin.elapsed() > PATIENCE {
             let busy = io::Error::from_raw_os_error(libc::EBUSY);
             return Err(Error::step(what(), busy));
         }
-        let pause = if begin.elapsed() < Duration::from_millis(10) {
-            20
-        } else {
-            1000
-        };
-        std::thread::sleep(Duration::from_micros(pause));
+        std::thread::sleep((begin.elapsed() / 2).clamp(SHORTEST, LONGEST));
     }
     Ok(())
 }

@@ -240,10 +240,15 @@ fn show(rows: &[Row]) {
     say(&table.to_string());
 }
 
-/// Says what is being measured, for whoever waits.
-/// Begins a figure: when what the one before left to the kernel is done.
+/// Begins a figure: says what is measured, for whoever waits, and waits for what the one before left to do.
 fn progress(what: &str) {
     note(&format!("measuring {what} …"));
+    settle();
+}
+
+/// Waits until nothing that was begun goes on behind: the pool is full again, the files of deleted sandboxes are gone, the
+/// kernel has freed what it was given.
+fn settle() {
     const LOOK: Duration = Duration::from_millis(100);
     let mut before = idleness();
     // A machine that has other work is measured as it is.

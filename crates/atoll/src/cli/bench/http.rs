@@ -150,6 +150,7 @@ async fn command(server: &Server) -> Result<Row, Error> {
     progress("POST …/commands");
     let mut connection = server.connect().await?;
     let id = connection.create().await?;
+    super::settle();
     let mut samples = Samples::default();
     for _ in 0..500 {
         let begin = Instant::now();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Error, ExecSpec, SandboxInfo, SandboxSpec};
 use atoll_worker::LocalRuntime;
 
-use super::{Row, Samples, failed, milliseconds, progress};
+use super::{Row, Samples, failed, milliseconds, progress, settle};
 use crate::config::Config;
 
 /// The floor: what a process costs without any isolation.
@@ -119,6 +119,7 @@ pub(super) async fn exec(
 ) -> Result<Row, Error> {
     progress("exec in a running sandbox");
     let id = runtime.create(SandboxSpec::default()).await?.id;
+    settle();
     let mut samples = Samples::default();
     for _ in 0..1000 {
         let begin = Instant::now();

@@ -12,7 +12,7 @@ use atoll_model::{
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 
 use super::latency::{Stages, available, exec, run_true};
-use super::{Bench, Row, Samples, failed, milliseconds, progress};
+use super::{Bench, Row, Samples, failed, milliseconds, progress, settle};
 use crate::config::Config;
 
 /// A data directory of the bench's own, removed at the end.
@@ -279,6 +279,7 @@ async fn pauses(runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
         ),
     ] {
         let id = create(runtime).await?;
+        settle();
         let mut exec = runtime.exec(&id, ExecSpec::shell(line)).await?;
         exec.stdout.read(&mut [0; 16]).await?;
         let (mut paused, mut resumed) = (Samples::default(), Samples::default());
@@ -377,10 +378,11 @@ async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
 /// Commands of one sandbox while another does its worst.
 async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("a bad neighbour");
-    let quiet_id = create(runtime).await?;
+    let (quiet_id, bad) = (create(runtime).await?, create(runtime).await?);
+    settle();
     let commands = async || {
         let mut samples = Samples::default();
-        for _ in 0..300 {
+        for _ in 0..1000 {
             let begin = Instant::now();
             run_true(runtime, &quiet_id).await?;
             samples.add(begin);
@@ -388,7 +390,6 @@ async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
         Ok::<_, Error>(samples)
     };
     let quiet = commands().await?;
-    let bad = create(runtime).await?;
     let line = "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; \
                 (while :; do /bin/true & wait; done) & \
                 (while :; do head -c 50000000 /dev/zero > /tmp/full; done) & echo on; wait";
