@@ -171,8 +171,15 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
     })
 }
 
+/// The sandbox's file systems in memory, and how big they may become: together less than its memory, so that whoever fills
+/// them is told that they are full, and not killed.
+#[must_use]
+pub fn in_memory(memory: u64) -> [(&'static str, u64); 2] {
+    [("/dev/shm", memory / 2), ("/run", memory / 4)]
+}
+
 /// What follows from how much a sandbox may use, and can be changed while it runs. How big its file systems
-/// in memory are is not among it: they are as they were made, and count for its memory.
+/// in memory are is not among it: they stay as they are when the first program runs, and count for its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
     /// Limits, as files of control groups.
@@ -387,8 +394,8 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
             .map(|(name, value)| ((*name).into(), (*value).into()))
             .collect(),
     };
-    let half = (spec.memory / 2).to_string();
-    let quarter = (spec.memory / 4).to_string();
+    let [(shared, half), (run, quarter)] = in_memory(spec.memory);
+    let (half, quarter) = (half.to_string(), quarter.to_string());
     let mut mounts = vec![
         mount(new("proc", &[]), "/proc", NOSUID | NODEV | NOEXEC),
         mount(Source::Devices, "/dev", NOSUID | NOEXEC | READ_ONLY),
@@ -398,7 +405,7 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
                 "tmpfs",
                 &[("mode", "1777"), ("size", &half), ("nr_inodes", "65536")],
             ),
-            "/dev/shm",
+            shared,
             NOSUID | NODEV,
         ),
         mount(new("mqueue", &[]), "/dev/mqueue", NOSUID | NODEV | NOEXEC),
@@ -407,7 +414,7 @@ fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
                 "tmpfs",
                 &[("mode", "0755"), ("size", &quarter), ("nr_inodes", "65536")],
             ),
-            "/run",
+            run,
             NOSUID | NODEV,
         ),
         mount(

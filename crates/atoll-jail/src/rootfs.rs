@@ -7,10 +7,14 @@ mod stage;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, openat, openat2, statat,
+};
+use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen, open_tree,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create,
+    fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
+    open_tree,
 };
 
 use crate::plan::{IdRange, Layers};
@@ -237,6 +241,34 @@ pub(crate) fn clone_tree(
         flags |= OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
     }
     open_tree(directory, path, flags)
+}
+
+/// Gives file systems in memory another size, in a sandbox in which nobody's program has run yet: the host resolves no path of
+/// one that has a say in it. A pid may be another's by the time we look, so its network namespace says whose it is.
+pub fn resize_in_memory(
+    pid: i32,
+    namespace: u64,
+    sizes: &[(&'static str, u64)],
+) -> Result<(), Error> {
+    let gone = || Error::step("look at PID 1", Errno::SRCH);
+    let path = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let process = openat(CWD, format!("/proc/{pid}"), path, Mode::empty()).map_err(|_| gone())?;
+    let root = openat(&process, "root", path, Mode::empty()).map_err(|_| gone())?;
+    let found = statat(&process, "ns/net", AtFlags::empty()).map_err(|_| gone())?;
+    if found.st_ino != namespace {
+        return Err(gone());
+    }
+    for (name, size) in sizes {
+        let what = || format!("give {name} {size} bytes");
+        let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let at = name.trim_start_matches('/');
+        let at = openat2(&root, at, path, Mode::empty(), inside).step(what)?;
+        let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+        let context = fspick(at.as_fd(), "", flags).step(what)?;
+        fsconfig_set_string(context.as_fd(), "size", size.to_string()).step(what)?;
+        fsconfig_reconfigure(context.as_fd()).step(what)?;
+    }
+    Ok(())
 }
 
 /// A fresh file system, mounted nowhere.

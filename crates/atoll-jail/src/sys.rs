@@ -493,8 +493,8 @@ fn schedule(nice: i32, slice: Slice) -> bool {
         priority: 0,
         runtime: match slice {
             Slice::Shortest => 100_000,
-            Slice::Short => 500_000,
-            Slice::Usual => 0,
+            Slice::Short => 300_000,
+            Slice::Program => 1_000_000,
         },
         deadline: 0,
         period: 0,
@@ -509,8 +509,11 @@ enum Slice {
     /// The least there is. A control group counts as its quickest member: who is to come before sandboxes must
     /// be quicker than the quickest process in them.
     Shortest,
+    /// Ours in a sandbox.
     Short,
-    Usual,
+    /// The programs of sandboxes: less than the kernel's three milliseconds. Nobody else gets in before the one that runs
+    /// has had its time.
+    Program,
 }
 
 /// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
@@ -548,9 +551,9 @@ pub(crate) fn be_quick() {
     schedule(0, Slice::Short);
 }
 
-/// Like every other process.
+/// Like every other program of a sandbox.
 pub(crate) fn be_ordinary() {
-    schedule(0, Slice::Usual);
+    schedule(0, Slice::Program);
 }
 
 /// Lets this thread run before all ordinary ones; says whether it may.

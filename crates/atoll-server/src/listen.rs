@@ -1,5 +1,6 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
+mod direct;
 mod pace;
 mod silence;
 
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -23,6 +24,8 @@ use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
+pub(crate) use direct::Direct;
+use direct::{Connection, Past};
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 
@@ -151,13 +154,20 @@ impl Connections {
             encrypted: acceptor.is_some(),
             patience: self.patience,
             pace: Pace::new(self.patience, &self.places),
+            past: None,
             stop: self.stop.clone(),
         };
         tokio::spawn(async move {
             let _place = place;
             let done = match (accepted, acceptor) {
                 (Accepted::Unix(stream), _) => languages.one(stream, served).await,
-                (Accepted::Tcp(stream), None) => languages.one(stream, served).await,
+                (Accepted::Tcp(stream), None) => {
+                    let Ok((stream, past)) = Connection::new(stream) else {
+                        return;
+                    };
+                    served.past = Some(past);
+                    languages.one(stream, served).await
+                }
                 (Accepted::Tcp(stream), Some(acceptor)) => {
                     let quiet = served.patience.quiet;
                     let shaken = tokio::select! {
@@ -187,6 +197,8 @@ struct Served {
     encrypted: bool,
     patience: Patience,
     pace: Pace,
+    /// Where the connection's bytes are those of HTTP.
+    past: Option<Past>,
     stop: watch::Receiver<bool>,
 }
 
@@ -194,8 +206,14 @@ impl Served {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
         let under_way = self.pace.request();
         let silence = Silence::default();
+        let (length, body) = (request.body().size_hint().exact(), self.patience.body);
+        let direct = self.past.as_ref();
+        let direct = direct.and_then(|past| Direct::new(past, length, body, &silence));
         let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
+        if let Some(direct) = direct {
+            request.extensions_mut().insert(direct);
+        }
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);
         }

@@ -4,12 +4,14 @@ use std::pin::pin;
 
 use atoll_core::Use;
 use atoll_model::{Caller, Code, Error};
-use atoll_worker::{Reader, Writer};
+use atoll_worker::{Reader, Taken, Writer};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut as _, BytesMut};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+
+use crate::listen::Direct;
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
@@ -188,6 +190,47 @@ pub(crate) async fn pour(
         writer.write(&chunk?).await?;
     }
     Ok(())
+}
+
+/// Sends a body into the sandbox; a large one out of its connection itself, where that can be had.
+pub(crate) async fn send(
+    body: Body,
+    direct: Option<Direct>,
+    writer: &mut Writer,
+) -> Result<(), Error> {
+    let mut chunks = pin!(chunks(body));
+    let Some(direct) = direct else {
+        return pour(chunks, writer).await;
+    };
+    let mut hold = direct.hold();
+    let mut left = direct.length;
+    loop {
+        tokio::select! {
+            biased;
+            chunk = chunks.next() => {
+                let Some(chunk) = chunk.transpose()? else { return Ok(()) };
+                left = left.saturating_sub(chunk.len() as u64);
+                writer.write(&chunk).await?;
+            }
+            () = hold.drained() => break,
+        }
+    }
+    let socket = hold.socket().map_err(|error| {
+        Error::new(Code::Internal, format!("cannot take a connection: {error}"))
+    })?;
+    let taken = writer.take(socket, left, direct.quiet, &mut hold.moved);
+    let taken = taken.await;
+    let mut owed = hold.moved;
+    drop(hold);
+    while owed > 0
+        && let Some(Ok(zeros)) = chunks.next().await
+    {
+        owed = owed.saturating_sub(zeros.len() as u64);
+    }
+    match taken? {
+        Taken::All => Ok(()),
+        Taken::BrokenOff => Err(broken_off()),
+    }
 }
 
 fn broken_off() -> Error {

@@ -128,6 +128,7 @@ impl Sandbox {
             // a record the next one ends it.
             Record::remove(&self.directory)?;
             let usual = lock(&self.record).info.limits;
+            self.resize_in_memory(usual.memory, spec.limits.memory)?;
             let resized = self.resize(shared, usual, spec.limits);
             let (resized, linked) = tokio::join!(resized, self.link_with(shared, spec));
             resized.and(linked)

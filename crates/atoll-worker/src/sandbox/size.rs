@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use atoll_jail::plan::{self, IdRange, Size};
-use atoll_jail::wire;
+use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
 
 use super::{Record, Sandbox, blocking, lock, slot};
@@ -123,6 +123,16 @@ impl Sandbox {
             let _ = self.tell_size(old.since(&new)).await;
         }
         told
+    }
+
+    /// Gives its file systems in memory the size they would have been made with. Only before its first program.
+    pub(super) fn resize_in_memory(&self, from: Bytes, to: Bytes) -> Result<(), Error> {
+        if from == to {
+            return Ok(());
+        }
+        let namespace = self.namespace.unwrap_or_default();
+        rootfs::resize_in_memory(self.pid, namespace, &plan::in_memory(to.0))
+            .map_err(|error| jail(&error))
     }
 
     /// Has PID 1 tell programs. Commands that begin after this know the new size.

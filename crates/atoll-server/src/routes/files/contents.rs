@@ -1,10 +1,10 @@
 //! A file's bytes, in and out.
 
 use atoll_model::{Code, WriteOptions};
-use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
+use axum::{Extension, Json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -13,6 +13,7 @@ use super::place::{As, Files};
 use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
+use crate::listen::Direct;
 use crate::transfer;
 use crate::views::Raw;
 
@@ -68,6 +69,7 @@ pub(super) struct Written {
 pub(super) async fn write(
     files: Files,
     Query(which): Query<Written>,
+    direct: Option<Extension<Direct>>,
     body: Body,
 ) -> Answer<Json<EntryView>> {
     let options = WriteOptions {
@@ -75,7 +77,7 @@ pub(super) async fn write(
         in_place: which.in_place,
         parents: true,
     };
-    upload(files, which.path.as_bytes(), options, body).await
+    upload(files, which.path.as_bytes(), options, (direct, body)).await
 }
 
 /// Writes a file from a body.
@@ -83,11 +85,12 @@ pub(super) async fn upload(
     files: Files,
     path: &[u8],
     options: WriteOptions,
-    body: Body,
+    (direct, body): (Option<Extension<Direct>>, Body),
 ) -> Answer<Json<EntryView>> {
     let writer = files.runtime();
     let writer = writer.write_file(files.id(), &files.who, path, options);
     let mut writer = writer.await?;
-    transfer::pour(transfer::chunks(body), &mut writer).await?;
+    let direct = direct.map(|Extension(direct)| direct);
+    transfer::send(body, direct, &mut writer).await?;
     Ok(Json(writer.commit().await?.into()))
 }

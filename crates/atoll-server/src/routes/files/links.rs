@@ -2,11 +2,11 @@
 
 use atoll_core::{Act, Link};
 use atoll_model::{Caller as FileCaller, SandboxId, WriteOptions};
-use axum::Json;
 use axum::body::Body as RawBody;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -18,6 +18,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Query};
 use crate::guard::{Caller, Origin};
+use crate::listen::Direct;
 use crate::views::{Raw, Time};
 
 /// How long a link is good if nobody says, in seconds.
@@ -168,6 +169,7 @@ pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
+    direct: Option<Extension<Direct>>,
     body: RawBody,
 ) -> Answer<Json<EntryView>> {
     let (files, path) = follow(Act::Upload, &app, &id, signed).await?;
@@ -175,5 +177,5 @@ pub(super) async fn upload(
         parents: true,
         ..WriteOptions::default()
     };
-    contents::upload(files, path.as_bytes(), options, body).await
+    contents::upload(files, path.as_bytes(), options, (direct, body)).await
 }

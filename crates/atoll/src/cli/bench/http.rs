@@ -321,7 +321,7 @@ async fn transfer(server: &Server, data: &Path) -> Result<Vec<Row>, Error> {
         filler.free(&directory.join("copy"))?;
         let begin = Instant::now();
         let big = File::open(directory.join("big"));
-        let sent = big.and_then(|big| upload(&server.address, &path, big));
+        let sent = big.and_then(|big| upload(&server.address, &path, &big));
         sent.map_err(|error| failed("send a file up", &error))?;
         there.add(begin);
         filler.free(&directory.join("back"))?;

@@ -81,6 +81,144 @@ async fn a_file_that_comes_byte_by_byte_is_whole() {
     server.close().await;
 }
 
+/// A whole answer: its status line, and its body.
+async fn answer(stream: &mut TcpStream) -> (String, String) {
+    let head = head(stream).await;
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.unwrap().parse().unwrap()];
+    let read = tokio::time::timeout(DEADLINE, stream.read_exact(&mut body)).await;
+    read.unwrap().unwrap();
+    let status = head.lines().next().unwrap().to_owned();
+    (status, String::from_utf8(body).unwrap())
+}
+
+/// Bytes that are the same nowhere, others for each seed.
+fn bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut state = seed;
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_files_one_after_another_on_a_connection_are_each_whole() {
+    let (server, client, id) = begin().await;
+    let key = client.key.as_deref().unwrap();
+    let path = |number: usize| format!("/sandboxes/{id}/files?path=large{number}");
+    // Around the size from which on bodies are taken out of their connection, small ones between them, and much.
+    let sizes = [
+        1 << 20,
+        (1 << 20) + 1,
+        100,
+        (1 << 20) - 1,
+        3_000_001,
+        0,
+        20_000_000,
+    ];
+    let files: Vec<_> = (1..).zip(sizes).map(|(n, size)| bytes(n, size)).collect();
+    // Everything at once, so that each request's head stands right behind the body before it; in pieces of all sizes.
+    let mut all = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        let (path, length) = (path(number), file.len());
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\ncontent-length: {length}\r\n\r\n"
+        );
+        all.extend_from_slice(head.as_bytes());
+        all.extend_from_slice(file);
+    }
+    let stream = TcpStream::connect(&client.address).await.unwrap();
+    let (mut reader, mut writer) = stream.into_split();
+    let sending = tokio::spawn(async move {
+        let mut rest = all.as_slice();
+        for size in (1..).map(|turn| turn * turn * 7 % 99_991 + 1) {
+            if rest.is_empty() {
+                return writer;
+            }
+            let (piece, left) = rest.split_at(rest.len().min(size));
+            writer.write_all(piece).await.unwrap();
+            rest = left;
+        }
+        writer
+    });
+    let mut heard = String::new();
+    let hearing = async {
+        while heard.matches("HTTP/1.1 200").count() < sizes.len() || !heard.ends_with('}') {
+            let mut some = [0; 4096];
+            let count = reader.read(&mut some).await.unwrap();
+            assert!(count > 0, "it ended: {heard}");
+            heard.push_str(std::str::from_utf8(&some[..count]).unwrap());
+        }
+    };
+    tokio::time::timeout(DEADLINE, hearing).await.unwrap();
+    drop(sending.await.unwrap());
+    for (number, file) in files.iter().enumerate() {
+        let read = client.get(&path(number)).await;
+        assert!(read.body == *file, "file {number} of {} bytes", file.len());
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
+    let server = Server::start().await;
+    let client = server.client();
+    let small = json!({ "timeout": 0, "memoryMB": 64 });
+    let id = client.sandbox(&small).await;
+    let path = format!("/sandboxes/{id}/files?path=/dev/shm/large");
+    let room = client
+        .line(&id, "df -B1 --output=avail /dev/shm | tail -1")
+        .await;
+    // Warm ones are made larger: what is in memory must be refused before the memory is full.
+    let room = room.trim().parse::<usize>().unwrap();
+    assert_eq!(room, 32 << 20);
+    let length = room + 400_000;
+    let headers = format!("content-length: {length}\r\n");
+    let mut stream = ask(&client, "PUT", &path, &headers).await;
+    stream.write_all(&bytes(1, length)).await.unwrap();
+    let (status, why) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 507"), "{status} {why}");
+    // The connection is where it would be if all had been taken.
+    let asked = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    let (status, _) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 200"), "{status}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_file_may_take_longer_than_its_sender_may_keep_quiet() {
+    let server = Server::start_with(&["--body-timeout", "1s"]).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/files?path=slow");
+    let body = bytes(2, 2_000_000);
+    let headers = format!("content-length: {}\r\n", body.len());
+    let mut stream = ask(&client, "PUT", &path, &headers).await;
+    let mut pieces = body.chunks(500_000);
+    for piece in pieces.by_ref().take(3) {
+        stream.write_all(piece).await.unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    }
+    stream.write_all(pieces.next().unwrap()).await.unwrap();
+    let (status, told) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 200"), "{status} {told}");
+    assert!(client.get(&path).await.body == body);
+    // But not for ever.
+    let mut stream = ask(&client, "PUT", &path, &headers).await;
+    stream.write_all(&body[..1_500_000]).await.unwrap();
+    let (status, told) = answer(&mut stream).await;
+    assert!(status.starts_with("http/1.1 400"), "{status} {told}");
+    assert!(told.contains("the body broke off"), "{told}");
+    assert!(client.get(&path).await.body == body);
+    server.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_goes_in_the_middle_of_a_file_leaves_the_old_one() {
     let (server, client, id) = begin().await;

@@ -265,14 +265,21 @@ impl Answer {
 }
 
 /// Sends a file up, in the way that costs the sender least.
-pub(super) fn upload(address: &str, path: &str, mut file: File) -> io::Result<()> {
+pub(super) fn upload(address: &str, path: &str, file: &File) -> io::Result<()> {
     let length = file.metadata()?.len();
     let mut stream = std::net::TcpStream::connect(address)?;
     write!(
         stream,
         "PUT {path} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
     )?;
-    io::copy(&mut file, &mut stream)?;
+    let mut left = length;
+    while left > 0 {
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
+        match rustix::fs::sendfile(&stream, file, None, most)? {
+            0 => return Err(io::Error::other("the file became shorter")),
+            sent => left -= sent as u64,
+        }
+    }
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let made = answer
