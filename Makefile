@@ -61,7 +61,7 @@ check: setup-test
 
 ## Every figure, beside the machine's floor and its peers.
 bench: build setup-bench
-	@$(ATOLL) bench --work --storage --peers
+	@setsid -w $(ATOLL) bench --work --storage --peers
 	@bench/e2b/run $(ATOLL)
 	@bench/sdk/run $(ATOLL)
 

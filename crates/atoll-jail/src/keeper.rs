@@ -218,7 +218,7 @@ fn run() -> Result<(), Error> {
     sys::set_name(c"atoll-keeper");
     // Whoever started us may run before others; sandboxes do not. PID 1 is as quick as we are.
     sys::be_quick();
-    let _session = sys::SessionFirst::begin();
+    sys::put_session_first();
     build_root()?;
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts

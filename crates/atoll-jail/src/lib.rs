@@ -31,7 +31,7 @@ mod sys;
 pub mod terminal;
 pub mod wire;
 
-pub use sys::{SessionFirst, go_before_others, go_first};
+pub use sys::{go_before_others, go_first, put_session_first};
 
 use std::io;
 

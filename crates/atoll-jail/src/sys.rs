@@ -522,27 +522,13 @@ pub fn go_before_others() -> bool {
     schedule(-10, Slice::Shortest)
 }
 
-/// More weight for all of this session while it lives, then what it had before. Where the kernel weighs sessions against each
-/// other, and against sandboxes, a thread's own weight counts only among those of its session.
-#[derive(Debug)]
-pub struct SessionFirst(String);
-
-impl SessionFirst {
-    const FILE: &str = "/proc/self/autogroup";
-
-    /// Nothing, where sessions are not weighed.
-    #[must_use]
-    pub fn begin() -> Option<Self> {
-        let now = std::fs::read_to_string(Self::FILE).ok()?;
-        let before = now.trim_end().rsplit_once(" nice ")?.1.to_owned();
-        std::fs::write(Self::FILE, "-10").ok()?;
-        Some(Self(before))
-    }
-}
-
-impl Drop for SessionFirst {
-    fn drop(&mut self) {
-        let _ = std::fs::write(Self::FILE, &self.0);
+/// Gives this process's session more weight, if it is its own. Where the kernel weighs sessions against each other, and against
+/// sandboxes, a thread's own weight counts only among those of its session. A session that was there before us, with others in it, is
+/// left as it is.
+pub fn put_session_first() {
+    let own = rustix::process::getpid();
+    if rustix::process::getsid(None) == Ok(own) {
+        let _ = std::fs::write("/proc/self/autogroup", "-10");
     }
 }
 

@@ -24,8 +24,8 @@ use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
-pub(crate) use direct::Direct;
 use direct::{Connection, Past};
+pub(crate) use direct::{Direct, LEAST};
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 
@@ -208,7 +208,7 @@ impl Served {
         let silence = Silence::default();
         let (length, body) = (request.body().size_hint().exact(), self.patience.body);
         let direct = self.past.as_ref();
-        let direct = direct.and_then(|past| Direct::new(past, length, body, &silence));
+        let direct = direct.map(|past| Direct::new(past, length, body, &silence));
         let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
         if let Some(direct) = direct {

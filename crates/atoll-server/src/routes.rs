@@ -124,7 +124,7 @@ struct Journals {
     behind: usize,
     /// What could not be written, and was tried again.
     failures: u64,
-    /// Journals that could not be read, and were begun again.
+    /// Commands that were forgotten before they could be written.
     lost: u64,
 }
 

@@ -9,9 +9,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut as _, BytesMut};
-use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _};
 
-use crate::listen::Direct;
+use crate::listen::{Direct, LEAST};
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
@@ -54,17 +54,19 @@ pub(crate) async fn open(
 
 impl Opened {
     /// Its bytes; the sandbox is in use until the last.
-    pub(crate) fn answer(self, used: Use) -> Response {
+    pub(crate) fn answer(self, used: Use, direct: Option<Direct>) -> Response {
         let Self { reader, part, size } = self;
         const KIND: &str = "application/octet-stream";
         if let Some((first, last)) = part {
-            let mut response = bytes(KIND, used, reader, Some(last - first + 1));
+            let mut response = of_length(KIND, used, reader, last - first + 1, direct);
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             return placed(response, &format!("{first}-{last}/{size}"));
         }
         // What the kernel makes up as it is read has no length.
-        let length = Some(size).filter(|size| *size > 0);
-        let mut response = bytes(KIND, used, reader, length);
+        let mut response = match size {
+            0 => bytes(KIND, used, reader, None),
+            size => of_length(KIND, used, reader, size, direct),
+        };
         response.headers_mut().insert("x-file-size", size.into());
         response
     }
@@ -110,6 +112,50 @@ pub(crate) fn bytes(
         };
         Some((read, (used, reader, buffer, left)))
     });
+    answer(kind, Body::from_stream(stream), length)
+}
+
+/// The same, just so many; many of them straight into the connection, where that can be had.
+fn of_length(
+    kind: &'static str,
+    used: Use,
+    reader: Reader,
+    length: u64,
+    direct: Option<Direct>,
+) -> Response {
+    match direct.filter(|_| length >= LEAST) {
+        Some(direct) => answer(kind, past(used, reader, length, direct), Some(length)),
+        None => bytes(kind, used, reader, Some(length)),
+    }
+}
+
+/// A body that goes past HTTP, which is then given as many zeros for it.
+fn past(used: Use, mut reader: Reader, length: u64, direct: Direct) -> Body {
+    static ZEROS: [u8; CHUNK] = [0; CHUNK];
+    let moved = async move {
+        let mut pass = direct.pass();
+        pass.clear().await;
+        let socket = pass.socket().map_err(|error| no_socket(&error))?;
+        let given = reader.give(socket, length, &mut pass.moved).await;
+        given.map(|()| used)
+    };
+    let zeros = moved.map(move |given| {
+        let mut left = if given.is_ok() { length } else { 0 };
+        // Broken off: HTTP must not think that there is more to come, nor that all has come.
+        let broken = given
+            .err()
+            .map(|error| Err(std::io::Error::other(error.message)));
+        let zeros = std::iter::from_fn(move || {
+            let some = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+            left -= some as u64;
+            (some > 0).then(|| Ok(Bytes::from_static(&ZEROS[..some])))
+        });
+        futures_util::stream::iter(broken.into_iter().chain(zeros))
+    });
+    Body::from_stream(zeros.flatten_stream())
+}
+
+fn answer(kind: &'static str, body: Body, length: Option<u64>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::ACCEPT_RANGES, "bytes"),
@@ -118,7 +164,7 @@ pub(crate) fn bytes(
         (header::CONTENT_SECURITY_POLICY, "sandbox"),
         (header::CACHE_CONTROL, "no-store"),
     ];
-    let mut response = (headers, Body::from_stream(stream)).into_response();
+    let mut response = (headers, body).into_response();
     if let Some(length) = length {
         response
             .headers_mut()
@@ -199,11 +245,12 @@ pub(crate) async fn send(
     writer: &mut Writer,
 ) -> Result<(), Error> {
     let mut chunks = pin!(chunks(body));
-    let Some(direct) = direct else {
+    let held = direct
+        .as_ref()
+        .and_then(|direct| Some((direct.hold()?, direct.quiet)));
+    let Some(((mut hold, mut left), quiet)) = held else {
         return pour(chunks, writer).await;
     };
-    let mut hold = direct.hold();
-    let mut left = direct.length;
     loop {
         tokio::select! {
             biased;
@@ -218,7 +265,7 @@ pub(crate) async fn send(
     let socket = hold.socket().map_err(|error| {
         Error::new(Code::Internal, format!("cannot take a connection: {error}"))
     })?;
-    let taken = writer.take(socket, left, direct.quiet, &mut hold.moved);
+    let taken = writer.take(socket, left, quiet, &mut hold.moved);
     let taken = taken.await;
     let mut owed = hold.moved;
     drop(hold);
@@ -231,6 +278,10 @@ pub(crate) async fn send(
         Taken::All => Ok(()),
         Taken::BrokenOff => Err(broken_off()),
     }
+}
+
+fn no_socket(error: &std::io::Error) -> Error {
+    Error::new(Code::Internal, format!("cannot take a connection: {error}"))
 }
 
 fn broken_off() -> Error {

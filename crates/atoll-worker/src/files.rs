@@ -2,7 +2,7 @@
 //! a pipe the worker made; no descriptor of the sandbox is ever used out here.
 
 pub(crate) mod archive;
-mod take;
+mod direct;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,7 @@ use crate::error::{inside_file, internal};
 use crate::exec::{new_pipe, nonblocking};
 use crate::keeper::watch_channel;
 use crate::sandbox::{Sandbox, blocking};
-pub use take::Taken;
+pub use direct::Taken;
 
 /// A helper that says nothing for so long may have been stopped by somebody inside.
 const SILENCE: Duration = Duration::from_secs(1);

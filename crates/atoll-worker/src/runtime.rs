@@ -12,7 +12,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use atoll_jail::SessionFirst;
 use atoll_jail::facts::Facts;
 use atoll_jail::plan::Plan;
 use atoll_model::{
@@ -161,7 +160,6 @@ pub(crate) struct Shared {
     pub(crate) meters: Meters,
     /// Those who make sandboxes in advance.
     tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
-    _session: Option<SessionFirst>,
 }
 
 impl fmt::Debug for Shared {
@@ -250,8 +248,8 @@ impl LocalRuntime {
         if config.lasting {
             // A server answers although its sandboxes take all processor time they can get.
             atoll_jail::go_before_others();
+            atoll_jail::put_session_first();
         }
-        let session = config.lasting.then(SessionFirst::begin).flatten();
         let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
         let (journals, reserve) = (config.journal.then(Arc::default), config.reserve);
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
@@ -282,7 +280,6 @@ impl LocalRuntime {
             ended: watch::Sender::default(),
             meters: Meters::default(),
             tending: Mutex::default(),
-            _session: session,
         });
         tokio::spawn(Trash::tend(Arc::downgrade(&shared), thrown));
         let runtime = Self { shared };

@@ -154,7 +154,7 @@ export type Journals = {
     behind: number;
     /** What could not be written, and was tried again. */
     failures: number;
-    /** Journals that could not be read, and were begun again. */
+    /** Commands that were forgotten before they could be written. */
     lost: number;
 };
 

@@ -26,16 +26,22 @@ use crate::views::Raw;
 pub(super) async fn read(
     files: Files,
     Query(which): Query<Which>,
+    direct: Option<Extension<Direct>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    download(files, which.path.as_bytes(), &headers).await
+    download(files, which.path.as_bytes(), &headers, direct).await
 }
 
 /// A file, or the part of it that is asked for.
-pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> Answer<Response> {
+pub(super) async fn download(
+    files: Files,
+    path: &[u8],
+    headers: &HeaderMap,
+    direct: Option<Extension<Direct>>,
+) -> Answer<Response> {
     let Files { used, who } = files;
     match transfer::open(&used, &who, path, headers).await {
-        Ok(opened) => Ok(opened.answer(used)),
+        Ok(opened) => Ok(opened.answer(used, direct.map(|Extension(direct)| direct))),
         // Tells how long the file is, so that a part of it can be asked for.
         Err(error) if error.code == Code::RangeNotSatisfiable => {
             let size = error.details.get("size").cloned().unwrap_or_default();

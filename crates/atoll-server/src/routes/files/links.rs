@@ -154,10 +154,11 @@ pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
+    direct: Option<Extension<Direct>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (files, path) = follow(Act::Download, &app, &id, signed).await?;
-    contents::download(files, path.as_bytes(), &headers).await
+    contents::download(files, path.as_bytes(), &headers, direct).await
 }
 
 /// Follow an upload link

@@ -168,8 +168,23 @@ async fn every_route_refuses_whoever_may_not() {
     let path = format!("/keys/{}", gone["keyID"].as_str().unwrap());
     assert_eq!(admin.delete(&path).await.status, 204);
     assert_eq!(admin.delete(&path).await.status, 404);
+    let mut soon = std::process::Command::new("date");
+    let soon = atoll_testkit::run(soon.args(["-u", "-d", "2 seconds", "+%FT%TZ"])).stdout;
+    let soon = String::from_utf8(soon).unwrap();
+    let expired = json!({ "name": "old", "expiresAt": soon.trim() });
+    let expired = admin.with_key(Some(&key(&admin, expired).await));
+    let over = async {
+        while expired.get("/sandboxes").await.status == 200 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(crate::world::DEADLINE, over)
+        .await
+        .unwrap();
+    let foreign = server.stranger().await;
     let strangers = [
         ("nobody", admin.with_key(None), (401, "UNAUTHENTICATED")),
+        ("an expired key", expired, (403, "PERMISSION_DENIED")),
         (
             "a revoked key",
             admin.with_key(Some(&revoked)),
@@ -188,7 +203,19 @@ async fn every_route_refuses_whoever_may_not() {
     ];
     for (method, path, needs) in ROUTES {
         let path = path.replace("PTY", "pty_aaaaabbbbbcccccddddd");
+        // What is another org's is as if it had never been.
+        let never = path.replace("ID", "iaaaaabbbbbcccccddddd");
         let path = path.replace("ID", &id).replace("EXEC", &exec);
+        if path.contains(&id) && *needs != Needs::Signature {
+            let never = never.replace("EXEC", &exec);
+            let found = ask(&foreign, method, &path).await;
+            assert_eq!(
+                found,
+                ask(&foreign, method, &never).await,
+                "{method} {path}"
+            );
+            assert_eq!(found.0, 404, "{method} {path} {found:?}");
+        }
         for (who, client, expected) in &strangers {
             let (status, code) = ask(client, method, &path).await;
             let refused = (status, code.as_str());

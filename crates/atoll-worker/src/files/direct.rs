@@ -1,17 +1,17 @@
-//! Bytes of a socket into a file of a sandbox, without copying them through our memory.
+//! Bytes between a socket and a file of a sandbox, without copying them through our memory.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use atoll_jail::pipes::PIPE;
-use atoll_model::Error;
+use atoll_model::{Code, Error};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
-use super::{SPLICE, Writer};
+use super::{Reader, SPLICE, Writer, empty_pipe};
 use crate::error::internal;
 use crate::keeper::watch_for;
 
@@ -53,8 +53,8 @@ impl Writer {
                 (writable.map_err(changed)?, readable.map_err(changed)?);
             // A splice that would have to wait does not say for whom.
             match waits_for(&socket, &pipe).map_err(|error| changed(error.into()))? {
-                Some(Waits::Pipe) => writable.clear_ready(),
-                Some(Waits::Socket) => readable.clear_ready(),
+                Some(Waits::Sink) => writable.clear_ready(),
+                Some(Waits::Source) => readable.clear_ready(),
                 None => {
                     let most = usize::try_from(count - *moved).unwrap_or(PIPE).min(PIPE);
                     match rustix::pipe::splice(&socket, None, &pipe, None, most, SPLICE) {
@@ -75,25 +75,72 @@ impl Writer {
     }
 }
 
+impl Reader {
+    /// Gives so many bytes to a socket. `given` counts them as they go, also where it ends early or is given up.
+    pub async fn give(
+        &mut self,
+        socket: OwnedFd,
+        count: u64,
+        given: &mut u64,
+    ) -> Result<(), Error> {
+        let changed = |error: std::io::Error| internal("change a pipe", &error);
+        let pipe = std::mem::replace(&mut self.pipe, empty_pipe()?);
+        let pipe = pipe.into_nonblocking_fd().map_err(changed)?;
+        let pipe = watch_for(pipe, Interest::READABLE)?;
+        let socket = watch_for(socket, Interest::WRITABLE)?;
+        while *given < count {
+            let readable = timeout(self.call.patience(), pipe.readable()).await;
+            let Ok(readable) = readable else {
+                return Err(self.call.silent("the file gave nothing"));
+            };
+            // Who reads slowly may.
+            let (mut readable, mut writable) = (
+                readable.map_err(changed)?,
+                socket.writable().await.map_err(changed)?,
+            );
+            match waits_for(&pipe, &socket).map_err(|error| changed(error.into()))? {
+                Some(Waits::Sink) => writable.clear_ready(),
+                Some(Waits::Source) => readable.clear_ready(),
+                None => {
+                    let most = usize::try_from(count - *given).unwrap_or(PIPE).min(PIPE);
+                    match rustix::pipe::splice(&pipe, None, &socket, None, most, SPLICE) {
+                        Ok(0) => {
+                            self.end().await?;
+                            return Err(Error::new(Code::Conflict, "the file became shorter"));
+                        }
+                        Ok(some) => *given += some as u64,
+                        Err(Errno::INTR | Errno::AGAIN) => {}
+                        Err(error) => {
+                            let error = std::io::Error::from(error);
+                            return Err(internal("write to a socket", &error));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 enum Waits {
-    Pipe,
-    Socket,
+    Source,
+    Sink,
 }
 
 /// Which of the two has nothing to give, or no room, now.
-fn waits_for(socket: impl AsFd, pipe: impl AsFd) -> Result<Option<Waits>, Errno> {
+fn waits_for(source: impl AsFd, sink: impl AsFd) -> Result<Option<Waits>, Errno> {
     let mut both = [
-        PollFd::new(&socket, PollFlags::IN),
-        PollFd::new(&pipe, PollFlags::OUT),
+        PollFd::new(&source, PollFlags::IN),
+        PollFd::new(&sink, PollFlags::OUT),
     ];
     match poll(&mut both, Some(&Timespec::default())) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error),
     }
-    let [socket, pipe] = both.map(|one| !one.revents().is_empty());
-    Ok(match (socket, pipe) {
-        (_, false) => Some(Waits::Pipe),
-        (false, true) => Some(Waits::Socket),
+    let [source, sink] = both.map(|one| !one.revents().is_empty());
+    Ok(match (source, sink) {
+        (_, false) => Some(Waits::Sink),
+        (false, true) => Some(Waits::Source),
         (true, true) => None,
     })
 }
