@@ -526,8 +526,10 @@ pub fn go_before_others() -> bool {
 /// sandboxes, a thread's own weight counts only among those of its session. A session that was there before us, with others in it, is
 /// left as it is.
 pub fn put_session_first() {
-    let own = rustix::process::getpid();
-    if rustix::process::getsid(None) == Ok(own) {
+    let own = rustix::process::getpid().as_raw_pid();
+    // SAFETY: takes and gives a number. 0 is the session of whoever never began one, or began it outside our view of processes.
+    let session = unsafe { libc::getsid(0) };
+    if session == own {
         let _ = std::fs::write("/proc/self/autogroup", "-10");
     }
 }
