@@ -143,6 +143,34 @@ class Cutter:
         self._listener.close()
 
 
+class Loser(Cutter):
+    """A proxy that loses the answer to one request, once it was done: the first whose head has these words."""
+
+    def __init__(self, target: int, words: bytes) -> None:
+        super().__init__(target, 1 << 40, 1 << 41, seed=1)
+        self._words: bytes | None = words
+        self._lost: set[tuple[socket.socket, socket.socket]] = set()
+
+    def _pour(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if (source, sink) in self._lost:
+                    break
+                if self._words is not None and self._words in data:
+                    self._words = None
+                    self._lost.add((sink, source))
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    @property
+    def lost(self) -> int:
+        """How many answers were."""
+        return len(self._lost)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("server") / "data")
@@ -165,7 +193,7 @@ def line(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def client(server: Server, line: str) -> Iterator[Client]:
+def client(server: Server, line: str, request: pytest.FixtureRequest) -> Iterator[Client]:
     if line == "good":
         with server.client() as client:
             yield client
@@ -175,7 +203,8 @@ def client(server: Server, line: str) -> Iterator[Client]:
     with server.client(cutter.url) as client:
         yield client
     cutter.close()
-    assert cutter.cuts > 20
+    # A few tests alone may have had good luck.
+    assert cutter.cuts > 20 or request.session.testscollected < 50
 
 
 def insist(work: Callable[[], T]) -> T:

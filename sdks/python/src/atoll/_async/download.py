@@ -40,7 +40,9 @@ class AsyncDownload:
                 stream = await self._open(deadline)
                 while data := await self._next(stream, deadline):
                     self._got += data
-                    patience.progress()
+                    if self._same is not None:
+                        # What begins anew each time does not go on.
+                        patience.progress()
                     if progress is not None:
                         await tell(progress, Progress(len(self._got), self._total))
                 break

@@ -41,7 +41,9 @@ class Download:
                 stream = self._open(deadline)
                 while data := self._next(stream, deadline):
                     self._got += data
-                    patience.progress()
+                    if self._same is not None:
+                        # What begins anew each time does not go on.
+                        patience.progress()
                     if progress is not None:
                         tell(progress, Progress(len(self._got), self._total))
                 break
