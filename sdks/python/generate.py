@@ -8,13 +8,13 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 #: Written once for both kinds of programs; the others are written twice, as they differ.
-SHARED = ["client", "commands", "door", "files", "pty", "sandbox"]
+SHARED = ["client", "commands", "door", "download", "files", "pty", "sandbox", "tools"]
 
 #: What is another word in a program that waits.
 WORDS = [
@@ -42,13 +42,17 @@ CLASSES = {
     "atoll.tools": ["Tools"],
 }
 #: What is not for users, though others of the package call it.
-INSIDE = {"request", "open", "connect", "pause", "broken"}
+INSIDE = {"request", "open", "connect", "pause", "broken", "refused"}
 
 
-def text(docstring: str | None) -> str:
-    """A docstring as Markdown: what is under a heading becomes a list."""
+def text(documented: object) -> str:
+    """A docstring as Markdown: what is under a heading becomes a list. Everything public has one."""
+    docstring = documented.__doc__
+    # A dataclass without one is given its signature.
+    if not docstring or docstring.startswith(f"{getattr(documented, '__name__', '')}("):
+        raise ValueError(f"{getattr(documented, '__qualname__', documented)} has no docstring")
     lines = []
-    for line in inspect.cleandoc(docstring or "").splitlines():
+    for line in inspect.cleandoc(docstring).splitlines():
         if re.fullmatch(r"(Args|Attributes):", line):
             continue
         argument = re.fullmatch(r"    (\w+): (.*)", line)
@@ -74,14 +78,23 @@ def signature(name: str, function: Callable[..., Any]) -> str:
 
 def described(kind: type) -> list[str]:
     """A class and what it can do."""
-    parts = [f"## {kind.__name__}", text(kind.__doc__)]
+    return [f"## {kind.__name__}", text(kind), *members(kind)]
+
+
+def members(kind: type) -> list[str]:
+    """What a class can do, and what is known of it."""
+    parts = []
     for name, member in vars(kind).items():
         inside = name.startswith("_") or (kind.__name__ == "Client" and name in INSIDE)
         function = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
-        if inside or not inspect.isfunction(function) or (kind.__name__, name) == ("Forward", "open"):
+        if inside or (kind.__name__, name) == ("Forward", "open"):
             continue
         owner = kind.__name__ if isinstance(member, (classmethod, staticmethod)) else kind.__name__.lower()
-        parts += [f"```python\n{signature(f'{owner}.{name}', function)}\n```", text(function.__doc__)]
+        if isinstance(function, property) and function.fget:
+            returned = inspect.signature(function.fget).return_annotation
+            parts += [f"```python\n{owner}.{name}: {returned}\n```", text(function.fget)]
+        elif inspect.isfunction(function):
+            parts += [f"```python\n{signature(f'{owner}.{name}', function)}\n```", text(function)]
     return parts
 
 
@@ -103,30 +116,35 @@ def reference() -> str:
     for name, kind in vars(models).items():
         if dataclasses.is_dataclass(kind) and isinstance(kind, type):
             fields = ", ".join(f"`{one.name}`" for one in dataclasses.fields(kind))
-            parts += [f"### {name}", text(kind.__doc__), f"Fields: {fields}."]
-    parts += ["## Errors", text(errors.AtollError.__doc__)]
+            parts += [f"### {name}", text(kind), f"Fields: {fields}.", *members(kind)]
+    parts += ["## Errors", text(errors.AtollError)]
     rows = ["| class | code | when |", "|---|---|---|"]
     for error in errors.AtollError.__subclasses__():
-        rows.append(
-            f"| `{error.__name__}` | `{error.code}` | {' '.join(inspect.cleandoc(error.__doc__ or '').split())} |"
-        )
+        rows.append(f"| `{error.__name__}` | `{error.code}` | {' '.join(text(error).split())} |")
     return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
 
 
-def outcomes() -> dict[Path, str]:
-    """Every file that is made, and what is to be in it."""
+def tools() -> str:
+    """What the tools for agents are, as a module: a wheel has no other files than those of its package."""
+    data = (HERE.parent / "tools.json").read_text()
+    lines = ["# Made from sdks/tools.json by generate.py.", "import json", "from typing import Any", ""]
+    return "\n".join([*lines, f'TOOLS: dict[str, Any] = json.loads(r"""\n{data}""")\n'])
+
+
+def outcomes() -> Iterator[tuple[Path, str]]:
+    """Every file that is made, and what is to be in it. The last is made from the others."""
     package = HERE / "src" / "atoll"
-    made = {}
     for name in SHARED:
         text = waiting((package / "_async" / f"{name}.py").read_text())
-        made[package / "_sync" / f"{name}.py"] = f"# Made from _async/{name}.py by generate.py.\n{text}"
-    made[HERE.parents[1] / "docs" / "python.md"] = reference()
-    return made
+        yield package / "_sync" / f"{name}.py", f"# Made from _async/{name}.py by generate.py.\n{text}"
+    yield package / "_tools_data.py", tools()
+    yield HERE.parents[1] / "docs" / "python.md", reference()
 
 
 def main() -> int:
+    """Writes, or with `--check` only says what is not current."""
     old = []
-    for path, text in outcomes().items():
+    for path, text in outcomes():
         if path.exists() and path.read_text() == text:
             continue
         old.append(path.name)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import random
 import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+import urllib.error
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
+from typing import TypeVar
 
 import pytest
 
-from atoll import Client, Sandbox
+from atoll import Client, Sandbox, errors
+
+T = TypeVar("T")
 
 
 class Server:
@@ -71,14 +77,19 @@ class Server:
         raise AssertionError("the instance is there still")
 
 
+#: What a proxy says whose server is not there.
+AWAY = b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 3\r\nconnection: close\r\n\r\n502"
+
+
 class Cutter:
-    """A proxy that ends each connection after a number of bytes that chance says, the same each time."""
+    """A proxy that ends each connection after a number of bytes that chance says, the same each time: each size is as
+    likely as its double. While there is no server it answers 502."""
 
     def __init__(self, target: int, least: int, most: int, seed: int) -> None:
         self._target, self._bounds, self._random = target, (least, most), random.Random(seed)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self.cuts = 0
+        self.cuts = self.refusals = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -89,10 +100,15 @@ class Cutter:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
-            left = [self._random.randint(*self._bounds)]
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
+                continue
+            least, most = self._bounds
+            left = [int(least * (most / least) ** self._random.random())]
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pour, args=(source, sink, left), daemon=True).start()
 
@@ -110,10 +126,49 @@ class Cutter:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
+    def _refuse(self, client: socket.socket) -> None:
+        with suppress(OSError), client:
+            # All that comes is read: a connection with something unread would be reset.
+            client.settimeout(1)
+            client.recv(1 << 20)
+            self.refusals += 1
+            client.sendall(AWAY)
+            client.shutdown(socket.SHUT_WR)
+            while client.recv(1 << 20):
+                pass
+
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+
+class Loser(Cutter):
+    """A proxy that loses the answer to one request, once it was done: the first whose head has these words."""
+
+    def __init__(self, target: int, words: bytes) -> None:
+        super().__init__(target, 1 << 40, 1 << 41, seed=1)
+        self._words: bytes | None = words
+        self._lost: set[tuple[socket.socket, socket.socket]] = set()
+
+    def _pour(self, source: socket.socket, sink: socket.socket, left: list[int]) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if (source, sink) in self._lost:
+                    break
+                if self._words is not None and self._words in data:
+                    self._words = None
+                    self._lost.add((sink, source))
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    @property
+    def lost(self) -> int:
+        """How many answers were."""
+        return len(self._lost)
 
 
 @pytest.fixture(scope="session")
@@ -131,10 +186,40 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
     server.close()
 
 
+@pytest.fixture(scope="session", params=["good", "bad"])
+def line(request: pytest.FixtureRequest) -> str:
+    """How the connections are: everything is tried over those that break, too."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def client(server: Server) -> Iterator[Client]:
-    with server.client() as client:
+def client(server: Server, line: str, request: pytest.FixtureRequest) -> Iterator[Client]:
+    if line == "good":
+        with server.client() as client:
+            yield client
+        return
+    # From a part of a head to some megabytes.
+    cutter = Cutter(server.port, 256, 8 << 20, seed=7)
+    with server.client(cutter.url) as client:
         yield client
+    cutter.close()
+    # A few tests alone may have had good luck.
+    assert cutter.cuts > 20 or request.session.testscollected < 50
+
+
+def insist(work: Callable[[], T]) -> T:
+    """What the library must not do again is done again here, if the line breaks."""
+    for _ in range(50):
+        with suppress(errors.ConnectionFailed, urllib.error.URLError, ConnectionError, http.client.HTTPException):
+            return work()
+    return work()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Looks until it is so."""
+    until = monotonic() + 30
+    while not condition():
+        assert monotonic() < until, "it did not come to pass"
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ import asyncio
 import threading
 from pathlib import Path
 
-from atoll import AsyncClient, AsyncSandbox, Sandbox
+import pytest
 
-from .conftest import Cutter, Server
+from atoll import AsyncClient, AsyncSandbox, Sandbox, errors
+
+from .conftest import Cutter, Loser, Server, wait_for
 
 #: Numbered lines on both streams, so that a gap or a repetition is seen.
 LINES = "for n in $(seq 250); do echo out $n; echo err $n >&2; done"
@@ -64,6 +66,47 @@ def test_everything_works_over_connections_that_break_on_an_event_loop(server: S
 
     asyncio.run(main())
     assert cutter.cuts > 5
+
+
+def lossy(server: Server, words: bytes, sandbox: Sandbox) -> tuple[Sandbox, Loser]:
+    """The sandbox, over a line that loses the answer to one request."""
+    loser = Loser(server.port, words)
+    return Sandbox.connect(sandbox.id, client=server.client(loser.url)), loser
+
+
+def test_what_was_done_is_not_done_again_when_the_answer_is_lost(server: Server) -> None:
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        bad, loser = lossy(server, b"/pty HTTP", sandbox)
+        terminal = bad.pty.create(shell="/bin/cat")
+        assert [one.id for one in sandbox.pty.list()] == [terminal.id] and loser.lost == 1
+        bad, loser = lossy(server, b"/files/rename HTTP", sandbox)
+        sandbox.files.write("one", "1")
+        bad.files.rename("one", "two")
+        assert (sandbox.files.read("two"), sandbox.files.exists("one"), loser.lost) == ("1", False, 1)
+        # Of others it is not known whether they were done.
+        bad, loser = lossy(server, b"/restart HTTP", sandbox)
+        with pytest.raises(errors.ConnectionFailed, match="not known whether it was done"):
+            bad.restart()
+        assert loser.lost == 1
+        wait_for(lambda: sandbox.refresh().state == "running")
+        assert [event.type for event in sandbox.events()].count("sandbox.stopped") == 1
+        bad, loser = lossy(server, b"/files/copy HTTP", sandbox)
+        with pytest.raises(errors.ConnectionFailed, match="not known whether it was done"):
+            bad.files.copy("two", "three")
+        wait_for(lambda: sandbox.files.exists("three"))
+
+
+def test_a_terminal_is_made_once_on_an_event_loop_too(server: Server) -> None:
+    loser = Loser(server.port, b"/pty HTTP")
+
+    async def main() -> None:
+        async with AsyncClient(loser.url, server.key) as client:
+            async with await AsyncSandbox.create(client=client) as sandbox:
+                terminal = await sandbox.pty.create(shell="/bin/cat")
+                assert [one.id for one in await sandbox.pty.list()] == [terminal.id]
+
+    asyncio.run(main())
+    assert loser.lost == 1
 
 
 def test_a_server_that_is_killed_is_waited_for(own_server: Server) -> None:

@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from atoll import Sandbox
-from atoll.tools import LONGEST, SCHEMAS, Tools
+from atoll import Client, Sandbox, errors
+from atoll.tools import SCHEMAS, AsyncTools, Tools
 
 from .conftest import Server
 
 ROOT = Path(__file__).parents[1]
 
 
-def test_each_tool_does_what_it_says(sandbox: Sandbox) -> None:
-    tools = Tools(sandbox)
-    assert tools.call("write_file", {"path": "a/b.py", "content": "one\ntwo\nthree\n"}).startswith("wrote 14 bytes")
-    assert tools.call("read_file", '{"path": "a/b.py", "start_line": 2, "end_line": 2}') == "two\n"
-    assert tools.call("execute_code", {"code": "print(6 * 7)"}) == "42"
-    assert tools.call("execute_code", {"code": "echo $((6*7))", "language": "bash"}) == "42"
-    assert tools.call("bash", {"command": "cat a/b.py >&2; exit 4"}) == "[stderr]\none\ntwo\nthree\n[exit code 4]"
-    assert tools.call("bash", {"command": "true"}) == "[no output]"
-    assert "too long" in tools.call("bash", {"command": "sleep 9", "timeout": 1})
-    assert "left out" in tools.call("bash", {"command": f"yes | head -c {LONGEST * 2}"})
+CASES = json.loads((ROOT.parent / "tools.cases.json").read_text())
 
 
-def test_what_a_model_does_wrong_is_told_to_it(sandbox: Sandbox) -> None:
+def test_each_tool_does_what_it_says_and_tells_what_is_wrong(sandbox: Sandbox) -> None:
     tools = Tools(sandbox)
-    assert "no-such" in tools.call("read_file", {"path": "no-such"})
-    assert tools.call("read_file", "{").startswith("error: the arguments of read_file")
-    assert tools.call("bash", {}).startswith("error: the arguments of bash")
-    assert tools.call("rm", {}) == "error: there is no tool 'rm'; there are read_file, write_file, execute_code, bash"
+    for case in CASES:
+        told = tools.call(case["name"], case["arguments"])
+        assert told == case.get("result", told), case
+        assert case.get("part", "") in told, (case, told)
+        assert len(told) == case.get("length", len(told)), case
+
+
+def test_what_is_wrong_with_the_server_is_not_the_models_affair(client: Client) -> None:
+    with Sandbox.create(client=client) as sandbox:
+        tools = Tools(sandbox)
+        sandbox.stop()
+        with pytest.raises(errors.SandboxStopped):
+            tools.call("bash", {"command": "true"})
+    with pytest.raises(errors.SandboxNotFound):
+        tools.call("read_file", {"path": "x"})
+
+
+def test_the_tools_are_those_of_every_sdk() -> None:
+    assert json.loads((ROOT.parent / "tools.json").read_text())["schemas"] == SCHEMAS
+    assert [one["function"] for one in Tools.openai()] == SCHEMAS
+    assert Tools.anthropic() == AsyncTools.anthropic()
+    # Whoever changes what it was told changes nothing for others.
+    Tools.openai()[0]["function"]["parameters"]["required"].clear()
+    assert SCHEMAS[0]["parameters"]["required"] == ["path"]
 
 
 def test_schemas_have_the_forms_that_models_take() -> None:

@@ -1,5 +1,5 @@
 // Writes src/generated from the API's description: the types of what crosses the wire, and an error class for each
-// code. `--check` writes nothing and says whether what is committed is current.
+// code; and from sdks/tools.json the tools for models. `--check` writes nothing and says whether what is committed is current.
 import { readFileSync, writeFileSync } from "node:fs";
 
 const here = new URL("..", import.meta.url);
@@ -84,8 +84,13 @@ function errors() {
     ].join("\n");
 }
 
+function tools() {
+    const data = JSON.parse(readFileSync(new URL("../tools.json", here), "utf8"));
+    return `${notice("sdks/tools.json")}\nexport const tools = ${JSON.stringify(data, null, 4)} as const;\n`;
+}
+
 let stale = false;
-for (const [name, text] of [["api.ts", types()], ["errors.ts", errors()]]) {
+for (const [name, text] of [["api.ts", types()], ["errors.ts", errors()], ["tools.ts", tools()]]) {
     const file = new URL(`src/generated/${name}`, here);
     if (process.argv.includes("--check")) {
         if (readFileSync(file, "utf8") === text) continue;

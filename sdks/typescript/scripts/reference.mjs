@@ -40,18 +40,24 @@ function members(declaration) {
     return [...shown.values()];
 }
 
-function list(declaration) {
-    return members(declaration).map(({ signatures, comment }) => `- ${signatures.map((one) => `\`${one}\``).join("<br>")}${comment ? `  \n  ${comment}` : ""}`);
+/** What is public and says nothing. */
+const silent = [];
+
+function list(owner, declaration) {
+    const all = members(declaration);
+    silent.push(...all.filter(({ comment }) => !comment).map(({ signatures }) => `${owner}: ${signatures[0]}`));
+    return all.map(({ signatures, comment }) => `- ${signatures.map((one) => `\`${one}\``).join("<br>")}${comment ? `  \n  ${comment}` : ""}`);
 }
 
 function section(symbol) {
     const target = symbol.flags & ts.SymbolFlags.Alias ? checker.getAliasedSymbol(symbol) : symbol;
     const declaration = target.declarations[0];
     const lines = [`### ${symbol.name}`, "", said(target), ""];
+    if (!said(target)) silent.push(symbol.name);
     if (ts.isClassDeclaration(declaration) || ts.isInterfaceDeclaration(declaration)) {
         const above = (declaration.heritageClauses ?? []).flatMap((clause) => clause.types.map((type) => flat(type.getText())));
         if (above.length > 0) lines.push(`Has what ${above.map((one) => `\`${one}\``).join(", ")} has.`, "");
-        lines.push(...list(declaration), "");
+        lines.push(...list(symbol.name, declaration), "");
     } else if (ts.isFunctionDeclaration(declaration)) {
         const signatures = target.declarations.filter((one) => target.declarations.length === 1 || !one.body);
         lines.push(...signatures.map((one) => `- \`${signature(one).replace(/^function /, "")}\``), "");
@@ -99,7 +105,11 @@ const text = [
 ].join("\n");
 
 const file = new URL("../../docs/typescript.md", here);
-if (process.argv.includes("--check")) {
+silent.push(...codes.filter(({ target }) => !said(target)).map(({ symbol }) => symbol.name));
+if (silent.length > 0) {
+    console.error(`no comment says what these are:\n${silent.join("\n")}`);
+    process.exitCode = 1;
+} else if (process.argv.includes("--check")) {
     if (readFileSync(file, "utf8") !== text) {
         console.error("docs/typescript.md is not current: run `npm run generate`");
         process.exitCode = 1;

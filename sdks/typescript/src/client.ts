@@ -3,7 +3,7 @@
  * call waits for ever: each has a deadline that its error names.
  */
 
-import { Deadline, Silence, backoff, breath } from "./deadline.js";
+import { Deadline, Patience, Silence, backoff, silence } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import { invalid, refused, told } from "./failure.js";
 import { type ServerEvent, serverEvents } from "./sse.js";
@@ -19,6 +19,8 @@ export interface ConnectionOptions {
     profile?: string;
     /** How long a request may take, in seconds, unless the call says otherwise; 60. */
     requestTimeout?: number;
+    /** How long a server that was there may be away before that is a failure, in seconds; 30, which is enough for a restart. */
+    reconnect?: number;
     /** A client that is there already; the other options are not looked at then. */
     client?: Client;
 }
@@ -53,16 +55,15 @@ export interface Asked extends CallOptions {
 
 /** Where `atoll serve` listens if nothing is said. */
 const LOCAL = "http://127.0.0.1:8080";
-/** How long a server that was there is looked for, in milliseconds: long enough for a restart. */
-const RESTART = 30_000;
-/** A request that was under way for so long, in milliseconds, had a server: it is looked for anew. */
+/** A request that was under way for so long, in milliseconds, had a server: it is looked for anew, */
 const UNDER_WAY = 5_000;
+/** but not more often than this. */
+const ANEW = 10;
 /** How often one that never was there is. */
 const FIRST = 2;
-/** A stream that is silent for so long is dead: a server says something every 15 s. */
-export const SILENCE = 45_000;
-/** How often in a row a stream may break without a word. */
-export const WORDLESS = 50;
+
+/** What a proxy answers when the server behind it does not. */
+const AWAY = [502, 503, 504];
 
 /** Causes with which a request has not left. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
@@ -73,12 +74,17 @@ export class Client {
     readonly url: string;
     /** How long a request may take, in seconds. */
     readonly requestTimeout: number;
+    /** How long it may be away, in seconds. */
+    readonly reconnect: number;
     readonly #key: string | undefined;
     #reached = false;
 
     constructor(options: ConnectionOptions = {}) {
         const place = platform.place(options.profile);
         const url = options.url ?? place.url ?? LOCAL;
+        if (url.startsWith("unix:")) {
+            throw invalid("url", `${url} is a socket, which cannot be reached from here`, "give the server's http:// or https:// address");
+        }
         if (!URL.canParse(url) || !/^https?:/.test(url)) {
             throw invalid("url", `${JSON.stringify(url)} is not the URL of a server`, `give one such as ${LOCAL}`);
         }
@@ -87,6 +93,7 @@ export class Client {
         const meant = place.url === undefined || place.url === url;
         this.#key = options.apiKey ?? (meant ? place.apiKey : undefined);
         this.requestTimeout = options.requestTimeout ?? 60;
+        this.reconnect = options.reconnect ?? 30;
         if (this.#key !== undefined && !/^[\x21-\x7e]+$/.test(this.#key)) {
             throw invalid("apiKey", "the key has characters that no key has", "give one of atl_ and 64 hex digits");
         }
@@ -129,7 +136,7 @@ export class Client {
     async request<T>(method: string, path: string, asked: Asked, take: (response: Response) => Promise<T>): Promise<T> {
         const what = `${method} ${path}`;
         const deadline = new Deadline(what, asked.requestTimeout ?? this.requestTimeout, asked.signal);
-        let [begin, lost] = [Date.now(), false];
+        let [begin, lost, anew] = [Date.now(), false, 0];
         try {
             for (let tries = 0; ; tries++) {
                 const at = Date.now();
@@ -146,8 +153,8 @@ export class Client {
                         return undefined as T;
                     }
                     lost ||= error instanceof ConnectionError && error.sent;
-                    if (Date.now() - at > UNDER_WAY) {
-                        [begin, tries] = [Date.now(), 0];
+                    if (Date.now() - at > UNDER_WAY && anew < ANEW) {
+                        [begin, tries, anew] = [Date.now(), 0, anew + 1];
                     }
                     const wait = this.#patience(error, asked, method, tries, begin);
                     if (wait === undefined) {
@@ -170,16 +177,17 @@ export class Client {
         asked: { query?: Query; after?: string; signal?: AbortSignal; opened?: () => void; resumed?: () => ServerEvent | undefined },
     ): AsyncGenerator<ServerEvent> {
         let { after } = asked;
-        for (let wordless = 0; wordless < WORDLESS; wordless++) {
-            const silence = new Silence(SILENCE, asked.signal);
+        const patience = new Patience(this.reconnect * 1000);
+        do {
+            const quiet = new Silence(silence.most, asked.signal);
             try {
                 // The deadline is for the beginning of the answer; what follows has its own.
                 const query = { ...asked.query, after };
-                const response = await this.request("GET", path, { query, signal: silence.signal }, async (it) => it);
+                const response = await this.request("GET", path, { query, signal: quiet.signal }, async (it) => it);
                 asked.opened?.();
-                for await (const event of serverEvents(response, () => silence.heard())) {
+                for await (const event of serverEvents(response, () => quiet.heard())) {
                     after = event.id ?? after;
-                    wordless = 0;
+                    patience.progress();
                     if (event.name === "error") {
                         throw told(event.data) ?? new AtollError(event.data, { code: "INTERNAL", category: "internal" });
                     }
@@ -189,21 +197,21 @@ export class Client {
                 }
             } catch (thrown) {
                 asked.signal?.throwIfAborted();
-                const error = silence.lasted ? undefined : this.broken(thrown);
+                const error = quiet.lasted ? undefined : this.broken(thrown);
                 // Opening has tried again as long as makes sense.
                 if (error && !(error instanceof ConnectionError && error.sent)) {
                     throw error;
                 }
             } finally {
-                silence.end();
+                quiet.end();
             }
-            await breath(wordless);
             asked.signal?.throwIfAborted();
             const missed = asked.resumed?.();
             if (missed) {
                 yield missed;
             }
-        }
+        } while (await patience.pause());
+        asked.signal?.throwIfAborted();
         throw new ConnectionError(`GET ${path}: the stream breaks off again and again`, {
             sent: true,
             remedy: "see what is between here and the server",
@@ -226,7 +234,7 @@ export class Client {
             init.duplex = "half";
         }
         const response = await fetch(this.address(path, asked.query), init);
-        this.#reached = true;
+        this.#reached ||= !AWAY.includes(response.status);
         return response;
     }
 
@@ -258,12 +266,12 @@ export class Client {
         if (error.code === "RATE_LIMITED") {
             return Math.max(error.retryAfter ?? 1, 0.1) * 1000;
         }
-        const away = error.code === "UNEXPECTED_ANSWER" && [502, 503, 504].includes(error.status ?? 0);
+        const away = error.code === "UNEXPECTED_ANSWER" && AWAY.includes(error.status ?? 0);
         if (!away && !(error instanceof ConnectionError)) {
             return undefined;
         }
         const sent = !(error instanceof ConnectionError) || error.sent;
-        const patient = this.#reached ? Date.now() - begin < RESTART : tries < FIRST;
+        const patient = this.#reached ? Date.now() - begin < this.reconnect * 1000 : tries < FIRST;
         return patient && (repeat === "always" || !sent) ? backoff(tries) : undefined;
     }
 }

@@ -7,11 +7,13 @@ import { platform } from "./platform.js";
 
 /** How a command ended, and what it wrote. */
 export interface CommandResult {
+    /** Its id: `commands.connect` has all of its output that is kept. */
     execID: string;
     /** 124 after its deadline, 137 after an OOM kill, 128 + n after signal n. */
     exitCode: number;
     /** Text; what is none is U+FFFD. */
     stdout: string;
+    /** The same of its standard error. */
     stderr: string;
     /** What ended it. */
     signal: number | undefined;
@@ -42,6 +44,9 @@ const KEPT = 10 << 20;
 /** How much input is sent at a time; a body may have 1 MiB. */
 const PART = 256 << 10;
 
+type Decoders = Record<"stdout" | "stderr", TextDecoder>;
+const decoders = (): Decoders => ({ stdout: new TextDecoder(), stderr: new TextDecoder() });
+
 interface Listeners {
     onStdout?: (text: string) => void;
     onStderr?: (text: string) => void;
@@ -59,6 +64,9 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     readonly #timeout: number | undefined;
     #exit: Exit | undefined;
     #listening: Promise<CommandResult> | undefined;
+    #result: CommandResult | undefined;
+    /** What whoever listens was told: the next one goes on behind it. */
+    readonly #told = { at: 0, decoders: decoders(), text: { stdout: [] as string[], stderr: [] as string[] }, size: { stdout: 0, stderr: 0 }, truncated: false };
     #stop = new AbortController();
     #waiting = 0;
     /** How much input was taken, once it is known. */
@@ -81,8 +89,11 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
      * restart of the server, with nothing missing and nothing twice.
      */
     async *output(options: { after?: number; signal?: AbortSignal } = {}): AsyncGenerator<OutputEvent> {
-        const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
-        const asked = { query: { encoding: "base64" }, after: String(options.after ?? 0), signal: options.signal };
+        yield* this.#follow(options.after ?? 0, decoders(), options.signal);
+    }
+
+    async *#follow(after: number, decoders: Decoders, signal: AbortSignal | undefined): AsyncGenerator<OutputEvent> {
+        const asked = { query: { encoding: "base64" }, after: String(after), signal };
         for await (const event of this.#client.events(`${this.#path}/output`, asked)) {
             const body = JSON.parse(event.data);
             switch (event.name) {
@@ -116,7 +127,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
 
     /**
      * Waits for its end. After `timeout` seconds that is a `TimeoutError`, and the command goes on; if nothing is said, half a minute more
-     * than its own deadline, or an hour; 0 waits for ever.
+     * than its own deadline, or an hour; 0 waits for ever. Listeners are told on.
      */
     async wait(options: { timeout?: number; signal?: AbortSignal } = {}): Promise<CommandResult> {
         const own = this.#timeout ? this.#timeout + 30 : HOUR;
@@ -126,25 +137,32 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
             return await deadline.race(this.listen());
         } finally {
             deadline.end();
-            if (--this.#waiting === 0) {
+            const { onStdout, onStderr } = this.#listeners;
+            if (--this.#waiting === 0 && !onStdout && !onStderr) {
                 this.disconnect();
             }
         }
     }
 
-    /** Stops listening; the command goes on. */
+    /** Stops listening; the command goes on. Whoever waits for it later gets all of its output. */
     disconnect(): void {
         this.#stop.abort();
     }
 
     /** @internal Follows it once for everybody who waits, telling listeners. */
     listen(): Promise<CommandResult> {
-        if (!this.#listening) {
+        if (this.#result) {
+            return Promise.resolve(this.#result);
+        }
+        if (!this.#listening || this.#stop.signal.aborted) {
             this.#stop = new AbortController();
-            this.#listening = this.#collect(this.#stop.signal);
-            this.#listening.catch(() => {
+            const listening = this.#collect(this.#stop.signal);
+            this.#listening = listening;
+            listening.catch(() => {
                 // Whoever waits is told; the next one tries again.
-                this.#listening = undefined;
+                if (this.#listening === listening) {
+                    this.#listening = undefined;
+                }
             });
         }
         return this.#listening;
@@ -152,23 +170,25 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
 
     async #collect(signal: AbortSignal): Promise<CommandResult> {
         const { onStdout, onStderr } = this.#listeners;
-        const text = { stdout: [] as string[], stderr: [] as string[] };
-        const size = { stdout: 0, stderr: 0 };
-        let truncated = false;
-        for await (const event of this.output({ signal })) {
+        const told = this.#told;
+        const { text, size } = told;
+        for await (const event of this.#follow(told.at, told.decoders, signal)) {
+            // Somebody else may listen by now.
+            signal.throwIfAborted();
             if (event.type === "gap") {
-                truncated = true;
+                [told.at, told.truncated] = [event.to, true];
                 continue;
             }
+            told.at = event.position + event.data.length;
             (event.type === "stdout" ? onStdout : onStderr)?.(event.text);
             if (size[event.type] < KEPT) {
                 text[event.type].push(event.text);
                 size[event.type] += event.data.length;
             } else {
-                truncated = true;
+                told.truncated = true;
             }
         }
-        return {
+        this.#result = {
             execID: this.execID,
             exitCode: this.#exit?.exitCode ?? -1,
             stdout: text.stdout.join(""),
@@ -176,8 +196,9 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
             signal: this.#exit?.signal ?? undefined,
             timedOut: this.#exit?.timedOut ?? false,
             oomKilled: this.#exit?.oomKilled ?? false,
-            truncated,
+            truncated: told.truncated,
         };
+        return this.#result;
     }
 
     /** Sends a signal; 9, if nothing is said, ends everything the command started. */
@@ -203,7 +224,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     /** @internal All of its input, from the beginning: what it has already is not sent again. */
     async feed(text: string, options: CallOptions): Promise<void> {
         this.#taken = 0;
-        await this.sendStdin(text, { signal: options.signal });
+        await this.sendStdin(text, options);
         await this.closeStdin({ signal: options.signal });
     }
 
@@ -233,7 +254,6 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
             query: { offset },
             body: () => part as Uint8Array<ArrayBuffer>,
             repeat: "always",
-            requestTimeout: 0,
             signal: deadline.signal,
         });
         return answer.taken;

@@ -3,6 +3,7 @@
 import type { CallOptions, Client } from "./client.js";
 import { CommandHandle, type CommandResult } from "./command-handle.js";
 import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
+import { StdinClosedError } from "./generated/errors.js";
 import { randomName } from "./random.js";
 
 /** How a command is run. */
@@ -27,6 +28,7 @@ export interface RunOptions extends CallOptions {
 
 /** How a command is run that is waited for. */
 export interface ForegroundOptions extends RunOptions {
+    /** Wait for its end. */
     background?: false;
     /** All of its input. */
     stdin?: string;
@@ -34,6 +36,7 @@ export interface ForegroundOptions extends RunOptions {
 
 /** How a command is run that goes on by itself. */
 export interface BackgroundOptions extends RunOptions {
+    /** Come back at once, with a handle. */
     background: true;
     /** It gets what is sent by `sendStdin`, until `closeStdin`. */
     openStdin?: boolean;
@@ -110,10 +113,27 @@ export class Commands {
 
     /** The end of a command that is followed. */
     async #finish(handle: CommandHandle, options: ForegroundOptions, timeout: number): Promise<CommandResult> {
-        const fed = options.stdin === undefined ? undefined : handle.feed(options.stdin, options);
-        // A command need not read all of its input.
-        fed?.catch(() => {});
-        return await handle.wait({ timeout: timeout === 0 ? 0 : timeout + GRACE, signal: options.signal });
+        // It has as long to read its input as it has at all.
+        const within = timeout === 0 ? 0 : timeout + GRACE;
+        let failed: unknown;
+        if (options.stdin !== undefined) {
+            handle.feed(options.stdin, { requestTimeout: within, signal: options.signal }).catch((error: unknown) => {
+                // A command need not read all of its input; but without it, it would wait for what does not come.
+                if (!(error instanceof StdinClosedError)) {
+                    failed = error;
+                    handle.kill().catch(() => {});
+                }
+            });
+        }
+        try {
+            const done = await handle.wait({ timeout: within, signal: options.signal });
+            if (failed !== undefined) {
+                throw failed;
+            }
+            return done;
+        } finally {
+            handle.disconnect();
+        }
     }
 
     /** Starts a command: one, however often it has to be asked for. */

@@ -62,12 +62,38 @@ export class Deadline {
     }
 }
 
+/** How long somebody may say nothing before they are gone, in milliseconds: servers say something every 15 s, and on WebSockets every 30. */
+export const silence = { most: 45_000 };
+
+/** Waits before something that broke off is tried again, until that has led nowhere for so many milliseconds. */
+export class Patience {
+    readonly #milliseconds: number;
+    #since: number | undefined;
+    #tries = 0;
+
+    constructor(milliseconds: number) {
+        this.#milliseconds = milliseconds;
+    }
+
+    /** It went on: the next failure is a first one. */
+    progress(): void {
+        [this.#since, this.#tries] = [undefined, 0];
+    }
+
+    /** Waits a moment; whether it makes sense to try again. */
+    async pause(): Promise<boolean> {
+        this.#since ??= Date.now();
+        await new Promise((done) => setTimeout(done, backoff(Math.min(this.#tries++, 2))));
+        return Date.now() - this.#since < this.#milliseconds;
+    }
+}
+
 /** Gives a stream up that is silent for too long, or whose reader wishes so. */
 export class Silence {
     readonly #controller = new AbortController();
     readonly #milliseconds: number;
     #timer: ReturnType<typeof setTimeout> | undefined;
-    /** Aborted then. */
+    /** Aborted then; not before something was heard for the first time. */
     readonly signal: AbortSignal;
 
     constructor(milliseconds: number, outer?: AbortSignal) {
@@ -91,11 +117,6 @@ export class Silence {
         clearTimeout(this.#timer);
         this.#controller.abort();
     }
-}
-
-/** A moment before a stream that broke off is opened again: opening it has its own patience. */
-export async function breath(tries: number): Promise<void> {
-    await new Promise((done) => setTimeout(done, backoff(Math.min(tries, 2))));
 }
 
 /** How long to wait before the next attempt: longer each time, and not all clients at once. */

@@ -1,7 +1,7 @@
 /** The bytes of a file, over a line that may break. */
 
-import { type Client, type Query, SILENCE, WORDLESS } from "./client.js";
-import { Silence, breath } from "./deadline.js";
+import type { Client, Query } from "./client.js";
+import { Patience, Silence, silence } from "./deadline.js";
 import { ConnectionError } from "./error.js";
 import { failure } from "./failure.js";
 import type { TransferOptions } from "./files.js";
@@ -16,13 +16,17 @@ export async function* download(client: Client, path: string, query: Query, opti
     const { requestTimeout, onProgress } = options;
     let got = 0;
     let first: File | undefined;
-    for (let wordless = 0; wordless < WORDLESS; wordless++) {
-        const silence = new Silence(SILENCE, options.signal);
-        const call = { requestTimeout, signal: silence.signal, query };
+    let total: number | undefined;
+    const patience = new Patience(client.reconnect * 1000);
+    do {
+        const quiet = new Silence(silence.most, options.signal);
+        const call = { requestTimeout, signal: quiet.signal, query };
         try {
             const headers: Record<string, string> = got > 0 ? { range: `bytes=${got}-` } : {};
             const opened = await client.request("GET", path, { ...call, headers }, async (response) => {
                 const size = Number(response.headers.get("x-file-size") ?? 0);
+                // Of the file itself: a path may lead there by a link.
+                total ??= size;
                 return size > LARGE || got > 0 ? response : await response.arrayBuffer();
             });
             if (opened instanceof ArrayBuffer) {
@@ -36,25 +40,26 @@ export async function* download(client: Client, path: string, query: Query, opti
                 const facts = { code: "CONFLICT", category: "conflict", remedy: "read it again" } as const;
                 throw failure(`${query.path} was changed while it was read`, facts);
             }
-            silence.heard();
+            quiet.heard();
             for await (const piece of piecesOf(opened)) {
-                silence.heard();
-                [got, wordless] = [got + piece.length, 0];
-                onProgress?.({ bytes: got, total: first.size });
+                quiet.heard();
+                patience.progress();
+                got += piece.length;
+                onProgress?.({ bytes: got, total });
                 yield piece;
             }
             return;
         } catch (thrown) {
             options.signal?.throwIfAborted();
-            const error = silence.lasted ? undefined : client.broken(thrown);
+            const error = quiet.lasted ? undefined : client.broken(thrown);
             if (error && !(error instanceof ConnectionError && error.sent)) {
                 throw error;
             }
         } finally {
-            silence.end();
+            quiet.end();
         }
-        await breath(wordless);
-    }
+    } while (await patience.pause());
+    options.signal?.throwIfAborted();
     throw new ConnectionError(`GET ${path}: the answer breaks off again and again`, {
         sent: true,
         remedy: "see what is between here and the server",

@@ -26,6 +26,7 @@ export interface Progress {
 
 /** What a long transfer takes. */
 export interface TransferOptions extends FileOptions {
+    /** Is told how far it is. */
     onProgress?: (progress: Progress) => void;
 }
 

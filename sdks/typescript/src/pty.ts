@@ -1,9 +1,15 @@
 /** Terminals of a sandbox. They stay when their clients go, also across a restart of the server. */
 
 import type { CallOptions, Client } from "./client.js";
-import { Terminal, type TerminalListeners } from "./terminal.js";
+import { ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
+import { TerminalNotFoundError } from "./generated/errors.js";
 import { platform } from "./platform.js";
+import { randomName } from "./random.js";
+import { Terminal, type TerminalListeners } from "./terminal.js";
+
+/** How often a terminal whose answer got lost is looked for. */
+const TRIES = 10;
 
 /** How a terminal is made. */
 export interface TerminalOptions extends CallOptions, TerminalListeners {
@@ -13,8 +19,11 @@ export interface TerminalOptions extends CallOptions, TerminalListeners {
     rows?: number;
     /** The program; a shell if nothing is said. */
     shell?: string;
+    /** Where it begins; the user's home if nothing is said. */
     cwd?: string;
+    /** As whom; the template's user if nothing is said. */
     user?: string;
+    /** Variables that win over the sandbox's. */
     env?: Record<string, string>;
 }
 
@@ -35,8 +44,30 @@ export class Terminals {
         const json = { cols, rows, shell, cwd, user, envs: env };
         // Where there is no way to join one, none is made.
         await platform.WebSocket();
-        const made = await this.#client.json<api.Terminal>("POST", this.#path, { json, requestTimeout, signal });
+        const made = await this.#make(json, { requestTimeout, signal });
         return await Terminal.join(this.#client, this.#path, made, options);
+    }
+
+    /** Makes one: it is found by its tag if the answer gets lost, and the key makes it one even if it is asked for at the same moment. */
+    async #make(asked: object, options: CallOptions): Promise<api.Terminal> {
+        const tag = randomName();
+        const [json, headers] = [{ ...asked, tag }, { "idempotency-key": tag }];
+        for (let tries = 1; ; tries++) {
+            try {
+                return await this.#client.json<api.Terminal>("POST", this.#path, { json, headers, ...options });
+            } catch (error) {
+                if (!(error instanceof ConnectionError && error.sent) || tries === TRIES) {
+                    throw error;
+                }
+            }
+            try {
+                return await this.#client.json<api.Terminal>("GET", `${this.#path}/tag:${tag}`, options);
+            } catch (error) {
+                if (!(error instanceof TerminalNotFoundError)) {
+                    throw error;
+                }
+            }
+        }
     }
 
     /** Joins a terminal that is there: first comes what its screen shows. */

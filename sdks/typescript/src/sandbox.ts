@@ -1,6 +1,6 @@
 /** A sandbox: its life, and the way to its commands, files, terminals and ports. */
 
-import { type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
+import { type Asked, type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
 import { Commands } from "./commands.js";
 import { AtollError } from "./error.js";
 import { Files } from "./files.js";
@@ -35,11 +35,13 @@ export interface Forward extends AsyncDisposable {
     host: string;
     /** The port here. */
     port: number;
+    /** Why the last connection that failed did, if one has: nobody may listen in the sandbox. */
+    readonly lastError: Error | undefined;
     /** Closes it, with the connections through it. */
     close(): Promise<void>;
 }
 
-const SPLIT = ["url", "apiKey", "profile", "requestTimeout", "client", "signal"] as const;
+const SPLIT = ["url", "apiKey", "profile", "requestTimeout", "reconnect", "client", "signal"] as const;
 
 /** A sandbox. One that `create` made is deleted by `await using`; one that was connected to stays. */
 export class Sandbox implements AsyncDisposable {
@@ -135,9 +137,9 @@ export class Sandbox implements AsyncDisposable {
         return await this.#change("start", options);
     }
 
-    /** Stops and starts it. */
+    /** Stops and starts it. Twice is not once: it is not repeated if the answer gets lost. */
     async restart(options: CallOptions = {}): Promise<api.Sandbox> {
-        return await this.#change("restart", options);
+        return await this.#change("restart", options, undefined, "unsent");
     }
 
     /** What its programs may reach, from now on. */
@@ -198,8 +200,8 @@ export class Sandbox implements AsyncDisposable {
         }
     }
 
-    async #change(route: string, options: CallOptions, json?: object): Promise<api.Sandbox> {
-        return await this.client.json("POST", `${this.#path}/${route}`, { ...call(options), json, repeat: "always" });
+    async #change(route: string, options: CallOptions, json?: object, repeat: Asked["repeat"] = "always"): Promise<api.Sandbox> {
+        return await this.client.json("POST", `${this.#path}/${route}`, { ...call(options), json, repeat });
     }
 }
 

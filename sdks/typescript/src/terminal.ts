@@ -4,10 +4,10 @@
  */
 
 import type { CallOptions, Client } from "./client.js";
-import { Deadline, backoff } from "./deadline.js";
+import { Deadline, Patience, backoff } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
-import { closeReason, openSocket } from "./socket.js";
+import { type Closed, closeReason, openSocket } from "./socket.js";
 
 /** Whoever wants to be told. */
 export interface TerminalListeners {
@@ -17,8 +17,6 @@ export interface TerminalListeners {
 
 /** How much output waits for somebody who iterates, in bytes; whoever is behind further gets the screen instead. */
 const MOST = 4 << 20;
-/** How long a server that is away is looked for, in milliseconds. */
-const RESTART = 30_000;
 const HOUR = 3600;
 
 /** A terminal; iterate over it for its output. */
@@ -59,14 +57,14 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     /** @internal */
     static async join(client: Client, path: string, about: api.Terminal, options: CallOptions & TerminalListeners): Promise<Terminal> {
         const terminal = new Terminal(client, path, about, options);
-        await terminal.#connect(options);
+        await terminal.#connectAgain(options);
         return terminal;
     }
 
     async #connect(options: CallOptions = {}): Promise<void> {
         const listeners = {
             message: (data: ArrayBuffer) => this.#take(new Uint8Array(data)),
-            close: (event: { code: number; reason: string }) => {
+            close: (event: Closed) => {
                 this.#socket = undefined;
                 void this.#closed(event);
             },
@@ -93,7 +91,7 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
         this.#wake();
     }
 
-    async #closed(event: { code: number; reason: string }): Promise<void> {
+    async #closed(event: Closed): Promise<void> {
         if (this.#over || this.#behind) {
             return;
         }
@@ -108,18 +106,27 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     }
 
     async #rejoin(): Promise<void> {
-        const begin = Date.now();
-        for (let tries = 0; !this.#over; tries++) {
+        try {
+            await this.#client.json("GET", this.#path);
+            await this.#connectAgain();
+        } catch (error) {
+            this.#end(isOver(error) ? undefined : (error as Error));
+        }
+    }
+
+    /** Connects, as often as makes sense: joining twice does no harm. */
+    async #connectAgain(options: CallOptions = {}): Promise<void> {
+        const patience = new Patience(this.#client.reconnect * 1000);
+        while (!this.#over) {
             try {
-                await this.#client.json("GET", this.#path);
-                return await this.#connect();
+                return await this.#connect(options);
             } catch (error) {
-                if (!(error instanceof ConnectionError) || Date.now() - begin > RESTART) {
-                    this.#end(isOver(error) ? undefined : (error as Error));
-                    return;
+                if (!(error instanceof ConnectionError) || !(await patience.pause())) {
+                    throw error;
                 }
             }
-            await new Promise((done) => setTimeout(done, backoff(tries)));
+            // Says, better than a WebSocket can, that it is gone.
+            await this.#client.json("GET", this.#path, { requestTimeout: options.requestTimeout, signal: options.signal });
         }
     }
 

@@ -1,12 +1,17 @@
 /** Tools for models that call functions: what they are told, and what a call does in a sandbox. */
 
+import type { CommandResult } from "./command-handle.js";
 import { AtollError } from "./error.js";
+import { tools } from "./generated/tools.js";
 import type { Sandbox } from "./sandbox.js";
 
 /** A tool, as a model is told of it; `parameters` is a JSON schema. */
 export interface ToolSchema {
+    /** What it is called by. */
     name: string;
+    /** What it does, for the model. */
     description: string;
+    /** What a call takes. */
     parameters: {
         type: "object";
         properties: Record<string, { type: string; description: string; enum?: string[]; minimum?: number }>;
@@ -17,6 +22,7 @@ export interface ToolSchema {
 
 /** A call, as a model makes it. */
 export interface ToolCall {
+    /** Which tool. */
     name: string;
     /** An object, or the JSON of one. */
     arguments: unknown;
@@ -24,97 +30,58 @@ export interface ToolCall {
 
 type Fields = Record<string, unknown>;
 
-interface Tool {
-    schema: ToolSchema;
-    run(sandbox: Sandbox, fields: Fields): Promise<string>;
-}
+const SCHEMAS = tools.schemas as unknown as ToolSchema[];
 
-/** How much text a model is given at most. */
-const MOST = 30_000;
-
-/** What each language is run by; the code is its input. */
-const LANGUAGES: Record<string, [string, ...string[]]> = {
-    python: ["python3", "-"],
-    javascript: ["node", "-"],
-    bash: ["bash", "-s"],
-};
-
-function tool(name: string, description: string, properties: ToolSchema["parameters"]["properties"], required: string[], run: Tool["run"]): Tool {
-    return { schema: { name, description, parameters: { type: "object", properties, required, additionalProperties: false } }, run };
-}
-
-const PATH = { type: "string", description: "Absolute, or relative to the home directory." };
-const SECONDS = { type: "number", description: "When it is ended, in seconds; 60 if nothing is said.", minimum: 1 };
-
-const TOOLS: Tool[] = [
-    tool(
-        "read_file",
-        "Read a text file of the sandbox, or some of its lines.",
-        {
-            path: PATH,
-            start_line: { type: "integer", description: "The first line, counted from 1.", minimum: 1 },
-            end_line: { type: "integer", description: "The last line.", minimum: 1 },
-        },
-        ["path"],
-        async (sandbox, { path, start_line, end_line }) => {
-            const text = await sandbox.files.read(path as string);
-            if (start_line === undefined && end_line === undefined) {
-                return text;
-            }
-            const lines = text.split("\n");
-            return lines.slice(Number(start_line ?? 1) - 1, Number(end_line ?? lines.length)).join("\n");
-        },
-    ),
-    tool(
-        "write_file",
-        "Write a text file of the sandbox; missing directories are made, and a file that is there is replaced.",
-        { path: PATH, content: { type: "string", description: "All of it." } },
-        ["path", "content"],
-        async (sandbox, { path, content }) => {
-            const file = await sandbox.files.write(path as string, content as string);
-            return `${file.path} has ${file.size} bytes`;
-        },
-    ),
-    tool(
-        "execute_code",
-        "Run a program in the sandbox; answers with its exit code, standard output and standard error.",
-        {
-            language: { type: "string", description: "What the code is written in.", enum: Object.keys(LANGUAGES) },
-            code: { type: "string", description: "The whole program." },
-            timeout: SECONDS,
-        },
-        ["language", "code"],
-        async (sandbox, { language, code, timeout }) => {
-            const [program, ...args] = LANGUAGES[language as string] ?? ["false"];
-            const options = { args, stdin: code as string, timeout: timeout as number | undefined };
-            return shown(await sandbox.commands.run(program, options));
-        },
-    ),
-    tool(
-        "bash",
-        "Run a command line in the sandbox; answers with its exit code, standard output and standard error.",
-        {
-            command: { type: "string", description: "A line for bash." },
-            cwd: { type: "string", description: "Where; the home directory if nothing is said." },
-            timeout: SECONDS,
-        },
-        ["command"],
-        async (sandbox, { command, cwd, timeout }) => {
-            const args = ["-c", command as string];
-            const options = { args, cwd: cwd as string | undefined, timeout: timeout as number | undefined };
-            return shown(await sandbox.commands.run("bash", options));
-        },
-    ),
-];
-
-function shown(result: { exitCode: number; stdout: string; stderr: string; timedOut: boolean }): string {
-    const parts = [`exit code ${result.exitCode}${result.timedOut ? " (its time was up)" : ""}`];
-    for (const name of ["stdout", "stderr"] as const) {
-        if (result[name] !== "") {
-            parts.push(`${name}:\n${result[name]}`);
+/** Does what a call asks for; its fields are as described. */
+async function run(sandbox: Sandbox, name: string, fields: Fields): Promise<string> {
+    const text = (field: string) => fields[field] as string;
+    const number = (field: string) => fields[field] as number | undefined;
+    const options = { cwd: fields.cwd as string | undefined, timeout: number("timeout") };
+    switch (name) {
+        case "read_file":
+            return lines(await sandbox.files.read(text("path")), number("start_line"), number("end_line"));
+        case "write_file": {
+            const file = await sandbox.files.write(text("path"), text("content"));
+            return `wrote ${file.size} bytes to ${file.path}`;
         }
+        case "execute_code": {
+            const [program, ...args] = tools.languages[(fields.language ?? "python") as keyof typeof tools.languages];
+            return outcome(await sandbox.commands.run(program, { ...options, args, stdin: text("code") }));
+        }
+        default:
+            return outcome(await sandbox.commands.run("bash", { ...options, args: ["-c", text("command")] }));
     }
-    return parts.join("\n");
+}
+
+/** Some lines of a text, or all of it. */
+function lines(text: string, first: number | undefined, last: number | undefined): string {
+    const some = first === undefined && last === undefined ? text : text.split("\n").slice((first ?? 1) - 1, last).join("\n");
+    return some || "[empty]";
+}
+
+/** What a command wrote, and how it ended if that is worth a word. */
+function outcome(result: CommandResult): string {
+    const parts = [result.stdout, result.stderr && `[stderr]\n${result.stderr}`];
+    if (result.timedOut) {
+        parts.push("[it was ended because it took too long]");
+    } else if (result.oomKilled) {
+        parts.push(`[exit code ${result.exitCode}: something was killed for want of memory]`);
+    } else if (result.exitCode !== 0) {
+        parts.push(`[exit code ${result.exitCode}]`);
+    }
+    const said = parts.filter((part) => part !== "").map((part) => part.replace(/\n+$/, ""));
+    return said.join("\n") || "[no output]";
+}
+
+/** A text that is not too long: the middle of a longer one is left out. */
+function short(text: string): string {
+    const characters = text.length > tools.longest ? Array.from(text) : [];
+    const left = characters.length - tools.longest;
+    if (left <= 0) {
+        return text;
+    }
+    const half = tools.longest / 2;
+    return `${characters.slice(0, half).join("")}\n[${left} characters left out]\n${characters.slice(-half).join("")}`;
 }
 
 /** What is wrong with the arguments of a call; nothing if they fit. */
@@ -132,7 +99,7 @@ function fault(schema: ToolSchema, fields: Fields): string | undefined {
         }
         const fits = known.type === "string" ? typeof value === "string" : known.type === "integer" ? Number.isInteger(value) : typeof value === "number";
         if (!fits) {
-            return `${name} must be a ${known.type}`;
+            return `${name} must be ${known.type === "integer" ? "an" : "a"} ${known.type}`;
         }
         if (known.minimum !== undefined && (value as number) < known.minimum) {
             return `${name} must be at least ${known.minimum}`;
@@ -151,39 +118,48 @@ function fault(schema: ToolSchema, fields: Fields): string | undefined {
 export function toolSchemas(form: "function"): { type: "function"; function: ToolSchema }[];
 export function toolSchemas(form: "input_schema"): (Omit<ToolSchema, "parameters"> & { input_schema: ToolSchema["parameters"] })[];
 export function toolSchemas(form: "function" | "input_schema"): object[] {
-    return TOOLS.map(({ schema }) => {
+    return SCHEMAS.map((schema) => {
         const { parameters, ...rest } = structuredClone(schema);
         return form === "function" ? { type: "function", function: { ...rest, parameters } } : { ...rest, input_schema: parameters };
     });
 }
 
-/** Does what a model asks for; the text to give it. What is wrong with a call is told to the model too; what is wrong with the server is thrown. */
+/**
+ * Does what a model asks for; the text to give it. What the model did wrong is told to it too; what is wrong with the server or the sandbox is
+ * thrown.
+ */
 export async function callTool(sandbox: Sandbox, call: ToolCall): Promise<string> {
-    const found = TOOLS.find(({ schema }) => schema.name === call.name);
-    if (!found) {
-        return `error: there is no tool ${call.name}; there are ${TOOLS.map(({ schema }) => schema.name).join(", ")}`;
+    const schema = SCHEMAS.find(({ name }) => name === call.name);
+    if (!schema) {
+        return `error: there is no tool ${call.name}; there are ${SCHEMAS.map(({ name }) => name).join(", ")}`;
     }
-    let fields: unknown;
+    let given: unknown;
     try {
-        fields = typeof call.arguments === "string" ? JSON.parse(call.arguments) : call.arguments;
+        given = typeof call.arguments === "string" ? JSON.parse(call.arguments) : call.arguments;
     } catch {
-        return "error: the arguments are not JSON";
+        return `error: the arguments of ${call.name} are not JSON`;
     }
-    if (typeof fields !== "object" || fields === null || Array.isArray(fields)) {
-        return "error: the arguments are not an object";
+    if (typeof given !== "object" || given === null || Array.isArray(given)) {
+        return `error: the arguments of ${call.name} are not an object`;
     }
-    const wrong = fault(found.schema, fields as Fields);
+    // Nothing is as good as left out.
+    const fields = Object.fromEntries(Object.entries(given).filter(([, value]) => value !== null && value !== undefined));
+    const wrong = fault(schema, fields);
     if (wrong) {
         return `error: ${wrong}`;
     }
     try {
-        const text = await found.run(sandbox, fields as Fields);
-        return text.length > MOST ? `${text.slice(0, MOST)}\n… (${text.length - MOST} more characters)` : text;
+        return short(await run(sandbox, call.name, fields));
     } catch (error) {
-        const own = ["validation", "not_found", "conflict"];
-        if (error instanceof AtollError && own.includes(error.category) && error.code !== "SANDBOX_NOT_FOUND") {
+        if (error instanceof AtollError && modelsOwn(error)) {
             return `error: ${error.message}`;
         }
         throw error;
     }
+}
+
+/** Whether a failure is the model's own affair. */
+function modelsOwn({ code, category }: AtollError): boolean {
+    const { categories, codes, never } = tools.told as Record<"categories" | "codes" | "never", readonly string[]>;
+    return (categories.includes(category) || codes.includes(code)) && !never.includes(code);
 }

@@ -5,7 +5,7 @@ import { mkdirSync, mkdtempSync, readFileSync, readlinkSync, rmSync, statSync, s
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-import { AtollError, ConnectionError, FileExistsError, FileNotFoundError, NotAFileError, type Progress, Sandbox, StdinClosedError } from "../src/node.js";
+import { AtollError, FileExistsError, FileNotFoundError, NotAFileError, type Progress, Sandbox, StdinClosedError, TimeoutError } from "../src/node.js";
 
 export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     async "a command's output and exit code come back"(sb) {
@@ -35,11 +35,41 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
 
     async "output is told as it comes, whole characters at a time"(sb) {
         const told: string[] = [];
-        const script = "printf '\\303'; sleep 0.05; printf '\\251\\n'; echo e >&2; printf '\\377'";
-        const done = await sb.commands.run(script, { onStdout: (text) => told.push(text), onStderr: (text) => told.push(`!${text}`) });
-        assert.equal(done.stdout, "é\n\ufffd");
+        // The two bytes of the é come apart: the second when it is known that the first has come.
+        const script = "printf 'a\\303'; until [ -e heard ]; do sleep 0.01; done; printf '\\251\\n'; echo e >&2; printf '\\377'";
+        const onStdout = (text: string) => {
+            told.push(text);
+            if (text === "a") {
+                void sb.files.write("heard", "");
+            }
+        };
+        const done = await sb.commands.run(script, { onStdout, onStderr: (text) => told.push(`!${text}`) });
+        assert.equal(done.stdout, "aé\n\ufffd");
         assert.equal(done.stderr, "e\n");
         assert.ok(told.join("").includes("é"), told.join("|"));
+    },
+
+    async "a wait that is given up loses nothing, and listeners hear everything once"(sb) {
+        const told: string[] = [];
+        const script = "echo one; until [ -e go1 ]; do sleep 0.01; done; echo two; until [ -e go2 ]; do sleep 0.01; done; printf 'three\\303'; exit 6";
+        const handle = await sb.commands.run(script, { background: true, onStdout: (text) => told.push(text) });
+        await until(() => told.join("") === "one\n");
+        await assert.rejects(handle.wait({ timeout: 0.05 }), TimeoutError);
+        // Nobody waits, and it is told on.
+        await sb.files.write("go1", "");
+        await until(() => told.join("") === "one\ntwo\n");
+        await assert.rejects(handle.wait({ timeout: 0.05 }), TimeoutError);
+        // Another one who has nobody to tell waits twice.
+        const other = await sb.commands.connect(handle.execID);
+        await assert.rejects(other.wait({ timeout: 0.3 }), TimeoutError);
+        handle.disconnect();
+        await sb.files.write("go2", "");
+        for (const one of [handle, other]) {
+            const [first, again] = await Promise.all([one.wait(), one.wait()]);
+            assert.deepEqual([first.exitCode, first.stdout], [6, "one\ntwo\nthree\ufffd"]);
+            assert.deepEqual([again, await one.wait()], [first, first]);
+        }
+        assert.equal(told.join(""), "one\ntwo\nthree\ufffd");
     },
 
     async "a command in the background is followed from any position, by anybody"(sb) {
@@ -155,19 +185,22 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     },
 
     async "a terminal shows what is typed, and is joined again"(sb) {
-        const terminal = await until(() => sb.pty.create({ cols: 100, rows: 30, shell: "/bin/sh" }));
+        const terminal = await sb.pty.create({ cols: 100, rows: 30, shell: "/bin/sh" });
+        // One, however often it had to be asked for.
+        assert.deepEqual((await sb.pty.list()).map((one) => one.ptyID), [terminal.ptyID]);
         let seen = "";
         const reading = (async () => {
             for await (const data of terminal) {
                 seen += new TextDecoder().decode(data);
             }
         })();
-        while (!seen.includes("=42=")) {
+        // Keys that are on their way when the line breaks are lost.
+        await until(async () => {
             await terminal.write("echo =$((6*7))=\n");
-            await new Promise((done) => setTimeout(done, 50));
-        }
+            return seen.includes("=42=");
+        });
         await terminal.resize(90, 20);
-        const other = await until(() => sb.pty.connect(terminal.ptyID));
+        const other = await sb.pty.connect(terminal.ptyID);
         for await (const data of other) {
             if (new TextDecoder().decode(data).includes("=42=")) {
                 break;
@@ -184,13 +217,15 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     async "a local port leads to a server inside"(sb) {
         await sb.files.write("www/index.html", "from inside");
         await sb.commands.run("cd www && exec python3 -m http.server 8000 --bind 127.0.0.1", { background: true });
-        while (!(await sb.ports()).some(({ port }) => port === 8000)) {}
+        await until(async () => (await sb.ports()).some(({ port }) => port === 8000));
         await using forward = await sb.forward(8000);
-        const page = await until(async () => await (await fetch(`http://127.0.0.1:${forward.port}/`)).text());
+        const page = await insist(async () => await (await fetch(`http://127.0.0.1:${forward.port}/`)).text());
         assert.equal(page, "from inside");
         await assert.rejects(sb.forward(0), { code: "INVALID_REQUEST" });
         await using nobody = await sb.forward(9);
+        assert.equal(nobody.lastError, undefined);
         await assert.rejects(fetch(`http://127.0.0.1:${nobody.port}/`));
+        assert.match(String(nobody.lastError), /ports\/9\/tunnel|port 9/);
     },
 
     async "its life can be changed"(sb) {
@@ -214,16 +249,24 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     },
 };
 
-/** What must not be repeated by the library is repeated here, if the line breaks. */
-async function until<T>(work: () => Promise<T>): Promise<T> {
+/** Whoever has a connection of their own through a bad line makes another. */
+async function insist<T>(work: () => Promise<T>): Promise<T> {
     for (;;) {
         try {
             return await work();
         } catch (error) {
-            if (!(error instanceof ConnectionError || error instanceof TypeError)) {
+            if (!(error instanceof TypeError)) {
                 throw error;
             }
         }
+    }
+}
+
+/** Looks until it is so, for half a minute. */
+export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
+    for (const end = Date.now() + 30_000; !(await condition()); ) {
+        assert.ok(Date.now() < end, "it did not come to pass");
+        await new Promise((done) => setTimeout(done, 20));
     }
 }
 

@@ -8,6 +8,8 @@ export class Cutter implements Disposable {
     cuts = 0;
     /** How many connections there were. */
     connections = 0;
+    /** The answer to the next request with these words in its head is lost. */
+    lose: string | undefined;
 
     private constructor(port: number, seed: number | undefined) {
         let random = seed ?? 0;
@@ -20,6 +22,7 @@ export class Cutter implements Disposable {
             // From a part of a head to some hundred kilobytes, each size as likely as its double.
             const doublings = 8 + Math.floor(next() * 12);
             let left = seed === undefined ? Number.POSITIVE_INFINITY : 2 ** doublings * (1 + next());
+            let lost = false;
             const server = connect(port, "127.0.0.1");
             const both = [client, server] as const;
             const end = () => both.forEach((socket) => socket.destroy());
@@ -29,6 +32,12 @@ export class Cutter implements Disposable {
                 from.on("error", end).on("close", end);
                 from.on("end", () => to.end());
                 from.on("data", (bytes) => {
+                    if (lost) {
+                        return end();
+                    }
+                    if (this.lose !== undefined && from === client && bytes.includes(this.lose)) {
+                        [this.lose, lost] = [undefined, true];
+                    }
                     to.write(bytes.subarray(0, Math.max(0, Math.floor(left))));
                     left -= bytes.length;
                     if (left < 0) {

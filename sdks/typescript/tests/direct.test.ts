@@ -1,12 +1,13 @@
 /** Against the server itself. */
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";
 
 import { AtollError, Client, ConnectionError, PermissionDeniedError, Sandbox, SandboxNotFoundError, TimeoutError, UnauthenticatedError, UnknownTemplateError, callTool } from "../src/node.js";
-import { checks } from "./checks.js";
+import { checks, until } from "./checks.js";
 import { Cutter } from "./cutter.js";
 import { Server } from "./server.js";
 
@@ -43,16 +44,47 @@ test("a sandbox that was made is deleted at the end, one that was connected to i
 });
 
 test("a list has all pages", async () => {
-    const { client } = await Sandbox.create(server.at);
-    const pages = await client.request("GET", "/sandboxes", { query: { limit: 1 } }, async (it) => it.headers.has("x-next-cursor"));
-    assert.equal(pages, false);
-    const made = await Promise.all(Array.from({ length: 3 }, () => Sandbox.create({ client })));
-    let count = 0;
-    for await (const _ of Sandbox.list({ client })) {
-        count++;
+    const asked: (string | null)[] = [];
+    const rows = Array.from({ length: 250 }, (_, number) => ({ sandboxID: `i${number}` }));
+    const pages = createServer((request, response) => {
+        const query = new URL(request.url ?? "", "http://here").searchParams;
+        const first = Number(query.get("cursor") ?? 0);
+        asked.push(query.get("cursor"));
+        response.writeHead(200, first + 100 < rows.length ? { "x-next-cursor": String(first + 100) } : {});
+        response.end(JSON.stringify(rows.slice(first, first + 100)));
+    });
+    await new Promise<void>((done) => pages.listen(0, "127.0.0.1", done));
+    const listed = [];
+    for await (const { sandboxID } of Sandbox.list({ url: `http://127.0.0.1:${(pages.address() as AddressInfo).port}`, apiKey: "k" })) {
+        listed.push(sandboxID);
     }
-    assert.equal(count, 4);
-    await Promise.all(made.map((sb) => sb.delete()));
+    pages.close();
+    assert.deepEqual(listed, rows.map(({ sandboxID }) => sandboxID));
+    assert.deepEqual(asked, [null, "100", "200"]);
+});
+
+test("only a server that was there is waited for behind a proxy", async () => {
+    const answers = [502, 200, 503, 502, 504, 200];
+    const proxy = createServer((_, response) => response.writeHead(answers.shift() ?? 502).end("[]"));
+    await new Promise<void>((done) => proxy.listen(0, "127.0.0.1", done));
+    const client = new Client({ url: `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`, reconnect: 1 });
+    await assert.rejects(client.json("GET", "/sandboxes", { repeat: "never" }), { code: "UNEXPECTED_ANSWER", status: 502 });
+    assert.deepEqual(await client.json("GET", "/sandboxes"), []);
+    // Three times nobody is there, and then somebody is again.
+    assert.deepEqual(await client.json("GET", "/sandboxes"), []);
+    assert.deepEqual(answers, []);
+    const begin = Date.now();
+    await assert.rejects(client.json("GET", "/sandboxes"), { code: "UNEXPECTED_ANSWER", status: 502 });
+    assert.ok(Date.now() - begin > 500 && Date.now() - begin < 20_000, String(Date.now() - begin));
+    proxy.close();
+});
+
+test("a command may read its input as slowly as its own time allows", async () => {
+    await using sb = await Sandbox.create({ ...server.at, requestTimeout: 0.5 });
+    const stdin = "x".repeat(6 << 20);
+    const script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 1; wc -c";
+    const done = await sb.commands.run(script, { stdin, timeout: 30, onStdout: (text) => void (text === "begun\n" && sb.files.write("go", "")) });
+    assert.equal(done.stdout, `begun\n${6 << 20}\n`);
 });
 
 test("a wrong key, template, field or address is told by name", async () => {
@@ -102,20 +134,40 @@ test("a client that is warm makes no connection anew", async () => {
     assert.equal(line.connections, warm);
 });
 
-test("a model's calls do what they say, and are told what is wrong", async () => {
-    await using sb = await Sandbox.create(server.at);
-    const call = async (name: string, args: unknown) => await callTool(sb, { name, arguments: args });
-    assert.equal(await call("write_file", '{"path": "a.txt", "content": "1\\n2\\n3\\n"}'), "/home/user/a.txt has 6 bytes");
-    assert.equal(await call("read_file", { path: "a.txt", start_line: 2, end_line: 2 }), "2");
-    assert.equal(await call("execute_code", { language: "python", code: "print(6*7)" }), "exit code 0\nstdout:\n42\n");
-    assert.equal(await call("bash", { command: "echo e >&2; exit 3", cwd: "/tmp" }), "exit code 3\nstderr:\ne\n");
-    assert.match(await call("bash", { command: "seq 100000" }), /more characters/);
-    assert.match(await call("read_file", { path: "none" }), /^error: .*no such file/);
-    for (const [args, told] of [["{", /not JSON/], ["[]", /not an object/], [{}, /command is missing/], [{ command: 1 }, /must be a string/], [{ command: "a", b: 1 }, /b is not known/], [{ command: "a", timeout: 0 }, /at least 1/]] as const) {
-        assert.match(await call("bash", args), told);
+test("what was done is not done again when the answer gets lost", async () => {
+    using line = await Cutter.start(server.port);
+    await using sb = await Sandbox.create({ ...server.at, url: line.url });
+    const direct = await Sandbox.connect(sb.id, server.at);
+    line.lose = "/pty HTTP";
+    const terminal = await sb.pty.create({ shell: "/bin/cat" });
+    assert.deepEqual([(await direct.pty.list()).map((one) => one.ptyID), line.lose], [[terminal.ptyID], undefined]);
+    terminal.close();
+    await sb.files.write("one", "1");
+    line.lose = "/files/rename HTTP";
+    await sb.files.rename("one", "two");
+    assert.deepEqual([await direct.files.read("two"), await direct.files.exists("one"), line.lose], ["1", false, undefined]);
+    // Of others it is not known whether they were done.
+    for (const [words, work] of [["/restart HTTP", () => sb.restart()], ["/files/copy HTTP", () => sb.files.copy("two", "three")]] as const) {
+        line.lose = words;
+        await assert.rejects(work(), (error) => error instanceof ConnectionError && error.sent);
+        assert.equal(line.lose, undefined);
     }
-    assert.match(await call("execute_code", { language: "cobol", code: "" }), /one of python/);
-    assert.match(await call("rm", {}), /there is no tool rm/);
+    await until(async () => await direct.files.exists("three"));
+});
+
+test("a model's calls do what they say, and are told what is wrong, as in every SDK", async () => {
+    await using sb = await Sandbox.create(server.at);
+    const cases = JSON.parse(readFileSync(new URL("../../../tools.cases.json", import.meta.url), "utf8"));
+    assert.ok(cases.length > 20);
+    for (const { name, arguments: given, result, part, length } of cases) {
+        const told = await callTool(sb, { name, arguments: given });
+        assert.equal(told, result ?? told, JSON.stringify(given));
+        assert.ok(told.includes(part ?? ""), told);
+        assert.equal([...told].length, length ?? [...told].length);
+    }
+    // What is wrong with the sandbox is not the model's affair.
+    await sb.stop();
+    await assert.rejects(callTool(sb, { name: "bash", arguments: { command: "true" } }), { code: "SANDBOX_STOPPED" });
 });
 
 test("what is no Atoll server, and codes that are not known, are told of", async () => {

@@ -1,12 +1,18 @@
 /** Over a line that breaks again and again, and across kills of the server: nothing is missing and nothing is there twice. */
 
 import assert from "node:assert/strict";
-import { after, before, test } from "node:test";
+import { type AddressInfo, connect, createServer } from "node:net";
+import { after, before, mock, test } from "node:test";
 
-import { Sandbox } from "../src/node.js";
-import { checks } from "./checks.js";
+import { silence } from "../src/deadline.js";
+import { AtollError, Client, ConnectionError, Sandbox } from "../src/node.js";
+import { nodePlatform } from "../src/node/platform.js";
+import { usePlatform } from "../src/platform.js";
+import { checks, until } from "./checks.js";
 import { Cutter } from "./cutter.js";
 import { Server } from "./server.js";
+
+const Pinging = await nodePlatform.WebSocket();
 
 let server: Server;
 let line: Cutter;
@@ -15,9 +21,9 @@ before(async () => {
     line = await Cutter.start(server.port, 7);
 });
 after(async () => {
-    assert.ok(line.cuts > 20, `${line.cuts} cuts`);
     line.close();
     await server.close();
+    assert.ok(line.cuts > 20, `${line.cuts} cuts`);
 });
 
 const bad = () => ({ ...server.at, url: line.url });
@@ -73,6 +79,103 @@ test("an iteration goes on across kills of the server", async () => {
     assert.equal((await handle.wait()).exitCode, 5);
     // One that was waited for when the server was killed is found again.
     assert.equal((await waited).stdout, "waited for\n");
+});
+
+/** A WebSocket as those of the web are: it tells of no pings, and cannot be told to wait. */
+class Plain {
+    readonly #socket: WebSocket;
+
+    constructor(url: string) {
+        this.#socket = new Pinging(url);
+    }
+
+    set binaryType(type: BinaryType) {
+        this.#socket.binaryType = type;
+    }
+
+    get readyState() {
+        return this.#socket.readyState;
+    }
+
+    get bufferedAmount() {
+        return this.#socket.bufferedAmount;
+    }
+
+    addEventListener(...args: Parameters<WebSocket["addEventListener"]>) {
+        this.#socket.addEventListener(...args);
+    }
+
+    send(data: Uint8Array<ArrayBuffer>) {
+        this.#socket.send(data);
+    }
+
+    close() {
+        this.#socket.close();
+    }
+}
+
+for (const [kind, Socket] of [["of ws", Pinging], ["of the web", Plain]] as const) {
+    test(`a server that falls silent is not waited for without end, with WebSockets ${kind}`, async () => {
+        await using made = await Sandbox.create({ ...server.at, timeout: 0 });
+        const sb = await Sandbox.connect(made.id, { ...server.at, requestTimeout: 1, reconnect: 1 });
+        const begun = new Promise<void>((done) => void sb.commands.run("echo begun; sleep 100", { background: true, onStdout: () => done() }));
+        await begun;
+        const handle = await sb.commands.run("sleep 1000", { background: true });
+        const kept = silence.most;
+        silence.most = 1000;
+        usePlatform({ ...nodePlatform, WebSocket: async () => Socket as unknown as typeof WebSocket });
+        try {
+            const watch = await sb.files.watch(".");
+            const terminal = await sb.pty.create({ shell: "/bin/cat" });
+            await using forward = await sb.forward(9999);
+            await sb.commands.run("cat > listen.py", { stdin: "import socket\ncame = socket.create_server(('127.0.0.1', 9999)).accept()[0]\ncame.recv(1)\nopen('heard', 'w')\ncame.recv(1)" });
+            await sb.commands.run("python3 listen.py", { background: true });
+            await until(async () => (await sb.ports()).some(({ port }) => port === 9999));
+            const local = connect(forward.port, "127.0.0.1");
+            const closed = new Promise((done) => local.on("error", () => {}).on("close", done));
+            local.write("x");
+            await until(async () => await sb.files.exists("heard"));
+            // They are looked after often; until now nothing is wrong.
+            silence.most = kept;
+            assert.equal(forward.lastError, undefined);
+            await server.silenced(async () => {
+                silence.most = 1000;
+                const drain = async (all: AsyncIterable<unknown>) => {
+                    for await (const _ of all) {
+                    }
+                };
+                const works = [drain(handle), handle.wait({ timeout: 0 }), drain(watch), drain(terminal), terminal.wait({ timeout: 0 })];
+                await Promise.all(works.map(async (work) => await assert.rejects(work, AtollError)));
+                await closed;
+                assert.match(String(forward.lastError), /says nothing any more/);
+            });
+        } finally {
+            silence.most = kept;
+            usePlatform(nodePlatform);
+        }
+    });
+}
+
+test("a large directory is not sent for ever over a line that breaks", async () => {
+    // Each attempt goes on for longer than a server takes that restarts.
+    const clock = mock.method(Date, "now", (() => {
+        let now = 0;
+        return () => (now += 6000);
+    })());
+    let attempts = 0;
+    const cut = createServer((socket) => {
+        attempts++;
+        socket.once("data", () => socket.destroy()).on("error", () => {});
+    });
+    await new Promise<void>((done) => cut.listen(0, "127.0.0.1", done));
+    try {
+        const client = new Client({ url: `http://127.0.0.1:${(cut.address() as AddressInfo).port}`, apiKey: "k", requestTimeout: 0 });
+        await assert.rejects(client.json("PUT", "/x", { repeat: "always", requestTimeout: 0, signal: AbortSignal.timeout(60_000) }), ConnectionError);
+        assert.ok(attempts < 30, String(attempts));
+    } finally {
+        clock.mock.restore();
+        cut.close();
+    }
 });
 
 test("a terminal and a watch go on across a kill of the server", async () => {

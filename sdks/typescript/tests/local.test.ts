@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, realpathSync, rmSync, statSync, symlinkSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { tmpdir } from "node:os";
@@ -129,6 +129,83 @@ test("an archive that wants out of the directory does not get out", async () => 
         server.close();
         rmSync(here, { recursive: true });
     }
+});
+
+const FILE = "file";
+const [LINK, HARD, OTHER] = ["link", "hard link", "other"] as const;
+const hostile: [string, TarEntry["type"], string][][] = [
+    [["/outside", FILE, ""]],
+    [["../outside", FILE, ""]],
+    [["a/../../outside", FILE, ""]],
+    [["link", LINK, ".."]],
+    [["link", LINK, "/etc"]],
+    [["link", LINK, ""]],
+    [["link", LINK, ".."], ["link/outside", FILE, ""]],
+    [["here", LINK, "."], ["here/outside", FILE, ""]],
+    [["a/b/c", LINK, ".."], ["link", LINK, "a/b/c/../../outside"]],
+    [["a/l1", LINK, ".."], ["a/l2", LINK, "l1/.."]],
+    [["a/l1", LINK, ".."], ["a/l2", LINK, "./l1/../outside"]],
+    [["link", HARD, "../secret"]],
+    [["link", HARD, "/etc/passwd"]],
+    [["link", HARD, "there/secret"]],
+    [["link", HARD, "there"]],
+    [["link", HARD, "no-such"]],
+    [["there/outside", FILE, ""]],
+    [["pipe", OTHER, ""]],
+];
+for (const [number, entries] of hostile.entries()) {
+    test(`nothing of an archive gets out: ${number} ${entries.map(([name, , target]) => `${name} → ${target}`).join(", ")}`, async () => {
+        const here = mkdtempSync(join(tmpdir(), "atoll-sdk-"));
+        const [top, secret] = [join(here, "top"), join(here, "secret")];
+        const parts = entries.map(([name, type, target]) => (type === FILE ? Buffer.concat(file(name, "evil")) : header(entry(name, { type, target, mode: 0o7777 }))));
+        const server = createServer((_, response) => response.end(Buffer.concat([...parts, ...file("fine", "fine"), END])));
+        await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
+        try {
+            mkdirSync(top);
+            writeFileSync(secret, "secret");
+            // A link of this machine's own leads out as well.
+            symlinkSync(here, join(top, "there"));
+            const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, apiKey: "k" });
+            const { skipped } = await downloadDir(client, "/archive", top, {});
+            assert.ok(skipped.length > 0 && skipped.every(({ why }) => why !== ""));
+            assert.deepEqual(readdirSync(here).sort(), ["secret", "top"]);
+            assert.equal(statSync(secret).nlink, 1);
+            assert.equal(readFileSync(join(top, "fine"), "utf8"), "fine");
+            const found = execFileSync("find", [top], { encoding: "utf8" }).trim().split("\n");
+            for (const path of found.filter((path) => path !== join(top, "there"))) {
+                assert.ok(`${realpathSync(path)}/`.startsWith(`${realpathSync(top)}/`), path);
+            }
+        } finally {
+            server.close();
+            rmSync(here, { recursive: true });
+        }
+    });
+}
+
+test("hard links of an archive are made", async () => {
+    const here = mkdtempSync(join(tmpdir(), "atoll-sdk-"));
+    const parts = [...file("d/first", "contents"), header(entry("second", { type: HARD, target: "./d/first" })), END];
+    const server = createServer((_, response) => response.end(Buffer.concat(parts)));
+    await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
+    try {
+        const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, apiKey: "k" });
+        // The second time over what is there already.
+        for (const _ of [1, 2]) {
+            const done = await downloadDir(client, "/archive", here, {});
+            assert.deepEqual([done.entries, done.skipped], [2, []]);
+            assert.equal(readFileSync(join(here, "second"), "utf8"), "contents");
+            assert.equal(statSync(join(here, "second")).ino, statSync(join(here, "d/first")).ino);
+            assert.deepEqual(readdirSync(here).sort(), ["d", "second"]);
+        }
+    } finally {
+        server.close();
+        rmSync(here, { recursive: true });
+    }
+});
+
+test("the tools are those of every SDK", () => {
+    const { schemas } = JSON.parse(readFileSync(new URL("../tools.json", root), "utf8"));
+    assert.deepEqual(toolSchemas("function").map((one) => one.function), schemas);
 });
 
 test("tools are told in both forms", () => {

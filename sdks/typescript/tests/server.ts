@@ -63,6 +63,16 @@ export class Server {
         await this.#spawn();
     }
 
+    /** It is there, and takes connections, and does nothing, while something is done. */
+    async silenced(work: () => Promise<void>): Promise<void> {
+        this.#child?.kill("SIGSTOP");
+        try {
+            await work();
+        } finally {
+            this.#child?.kill("SIGCONT");
+        }
+    }
+
     /** Ends it with everything that lasts. */
     async close(): Promise<void> {
         for await (const { sandboxID } of Sandbox.list(this.at)) {

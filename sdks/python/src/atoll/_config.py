@@ -14,21 +14,29 @@ LOCAL = "http://127.0.0.1:8080"
 class Address:
     """A server, taken apart."""
 
-    __slots__ = ("host", "key", "name", "path", "port", "secure", "url")
+    __slots__ = ("host", "key", "name", "path", "port", "secure", "socket", "url")
 
     def __init__(self, url: str, key: str | None) -> None:
-        remedy = f"give a URL such as {LOCAL}, or set ATOLL_URL"
+        remedy = f"give a URL such as {LOCAL} or unix:///PATH/OF/A/SOCKET, or set ATOLL_URL"
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
             raise InvalidConfiguration(f"{url!r} is not a URL: {error}", remedy=remedy) from None
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
+            raise InvalidConfiguration("the key is empty or has characters no key has", remedy="look at ATOLL_API_KEY")
+        self.key = key.strip() if key else None
+        #: Of a server on this machine, its socket.
+        self.socket = url.removeprefix("unix://") if url.startswith("unix:///") else None
+        if self.socket is not None:
+            self.url, self.secure, self.path = url, False, ""
+            self.host = self.name = "localhost"
+            self.port = 0
+            return
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InvalidConfiguration(f"{url!r} is not the URL of a server", remedy=remedy)
         if parts.username is not None:
             raise InvalidConfiguration("the URL has a user's name in it", remedy="give the key as api_key")
-        if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
-            raise InvalidConfiguration("the key is empty or has characters no key has", remedy="look at ATOLL_API_KEY")
         self.url = url.rstrip("/")
         self.secure = parts.scheme == "https"
         self.host = parts.hostname
@@ -37,7 +45,6 @@ class Address:
         self.name = parts.netloc
         #: What stands before every path, for a server behind another.
         self.path = parts.path.rstrip("/")
-        self.key = key.strip() if key else None
 
 
 def _profile(wanted: str | None) -> dict[str, str] | None:

@@ -4,11 +4,11 @@
  */
 
 import { createReadStream } from "node:fs";
-import { chmod, lstat, mkdir, open, readdir, readlink, rename, rm, symlink } from "node:fs/promises";
+import { chmod, copyFile, link, lstat, mkdir, open, readdir, readlink, rename, rm, symlink } from "node:fs/promises";
 import { dirname, join, normalize, sep } from "node:path";
 
-import { type Client, SILENCE } from "../client.js";
-import { Silence, breath } from "../deadline.js";
+import type { Client } from "../client.js";
+import { Patience, Silence, silence } from "../deadline.js";
 import { ConnectionError, TimeoutError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { DirectoryOptions, Transferred } from "../files.js";
@@ -30,12 +30,13 @@ export async function uploadDir(client: Client, path: string, from: string, opti
         throw invalid("local", `${from} is not a directory`, "send a file with files.write");
     }
     const left: Transferred["skipped"] = [];
-    const silence = new Silence(STALL, options.signal);
+    const quiet = new Silence(STALL, options.signal);
+    quiet.heard();
     // What cannot be read here is no fault of the connection's.
     const unreadable = new AbortController();
     async function* packed(): AsyncGenerator<Uint8Array> {
         try {
-            yield* pack(from, left, options, () => silence.heard());
+            yield* pack(from, left, options, () => quiet.heard());
         } catch (error) {
             unreadable.abort(invalid("local", `${from} cannot be read: ${(error as Error).message}`, "see what may be read there"));
         }
@@ -49,13 +50,13 @@ export async function uploadDir(client: Client, path: string, from: string, opti
             headers: { "content-type": "application/x-tar" },
             repeat: "always",
             requestTimeout: options.requestTimeout ?? 0,
-            signal: AbortSignal.any([silence.signal, unreadable.signal]),
+            signal: AbortSignal.any([quiet.signal, unreadable.signal]),
         });
         return { entries: answer.entries, bytes: answer.bytes, skipped: [...left, ...answer.skippedEntries] };
     } catch (error) {
-        throw silence.lasted ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
+        throw quiet.lasted ? new TimeoutError(`PUT ${path}: nothing was taken for ${STALL / 1000} s`, "see what the server does") : error;
     } finally {
-        silence.end();
+        quiet.end();
     }
 }
 
@@ -107,22 +108,24 @@ async function* sized(place: string, size: number): AsyncGenerator<Buffer> {
 }
 
 export async function downloadDir(client: Client, path: string, to: string, options: DirectoryOptions): Promise<Transferred> {
+    const patience = new Patience(client.reconnect * 1000);
     for (let tries = 1; ; tries++) {
-        const silence = new Silence(SILENCE, options.signal);
+        const quiet = new Silence(silence.most, options.signal);
         try {
-            const call = { requestTimeout: options.requestTimeout, signal: silence.signal };
+            const call = { requestTimeout: options.requestTimeout, signal: quiet.signal };
             const response = await client.request("GET", path, call, async (it) => it);
-            return await unpack(piecesOf(response), to, options, () => silence.heard());
+            quiet.heard();
+            return await unpack(piecesOf(response), to, options, () => quiet.heard());
         } catch (thrown) {
             options.signal?.throwIfAborted();
-            const error = silence.lasted ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
+            const error = quiet.lasted ? new ConnectionError(`GET ${path}: nothing comes any more`, { sent: true }) : client.broken(thrown);
             if (!(error instanceof ConnectionError) || tries === TRIES) {
                 throw error;
             }
         } finally {
-            silence.end();
+            quiet.end();
         }
-        await breath(tries);
+        await patience.pause();
     }
 }
 
@@ -145,7 +148,7 @@ async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: Di
             modes.push([place, entry.mode & 0o777]);
         } else {
             await mkdir(dirname(place), { recursive: true });
-            await put(place, entry, contents, (count) => {
+            await put(to, place, entry, contents, (count) => {
                 heard();
                 done.bytes += count;
                 options.onProgress?.({ bytes: done.bytes, total: undefined });
@@ -160,11 +163,15 @@ async function unpack(pieces: AsyncIterable<Uint8Array>, to: string, options: Di
 }
 
 /** Replaces a file or a link at once. */
-async function put(place: string, entry: TarEntry, contents: AsyncIterable<Buffer>, wrote: (count: number) => void): Promise<void> {
+async function put(to: string, place: string, entry: TarEntry, contents: AsyncIterable<Buffer>, wrote: (count: number) => void): Promise<void> {
     const made = join(dirname(place), `.atoll-${randomName()}`);
     try {
         if (entry.type === "link") {
             await symlink(entry.target, made);
+        } else if (entry.type === "hard link") {
+            const source = join(to, normalize(entry.target));
+            // Not every file system has them.
+            await link(source, made).catch(async () => await copyFile(source, made));
         } else {
             const file = await open(made, "wx", 0o600);
             try {
@@ -179,31 +186,61 @@ async function put(place: string, entry: TarEntry, contents: AsyncIterable<Buffe
             }
         }
         await rename(made, place);
-    } catch (error) {
+    } finally {
+        // Of two names of one file, renaming takes none away.
         await rm(made, { force: true });
-        throw error;
     }
 }
 
 /** Why an entry is left out; nothing if it is not. */
 async function unfit(to: string, name: string, entry: TarEntry): Promise<string | undefined> {
-    const outside = (path: string) => path.startsWith(sep) || path === ".." || path.startsWith(`..${sep}`);
     if (outside(name) || entry.name.includes("\0")) {
         return "it is not in the directory";
     }
     if (entry.type === "other") {
         return "it is no file, directory or link";
     }
-    if (entry.type === "link" && (entry.target.startsWith(sep) || outside(normalize(join(dirname(name), entry.target))))) {
+    if (entry.type === "link" && leadsOut(name, entry.target)) {
         return "it leads out of the directory";
     }
-    const parts = name.split(sep);
-    for (let count = 1; count < parts.length + (entry.type === "directory" ? 1 : 0); count++) {
-        const above = await lstat(join(to, ...parts.slice(0, count))).catch(() => undefined);
-        if (above && !above.isDirectory()) {
-            return "something else is in the way";
+    if (entry.type === "hard link") {
+        const source = normalize(entry.target);
+        const about = outside(source) || entry.target.includes("\0") || (await inTheWay(to, source, false)) ? undefined : await there(to, source);
+        if (!about?.isFile()) {
+            return "what it is another name of is not in the directory";
         }
     }
-    const there = entry.type === "directory" ? undefined : await lstat(join(to, name)).catch(() => undefined);
-    return there?.isDirectory() ? "a directory is in the way" : undefined;
+    if (await inTheWay(to, name, entry.type === "directory")) {
+        return "something else is in the way";
+    }
+    return entry.type !== "directory" && (await there(to, name))?.isDirectory() ? "a directory is in the way" : undefined;
+}
+
+function outside(path: string): boolean {
+    return path.startsWith(sep) || path === ".." || path.startsWith(`..${sep}`);
+}
+
+/** Whether a link may lead out. It goes up at its beginning only: every other `..` could lead out by way of another link. */
+function leadsOut(name: string, target: string): boolean {
+    const parts = target.split("/").filter((part) => part !== "" && part !== ".");
+    const up = parts.findIndex((part) => part !== "..");
+    const depth = name.split(sep).length - 1;
+    const [ups, rest] = up < 0 ? [parts.length, []] : [up, parts.slice(up)];
+    return target === "" || target.includes("\0") || target.startsWith("/") || ups > depth || rest.includes("..");
+}
+
+async function there(to: string, name: string) {
+    return await lstat(join(to, name)).catch(() => undefined);
+}
+
+/** Whether something above it, or for a directory it itself, is no directory. */
+async function inTheWay(to: string, name: string, itself: boolean): Promise<boolean> {
+    const parts = name.split(sep);
+    for (let count = 1; count < parts.length + (itself ? 1 : 0); count++) {
+        const above = await there(to, join(...parts.slice(0, count)));
+        if (above && !above.isDirectory()) {
+            return true;
+        }
+    }
+    return false;
 }

@@ -3,9 +3,10 @@
 import { type AddressInfo, type Socket, createServer } from "node:net";
 
 import type { Client } from "../client.js";
+import { ConnectionError, UnsupportedError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { Forward, ForwardOptions } from "../sandbox.js";
-import { openSocket } from "../socket.js";
+import { type Closed, openSocket } from "../socket.js";
 
 /** How much is on its way to the server before the local side has to wait, in bytes. */
 const MOST = 1 << 20;
@@ -13,6 +14,8 @@ const MOST = 1 << 20;
 const LOOK = 5;
 /** The largest message that a server takes. */
 const LARGEST = 1 << 20;
+/** How much waits for a local side that does not read, of a WebSocket that cannot be told to wait; then the connection is given up. */
+const HELD = 64 << 20;
 
 export async function forward(client: Client, sandbox: string, port: number, options: ForwardOptions): Promise<Forward> {
     if (!Number.isInteger(port) || port < 1 || port > 65535) {
@@ -20,12 +23,21 @@ export async function forward(client: Client, sandbox: string, port: number, opt
     }
     const path = `/sandboxes/${sandbox}/ports/${port}/tunnel`;
     const connections = new Set<Socket>();
+    const state: { lastError: Error | undefined } = { lastError: undefined };
+    const fail = (local: Socket, error: unknown) => {
+        // Of a connection that this side ended there is nothing to tell.
+        if (!local.destroyed) {
+            state.lastError = error instanceof Error ? error : new Error(String(error));
+            local.resetAndDestroy();
+        }
+    };
     const server = createServer({ allowHalfOpen: true, pauseOnConnect: true }, (local) => {
         connections.add(local);
         local.on("close", () => connections.delete(local));
-        // Whoever connects is told by the end of the connection: there is no other way.
+        // Whoever connects is told by the end of the connection: there is no other way. `lastError` says why.
         local.on("error", () => local.destroy());
-        join(client, path, local).catch(() => local.destroy());
+        const failed = (error: unknown) => fail(local, error);
+        join(client, path, local, failed).catch(failed);
     });
     const host = options.host ?? "127.0.0.1";
     await new Promise<void>((done, fail) => {
@@ -39,7 +51,8 @@ export async function forward(client: Client, sandbox: string, port: number, opt
         }
         await closed;
     };
-    return { host, port: (server.address() as AddressInfo).port, close, [Symbol.asyncDispose]: close };
+    const { port: here } = server.address() as AddressInfo;
+    return Object.assign(state, { host, port: here, close, [Symbol.asyncDispose]: close });
 }
 
 /** A WebSocket that can be told to read no further, as that of `ws`. */
@@ -48,7 +61,7 @@ interface Pausable {
     resume?(): void;
 }
 
-async function join(client: Client, path: string, local: Socket): Promise<void> {
+async function join(client: Client, path: string, local: Socket, failed: (error: unknown) => void): Promise<void> {
     let ended = false;
     const listeners = {
         message(data: ArrayBuffer) {
@@ -59,15 +72,17 @@ async function join(client: Client, path: string, local: Socket): Promise<void> 
             } else if (!local.write(bytes) && socket?.pause) {
                 socket.pause();
                 local.once("drain", () => socket?.resume?.());
+            } else if (local.writableLength > HELD) {
+                failed(new UnsupportedError("the local side does not read, and this WebSocket cannot wait for it", "npm install ws"));
             }
         },
-        close(event: { code: number }) {
+        close({ code, reason }: Closed) {
             ended = true;
             // 1000: both have sent all.
-            if (event.code === 1000) {
+            if (code === 1000) {
                 local.end();
             } else {
-                local.resetAndDestroy();
+                failed(new ConnectionError(`${path}: ${reason || `the connection was closed with ${code}`}`, { sent: true }));
             }
         },
     };

@@ -11,15 +11,16 @@ export const nodePlatform: Platform = {
     fromBase64: (text) => Buffer.from(text, "base64"),
     streamsBodies: true,
     async WebSocket() {
+        const name = "ws";
+        // It tells of pings, and can be told to read no further.
+        const found = await import(name).catch(() => undefined);
+        if (typeof found?.WebSocket === "function") {
+            return found.WebSocket as typeof WebSocket;
+        }
         if (typeof WebSocket !== "undefined") {
             return WebSocket;
         }
-        try {
-            const name = "ws";
-            return (await import(name)).WebSocket as typeof WebSocket;
-        } catch {
-            throw new UnsupportedError("this Node has no WebSocket", "npm install ws, or use Node 22 or newer");
-        }
+        throw new UnsupportedError("this Node has no WebSocket", "npm install ws, or use Node 22 or newer");
     },
     forward,
     uploadDir,

@@ -5,17 +5,17 @@ const BLOCK = 512;
 /** An entry. */
 export interface TarEntry {
     name: string;
-    type: "file" | "directory" | "link" | "other";
+    type: "file" | "directory" | "link" | "hard link" | "other";
     mode: number;
     size: number;
     /** In seconds since 1970. */
     mtime: number;
-    /** Where a link leads. */
+    /** Where a link leads; of a hard link, the name of another entry. */
     target: string;
 }
 
-const KINDS: Record<string, TarEntry["type"]> = { "0": "file", "\0": "file", "7": "file", "5": "directory", "2": "link" };
-const FLAGS = { file: "0", directory: "5", link: "2", other: "6" };
+const KINDS: Record<string, TarEntry["type"]> = { "0": "file", "\0": "file", "7": "file", "5": "directory", "2": "link", "1": "hard link" };
+const FLAGS = { file: "0", directory: "5", link: "2", "hard link": "1", other: "6" };
 
 /** What stands before an entry's contents. */
 export function header(entry: TarEntry): Buffer {
@@ -139,6 +139,8 @@ export async function* entries(pieces: AsyncIterable<Uint8Array>): AsyncGenerato
             continue;
         }
         size = said.size === undefined ? size : Number(said.size);
+        // Links and the like have no contents, whatever is said of them.
+        size = "123456".includes(flag) ? 0 : size;
         const prefix = string(head, 345, 155);
         const short = string(head, 0, 100);
         const entry: TarEntry = {

@@ -30,7 +30,13 @@ impl Package {
         let own = ["package.json", "tsconfig.json", "README.md"];
         let own = own.into_iter().chain(["src", "scripts", "tests"]);
         let files = own.map(|name| format!("sdks/typescript/{name}"));
-        let others = ["openapi/v1.json", "docs/errors.md", "docs/typescript.md"];
+        let others = [
+            "openapi/v1.json",
+            "docs/errors.md",
+            "docs/typescript.md",
+            "sdks/tools.json",
+            "sdks/tools.cases.json",
+        ];
         for name in files.chain(others.map(str::to_owned)) {
             let to = package.scratch.join(&name);
             atoll_testkit::run(Command::new("cp").arg("-r").arg(root.join(&name)).arg(to));
@@ -107,7 +113,7 @@ async fn check(compiler: &'static [&str], tests: &'static [&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_strict_and_does_what_it_says() {
-    check(&[], &["direct", "local"]).await;
+    check(&[], &["direct", "local", "package"]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

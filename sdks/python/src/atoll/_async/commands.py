@@ -6,15 +6,16 @@ import codecs
 import os
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Literal, overload
 
 from .._deadline import FOREVER, Deadline
 from .._http import segment
-from ..errors import ExecNotFound, StdinClosed
+from ..errors import AtollError, ExecNotFound, StdinClosed
 from ..models import CommandInfo, CommandResult, Output, parse
 from .door import AsyncDoor, EventStream
-from .network import Listener, sleep, tell
+from .network import Listener, beside, sleep, tell
 
 #: How long a command that is waited for may take if nothing is said; the server's own default.
 _USUAL = 60.0
@@ -111,18 +112,17 @@ class AsyncCommands:
         if background:
             handle = await self._start(spec, open_stdin or stdin is not None)
             if stdin is not None:
-                await handle.send_stdin(stdin)
-                if not open_stdin:
-                    await handle.close_stdin()
+                await handle._begin(stdin, timeout, open_stdin)
             return handle
         limit = _USUAL if timeout is None else timeout
         short = isinstance(stdin, str) and len(stdin) <= _PIECE
         if on_stdout or on_stderr or not 0 < limit <= _USUAL or not (stdin is None or short):
             # Followed: its output is told at once, and a silence of any length is no silence of the connection.
             handle = await self._start(spec | {"timeout": limit}, stdin is not None)
-            if stdin is not None:
-                await handle._feed(stdin)
-            result = await handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            if stdin is None:
+                result = await handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+            else:
+                result = await handle._fed(stdin, limit, on_stdout, on_stderr)
         else:
             answer = await self._post(spec | {"stdin": stdin}, limit + _GRACE)
             result = parse(CommandResult, answer)
@@ -269,7 +269,8 @@ class AsyncCommandHandle:
 
     async def _write(self, at: int, data: bytes, deadline: Deadline) -> int:
         path, query = f"{self._path}/stdin", {"offset": at}
-        left = max(0.001, deadline.left())
+        # A command that does not read is no reason to wait longer for an answer.
+        left = max(0.001, min(deadline.left(), self._door.client.timeout))
         answer = await self._door.ask("POST", path, deadline.what, query=query, body=data, repeat=True, timeout=left)
         return int(answer.json()["taken"])
 
@@ -278,14 +279,47 @@ class AsyncCommandHandle:
         what = f"closing the input of {self.exec_id}"
         await self._door.ask("POST", f"{self._path}/stdin/close", what, repeat=True)
 
-    async def _feed(self, data: str | bytes) -> None:
-        """Gives it all its input, as far as it wants it."""
+    async def _begin(self, data: str | bytes, limit: float | None, more: bool) -> None:
+        """Gives it its first input. Without that nobody gets to know it, and it is ended."""
         try:
-            await self.send_stdin(data)
-            await self.close_stdin()
+            await self.send_stdin(data, timeout=limit + _GRACE if limit else None)
+            if not more:
+                await self.close_stdin()
         except StdinClosed:
-            # It has ended, or closed it, before it read all: that is its own affair.
-            pass
+            raise
+        except BaseException:
+            with suppress(AtollError):
+                await self.kill()
+            raise
+
+    async def _fed(
+        self,
+        data: str | bytes,
+        limit: float,
+        on_stdout: Listener[str] | None,
+        on_stderr: Listener[str] | None,
+    ) -> CommandResult:
+        """Waits for its end, while it is given all its input, as far as it wants it and within its own time."""
+        failures: list[AtollError] = []
+
+        async def feed() -> None:
+            try:
+                await self.send_stdin(data, timeout=limit + _GRACE if limit else FOREVER)
+                await self.close_stdin()
+            except StdinClosed:
+                # It has ended, or closed it, before it read all: that is its own affair.
+                pass
+            except AtollError as error:
+                # It would wait for what does not come.
+                failures.append(error)
+                with suppress(AtollError):
+                    await self.kill()
+
+        async with beside(feed):
+            result = await self.wait(on_stdout=on_stdout, on_stderr=on_stderr)
+        if failures:
+            raise failures[0]
+        return result
 
 
 class AsyncOutputStream:

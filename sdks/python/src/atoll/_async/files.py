@@ -10,13 +10,17 @@ from .._data import Data, Progress
 from .._deadline import FOREVER, Deadline
 from .._http import Broken, Call
 from .._patience import Patience
-from ..errors import FileNotFound
+from ..errors import ConnectionFailed, FileNotFound
 from ..models import FileEvent, FileInfo, FoundFile, Link, Unpacked, parse
 from .door import AsyncDoor, EventStream
+from .download import AsyncDownload
 from .network import Listener, blocking, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+#: How often a renaming whose answer is lost is looked after.
+_TRIES = 10
 
 
 class AsyncFiles:
@@ -31,12 +35,24 @@ class AsyncFiles:
 
     @overload
     async def read(
-        self, path: str, *, format: Literal["text"] = "text", user: str | None = None, timeout: float | None = None
+        self,
+        path: str,
+        *,
+        format: Literal["text"] = "text",
+        user: str | None = None,
+        progress: Listener[Progress] | None = None,
+        timeout: float | None = None,
     ) -> str: ...
 
     @overload
     async def read(
-        self, path: str, *, format: Literal["bytes"], user: str | None = None, timeout: float | None = None
+        self,
+        path: str,
+        *,
+        format: Literal["bytes"],
+        user: str | None = None,
+        progress: Listener[Progress] | None = None,
+        timeout: float | None = None,
     ) -> bytes: ...
 
     async def read(
@@ -45,16 +61,18 @@ class AsyncFiles:
         *,
         format: Literal["text", "bytes"] = "text",
         user: str | None = None,
+        progress: Listener[Progress] | None = None,
         timeout: float | None = None,
     ) -> str | bytes:
-        """What is in a file.
+        """What is in a file. A large one goes on where it broke off; `Conflict` if it was changed meanwhile.
 
         Args:
             format: `text` (UTF-8; what is none becomes U+FFFD) or `bytes`.
+            progress: Is told how far it is.
+            timeout: How long it may take, in seconds; as long as something comes if nothing is said.
         """
-        query = {"path": path, "user": user}
-        answer = await self._door.ask("GET", "/files", f"reading {path}", query=query, timeout=timeout)
-        return answer.body if format == "bytes" else answer.body.decode("utf-8", "replace")
+        read = await AsyncDownload(self._door, path, user, timeout).read(progress)
+        return bytes(read) if format == "bytes" else read.decode("utf-8", "replace")
 
     async def write(
         self,
@@ -122,7 +140,16 @@ class AsyncFiles:
     async def rename(self, source: str, target: str, *, replace: bool = False, user: str | None = None) -> None:
         """Renames or moves a file or a directory."""
         told = {"from": source, "to": target, "replace": replace, "user": user}
-        await self._change("rename", f"renaming {source}", told)
+        for left in reversed(range(_TRIES)):
+            try:
+                return await self._change("rename", f"renaming {source}", told)
+            except ConnectionFailed:
+                # The answer may be lost: it was done if the one is gone and the other there.
+                if not await self.exists(source, user=user) and await self.exists(target, user=user):
+                    return None
+                if not left:
+                    raise
+        return None
 
     async def copy(self, source: str, target: str, *, replace: bool = False, user: str | None = None) -> None:
         """Copies a file, or a directory with all that is below."""
@@ -153,7 +180,9 @@ class AsyncFiles:
     async def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> AsyncWatch:
         """Watches a directory: what happens from now on is told by iterating over what is returned."""
         query = {"path": path, "recursive": recursive, "user": user}
-        watch = AsyncWatch(self._door.events("/files/watch", f"watching {path}", query, None), path)
+        # What happened while nobody listened is not told, but that there was such a time.
+        events = self._door.events("/files/watch", f"watching {path}", query, None, "overflow")
+        watch = AsyncWatch(events, path)
         await watch._begin(self._door.client.timeout)
         return watch
 
@@ -256,7 +285,6 @@ class AsyncWatch:
 
     def __init__(self, events: EventStream, path: str) -> None:
         self._events, self._path = events, path
-        self._begun = 0
         self._over = False
 
     async def _begin(self, timeout: float) -> None:
@@ -265,7 +293,6 @@ class AsyncWatch:
             await self._events.begin(deadline.until)
         except TimeoutError:
             raise deadline.exceeded() from None
-        self._begun = self._events.begun
 
     def __aiter__(self) -> AsyncWatch:
         return self
@@ -285,11 +312,6 @@ class AsyncWatch:
             message = await self._events.next(deadline.until)
         except TimeoutError:
             raise deadline.exceeded() from None
-        if self._events.begun > self._begun:
-            # The one that is here already comes after this one.
-            self._begun = self._events.begun
-            self._events.put_back(message)
-            return FileEvent(type="overflow")
         if message.event == "end":
             self._over = True
             self.close()

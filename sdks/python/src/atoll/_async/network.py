@@ -40,6 +40,17 @@ async def blocking(work: Callable[..., T], *arguments: Any) -> T:
 
 
 @asynccontextmanager
+async def beside(work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Does something else while the block goes on; what is left of it then is given up."""
+    task = asyncio.ensure_future(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
 async def _until(until: float) -> AsyncIterator[None]:
     """Bounds what is waited for, and tells failures of the system as ours."""
     try:
@@ -61,10 +72,12 @@ class Connection:
         self.idle_since = 0.0
 
     @classmethod
-    async def open(cls, host: str, port: int, tls: SSLContext | None, until: float) -> Connection:
-        """Connects."""
+    async def open(cls, at: str | tuple[str, int], tls: SSLContext | None, until: float) -> Connection:
+        """Connects to a host's port, or to a socket by its path."""
         async with _until(until):
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=_PIECE)
+            if isinstance(at, str):
+                return cls(*await asyncio.open_unix_connection(at, limit=_PIECE))
+            reader, writer = await asyncio.open_connection(*at, ssl=tls, limit=_PIECE)
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(reader, writer)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from time import monotonic
 
@@ -9,9 +10,9 @@ from .. import _websocket
 from .._deadline import FOREVER, Deadline
 from .._http import Broken, Call, segment
 from .._patience import Patience
-from ..errors import ConnectionFailed, TerminalNotFound
+from ..errors import ConnectionFailed, TerminalNotFound, UnexpectedAnswer
 from ..models import PtyInfo, parse
-from .door import AsyncDoor, Socket
+from .door import AsyncDoor, Socket, silent
 from .network import Lock
 
 
@@ -39,8 +40,26 @@ class AsyncPtys:
             env: Variables that win over the sandbox's.
         """
         asked = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
-        answer = await self._door.ask("POST", "/pty", "making a terminal", json=asked)
-        return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+        # It is found by its tag if the answer is lost; the key makes it one even if it is asked for at the same moment.
+        tag = os.urandom(16).hex()
+        deadline = Deadline(self._door.client.timeout, "making a terminal")
+        while True:
+            try:
+                answer = await self._door.ask(
+                    "POST",
+                    "/pty",
+                    deadline.what,
+                    json=asked | {"tag": tag},
+                    headers={"idempotency-key": tag},
+                    timeout=max(0.001, deadline.left()),
+                )
+                return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+            except (ConnectionFailed, UnexpectedAnswer):
+                try:
+                    return await self.connect(f"tag:{tag}")
+                except TerminalNotFound:
+                    if not deadline.left():
+                        raise deadline.exceeded() from None
 
     async def connect(self, pty_id: str) -> AsyncPty:
         """Joins a terminal that is there: first comes what its screen shows."""
@@ -113,11 +132,16 @@ class AsyncPty:
                     raise deadline.exceeded() from None
                 # Not even a sign of life came.
                 self._drop(socket)
+                await self._pause(silent(), deadline)
                 continue
             except Broken as error:
                 self._drop(socket)
                 await self._pause(error, deadline)
                 continue
+            except TerminalNotFound:
+                # Its program ended while nobody listened.
+                self._over = True
+                break
             if message.kind == _websocket.CLOSE:
                 self._drop(socket)
                 await self._closed(message, deadline)

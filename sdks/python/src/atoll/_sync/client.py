@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _FRESH = 20.0
 #: How many connections are kept for later.
 _KEPT = 32
+#: What a proxy answers when the server behind it does not.
+_AWAY = (502, 503, 504)
 #: How long an answer may still come from a server that does not take our request.
 _LAST_WORD = 5.0
 
@@ -95,6 +97,14 @@ class _Unreachable(Broken):
     """Nothing was sent."""
 
 
+class _Away(Broken):
+    """Something in between answered, and says that it does not reach the server."""
+
+    def __init__(self, told: AtollError) -> None:
+        super().__init__(told.message)
+        self.told = told
+
+
 class Client:
     """A server, and the key that it wants.
 
@@ -103,7 +113,7 @@ class Client:
     none is sent.
 
     Args:
-        url: Where it is, such as `http://127.0.0.1:8080`.
+        url: Where it is, such as `http://127.0.0.1:8080`, or `unix:///PATH` for a socket of this machine.
         api_key: `atl_…`.
         profile: The name of a profile of `atoll login`.
         timeout: How long a request may take, in seconds, if it is not said with it.
@@ -175,35 +185,40 @@ class Client:
             try:
                 stream = self._exchange(call, deadline.until)
                 answer = Answer(stream.head, stream.read_all(deadline.until))
+                if answer.head.status < 400:
+                    return answer
+                failure = self.refused(answer)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except Broken as error:
                 lost |= not isinstance(error, _Unreachable)
                 self.pause(call, error, patience, deadline)
                 continue
-            if answer.head.status < 400:
-                return answer
-            failure = self._failure(answer)
             if lost and call.method == "DELETE" and answer.head.status == 404:
                 # The answer that was lost said that it is gone.
                 return answer
-            if isinstance(failure, RateLimited) and deadline.left() > (wait := failure.retry_after or 1.0):
-                sleep(wait)
-                continue
-            raise failure
+            self._later(failure, deadline.until)
 
     def open(self, call: Call, until: float) -> Stream:
         """Asks once, and leaves the body to be read. What breaks is `Broken`."""
-        stream = self._exchange(call, until)
-        if stream.head.status < 400:
-            return stream
-        raise self._failure(Answer(stream.head, stream.read_all(until)))
+        while True:
+            stream = self._exchange(call, until)
+            if stream.head.status < 400:
+                return stream
+            self._later(self.refused(Answer(stream.head, stream.read_all(until))), until)
+
+    def _later(self, failure: AtollError, until: float) -> None:
+        """Waits, if it was only asked too early; whatever else it is is raised."""
+        wait = failure.retry_after or 1.0
+        if not isinstance(failure, RateLimited) or until - monotonic() <= wait:
+            raise failure
+        sleep(wait)
 
     def connect(self, until: float) -> Connection:
         """A new connection."""
         at = self._address
         try:
-            return Connection.open(at.host, at.port, self._tls, until)
+            return Connection.open(at.socket or (at.host, at.port), self._tls, until)
         except Broken as error:
             raise _Unreachable(str(error)) from error.__cause__
 
@@ -217,8 +232,10 @@ class Client:
                 return
         raise self.broken(call, error) from error.__cause__
 
-    def broken(self, call: Call, error: Broken) -> ConnectionFailed:
+    def broken(self, call: Call, error: Broken) -> AtollError:
         """What is said of a connection that failed for good."""
+        if isinstance(error, _Away):
+            return error.told
         if isinstance(error, _Unreachable):
             return ConnectionFailed(
                 f"{call.what}: no server answers at {self.url}: {error}",
@@ -231,17 +248,21 @@ class Client:
             remedy="look before you do it again",
         )
 
-    def _failure(self, answer: Answer) -> AtollError:
+    def refused(self, answer: Answer) -> AtollError:
+        """What an answer that is no success means; that of a proxy without a server is `Broken`."""
         try:
             told = json.loads(answer.body)
         except ValueError:
             told = None
         if not isinstance(told, dict) or "code" not in told:
-            return UnexpectedAnswer(
+            unexpected = UnexpectedAnswer(
                 f"{self.url} answered {answer.head.status} without saying why",
                 status=answer.head.status,
                 remedy="look whether the URL is that of an Atoll server",
             )
+            if answer.head.status in _AWAY:
+                raise _Away(unexpected)
+            return unexpected
         return from_answer(answer.head.status, told, answer.head.headers.get("x-request-id"))
 
     def _exchange(self, call: Call, until: float) -> Stream:
@@ -260,7 +281,7 @@ class Client:
         except BaseException:
             connection.close()
             raise
-        self._reached = True
+        self._reached |= head.status not in _AWAY
         return Stream(self, connection, reader, head)
 
     def _send(self, connection: Connection, call: Call, until: float) -> None:
@@ -300,10 +321,6 @@ class Client:
                 return connection
             connection.close()
         return None
-
-
-def _reason(error: Broken) -> str:
-    return error.strerror or str(error) or type(error).__name__
 
 
 def encoded(body: Mapping[str, Any]) -> Body:

@@ -15,11 +15,16 @@ from .._http import Body, Broken, Call, Reader, segment
 from .._patience import Patience
 from .._sse import Events, Message
 from ..errors import UnexpectedAnswer, from_answer
-from .client import Answer, Client, Stream, encoded
+from .client import _AWAY, Answer, Client, Stream, encoded
 from .network import Connection, Lock, sleep
 
 #: Who says nothing for so long is gone: streams say something every 15 s, and WebSockets every 30.
-_SILENCE = 50.0
+SILENCE = 50.0
+
+
+def silent() -> Broken:
+    """A server that says nothing is as good as gone: how long that may last is a matter of patience."""
+    return Broken("the server says nothing any more")
 
 
 class Door:
@@ -58,11 +63,12 @@ class Door:
         )
         return self.client.request(call)
 
-    def events(self, path: str, what: str, query: Mapping[str, object], after: str | None) -> EventStream:
-        """Follows a stream about the sandbox."""
-        return EventStream(
-            self.client, Call("GET", self.path + path, f"{what} in {self.id}", query, repeat=True), after
-        )
+    def events(
+        self, path: str, what: str, query: Mapping[str, object], after: str | None, anew: str | None = None
+    ) -> EventStream:
+        """Follows a stream about the sandbox; `anew` is the event that tells that it had to begin again."""
+        call = Call("GET", self.path + path, f"{what} in {self.id}", query, repeat=True)
+        return EventStream(self.client, call, after, anew)
 
     def socket(self, path: str, what: str, deadline: Deadline) -> Socket:
         """Opens a WebSocket. What breaks is an `Broken`."""
@@ -72,14 +78,13 @@ class Door:
 class EventStream:
     """Server-sent events that go on after a broken connection, or a restart of the server, where they were."""
 
-    def __init__(self, client: Client, call: Call, after: str | None) -> None:
-        self._client, self._call, self._after = client, call, after
+    def __init__(self, client: Client, call: Call, after: str | None, anew: str | None) -> None:
+        self._client, self._call, self._after, self._anew = client, call, after, anew
         self._stream: Stream | None = None
         self._events = Events()
         self._waiting: deque[Message] = deque()
         self._patience = Patience(client.reconnect)
-        #: How often it has begun.
-        self.begun = 0
+        self._begun = False
 
     def next(self, until: float) -> Message:
         """The next one; a `TimeoutError` if none comes until then, and it goes on the next time."""
@@ -87,7 +92,7 @@ class EventStream:
             try:
                 if self._stream is None:
                     self.begin(until)
-                elif data := self._stream.read(min(until, monotonic() + _SILENCE)):
+                elif data := self._stream.read(min(until, monotonic() + SILENCE)):
                     self._patience.progress()
                     self._waiting.extend(one for one in self._events.feed(data) if one.event != "ping")
                 else:
@@ -95,7 +100,7 @@ class EventStream:
             except TimeoutError:
                 if monotonic() >= until:
                     raise
-                self.close()
+                self._pause(silent(), until)
             except Broken as error:
                 self._pause(error, until)
         message = self._waiting.popleft()
@@ -103,10 +108,6 @@ class EventStream:
         if message.event == "error":
             raise from_answer(200, message.data, None)
         return message
-
-    def put_back(self, message: Message) -> None:
-        """Makes it the next one again."""
-        self._waiting.appendleft(message)
 
     def begin(self, until: float) -> None:
         """Asks for it, from where it was."""
@@ -119,7 +120,9 @@ class EventStream:
             except Broken as error:
                 self._pause(error, until)
         self._events = Events()
-        self.begun += 1
+        if self._begun and self._anew is not None:
+            self._waiting.append(Message(self._anew, {}, None))
+        self._begun = True
 
     def _pause(self, error: Broken, until: float) -> None:
         self.close()
@@ -161,13 +164,13 @@ class Socket:
             reader = Reader()
             while (head := reader.read_head()) is None:
                 reader.feed(connection.receive(until))
-            client._reached = True
+            client._reached |= head.status not in _AWAY
             if head.status == 101:
                 if not _websocket.accepts(key, head.headers.get("sec-websocket-accept")):
                     raise UnexpectedAnswer(f"{client.url} did not answer as WebSockets do")
                 return cls(connection, reader.rest())
             stream = Stream(client, connection, reader, head)
-            raise client._failure(Answer(head, stream.read_all(until)))
+            raise client.refused(Answer(head, stream.read_all(until)))
         except BaseException:
             connection.close()
             raise
@@ -178,7 +181,7 @@ class Socket:
             while (message := self._frames.next()) is None:
                 self._reading = True
                 try:
-                    self._feed(self._connection.receive(min(until, monotonic() + _SILENCE)))
+                    self._feed(self._connection.receive(min(until, monotonic() + SILENCE)))
                 finally:
                     self._reading = False
             if message.kind == _websocket.PING:

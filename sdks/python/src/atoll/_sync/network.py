@@ -6,7 +6,8 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from .._http import broken
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-__all__ = ["Connection", "Listener", "Lock", "blocking", "sleep", "tell"]
+__all__ = ["Connection", "Listener", "Lock", "beside", "blocking", "sleep", "tell"]
 
 T = TypeVar("T")
 
@@ -38,6 +39,13 @@ def blocking(work: Callable[..., T], *arguments: Any) -> T:
     return work(*arguments)
 
 
+@contextmanager
+def beside(work: Callable[[], None]) -> Iterator[None]:
+    """Does something else while the block goes on. It finds its end by itself."""
+    threading.Thread(target=work, daemon=True).start()
+    yield
+
+
 class Connection:
     """Bytes to and from a server. A wait that comes to its end is a `TimeoutError`."""
 
@@ -47,13 +55,18 @@ class Connection:
         self.idle_since = 0.0
 
     @classmethod
-    def open(cls, host: str, port: int, tls: SSLContext | None, until: float) -> Connection:
-        """Connects."""
+    def open(cls, at: str | tuple[str, int], tls: SSLContext | None, until: float) -> Connection:
+        """Connects to a host's port, or to a socket by its path."""
         connected = None
         try:
-            connected = socket.create_connection((host, port), _left(until))
+            if isinstance(at, str):
+                connected = socket.socket(socket.AF_UNIX)
+                connected.settimeout(_left(until))
+                connected.connect(at)
+                return cls(connected)
+            connected = socket.create_connection(at, _left(until))
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return cls(tls.wrap_socket(connected, server_hostname=host) if tls else connected)
+            return cls(tls.wrap_socket(connected, server_hostname=at[0]) if tls else connected)
         except BaseException as error:
             if connected:
                 connected.close()

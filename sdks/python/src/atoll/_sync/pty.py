@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from time import monotonic
 
@@ -10,9 +11,9 @@ from .. import _websocket
 from .._deadline import FOREVER, Deadline
 from .._http import Broken, Call, segment
 from .._patience import Patience
-from ..errors import ConnectionFailed, TerminalNotFound
+from ..errors import ConnectionFailed, TerminalNotFound, UnexpectedAnswer
 from ..models import PtyInfo, parse
-from .door import Door, Socket
+from .door import Door, Socket, silent
 from .network import Lock
 
 
@@ -40,8 +41,26 @@ class Ptys:
             env: Variables that win over the sandbox's.
         """
         asked = {"cols": cols, "rows": rows, "shell": shell, "cwd": cwd, "envs": dict(env or {}), "user": user}
-        answer = self._door.ask("POST", "/pty", "making a terminal", json=asked)
-        return Pty(self._door, parse(PtyInfo, answer.json()))
+        # It is found by its tag if the answer is lost; the key makes it one even if it is asked for at the same moment.
+        tag = os.urandom(16).hex()
+        deadline = Deadline(self._door.client.timeout, "making a terminal")
+        while True:
+            try:
+                answer = self._door.ask(
+                    "POST",
+                    "/pty",
+                    deadline.what,
+                    json=asked | {"tag": tag},
+                    headers={"idempotency-key": tag},
+                    timeout=max(0.001, deadline.left()),
+                )
+                return Pty(self._door, parse(PtyInfo, answer.json()))
+            except (ConnectionFailed, UnexpectedAnswer):
+                try:
+                    return self.connect(f"tag:{tag}")
+                except TerminalNotFound:
+                    if not deadline.left():
+                        raise deadline.exceeded() from None
 
     def connect(self, pty_id: str) -> Pty:
         """Joins a terminal that is there: first comes what its screen shows."""
@@ -114,11 +133,16 @@ class Pty:
                     raise deadline.exceeded() from None
                 # Not even a sign of life came.
                 self._drop(socket)
+                self._pause(silent(), deadline)
                 continue
             except Broken as error:
                 self._drop(socket)
                 self._pause(error, deadline)
                 continue
+            except TerminalNotFound:
+                # Its program ended while nobody listened.
+                self._over = True
+                break
             if message.kind == _websocket.CLOSE:
                 self._drop(socket)
                 self._closed(message, deadline)

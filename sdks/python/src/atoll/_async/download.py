@@ -1,0 +1,93 @@
+"""The bytes of a file, over a line that may break."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from .._data import Progress
+from .._deadline import FOREVER, Deadline
+from .._http import Broken, Call
+from .._patience import Patience
+from ..errors import Conflict
+from .client import Stream
+from .door import SILENCE, AsyncDoor, silent
+from .network import Listener, tell
+
+#: A smaller file is read again from its beginning: nobody has to look whether it is the same.
+_LARGE = 256 << 10
+
+
+class AsyncDownload:
+    """One file. A large one goes on where it broke off, as long as it is the same."""
+
+    def __init__(self, door: AsyncDoor, path: str, user: str | None, timeout: float | None) -> None:
+        self._door, self._path, self._query = door, path, {"path": path, "user": user}
+        self._what = f"reading {path} in {door.id}"
+        self._timeout = timeout
+        #: Of a large file, which one it is: when it was changed, and its size.
+        self._same: tuple[object, object] | None = None
+        self._total: int | None = None
+        self._got = bytearray()
+
+    async def read(self, progress: Listener[Progress] | None) -> bytearray:
+        """All of it. Without a time-out it may take as long as it goes on."""
+        client = self._door.client
+        deadline = Deadline(self._timeout or FOREVER, self._what)
+        patience = Patience(client.reconnect)
+        while self._total is None or len(self._got) < self._total:
+            stream = None
+            try:
+                stream = await self._open(deadline)
+                while data := await self._next(stream, deadline):
+                    self._got += data
+                    if self._same is not None:
+                        # What begins anew each time does not go on.
+                        patience.progress()
+                    if progress is not None:
+                        await tell(progress, Progress(len(self._got), self._total))
+                break
+            except Broken as error:
+                if self._same is None:
+                    self._got.clear()
+                    self._total = None
+                call = Call("GET", "", self._what, repeat=True)
+                await client.pause(call, error, patience, deadline)
+            finally:
+                if stream is not None:
+                    stream.close()
+        return self._got
+
+    async def _open(self, deadline: Deadline) -> Stream:
+        """The rest of it."""
+        client, at = self._door.client, len(self._got)
+        headers = {"range": f"bytes={at}-"} if at else {}
+        call = Call("GET", f"{self._door.path}/files", self._what, self._query, headers=headers, repeat=True)
+        opening = deadline if self._timeout else Deadline(client.timeout, self._what)
+        try:
+            stream = await client.open(call, opening.until)
+        except TimeoutError:
+            raise opening.exceeded() from None
+        try:
+            size = stream.head.headers.get("x-file-size", "")
+            self._total = self._total or (int(size) if size.isdigit() else None)
+            if at or (self._total or 0) > _LARGE:
+                await self._compare(at > 0 and stream.head.status != 206)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async def _compare(self, whole: bool) -> None:
+        told = (await self._door.ask("GET", "/files/stat", f"looking at {self._path}", query=self._query)).json()
+        same = (told.get("modifiedAt"), told.get("size"))
+        if whole or same != (self._same or same):
+            raise Conflict(f"{self._path} was changed while it was read", remedy="read it again")
+        self._same = same
+
+    async def _next(self, stream: Stream, deadline: Deadline) -> bytes:
+        try:
+            return await stream.read(min(deadline.until, monotonic() + SILENCE))
+        except TimeoutError:
+            if monotonic() >= deadline.until:
+                raise deadline.exceeded() from None
+            raise silent() from None

@@ -1,0 +1,264 @@
+"""Servers that say nothing, that are not there for a while, or that somebody else speaks for: everything comes to an
+end, and what can go on does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from atoll import AsyncClient, AsyncSandbox, Client, Sandbox, errors
+
+from .conftest import Cutter, Server, wait_for
+
+
+@contextmanager
+def silenced(server: Server) -> Iterator[None]:
+    """It is there, and takes connections, and does nothing."""
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silence need not last for most of a minute to be one."""
+    for module in ("atoll._sync.door", "atoll._async.door"):
+        monkeypatch.setattr(f"{module}.SILENCE", 0.5)
+
+
+def ends(work: Callable[[], object]) -> BaseException | None:
+    """How something ends that must not go on for ever."""
+    told: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            work()
+            told.append(None)
+        except BaseException as error:
+            told.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert told, "it goes on for ever"
+    return told[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_falls_silent_is_not_waited_for_without_end(own_server: Server) -> None:
+    client = Client(own_server.url, own_server.key, timeout=1, reconnect=1)
+    with own_server.client() as patient, Sandbox.create(client=patient, timeout=0) as made:
+        sandbox = Sandbox.connect(made.id, client=client)
+        handle = sandbox.commands.run("echo begun; sleep 1000", background=True)
+        output = iter(handle)
+        assert next(output).text == "begun\n"
+        watch = sandbox.files.watch(".")
+        terminal = sandbox.pty.create(shell="/bin/cat")
+        terminal.send("x\n")
+        assert terminal.read(10)
+        begun = threading.Event()
+        running: list[BaseException | None] = []
+
+        def run() -> None:
+            long = {"timeout": 600.0, "on_stdout": lambda _: begun.set()}
+            running.append(ends(lambda: sandbox.commands.run("echo begun; sleep 1000", **long)))  # type: ignore[call-overload]
+
+        following = threading.Thread(target=run)
+        following.start()
+        assert begun.wait(20)
+        with silenced(own_server):
+            for what in (lambda: list(output), handle.wait, lambda: list(watch), lambda: list(terminal)):
+                failure = ends(what)
+                assert isinstance(failure, errors.ConnectionFailed), failure
+                assert "says nothing any more" in str(failure)
+            following.join(20)
+            assert isinstance(running[0], errors.ConnectionFailed)
+        # Whoever is patient goes on.
+        sandbox.commands.kill(handle.exec_id)
+        assert handle.wait(20).signal == 9
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_silence_that_ends_is_no_failure(own_server: Server) -> None:
+    with own_server.client() as client, Sandbox.create(client=client, timeout=0) as sandbox:
+        handle = sandbox.commands.run("echo one; until [ -e go ]; do sleep 0.05; done; echo two", background=True)
+        output = iter(handle)
+        assert next(output).text == "one\n"
+        with silenced(own_server):
+            with pytest.raises(errors.DeadlineExceeded):
+                handle.wait(2)
+        sandbox.files.write("go", "")
+        assert [piece.text for piece in output] == ["two\n"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_falls_silent_is_not_waited_for_on_an_event_loop_either(own_server: Server) -> None:
+    async def main() -> None:
+        client = AsyncClient(own_server.url, own_server.key, timeout=1, reconnect=1)
+        async with AsyncClient(own_server.url, own_server.key) as patient:
+            async with await AsyncSandbox.create(client=patient, timeout=0) as made:
+                sandbox = await AsyncSandbox.connect(made.id, client=client)
+                handle = await sandbox.commands.run("sleep 1000", background=True)
+                watch = await sandbox.files.watch(".")
+                terminal = await sandbox.pty.create(shell="/bin/cat")
+                with silenced(own_server):
+                    for waiting in (handle.wait(), watch.next(), terminal.wait()):
+                        with pytest.raises(errors.ConnectionFailed, match="says nothing any more"):
+                            await asyncio.wait_for(waiting, 20)
+                await handle.kill()
+
+    asyncio.run(main())
+
+
+def test_a_proxy_without_its_server_is_one_that_restarts(own_server: Server) -> None:
+    proxy = Cutter(own_server.port, 1 << 40, 1 << 41, seed=1)
+    slow = "for n in $(seq 100); do echo $n; sleep 0.01; done; until [ -e go ]; do sleep 0.01; done; echo last"
+    with own_server.client(proxy.url) as client, Sandbox.create(client=client, timeout=0) as sandbox:
+        handle = sandbox.commands.run(slow, background=True)
+        watch = sandbox.files.watch(".")
+        terminal = sandbox.pty.create(shell="/bin/sh")
+        output = iter(handle)
+        seen = next(output).text
+        own_server.kill()
+
+        def start() -> None:
+            wait_for(lambda: proxy.refusals > 2)
+            own_server.start()
+
+        starting = threading.Thread(target=start)
+        starting.start()
+        # A request, a stream and a terminal are told 502 for a while.
+        assert sandbox.commands.run("echo again").stdout == "again\n"
+        starting.join()
+        sandbox.files.write("go", "")
+        seen += "".join(piece.text for piece in output)
+        assert seen == "".join(f"{n}\n" for n in range(1, 101)) + "last\n"
+        event = watch.next(20)
+        assert event and event.type == "overflow"
+        terminal.send("echo =$((6*7))=; exit\n")
+        assert b"=42=" in b"".join(terminal)
+    proxy.close()
+
+
+def test_the_same_goes_on_across_a_kill_on_an_event_loop(own_server: Server) -> None:
+    async def main() -> None:
+        async with AsyncClient(own_server.url, own_server.key) as client:
+            async with await AsyncSandbox.create(client=client, timeout=0) as sandbox:
+                slow = "for n in $(seq 200); do echo $n; sleep 0.01; done"
+                handle = await sandbox.commands.run(slow, background=True)
+                waited = asyncio.create_task(sandbox.commands.run("echo x >> once; sleep 1; cat once"))
+                watch = await sandbox.files.watch(".")
+                seen, kills = "", 0
+                async for piece in handle:
+                    seen += piece.text
+                    if "\n20\n" in seen and kills == 0:
+                        kills += 1
+                        await asyncio.to_thread(own_server.kill)
+                        await asyncio.to_thread(own_server.start)
+                assert (seen, kills) == ("".join(f"{n}\n" for n in range(1, 201)), 1)
+                assert (await waited).stdout == "x\n"
+                types = []
+                while "overflow" not in types:
+                    event = await watch.next(20)
+                    types.append(event.type if event else "none")
+
+    asyncio.run(main())
+
+
+class Stub(ThreadingHTTPServer):
+    """Says what a function makes of what is asked."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: Callable[[str], tuple[int, dict[str, str], str]]) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, headers, body = answer(self.path)
+                self.send_response(status)
+                for name, value in {**headers, "content-length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+def test_only_a_server_that_was_there_is_waited_for_behind_a_proxy() -> None:
+    answers = [502, 200, 503, 502, 504, 200, 502]
+    asked = iter(answers)
+    with Stub(lambda _: (next(asked, 502), {}, "[]")) as stub:
+        client = Client(stub.url, reconnect=0.5)
+        with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
+            Sandbox.list(client=client)
+        assert Sandbox.list(client=client) == []
+        # Three times nobody is there, and then somebody is again.
+        assert Sandbox.list(client=client) == []
+        assert next(asked) == 502
+        begin = monotonic()
+        with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
+            Sandbox.list(client=client)
+        assert 0.2 < monotonic() - begin < 10
+        stub.shutdown()
+
+
+SANDBOX = {
+    "sandboxID": "",
+    "sessionID": "s",
+    "templateID": "base",
+    "state": "running",
+    "cpuCount": 1,
+    "memoryMB": 1,
+    "diskMB": 1,
+    "pids": 1,
+    "network": "none",
+    "timeout": 0,
+    "onTimeout": "destroy",
+    "onIdle": "pause",
+    "autoResume": True,
+    "createdAt": "2026-01-01T00:00:00Z",
+    "metadata": {},
+}
+
+
+def test_a_list_has_all_pages() -> None:
+    asked: list[dict[str, list[str]]] = []
+
+    def page(path: str) -> tuple[int, dict[str, str], str]:
+        query = parse_qs(urlsplit(path).query)
+        asked.append(query)
+        first, size = int(query.get("cursor", ["0"])[0]), int(query["limit"][0])
+        rows = [{**SANDBOX, "sandboxID": f"i{number}"} for number in range(250)][first : first + size]
+        more = {"x-next-cursor": str(first + size)} if first + size < 250 else {}
+        return 200, more, json.dumps(rows)
+
+    with Stub(page) as stub, Client(stub.url) as client:
+        assert [one.id for one in Sandbox.list(client=client)] == [f"i{number}" for number in range(250)]
+        assert [query.get("cursor") for query in asked] == [None, ["100"], ["200"]]
+        asked.clear()
+        assert len(Sandbox.list(client=client, limit=150, state="running")) == 150
+        assert [(query["limit"], query["state"]) for query in asked] == [(["100"], ["running"]), (["50"], ["running"])]
+
+        async def on_a_loop() -> int:
+            return len(await AsyncSandbox.list(client=AsyncClient(stub.url)))
+
+        assert asyncio.run(on_a_loop()) == 250
+        stub.shutdown()
