@@ -526,8 +526,9 @@ pub fn go_before_others() -> bool {
 /// sandboxes, a thread's own weight counts only among those of its session. A session that was there before us, with others in it, is
 /// left as it is.
 pub fn put_session_first() {
-    let own = rustix::process::getpid();
-    if rustix::process::getsid(None) == Ok(own) {
+    // SAFETY: these take and give plain numbers. A session whose leader is in no pid namespace of ours is 0, which is no pid.
+    let (session, own) = unsafe { (libc::getsid(0), libc::getpid()) };
+    if session == own {
         let _ = std::fs::write("/proc/self/autogroup", "-10");
     }
 }

@@ -130,6 +130,7 @@ async fn two_hundred_kills_lose_no_byte() {
     let [out, err] = Heard::paths(&file);
     let (count, last) = lines(&out, "out");
     assert_eq!(last, Some(format!("end {count}")));
+    assert!(count > 100_000, "{count} lines are not all it could");
     assert_eq!(lines(&err, "err"), (count, None));
     place.close(runtime).await;
 }
