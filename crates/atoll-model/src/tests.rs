@@ -212,7 +212,9 @@ fn every_state_and_what_can_happen_to_it_are_as_committed() {
 /// What a client is told names the state, what was asked for and what helps.
 #[test]
 fn a_refused_transition_names_the_state_and_what_helps() {
-    let error = SandboxState::Paused.next(Transition::Start).unwrap_err();
+    let error = SandboxState::Paused
+        .next(Transition::Start)
+        .expect_err("it must be resumed first");
     assert_eq!(error.code, Code::SandboxPaused);
     assert_eq!(error.message, "a sandbox that is paused cannot be started");
     assert_eq!(error.remedy.as_deref(), Some("resume it first"));
