@@ -180,3 +180,43 @@ fn a_name_of_a_run_is_a_label_that_can_be_a_directory() {
         assert!(error.remedy.is_some());
     }
 }
+
+#[test]
+fn every_state_and_what_can_happen_to_it_are_as_committed() {
+    let transitions = [
+        Transition::Ready,
+        Transition::Fail,
+        Transition::Pause,
+        Transition::Resume,
+        Transition::Stop,
+        Transition::End,
+        Transition::Start,
+    ];
+    let mut table = Vec::new();
+    for state in SandboxState::ALL {
+        for transition in transitions {
+            let then = match state.next(transition) {
+                Ok(next) => next.name().to_owned(),
+                Err(error) => format!(
+                    "{}, {}",
+                    error.code.name(),
+                    error.remedy.unwrap_or_default()
+                ),
+            };
+            table.push(format!("{:8} {transition:6?} → {then}", state.name()));
+        }
+    }
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+/// What a client is told names the state, what was asked for and what helps.
+#[test]
+fn a_refused_transition_names_the_state_and_what_helps() {
+    let error = SandboxState::Paused
+        .next(Transition::Start)
+        .expect_err("it must be resumed first");
+    assert_eq!(error.code, Code::SandboxPaused);
+    assert_eq!(error.message, "a sandbox that is paused cannot be started");
+    assert_eq!(error.remedy.as_deref(), Some("resume it first"));
+    assert_eq!(error.details["state"], "paused");
+}

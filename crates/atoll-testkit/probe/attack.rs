@@ -5,6 +5,7 @@ mod capabilities;
 mod cgroups;
 mod descriptors;
 mod devices;
+mod greed;
 mod kernel;
 mod memory;
 mod mounts;
@@ -40,6 +41,7 @@ pub(crate) fn commands() -> impl Iterator<Item = &'static Command> {
         sockets::COMMANDS,
         shared::COMMANDS,
         bombs::COMMANDS,
+        greed::COMMANDS,
         memory::COMMANDS,
         race::COMMANDS,
         tracing::COMMANDS,

@@ -31,6 +31,11 @@ mod nr;
 mod out;
 #[allow(
     unreachable_pub,
+    reason = "shared with the library, where it is public"
+)]
+mod screen;
+#[allow(
+    unreachable_pub,
     dead_code,
     reason = "shared with the library, where it is public"
 )]

@@ -85,6 +85,7 @@ pub(crate) const OPENAT: u64 = 257;
 pub(crate) const MKNODAT: u64 = 259;
 pub(crate) const UNSHARE: u64 = 272;
 pub(crate) const PIPE2: u64 = 293;
+pub(crate) const INOTIFY_INIT1: u64 = 294;
 pub(crate) const PERF_EVENT_OPEN: u64 = 298;
 pub(crate) const FANOTIFY_INIT: u64 = 300;
 pub(crate) const PRLIMIT64: u64 = 302;

@@ -18,6 +18,8 @@ mod probe;
 mod residue;
 mod run;
 mod scratch;
+#[path = "../probe/screen.rs"]
+mod screen;
 #[path = "../probe/stream.rs"]
 mod stream;
 
@@ -29,4 +31,5 @@ pub use probe::{Attempt, attempts, probe, static_layer};
 pub use residue::Residue;
 pub use run::{run, run_within, wait_for};
 pub use scratch::Scratch;
+pub use screen::{STOPS, until_stop};
 pub use stream::{Fnv64, Pattern, SCRIBBLED, Scribbles, fnv64, pattern};

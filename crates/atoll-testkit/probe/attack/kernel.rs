@@ -67,6 +67,8 @@ fn programs_and_modules() {
     );
     opening("memfd_secret", call(nr::MEMFD_SECRET, &[0]));
     opening("fanotify_init", call(nr::FANOTIFY_INIT, &[0, 0]));
+    // What the kernel gives to anybody.
+    opening("fanotify_init:fid", call(nr::FANOTIFY_INIT, &[0x200, 0]));
 }
 
 fn keys() {

@@ -3,7 +3,6 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
 
 use crate::stream::fnv64;
 use crate::sys::{Errno, call, owned, text};
@@ -11,7 +10,7 @@ use crate::{Args, Command, Outcome, nr, out, sys};
 
 pub(crate) const COMMANDS: &[Command] = &[Command::new(
     "b08-shared",
-    "write TOKEN [SECONDS, 30] (stays after `ready`) | look TOKEN",
+    "write TOKEN (stays after `ready` until stdin ends) | look TOKEN",
     shared,
 )];
 
@@ -29,7 +28,7 @@ const SIZE: u64 = 4096;
 fn shared(args: &Args) -> Outcome {
     let token = args.text(1, "TOKEN")?;
     match args.text(0, "write or look")? {
-        "write" => write(token, args.number_or(2, "SECONDS", 30)?),
+        "write" => write(token),
         "look" => look(token),
         other => Err(format!("write or look, not {other}")),
     }
@@ -43,7 +42,7 @@ fn address(token: &str) -> Result<SocketAddr, String> {
     SocketAddr::from_abstract_name(token).map_err(|problem| problem.to_string())
 }
 
-fn write(token: &str, seconds: u64) -> Outcome {
+fn write(token: &str) -> Outcome {
     let mut made = Vec::new();
     for place in PLACES.iter().map(Path::new).filter(|place| place.is_dir()) {
         let path = place.join(token);
@@ -65,7 +64,7 @@ fn write(token: &str, seconds: u64) -> Outcome {
     out::attempt("posix-queue", posix);
     let _ = posix.map(owned);
     out::say("ready");
-    std::thread::sleep(Duration::from_secs(seconds));
+    while matches!(sys::read(0, &mut [0; 64]), Ok(1..) | Err(Errno::EINTR)) {}
     for path in made {
         let _ = std::fs::remove_file(path);
     }

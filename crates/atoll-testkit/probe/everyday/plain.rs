@@ -2,10 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::stream::{self, Fnv64};
 use crate::sys::{self, Errno};
-use crate::{Args, Command, Outcome, out};
+use crate::{Args, Command, Outcome, out, screen};
 
 pub(crate) const COMMANDS: &[Command] = &[
     Command::new("true", "", |_| Ok(0)),
@@ -15,6 +17,12 @@ pub(crate) const COMMANDS: &[Command] = &[
     Command::new("err", "WORD… (to stderr)", |args| words(2, args)),
     Command::new("cat", "(stdin to stdout)", cat),
     Command::new("both", "N (N numbered lines on each stream)", both),
+    Command::new("count", "(such lines until stdin ends)", count),
+    Command::new(
+        "full-screen",
+        "(stops until stdin ends, each time)",
+        full_screen,
+    ),
     Command::new("spew", "BYTES [stderr]", spew),
     Command::new("hash", "(of stdin)", hash),
     Command::new("env", "", env),
@@ -55,6 +63,34 @@ fn both(args: &Args) -> Outcome {
     for number in 1..=args.number::<u64>(0, "N")? {
         out::say(&format!("out {number}"));
         out::complain(&format!("err {number}"));
+    }
+    Ok(0)
+}
+
+/// As fast as it may; the last line says how many there were.
+fn count(_: &Args) -> Outcome {
+    let over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&over);
+    std::thread::spawn(move || {
+        let _ = each_piece(|_| Ok(()));
+        told.store(true, Ordering::Relaxed);
+    });
+    let mut number = 0_u64;
+    while !over.load(Ordering::Relaxed) {
+        number += 1;
+        out::say(&format!("out {number}"));
+        out::complain(&format!("err {number}"));
+    }
+    out::say(&format!("end {number}"));
+    Ok(0)
+}
+
+/// On a terminal input ends whenever `^D` is typed.
+fn full_screen(_: &Args) -> Outcome {
+    for stop in 0..screen::STOPS {
+        let written = out::write_all(1, &screen::until_stop(stop));
+        written.map_err(|errno| format!("write: {errno}"))?;
+        each_piece(|_| Ok(()))?;
     }
     Ok(0)
 }

@@ -20,6 +20,11 @@ pub(crate) const COMMANDS: &[Command] = &[
         daemon,
     ),
     Command::new("tree-of-processes", "N SECONDS", tree),
+    Command::new(
+        "uninterruptible",
+        "SECONDS (waits, as after vfork, for a child)",
+        uninterruptible,
+    ),
 ];
 
 fn seconds(args: &Args, index: usize) -> Result<Duration, String> {
@@ -177,5 +182,18 @@ fn tree(args: &Args) -> Outcome {
     out::say(&format!("ready {there}"));
     std::thread::sleep(time);
     while let Ok(Some(_)) = sys::wait(-1, 0) {}
+    Ok(0)
+}
+
+/// The parent stands in the kernel until its child has ended.
+fn uninterruptible(args: &Args) -> Outcome {
+    const CLONE_VFORK: u64 = 0x4000;
+    const SIGCHLD: u64 = 17;
+    let time = seconds(args, 0)?;
+    let child = sys::call(nr::CLONE, &[CLONE_VFORK | SIGCHLD, 0, 0, 0, 0]);
+    if child.map_err(|errno| format!("clone: {errno}"))? == 0 {
+        std::thread::sleep(time);
+        sys::exit(0);
+    }
     Ok(0)
 }

@@ -252,7 +252,7 @@ impl Log {
     /// Whether the command may go on writing: a reader that is attached and reads holds it back, one
     /// that does not read is let go.
     pub(crate) fn room(&self) -> Room {
-        let end = self.inner().end;
+        let end = self.inner().reckoned_end(WINDOW - REST);
         let mut readers = self.readers();
         let now = Instant::now();
         readers.at.retain(|_, (position, since)| {
@@ -345,6 +345,19 @@ impl Log {
 }
 
 impl Inner {
+    /// The end as it counts for readers that must not be `far` behind: who is as many changes of stream behind as are
+    /// kept is so far behind, however few bytes that are.
+    fn reckoned_end(&self, far: u64) -> u64 {
+        let Some(files) = &self.files else {
+            return self.end;
+        };
+        if self.entries - self.first <= CHANGES {
+            return self.end;
+        }
+        let oldest = read_entry(&files.index, self.entries - CHANGES);
+        oldest.map_or(self.end, |(_, oldest)| self.end.max(oldest + far))
+    }
+
     /// Gives up what is before the window, or before the last changes of stream that are kept.
     fn give_up_old(&mut self) -> io::Result<()> {
         let Some(files) = &self.files else {
@@ -561,6 +574,28 @@ mod tests {
         feed(&log, Stream::Stdout, &vec![7; PIECE as usize]);
         assert!(matches!(log.room(), Room::Full(_)));
         log.depart(reader);
+        assert!(matches!(log.room(), Room::Yes));
+    }
+
+    /// Two streams that take turns with every byte are given up long before the window is full.
+    #[test]
+    fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
+        let place = Place::new();
+        let stem = place.0.join("x");
+        let changes = CHANGES + CHANGES / 8;
+        let streams = [Stream::Stdout, Stream::Stderr];
+        let index = (0..changes).flat_map(|at| entry(streams[(at % 2) as usize], at));
+        std::fs::write(stem.with_extension("index"), index.collect::<Vec<u8>>()).expect("written");
+        std::fs::write(stem.with_extension("log"), vec![7; changes as usize]).expect("written");
+        let log = Log::open(stem).expect("it opens");
+        let log = log.patience(Duration::from_mins(1));
+        assert!(matches!(log.room(), Room::Yes));
+        let reader = log.arrive(None, 0);
+        assert!(matches!(log.room(), Room::Full(_)));
+        // What it holds back is not given up.
+        feed(&log, Stream::Stderr, b"x");
+        assert_eq!(log.bounds().0, 0);
+        log.arrive(Some(reader), changes / 2);
         assert!(matches!(log.room(), Room::Yes));
     }
 

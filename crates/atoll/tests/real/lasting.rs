@@ -4,21 +4,27 @@
 mod churn;
 mod follow;
 mod pauses;
+mod pool;
+mod reboot;
 mod versions;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use atoll_model::{Chunk, Code, Cpus, Reason, SandboxId, SandboxSpec, SandboxState, Stream};
-use atoll_testkit::{Scratch, static_layer, wait_for};
+use atoll_model::{Chunk, Code, Reason, SandboxId, SandboxSpec, SandboxState, Stream};
+use atoll_testkit::{STOPS, Scratch, static_layer, wait_for};
 use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Options, Source, Store};
 use atoll_worker::{Config, LocalRuntime};
 
+use crate::terminal::Watched;
 use crate::world::{DEADLINE, binary, private, probe_spec};
 
 const TEMPLATE: &str = "one";
+const WARM: usize = 3;
+const EMBRYOS: usize = 2;
 
 /// A data directory with a template of one static binary.
 #[derive(Debug)]
@@ -69,13 +75,26 @@ impl Place {
     }
 }
 
-async fn open(data: &Path) -> LocalRuntime {
-    let config = Config {
+fn config(data: &Path) -> Config {
+    Config {
         binary: binary(),
         lasting: true,
         ..Config::new(data)
-    };
-    LocalRuntime::open(config).await.unwrap()
+    }
+}
+
+/// With some warm sandboxes of `base`, which all tests share, and some embryos.
+fn prepared(data: &Path) -> Config {
+    Config {
+        templates: crate::world::data().join("templates"),
+        warm: WARM,
+        embryos: EMBRYOS,
+        ..config(data)
+    }
+}
+
+async fn open(data: &Path) -> LocalRuntime {
+    LocalRuntime::open(config(data)).await.unwrap()
 }
 
 pub fn spec() -> SandboxSpec {
@@ -85,12 +104,30 @@ pub fn spec() -> SandboxSpec {
     }
 }
 
+/// Every process of the host.
+fn pids() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The processes whose parent is this one.
+fn children(parent: i32) -> BTreeSet<i32> {
+    let of = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let after = stat.rsplit_once(") ")?.1;
+        let mut words = after.split(' ');
+        // One that has ended is the keeper's to reap.
+        let lives = words.next()? != "Z";
+        let found: i32 = words.next()?.parse().ok()?;
+        (lives && found == parent).then_some(pid)
+    };
+    pids().filter_map(of).collect()
+}
+
 /// The keeper of an instance, by the name it was started with.
 pub fn keeper(tag: &str) -> Option<i32> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries.into_iter().find_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+    pids().find_map(|pid: i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let mut words = line.split(|byte| *byte == 0);
         let ours = words.next()? == b"atoll-keeper"
             && std::str::from_utf8(words.next()?).ok()?.trim_end() == tag;
@@ -115,6 +152,22 @@ fn word(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
+/// Random numbers, the same for the same seed.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % below
+    }
+}
+
 fn kill(child: &mut Child) {
     child.kill().unwrap();
     child.wait().unwrap();
@@ -126,12 +179,19 @@ async fn as_a_server() {
     let Ok(job) = std::env::var("ATOLL_TEST_SERVER") else {
         return;
     };
-    let runtime = open(Path::new(&word("ATOLL_TEST_DATA"))).await;
+    let data = PathBuf::from(word("ATOLL_TEST_DATA"));
+    match job.as_str() {
+        "churn" => return churn::serve(&data).await,
+        "reboot" => return reboot::serve(&data).await,
+        "pool" => return pool::serve(&data).await,
+        _ => {}
+    }
+    let runtime = open(&data).await;
     match job.as_str() {
         "follow" => follow::serve(&runtime).await,
-        "churn" => churn::serve(&runtime).await,
         "pauses" => pauses::serve(&runtime).await,
         "make" => make(&runtime).await,
+        "watched" => watched(&runtime).await,
         _ => panic!("{job}"),
     }
 }
@@ -146,6 +206,37 @@ async fn make(runtime: &LocalRuntime) {
     }
     std::fs::write(word("FILE"), "made").unwrap();
     std::future::pending::<()>().await;
+}
+
+/// Has a full-screen program go half its way, says so, and waits to be killed.
+async fn watched(runtime: &LocalRuntime) {
+    let id = runtime.create(spec()).await.unwrap().id;
+    let mut watched = Watched::new(Watched::start(runtime, &id).await);
+    for stop in 0..STOPS / 2 {
+        watched.stop(stop).await;
+    }
+    std::fs::write(word("FILE"), "made").unwrap();
+    std::future::pending::<()>().await;
+}
+
+/// Its screen is made anew from what is in the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_joins_after_a_kill_sees_what_was_shown_before() {
+    let place = Place::new();
+    let file = place.file("made");
+    let words = [("FILE", &*file.to_string_lossy())];
+    let mut server = serve("watched", &place, &words);
+    wait_for("half the way", DEADLINE, || file.exists());
+    kill(&mut server);
+    let runtime = place.open().await;
+    let id = runtime.list()[0].id.clone();
+    let control = runtime.find_exec_by_tag(&id, "terminal").unwrap();
+    let mut watched = Watched::new(control);
+    for stop in STOPS / 2..STOPS {
+        watched.stop(stop).await;
+    }
+    watched.end().await;
+    place.close(runtime).await;
 }
 
 /// A runtime that took over the sandboxes of a killed one.
@@ -198,12 +289,7 @@ async fn sandboxes_and_their_commands_go_on_after_a_kill() {
 async fn a_second_server_is_refused_by_name() {
     let place = Place::new();
     let runtime = place.open().await;
-    let config = Config {
-        binary: binary(),
-        lasting: true,
-        ..Config::new(place.data())
-    };
-    let error = LocalRuntime::open(config).await.unwrap_err();
+    let error = LocalRuntime::open(config(&place.data())).await.unwrap_err();
     assert_eq!(error.code, Code::Conflict);
     assert!(
         error.message.contains(&std::process::id().to_string()),
@@ -402,13 +488,6 @@ async fn input_is_taken_once_whoever_writes_it() {
     }
     assert_eq!(heard, b"hello world");
     place.close(runtime).await;
-}
-
-/// A sandbox whose program is slow enough to be met by many kills.
-fn slow() -> SandboxSpec {
-    let mut slow = spec();
-    slow.limits.cpus = Cpus(50);
-    slow
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -313,6 +313,29 @@ async fn a_dead_keeper_is_told_as_the_end_of_its_sandboxes() {
     assert_eq!(traces(&tag, &data()), Vec::<PathBuf>::new());
 }
 
+/// G09: one that waits in the kernel and hears no signal but the last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delete_ends_a_process_that_waits_uninterruptibly() {
+    let world = World::open().await;
+    for user in ["root", "user"] {
+        let id = world.sandbox(Kind::Static).await;
+        let wait = probe_spec(&["uninterruptible", "600"]).user(user);
+        let exec = world.runtime.exec(&id, wait).await.unwrap();
+        let status = format!("/proc/{}/status", exec.pid);
+        let status = async || world.probe(&id, user, &["read", &status]).await.stdout;
+        let waits = async || String::from_utf8_lossy(&status().await).contains("State:\tD");
+        let begin = std::time::Instant::now();
+        while !waits().await {
+            assert!(begin.elapsed() < DEADLINE, "it never waits");
+        }
+        let delete = world.runtime.delete(&id);
+        let deleted = tokio::time::timeout(Duration::from_secs(10), delete).await;
+        deleted.expect("it comes back").unwrap();
+        assert_eq!(exec.wait().await.signal, Some(9), "{user}");
+    }
+    world.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_pid_1_is_told_as_the_end_of_its_sandbox_alone() {
     let world = World::open().await;

@@ -1,6 +1,7 @@
 //! What a sandbox may use, what it is told about that, and what cannot be asked for.
 
 mod changed;
+mod exhausted;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

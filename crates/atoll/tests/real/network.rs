@@ -2,6 +2,7 @@
 //! internet of the test's own.
 
 mod given;
+mod greed;
 mod lasting;
 mod scene;
 
@@ -11,7 +12,9 @@ use tokio::io::AsyncReadExt;
 
 use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said};
 pub use scene::Scene;
-use scene::{HOST, PRIVATE, PUBLIC, WEB, accept, address_of, echo, links, reach, sh};
+use scene::{
+    HOST, PRIVATE, PRIVATE_SIX, PUBLIC, PUBLIC_SIX, WEB, accept, address_of, echo, links, reach, sh,
+};
 
 /// Asks for the internet.
 fn internet(spec: &mut SandboxSpec) {
@@ -25,7 +28,11 @@ async fn world() -> World {
 
 /// What the probe says of each address or name.
 async fn tried(world: &World, id: &SandboxId, words: &[&str]) -> Vec<String> {
-    let done = world.exec(id, probe_spec(words).user("user")).await;
+    tried_as(world, id, "user", words).await
+}
+
+async fn tried_as(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> Vec<String> {
+    let done = world.exec(id, probe_spec(words).user(user)).await;
     let all = attempts(said(&done));
     assert_eq!(all.len(), words.len() - 1, "{words:?}");
     all.into_iter().map(|attempt| attempt.result).collect()
@@ -71,9 +78,16 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
                 format!("[::ffff:{HOST}]:{WEB}"),
             ])
             .collect();
+        // Some have no way there at all: to a network they are not part of, and to themselves.
+        let nowhere = PRIVATE_SIX.iter().chain(&PUBLIC_SIX);
+        let nowhere = nowhere.map(|address| format!("[{address}]:{WEB}"));
+        let nowhere: Vec<String> = nowhere
+            .chain([format!("0.0.0.0:{WEB}"), format!("[::]:{WEB}")])
+            .collect();
         // Each of them answers whoever may ask.
         for address in refused
             .iter()
+            .chain(&nowhere)
             .filter(|address| !address.contains(&near.to_string()))
         {
             reach(address).unwrap_or_else(|error| panic!("{address}: {error}"));
@@ -91,22 +105,23 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
             })
             .collect();
         let public = PUBLIC.map(|address| format!("{address}:{WEB}"));
-        for id in &ids {
+        for (id, user) in ids
+            .iter()
+            .flat_map(|id| ["root", "user"].map(|user| (id, user)))
+        {
+            let tried = async |words: &[&str]| tried_as(&world, id, user, words).await;
             for command in ["connect", "send"] {
-                let all = tried(&world, id, &[command, &public[0], &public[1]]).await;
-                assert_eq!(all, ["ok", "ok"], "{command}");
+                let all = tried(&[command, &public[0], &public[1]]).await;
+                assert_eq!(all, ["ok", "ok"], "{command} {user}");
             }
-            for result in tried(&world, id, &words("connect")).await {
-                assert_eq!(result, "ECONNREFUSED", "{refused:?}");
+            for result in tried(&words("connect")).await {
+                assert_eq!(result, "ECONNREFUSED", "{user} {refused:?}");
             }
-            assert!(!tried(&world, id, &datagrams).await.contains(&"ok".into()));
-            let six = [
-                "connect",
-                "[fd00:ec2::254]:80",
-                "[2001:db8::1]:80",
-                "0.0.0.0:80",
-            ];
-            assert!(!tried(&world, id, &six).await.contains(&"ok".into()));
+            assert!(!tried(&datagrams).await.contains(&"ok".into()), "{user}");
+            let nowhere = nowhere.iter().map(String::as_str);
+            let nowhere: Vec<&str> = ["connect"].into_iter().chain(nowhere).collect();
+            let found = tried(&nowhere).await;
+            assert!(!found.contains(&"ok".into()), "{user} {found:?}");
         }
         // The same numbers, as programs may write them.
         let shell = |number: &str| {
@@ -124,13 +139,14 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
         sh("nft add table ip nat");
         sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
         sh("nft add rule ip nat out oifname up0 masquerade");
-        for id in &ids {
+        for (id, user) in ids
+            .iter()
+            .flat_map(|id| ["root", "user"].map(|user| (id, user)))
+        {
             for command in [words("connect"), datagrams.clone()] {
-                let all = tried(&world, id, &command).await;
-                assert!(
-                    all.iter().all(|result| result == "ok"),
-                    "{command:?} {all:?}"
-                );
+                let all = tried_as(&world, id, user, &command).await;
+                let all = all.iter().all(|result| result == "ok");
+                assert!(all, "{user} {command:?}");
             }
         }
         drop(serving);
@@ -284,37 +300,6 @@ fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
         world.close().await;
         assert!(links().is_empty(), "{:?}", links());
         assert_eq!(sh("nft list tables"), "");
-    });
-}
-
-#[test]
-fn c12_one_that_takes_all_its_connections_takes_none_of_a_neighbours() {
-    Scene::with(async |_| {
-        let most = 64;
-        let world = World::open_as(|config| {
-            config.network = Scene::network();
-            config.network.connections = most;
-        });
-        let world = world.await;
-        let greedy = world.sandbox_spec(Kind::Static, internet).await;
-        let neighbour = world.sandbox_spec(Kind::Static, internet).await;
-        let exec = probe_spec(&["exhaust", "1.1.1.1:80", "500"]);
-        let mut exec = world.runtime.exec(&greedy, exec).await.unwrap();
-        let mut text = String::new();
-        while !text.contains("held ") {
-            let mut buffer = [0; 256];
-            let read = exec.stdout.read(&mut buffer).await.unwrap();
-            assert_ne!(read, 0, "{text}");
-            text += &String::from_utf8_lossy(&buffer[..read]);
-        }
-        assert_eq!(text, format!("connect errno ECONNREFUSED\nheld {most}\n"));
-        assert_eq!(reached(&world, &greedy).await, [false, false]);
-        assert_eq!(reached(&world, &neighbour).await, [true, true]);
-        let names = probe_spec(&["resolve", "public.test"]).user("user");
-        assert!(said(&world.exec(&neighbour, names).await).contains("1.1.1.1"));
-        reach("1.1.1.1:80").unwrap();
-        exec.control.kill().unwrap();
-        world.close().await;
     });
 }
 

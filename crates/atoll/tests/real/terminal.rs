@@ -1,9 +1,10 @@
 //! Commands on terminals: size, several clients, and joining late.
 
 use atoll_model::{Chunk, ExecSpec, SandboxId, TerminalSize};
+use atoll_testkit::{STOPS, until_stop};
 use atoll_worker::{Control, LocalRuntime, LogReader, Screen, Size};
 
-use crate::world::{DEADLINE, Kind, World, said};
+use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
 fn size(rows: u16, columns: u16) -> TerminalSize {
     TerminalSize { rows, columns }
@@ -101,49 +102,96 @@ async fn several_terminals_and_several_clients_on_one() {
     world.close().await;
 }
 
-/// A program that uses the whole screen, in colours, in a region, on the other screen, and goes on.
-const FULL_SCREEN: &str = r"
-i=0
-printf '\033]0;title\007\033[?1049h\033[2J\033[?25l\033[?2004h\033[5;20r'
-while [ $i -lt 400 ]; do
-  printf '\033[%d;%dH\033[1;3%dmrow %d \033[0m\033[4mé漢\033[24m' $((i % 30 + 1)) $((i * 7 % 90 + 1)) $((i % 8)) $i
-  [ $((i % 11)) = 0 ] && printf '\033M\n\n\033[2K'
-  [ $((i % 97)) = 0 ] && printf '\033[?1049l shell %d\r\n\033[?1049h' $i
-  i=$((i + 1))
-done
-printf 'done'
-sleep 600
-";
-
-fn all_of(bytes: &[u8], rows: usize, columns: usize) -> Screen {
-    let mut screen = Screen::new(Size { rows, columns });
+/// What a terminal shows that saw all of this.
+fn shown(bytes: &[u8]) -> Vec<u8> {
+    let mut screen = Screen::new(Size {
+        rows: 30,
+        columns: 100,
+    });
     screen.feed(bytes);
-    screen
+    screen.replay()
+}
+
+/// A program on a terminal that stops here and there in the middle of something, and who looks at it.
+pub struct Watched {
+    control: Control,
+    early: LogReader,
+    /// Every byte so far.
+    seen: Vec<u8>,
+    /// Those who came later, with what they were told.
+    late: Vec<(Vec<u8>, LogReader)>,
+}
+
+impl Watched {
+    pub async fn start(runtime: &LocalRuntime, id: &SandboxId) -> Control {
+        let spec = probe_spec(&["full-screen"]).terminal(size(30, 100));
+        let spec = spec.tag("terminal").deadline(DEADLINE);
+        runtime.exec(id, spec).await.unwrap().control
+    }
+
+    pub fn new(control: Control) -> Self {
+        Self {
+            early: control.output(0),
+            control,
+            seen: Vec::new(),
+            late: Vec::new(),
+        }
+    }
+
+    /// Hears all it writes until it stops; somebody joins there, and it goes on.
+    pub async fn stop(&mut self, stop: usize) {
+        // Terminals end lines in their own way.
+        let until = until_stop(stop);
+        let until = until.rsplit(|byte| *byte == b'\n').next().unwrap();
+        while !self.seen.ends_with(until) {
+            let next = tokio::time::timeout(DEADLINE, self.early.next()).await;
+            let next = next.unwrap_or_else(|_| panic!("stop {stop}: {:?}", self.seen));
+            match next.unwrap() {
+                Some(Chunk::Data { bytes, .. }) => self.seen.extend(bytes),
+                other => panic!("{other:?} before stop {stop}"),
+            }
+        }
+        let attached = self.control.attach().unwrap();
+        let position = attached.output.position();
+        assert_eq!(position, self.seen.len() as u64, "stop {stop}");
+        assert!(!attached.replay.is_empty());
+        assert!(shown(&attached.replay) == shown(&self.seen), "stop {stop}");
+        self.late.push((attached.replay, attached.output));
+        self.control.write_all(b"\x04").await.unwrap();
+    }
+
+    /// Everybody sees the same at the end.
+    pub async fn end(mut self) {
+        rest(&mut self.seen, &mut self.early).await;
+        let expected = shown(&self.seen);
+        for (stop, (mut bytes, mut output)) in self.late.into_iter().enumerate() {
+            rest(&mut bytes, &mut output).await;
+            assert!(shown(&bytes) == expected, "who joined as number {stop}");
+        }
+    }
+}
+
+/// What comes until the command ends.
+async fn rest(bytes: &mut Vec<u8>, output: &mut LogReader) {
+    loop {
+        let next = tokio::time::timeout(DEADLINE, output.next()).await;
+        match next.unwrap().unwrap().unwrap() {
+            Chunk::Data { bytes: more, .. } => bytes.extend(more),
+            Chunk::Exit(status) => return assert!(status.success(), "{status:?}"),
+            gap @ Chunk::Gap { .. } => panic!("{gap:?}"),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_joins_late_sees_what_the_others_see() {
     let world = World::open().await;
-    let id = world.sandbox(Kind::Base).await;
-    let control = start(&world.runtime, &id, FULL_SCREEN).await;
-    let mut early = control.output(0);
-    // Some join in the middle, wherever that is.
-    let mut late = Vec::new();
-    for _ in 0..20 {
-        late.push(control.attach().unwrap());
-        tokio::task::yield_now().await;
+    let id = world.sandbox(Kind::Static).await;
+    let mut watched = Watched::new(Watched::start(&world.runtime, &id).await);
+    for stop in 0..STOPS {
+        watched.stop(stop).await;
     }
-    let seen = until(&mut early, "done").await;
-    let expected = all_of(&seen, 30, 100).replay();
-    for mut attached in late {
-        let mut bytes = attached.replay;
-        if !String::from_utf8_lossy(&bytes).contains("done") {
-            bytes.extend(until(&mut attached.output, "done").await);
-        }
-        assert!(all_of(&bytes, 30, 100).replay() == expected);
-    }
-    control.kill().unwrap();
-    control.wait().await;
+    watched.end().await;
     world.close().await;
 }
 

@@ -222,7 +222,7 @@ pub fn private(path: &Path) {
 }
 
 /// Makes the templates where they are missing or older than the code that makes them.
-fn templates() {
+pub fn templates() {
     let data = data();
     private(&data);
     let lock = fs::File::create(data.join("making-templates")).unwrap();

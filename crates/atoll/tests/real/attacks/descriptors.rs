@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use atoll_model::{Code, ExecSpec};
 use atoll_testkit::Attempt;
 
-use super::{Case, Control, USERS, attack, check, lines};
+use super::{Case, Control, Streams, USERS, attack, check, check_on, lines};
 use crate::world::{Kind, World, probe_spec, said};
 
 const CONTROLS: &[Control] = &[Control {
@@ -25,30 +25,37 @@ async fn no_descriptor_leads_to_a_directory_of_the_host() {
     .await;
 }
 
+/// A program has its three descriptors, and what everybody may know of PID 1.
+const INVENTORY: Case<'static> = Case {
+    probe: &["a02-fds"],
+    place: "/",
+    gains: |_, found| {
+        let expected = [
+            "self-fd",
+            "self-fd:0",
+            "self-fd:1",
+            "self-fd:2",
+            "read:/proc/1/cmdline",
+        ];
+        lines(found, |it| {
+            it.worked() && !expected.contains(&it.what.as_str())
+        })
+    },
+    controls: &[Control {
+        lift: |plan| plan.inside.close_descriptors = false,
+        users: USERS,
+        gains: &["self-fd:4"],
+    }],
+};
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_program_has_three_descriptors_and_none_of_pid_1() {
-    check(&Case {
-        probe: &["a02-fds"],
-        place: "/",
-        gains: |_, found| {
-            let expected = [
-                "self-fd",
-                "self-fd:0",
-                "self-fd:1",
-                "self-fd:2",
-                "read:/proc/1/cmdline",
-            ];
-            lines(found, |it| {
-                it.worked() && !expected.contains(&it.what.as_str())
-            })
-        },
-        controls: &[Control {
-            lift: |plan| plan.inside.close_descriptors = false,
-            users: USERS,
-            gains: &["self-fd:4"],
-        }],
-    })
-    .await;
+    check(&INVENTORY).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_on_a_terminal_has_three_descriptors_and_none_of_pid_1() {
+    check_on(Streams::Terminal, &INVENTORY).await;
 }
 
 /// The working directory of an exec is entered by PID 1's child, which still has a descriptor more than the program.

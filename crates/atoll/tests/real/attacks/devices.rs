@@ -1,6 +1,8 @@
 //! A11, A18: device nodes made by hand, and terminals that are typed into.
 
-use super::{Case, Control, USERS, allow, check, lines};
+use atoll_testkit::Attempt;
+
+use super::{Case, Control, Streams, USERS, allow, check, check_on, lines};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_device_can_be_made() {
@@ -18,18 +20,21 @@ async fn no_device_can_be_made() {
     .await;
 }
 
+/// What was typed, and calls that were not refused.
+fn typed(_: &str, found: &[Attempt]) -> Vec<String> {
+    lines(found, |it| {
+        let command = it.what.contains("TIOC") && it.what != "pty:TIOCSCTTY";
+        let typed = it.what.ends_with(":typed") && it.value("bytes") != Some("0");
+        typed || (command && !["EPERM", "ENOTTY"].contains(&it.result.as_str()))
+    })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_types_into_a_terminal() {
     check(&Case {
         probe: &["a18-tty"],
         place: "/",
-        gains: |_, found| {
-            lines(found, |it| {
-                let command = it.what.contains("TIOC") && it.what != "pty:TIOCSCTTY";
-                let typed = it.what.ends_with(":typed") && it.value("bytes") != Some("0");
-                typed || (command && !["EPERM", "ENOTTY"].contains(&it.result.as_str()))
-            })
-        },
+        gains: typed,
         controls: &[Control {
             lift: |plan| allow(plan, &["ioctl"]),
             users: USERS,
@@ -38,4 +43,21 @@ async fn nobody_types_into_a_terminal() {
         }],
     })
     .await;
+}
+
+/// Nor does a program type into its own, where whoever looks at it would take it for the user's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_types_into_the_terminal_of_a_command() {
+    let case = Case {
+        probe: &["a18-tty"],
+        place: "/",
+        gains: typed,
+        controls: &[Control {
+            lift: |plan| allow(plan, &["ioctl"]),
+            users: USERS,
+            // What is typed would be shown before the line that says so.
+            gains: &["stdin:TIOCSETD", "controlling:TIOCSETD"],
+        }],
+    };
+    check_on(Streams::Terminal, &case).await;
 }

@@ -1,193 +1,287 @@
-//! A server is killed at 200 points of create, exec, pause, resume, stop, start and delete (G01, G09): what it
-//! had told anybody holds afterwards, with the same processes, and nothing else is left.
+//! A server is killed at 200 points of opening, create, claim, exec, pause, resume, stop, start and delete (G01, G09):
+//! what it had told anybody holds afterwards, with the same processes, and nothing else is left.
+//!
+//! The server kills itself, so that the point is in the middle of what is meant: a moment after one of its own steps
+//! began. Others are under way at the same time.
 
-use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write;
+mod told;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use atoll_model::{SandboxId, SandboxState};
-use atoll_worker::LocalRuntime;
+use atoll_model::{ExecSpec, SandboxId, SandboxSpec, SandboxState};
+use atoll_testkit::{mounts, wait_for};
+use atoll_worker::{Config, LocalRuntime};
 
-use super::{Place, kill, serve as start, spec, word};
-use crate::world::probe_spec;
+use super::{Place, Random, children, keeper, prepared, serve as start, word};
+use crate::world::{DEADLINE, templates};
+use told::Book;
 
-const KILLS: u32 = 200;
-const MOST: usize = 5;
+const KILLS: u64 = 200;
+/// What is cut off, each as often as the others; then how often at least it must have been.
+const KINDS: [&str; 9] = [
+    "open", "create", "claim", "exec", "pause", "resume", "stop", "start", "delete",
+];
+const LEAST: usize = 8;
+/// How many change sandboxes at once, and how many each has.
+const HANDS: usize = 3;
+const MOST: usize = 2;
 
-/// What a server told of a sandbox last.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Told {
-    /// It is so, with this PID 1.
-    Is(SandboxState, i32),
-    /// It was to change; from what.
-    Trying(SandboxState, i32, String),
-    Deleted,
+/// When the server dies: so long after the last of some steps of a kind has begun.
+struct Fate {
+    kind: String,
+    steps: AtomicU64,
+    delay: Duration,
 }
 
-fn read(path: &Path) -> BTreeMap<String, Told> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let mut all = BTreeMap::new();
-    // A line without an end was cut off.
-    for line in text
-        .split_inclusive('\n')
-        .filter_map(|line| line.strip_suffix('\n'))
-    {
-        let words: Vec<&str> = line.split(' ').collect();
-        let state = |word: &str| {
-            SandboxState::ALL
-                .into_iter()
-                .find(|state| state.name() == word)
-                .unwrap()
-        };
-        match words[..] {
-            ["is", id, now, pid] => {
-                all.insert(id.to_owned(), Told::Is(state(now), pid.parse().unwrap()));
-            }
-            ["try", id, what] => {
-                if let Some(Told::Is(now, pid)) = all.get(id).cloned() {
-                    all.insert(id.to_owned(), Told::Trying(now, pid, what.to_owned()));
-                }
-            }
-            ["deleted", id] => {
-                all.insert(id.to_owned(), Told::Deleted);
-            }
-            _ => panic!("{line}"),
+impl Fate {
+    fn read(random: &mut Random) -> Self {
+        // From the first instruction to after the end, each length as likely as its double.
+        let most = 60 << random.below(10);
+        Self {
+            kind: word("KIND"),
+            steps: AtomicU64::new(1 + random.below(3)),
+            delay: Duration::from_micros(random.below(most)),
         }
     }
-    all
+
+    fn begins(&self, kind: &str) {
+        if kind != self.kind || self.steps.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        let delay = self.delay;
+        std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            let own = rustix::process::getpid();
+            rustix::process::kill_process(own, rustix::process::Signal::KILL).unwrap();
+        });
+    }
 }
 
-/// Changes sandboxes without end, telling before and after.
-pub(super) async fn serve(runtime: &LocalRuntime) {
-    let path = word("FILE");
-    let mut file = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .unwrap();
-    let mut tell = |line: String| file.write_all(format!("{line}\n").as_bytes()).unwrap();
+/// Changes sandboxes until it dies, telling before and after.
+pub(super) async fn serve(data: &Path) {
+    let book = Book::new(Path::new(&word("FILE")));
+    let mut random = Random::new(word("SEED").parse().unwrap());
+    let fate = Fate::read(&mut random);
+    if fate.kind == "open" {
+        fate.steps.store(1, Ordering::SeqCst);
+    }
+    book.tell("try server open");
+    fate.begins("open");
+    let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
     // What the last one told must hold; from here on it is our word.
-    check(runtime, &read(Path::new(&path)));
-    for info in runtime.list() {
-        let pid = runtime.host_pid(&info.id).unwrap_or(0);
-        tell(format!("is {} {} {pid}", info.id, info.state.name()));
+    let told = book.read();
+    told.check(&runtime);
+    let all = runtime.list();
+    for id in told.ids() {
+        if !all.iter().any(|info| info.id.as_str() == id) {
+            book.tell(&format!("deleted {id}"));
+        }
     }
-    let mut random: u64 = word("SEED").parse().unwrap();
-    let mut next = move |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
-    loop {
-        let all = runtime.list();
-        if all.len() < MOST {
-            let made = runtime.create(spec()).await.unwrap();
-            let pid = runtime.host_pid(&made.id).unwrap();
-            tell(format!("is {} running {pid}", made.id));
-            continue;
+    for info in &all {
+        book.is(&runtime, &info.id);
+    }
+    book.tell("deleted server");
+    if fate.kind == "claim" {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        while runtime.ready().0 == 0 {
+            assert!(tokio::time::Instant::now() < until, "nothing gets warm");
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let info = &all[next(all.len() as u64) as usize];
-        let choices: &[&str] = match info.state {
+    }
+    let hands = (0..HANDS).map(|number| {
+        let ids = all.iter().skip(number).step_by(HANDS);
+        Hand {
+            runtime: runtime.clone(),
+            ids: ids.map(|info| info.id.clone()).collect(),
+            random: Random::new(random.below(u64::MAX)),
+            name: format!("hand-{number}"),
+            book: book.clone(),
+        }
+    });
+    let fate = &fate;
+    futures_util::future::join_all(hands.map(|mut hand| async move {
+        loop {
+            hand.step(fate).await;
+        }
+    }))
+    .await;
+}
+
+/// Changes some sandboxes, one after another.
+struct Hand {
+    runtime: LocalRuntime,
+    ids: Vec<SandboxId>,
+    random: Random,
+    name: String,
+    book: Book,
+}
+
+impl Hand {
+    async fn step(&mut self, fate: &Fate) {
+        let (runtime, book) = (self.runtime.clone(), self.book.clone());
+        if self.ids.len() < MOST {
+            let warm = runtime.ready().0 > 0;
+            let kind = if warm { "claim" } else { "create" };
+            book.tell(&format!("try {} {kind}", self.name));
+            fate.begins(kind);
+            let made = runtime.create(SandboxSpec::default()).await.unwrap();
+            book.is(&runtime, &made.id);
+            book.tell(&format!("deleted {}", self.name));
+            if made.timings.root.is_zero() {
+                book.tell(&format!("warm {}", made.id));
+            }
+            self.ids.push(made.id);
+            return;
+        }
+        let which = self.random.below(self.ids.len() as u64) as usize;
+        let id = self.ids[which].clone();
+        let choices: &[&str] = match runtime.get(&id).unwrap().state {
             SandboxState::Running => &["pause", "stop", "exec", "exec", "delete"],
-            SandboxState::Paused => &["resume", "stop", "delete"],
-            _ => &["start", "delete"],
+            SandboxState::Paused => &["resume", "resume", "stop", "delete"],
+            _ => &["start", "start", "delete"],
         };
-        let what = choices[next(choices.len() as u64) as usize];
-        let id = &info.id;
-        tell(format!("try {id} {what}"));
+        // What it is to die of comes soon.
+        let wanted = match fate.kind.as_str() {
+            "create" | "claim" => "delete",
+            kind => kind,
+        };
+        let what = match choices.iter().find(|what| **what == wanted) {
+            Some(wanted) if self.random.below(2) == 0 => wanted,
+            _ => choices[self.random.below(choices.len() as u64) as usize],
+        };
+        book.tell(&format!("try {id} {what}"));
+        fate.begins(what);
         match what {
-            "pause" => drop(runtime.pause(id).await.unwrap()),
-            "resume" => drop(runtime.resume(id).await.unwrap()),
-            "stop" => drop(runtime.stop(id).await.unwrap()),
-            "start" => drop(runtime.start(id).await.unwrap()),
-            "delete" => {
-                runtime.delete(id).await.unwrap();
-                tell(format!("deleted {id}"));
-                continue;
-            }
+            "pause" => drop(runtime.pause(&id).await.unwrap()),
+            "resume" => drop(runtime.resume(&id).await.unwrap()),
+            "stop" => drop(runtime.stop(&id).await.unwrap()),
+            "start" => drop(runtime.start(&id).await.unwrap()),
+            "exec" => exec(&runtime, &book, &id).await,
             _ => {
-                let exec = runtime.exec(id, probe_spec(&["echo", "x"])).await.unwrap();
-                assert_eq!(exec.finish(b"", 10).await.unwrap().stdout, b"x\n");
+                runtime.delete(&id).await.unwrap();
+                book.tell(&format!("deleted {id}"));
+                self.ids.remove(which);
+                return;
             }
         }
-        let state = runtime.get(id).unwrap().state;
-        let pid = runtime.host_pid(id).unwrap_or(0);
-        tell(format!("is {id} {} {pid}", state.name()));
+        book.is(&runtime, &id);
     }
 }
 
-/// Compares what was told with what is.
-fn check(runtime: &LocalRuntime, told: &BTreeMap<String, Told>) {
-    let now: BTreeMap<String, (SandboxState, i32)> = runtime
+/// One that stays, if there is none yet, or one that ends.
+async fn exec(runtime: &LocalRuntime, book: &Book, id: &SandboxId) {
+    if runtime.find_exec_by_tag(id, "long").is_err() {
+        let long = ExecSpec::argv(["sleep", "600"]).tag("long");
+        let exec = runtime.exec(id, long).await.unwrap();
+        let name = exec.control.id();
+        book.tell(&format!("runs {id} {name} {}", exec.pid));
+        return;
+    }
+    let exec = runtime
+        .exec(id, ExecSpec::argv(["echo", "x"]))
+        .await
+        .unwrap();
+    assert_eq!(exec.finish(b"", 10).await.unwrap().stdout, b"x\n");
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let all = std::fs::read_dir(directory).unwrap().flatten();
+    all.map(|entry| entry.file_name().into_string().unwrap())
+        .collect()
+}
+
+/// Of what was not told to anybody there is nothing: no process, no control group, no file, no mount.
+fn nothing_else(place: &Place, runtime: &LocalRuntime) {
+    let data = place.data();
+    let known: BTreeSet<String> = runtime.list().iter().map(|it| it.id.to_string()).collect();
+    let sandboxes = names(&data.join("sandboxes"));
+    let warm: BTreeSet<_> = sandboxes.difference(&known).collect();
+    assert_eq!(warm.len(), runtime.ready().0, "{known:?} {sandboxes:?}");
+    assert!(known.is_subset(&sandboxes), "{known:?} {sandboxes:?}");
+    assert_eq!(names(&data.join("orphaned")), BTreeSet::new());
+    wait_for("the trash to be empty", DEADLINE, || {
+        names(&data.join("trash")).is_empty()
+    });
+    let live: BTreeSet<i32> = runtime
         .list()
-        .into_iter()
-        .map(|info| {
-            let pid = runtime.host_pid(&info.id).unwrap_or(0);
-            (info.id.to_string(), (info.state, pid))
-        })
+        .iter()
+        .filter_map(|info| runtime.host_pid(&info.id).ok())
         .collect();
-    for (id, told) in told {
-        let is = now.get(id).copied();
-        let fine = match told {
-            Told::Is(state, pid) => is == Some((*state, *pid)),
-            Told::Deleted => is.is_none(),
-            Told::Trying(_, _, what) if what == "delete" => true,
-            Told::Trying(state, pid, what) => match is {
-                None => false,
-                // Not yet, or just done.
-                Some((now, same)) => {
-                    (now, same) == (*state, *pid)
-                        || match what.as_str() {
-                            "pause" => (now, same) == (SandboxState::Paused, *pid),
-                            "resume" => (now, same) == (SandboxState::Running, *pid),
-                            "stop" => now == SandboxState::Stopped,
-                            "start" => now == SandboxState::Running,
-                            _ => false,
-                        }
-                }
-            },
-        };
-        assert!(fine, "{id} was told {told:?} and is {is:?}");
+    let keeper = keeper(runtime.tag()).unwrap();
+    wait_for("those that nobody knows to be gone", DEADLINE, || {
+        let all = children(keeper);
+        all.is_superset(&live) && all.len() == live.len() + warm.len()
+    });
+    let cgroups = &runtime.facts().cgroups;
+    for root in cgroups.v1.values().chain(&cgroups.v2) {
+        let groups = names(&root.join(format!("atoll-{}", runtime.tag())));
+        let ids = groups
+            .iter()
+            .filter(|name| name.parse::<SandboxId>().is_ok());
+        let ids: Vec<_> = ids.filter(|name| !sandboxes.contains(*name)).collect();
+        assert_eq!(ids, Vec::<&String>::new());
     }
-    for (id, (state, pid)) in &now {
-        if matches!(state, SandboxState::Running | SandboxState::Paused) {
-            let alive = Path::new("/proc").join(pid.to_string()).exists();
-            assert!(alive, "{id}");
-        }
-    }
+    not_mounted(place);
+}
+
+fn not_mounted(place: &Place) {
+    let data = place.data();
+    let left: Vec<_> = mounts()
+        .into_iter()
+        .filter(|mount| mount.point.starts_with(&data))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_told_holds_after_two_hundred_kills() {
+    tokio::task::spawn_blocking(templates).await.unwrap();
     let place = Place::new();
     let file = place.file("told");
+    let book = Book::new(&file);
+    let mut cut: BTreeMap<String, usize> = BTreeMap::new();
     for round in 0..KILLS {
+        let kind = KINDS[round as usize % KINDS.len()];
         let seed = (round + 1).to_string();
-        let words = [("FILE", &*file.to_string_lossy()), ("SEED", &seed)];
+        let words = [
+            ("FILE", &*file.to_string_lossy()),
+            ("SEED", &seed),
+            ("KIND", kind),
+        ];
         let mut server = start("churn", &place, &words);
-        std::thread::sleep(Duration::from_millis(25 + u64::from(round * 7919 % 60)));
-        if let Some(ended) = server.try_wait().unwrap() {
-            panic!("round {round}: the server gave up by itself: {ended}");
-        }
-        kill(&mut server);
-    }
-    let runtime = place.open().await;
-    check(&runtime, &read(&file));
-    let tag = runtime.tag().to_owned();
-    let known: Vec<SandboxId> = runtime.list().into_iter().map(|info| info.id).collect();
-    // Nothing is left of anybody else.
-    let cgroups = &runtime.facts().cgroups;
-    for root in cgroups.v1.values().chain(&cgroups.v2) {
-        let group = root.join(format!("atoll-{tag}"));
-        for entry in std::fs::read_dir(group).unwrap().flatten() {
-            let name = entry.file_name().into_string().unwrap();
-            if let Ok(id) = name.parse::<SandboxId>() {
-                assert!(known.contains(&id), "{name}");
-            }
+        let mut ended = None;
+        wait_for("its end", DEADLINE, || {
+            ended = server.try_wait().unwrap();
+            ended.is_some()
+        });
+        let signal = ended.unwrap().signal();
+        assert_eq!(signal, Some(9), "round {round}: it gave up by itself");
+        for what in book.read().cut_off() {
+            *cut.entry(what).or_default() += 1;
         }
     }
+    for kind in KINDS {
+        let times = cut.get(kind).copied().unwrap_or(0);
+        assert!(times >= LEAST, "{kind} was cut off {times} times: {cut:?}");
+    }
+    let told = book.read();
+    assert!(told.warm >= LEAST, "{} claims", told.warm);
+    // Nothing is made by itself any more.
+    let alone = Config {
+        warm: 0,
+        embryos: 0,
+        ..prepared(&place.data())
+    };
+    let runtime = LocalRuntime::open(alone).await.unwrap();
+    told.check(&runtime);
+    nothing_else(&place, &runtime);
+    for info in runtime.list() {
+        runtime.delete(&info.id).await.unwrap();
+    }
+    nothing_else(&place, &runtime);
     place.close(runtime).await;
 }

@@ -7,7 +7,7 @@
 
 use std::future::Future;
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::Command;
 use std::sync::mpsc::{Receiver, channel};
@@ -30,6 +30,9 @@ pub const PRIVATE: [&str; 6] = [
     "172.16.0.1",
     "192.168.0.1",
 ];
+/// Addresses of the internet in its other half: that of metadata in some clouds, and one that anybody may reach.
+pub const PRIVATE_SIX: [&str; 1] = ["fd00:ec2::254"];
+pub const PUBLIC_SIX: [&str; 1] = ["2001:db8::1"];
 /// The port of the server that is on all of them, for connections and for datagrams.
 pub const WEB: u16 = 80;
 /// Names that the internet knows.
@@ -78,12 +81,18 @@ impl Scene {
         sh(&format!("ip addr add {HOST}/24 dev up0"));
         sh("ip link set up0 up");
         sh("ip route add default via 203.0.113.1");
+        sh("ip -6 addr add fd00:1::2/64 dev up0 nodad");
+        sh("ip -6 route add default via fd00:1::1");
         netns::within(internet.as_fd(), || {
             sh("ip link set lo up");
             sh("ip addr add 203.0.113.1/24 dev eth0");
             sh("ip link set eth0 up");
             for address in PUBLIC.iter().chain(&PRIVATE) {
                 sh(&format!("ip addr add {address}/32 dev lo"));
+            }
+            sh("ip -6 addr add fd00:1::1/64 dev eth0 nodad");
+            for address in PUBLIC_SIX.iter().chain(&PRIVATE_SIX) {
+                sh(&format!("ip -6 addr add {address}/128 dev lo nodad"));
             }
             serve();
             PUBLIC
@@ -168,7 +177,7 @@ pub fn address_of(link: &str) -> Ipv4Addr {
 
 /// Greets whoever connects, in the network namespace of this thread.
 fn serve() {
-    let listener = TcpListener::bind(("0.0.0.0", WEB)).unwrap();
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, WEB)).unwrap();
     std::thread::spawn(move || {
         let mut held = Vec::new();
         while let Ok((mut stream, _)) = listener.accept() {

@@ -133,19 +133,33 @@ async fn a_deadline_finds_daemons() {
     let world = World::open().await;
     let id = small(&world, Kind::Base).await;
     for user in USERS {
-        let line = "/probe c01-daemons 20 && exec /probe sleep 60";
-        let spec = ExecSpec::shell(line)
-            .user(*user)
-            .deadline(Duration::from_secs(2));
-        let exec = world.runtime.exec(&id, spec).await.expect("it starts");
-        wait_for("the daemons", Duration::from_secs(2), || {
-            processes(&world, &id).len() >= 22
-        });
-        let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
-        assert!(finished.status.timed_out, "{user} {:?}", finished.status);
-        wait_until_empty(&world, &id);
+        // On a machine that is busy they may not be there in time: then it gets more.
+        let mut found = false;
+        for seconds in [2, 8, 30] {
+            found = met(&world, &id, user, Duration::from_secs(seconds)).await;
+            if found {
+                break;
+            }
+        }
+        assert!(found, "{user}: there were never twenty");
     }
     world.close().await;
+}
+
+/// Whether the daemons were all there before the deadline, which leaves none in any case.
+async fn met(world: &World, id: &SandboxId, user: &str, deadline: Duration) -> bool {
+    let line = "/probe c01-daemons 20 && exec /probe sleep 600";
+    let spec = ExecSpec::shell(line).user(user).deadline(deadline);
+    let exec = world.runtime.exec(id, spec).await.expect("it starts");
+    let mut most = 0;
+    while exec.control.info().status.is_none() {
+        most = most.max(processes(world, id).len());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let finished = exec.finish(b"", 1 << 20).await.expect("it can be read");
+    assert!(finished.status.timed_out, "{user} {:?}", finished.status);
+    wait_until_empty(world, id);
+    most >= 22
 }
 
 /// The control: what ends by itself leaves its daemons, which no signal to its group or session would have reached.

@@ -1,15 +1,21 @@
 //! D02: a name that is a directory at one moment and a link to the host at the next.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Caller, SandboxId, WriteOptions};
+use atoll_model::{Authority, Caller, SandboxId, WriteOptions};
+use atoll_worker::Control;
 
+use crate::attacks::USERS;
 use crate::attacks::canary::{Canary, HOST, read, upper, write};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::world::{DEADLINE, Kind, World, probe_spec};
 
-/// How long each race lasts.
-const TIME: Duration = Duration::from_secs(3);
+/// How often the name is swapped, for each who calls and each of what is done: 120,000 times in all.
+const SWAPS: u64 = 20_000;
+/// How often it is done at least meanwhile.
+const TRIES: u32 = 150;
 
 /// What one caller does again and again.
 #[derive(Debug, Clone, Copy)]
@@ -19,13 +25,62 @@ enum Work {
     Remove,
 }
 
+/// The program that swaps, and how often it did.
+struct Swapper {
+    control: Control,
+    swaps: Arc<AtomicU64>,
+}
+
+impl Swapper {
+    async fn start(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> Self {
+        let exec = probe_spec(words).user(user).open_input();
+        let mut exec = world.runtime.exec(id, exec).await.expect("it starts");
+        let control = world.runtime.find_exec(id, exec.control.id());
+        let swaps = Arc::<AtomicU64>::default();
+        let told = Arc::clone(&swaps);
+        tokio::spawn(async move {
+            let (mut text, mut buffer) = (String::new(), [0; 4096]);
+            while let Ok(count @ 1..) = exec.stdout.read(&mut buffer).await {
+                text += &String::from_utf8_lossy(&buffer[..count]);
+                let whole = text.rfind('\n').map_or(0, |end| end + 1);
+                let last = text[..whole].lines().last();
+                let last = last.and_then(|line| line.strip_prefix("swaps ok ")?.parse().ok());
+                if let Some(count) = last {
+                    told.store(count, Ordering::SeqCst);
+                }
+                text.drain(..whole);
+            }
+        });
+        Self {
+            control: control.expect("it runs"),
+            swaps,
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.swaps.load(Ordering::SeqCst)
+    }
+}
+
 /// Races with the swapping program; how often it tried, and how often that worked.
-async fn run(world: &World, id: &SandboxId, work: Work) -> (u32, u32) {
-    let (begin, root) = (Instant::now(), Caller::root());
+async fn run(
+    world: &World,
+    id: &SandboxId,
+    (caller, name): (&Caller, &str),
+    work: Work,
+    swapper: &Swapper,
+) -> (u32, u32) {
+    let (begin, until) = (Instant::now(), swapper.count() + SWAPS);
     let (mut tried, mut worked) = (0, 0);
-    while begin.elapsed() < TIME {
+    while tried < TRIES || swapper.count() < until {
+        assert!(
+            begin.elapsed() < DEADLINE,
+            "{work:?} {tried} {}",
+            swapper.count()
+        );
+        let file = format!("{name}/f");
         let ok = match work {
-            Work::Read => match read(world, id, &root, "/race/x/f").await {
+            Work::Read => match read(world, id, caller, &file).await {
                 Ok(bytes) => {
                     assert!(bytes != HOST, "the host was read");
                     true
@@ -37,13 +92,12 @@ async fn run(world: &World, id: &SandboxId, work: Work) -> (u32, u32) {
                     in_place: tried % 2 == 0,
                     ..WriteOptions::default()
                 };
-                write(world, id, &root, "/race/x/f", options).await.is_ok()
+                write(world, id, caller, &file, options).await.is_ok()
             }
-            Work::Remove => world
-                .runtime
-                .remove(id, &root, b"/race/x", true)
-                .await
-                .is_ok(),
+            Work::Remove => {
+                let remove = world.runtime.remove(id, caller, name.as_bytes(), true);
+                remove.await.is_ok()
+            }
         };
         tried += 1;
         worked += u32::from(ok);
@@ -57,26 +111,41 @@ async fn a_race_between_directory_and_link_is_never_won() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let target = canary.directory();
-    let swap = || {
-        probe_spec(&["d02-race", "/race", "11", &target])
-            .user("root")
-            .deadline(Duration::from_secs(30))
-    };
-    let swapper = world.runtime.exec(&id, swap()).await.expect("it starts");
-    // The control: a host that joins paths wins at once.
-    naive_wins(&upper(&world, &id).join("race/x/f"));
-    for work in [Work::Read, Work::Write, Work::Remove] {
-        let (first, second) = tokio::join!(run(&world, &id, work), run(&world, &id, work));
-        let (tried, worked) = (first.0 + second.0, first.1 + second.1);
-        assert!(tried > 500 && worked > 0, "{work:?}: {worked} of {tried}");
-        canary.assert_untouched(&format!("{work:?}"));
+    for user in USERS {
+        let caller = match *user {
+            "root" => Caller::root(),
+            _ => Caller::default(),
+        };
+        // It belongs to whoever swaps there.
+        let directory = format!("/race-{user}");
+        let owner = Caller {
+            authority: Authority::Root,
+            ..caller.clone()
+        };
+        let made = world
+            .runtime
+            .make_directory(&id, &owner, directory.as_bytes(), 0o755, true);
+        made.await.expect("it can be made");
+        let words = ["d02-race", &directory, &target];
+        let swapper = Swapper::start(&world, &id, user, &words).await;
+        let name = format!("{directory}/x");
+        // The control: a host that joins paths wins at once.
+        naive_wins(&upper(&world, &id).join(format!("race-{user}/x/f")));
+        for work in [Work::Read, Work::Write, Work::Remove] {
+            let who = (&caller, name.as_str());
+            let (first, second) = tokio::join!(
+                run(&world, &id, who, work, &swapper),
+                run(&world, &id, who, work, &swapper)
+            );
+            let (tried, worked) = (first.0 + second.0, first.1 + second.1);
+            assert!(worked > 0, "{user} {work:?}: {worked} of {tried}");
+            canary.assert_untouched(&format!("{user} {work:?}"));
+        }
+        swapper.control.close_input().expect("it hears");
+        let status = swapper.control.wait().await;
+        assert!(status.success(), "{user} {status:?}");
+        assert!(swapper.count() >= 3 * SWAPS, "{user} {}", swapper.count());
     }
-    let finished = swapper.finish(b"", 1 << 20).await.expect("it can be read");
-    let swaps: u64 = said(&finished)
-        .lines()
-        .find_map(|line| line.strip_prefix("swaps ok ")?.parse().ok())
-        .expect("it says how often it swapped");
-    assert!(swaps > 10_000, "{swaps}");
     canary.assert_untouched("everything");
     world.close().await;
 }

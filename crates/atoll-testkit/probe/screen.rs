@@ -1,0 +1,44 @@
+//! A program that uses the whole screen, in colours, in a region, on the other screen, and stops here and there in the
+//! middle of something. The probe writes it and the library knows where it stops.
+
+use std::fmt::Write;
+
+/// How often it stops, until its terminal says that input is at its end (`^D`, which no terminal shows).
+pub const STOPS: usize = 24;
+
+/// What it has begun when it stops, and what it goes on with: a sequence, a title, a character, nothing.
+const CUTS: [(&[u8], &[u8]); 6] = [
+    (b"\x1b[3", b"1mred\x1b[0m"),
+    (b"\x1b]0;ti", b"tle\x07"),
+    (b"\xe6\xbc", b"\xa2"),
+    (b"", b"\x1b[4b"),
+    (b"\x1b", b"[7mback\x1b[27m"),
+    (b"\x1b[?2004", b"h"),
+];
+
+/// What it writes until it stops for the time `stop`, with its last bytes.
+pub fn until_stop(stop: usize) -> Vec<u8> {
+    let mut text = String::new();
+    if stop == 0 {
+        text += "\x1b]0;title\x07\x1b[?1049h\x1b[2J\x1b[?25l\x1b[?2004h\x1b[5;20r";
+    }
+    for number in stop * 20..(stop + 1) * 20 {
+        let (row, column, colour) = (number % 30 + 1, number * 7 % 90 + 1, number % 8);
+        let _ = write!(
+            text,
+            "\x1b[{row};{column}H\x1b[1;3{colour}mrow {number} \x1b[0m\x1b[4mé漢\x1b[24m"
+        );
+        if number % 11 == 0 {
+            text += "\x1bM\r\n\n\x1b[2K";
+        }
+        if number % 97 == 0 {
+            let _ = write!(text, "\x1b[?1049l shell {number}\r\n\x1b[?1049h");
+        }
+    }
+    let _ = write!(text, "stop {stop}.");
+    let before = stop
+        .checked_sub(1)
+        .map(|before| CUTS[before % CUTS.len()].1);
+    let begun = CUTS[stop % CUTS.len()].0;
+    [before.unwrap_or_default(), text.as_bytes(), begun].concat()
+}

@@ -1,0 +1,82 @@
+//! Warm sandboxes go on after a kill as well: the same ones, no more of them, and none that is half claimed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use atoll_model::{ExecSpec, SandboxId, SandboxSpec};
+use atoll_testkit::wait_for;
+use atoll_worker::LocalRuntime;
+
+use super::{EMBRYOS, Place, WARM, children, keeper, kill, prepared, serve as start, word};
+use crate::world::{DEADLINE, templates};
+
+/// Makes one, waits until others are warm, and to be killed.
+pub(super) async fn serve(data: &Path) {
+    let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
+    runtime.create(SandboxSpec::default()).await.unwrap();
+    while runtime.ready() != (WARM, EMBRYOS) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (file, new) = (word("FILE"), word("FILE") + ".new");
+    std::fs::write(&new, runtime.tag()).unwrap();
+    std::fs::rename(new, file).unwrap();
+    std::future::pending::<()>().await;
+}
+
+/// Those that nobody has, by what their records say.
+fn pooled(data: &Path) -> BTreeSet<SandboxId> {
+    let entries = std::fs::read_dir(data.join("sandboxes")).unwrap().flatten();
+    let one = |entry: std::fs::DirEntry| {
+        let text = std::fs::read(entry.path().join("record.json")).ok()?;
+        let record: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let id = entry.file_name().to_str()?.parse().unwrap();
+        (record["pooled"] == true).then_some(id)
+    };
+    entries.filter_map(one).collect()
+}
+
+/// Each of these processes by the sandbox whose control group it is in.
+fn homes(all: &BTreeSet<i32>) -> BTreeMap<SandboxId, i32> {
+    let one = |pid: &i32| {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let id = text.split(['/', '\n']).find_map(|part| part.parse().ok())?;
+        Some((id, *pid))
+    };
+    all.iter().filter_map(one).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
+    tokio::task::spawn_blocking(templates).await.unwrap();
+    let place = Place::new();
+    let file = place.file("made");
+    let words = [("FILE", &*file.to_string_lossy())];
+    let mut server = start("pool", &place, &words);
+    wait_for("warm ones", DEADLINE, || file.exists());
+    let keeper = keeper(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    let before = pooled(&place.data());
+    assert_eq!(before.len(), WARM);
+    let pids = homes(&children(keeper));
+    kill(&mut server);
+    let runtime = LocalRuntime::open(prepared(&place.data())).await.unwrap();
+    assert_eq!(runtime.ready().0, WARM, "they are there at once");
+    // Embryos are made anew; those of the server that is gone go.
+    wait_for("all to be as it was", DEADLINE, || {
+        runtime.ready() == (WARM, EMBRYOS) && children(keeper).len() == 1 + WARM + EMBRYOS
+    });
+    assert_eq!(pooled(&place.data()), before);
+    let mut claimed = BTreeSet::new();
+    for _ in 0..WARM {
+        let made = runtime.create(SandboxSpec::default()).await.unwrap();
+        assert!(made.timings.root.is_zero(), "{made:?} was not warm");
+        assert_eq!(runtime.host_pid(&made.id).unwrap(), pids[&made.id]);
+        let exec = runtime.exec(&made.id, ExecSpec::argv(["echo", "on"])).await;
+        let done = exec.unwrap().finish(b"", 10).await.unwrap();
+        assert_eq!(done.stdout, b"on\n");
+        claimed.insert(made.id);
+    }
+    // None twice, and none that was made since.
+    assert_eq!(claimed, before);
+    place.close(runtime).await;
+}

@@ -1,0 +1,39 @@
+//! A sandbox whose PID 1 is the one that the kernel ends for want of memory.
+
+use atoll_model::{ExecSpec, Reason, SandboxState};
+use atoll_testkit::wait_for;
+
+use super::limited;
+use crate::world::{DEADLINE, Kind, World, said};
+
+/// PID 1 is worth more than any program of its sandbox: here it is made worth less, from outside.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
+    let world = World::open().await;
+    let id = world
+        .sandbox_spec(Kind::Base, limited(1000, 64 << 20))
+        .await;
+    let neighbour = world.sandbox(Kind::Static).await;
+    // Half of its memory is nobody's, so that no program has more than PID 1 counts for.
+    let eat = "head -c 33554432 /dev/zero > /dev/shm/f; echo ready; read -r go; exec /probe c02-memory anon 536870912";
+    let eater = ExecSpec::shell(eat).open_input();
+    let mut eater = world.runtime.exec(&id, eater).await.unwrap();
+    // It is started: PID 1 changes no score any more.
+    let mut text = [0; 6];
+    assert_eq!(eater.stdout.read(&mut text).await.unwrap(), 6);
+    let pid = world.runtime.host_pid(&id).unwrap();
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000").unwrap();
+    eater.control.write_all(b"go\n").await.unwrap();
+    wait_for("its end to be told", DEADLINE, || {
+        world.runtime.get(&id).unwrap().state == SandboxState::Stopped
+    });
+    let info = world.runtime.get(&id).unwrap();
+    assert_eq!(info.reason, Some(Reason::Oom));
+    drop(eater);
+    said(&world.probe(&neighbour, "user", &["true"]).await);
+    // It can be started, and then nothing is wrong with it.
+    let info = world.runtime.start(&id).await.unwrap();
+    assert_eq!((info.state, info.reason), (SandboxState::Running, None));
+    said(&world.probe(&id, "user", &["true"]).await);
+    world.close().await;
+}

@@ -1,0 +1,136 @@
+//! C12: a sandbox that takes all it can of what a kernel has only so many of, in front of a neighbour and of the host.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use atoll_model::SandboxId;
+use atoll_testkit::{Scratch, attempts, probe, run};
+use atoll_worker::Exec;
+use rustix::fs::inotify;
+
+use super::scene::{Scene, reach};
+use super::{internet, reached};
+use crate::world::{Kind, World, probe_spec, said};
+
+const CONNECTIONS: u32 = 64;
+const PIDS: u32 = 64;
+const USERS: [&str; 2] = ["root", "user"];
+/// What is taken, by what it is refused in the end, and how many there are at most.
+const KINDS: [(&str, &str, usize); 3] = [
+    // `fs.inotify.max_user_instances`, where nobody has changed it.
+    ("inotify", "EMFILE", 128),
+    ("terminals", "ENOSPC", 256),
+    ("processes", "EAGAIN", PIDS as usize),
+];
+
+/// Starts a program that takes and holds; what it says when it has all it gets.
+async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (Exec, String) {
+    let exec = world.runtime.exec(id, probe_spec(words).user(user)).await;
+    let mut exec = exec.unwrap();
+    let mut text = String::new();
+    while !(text.contains("held ") || text.contains("count=")) || !text.ends_with('\n') {
+        let mut buffer = [0; 256];
+        let read = exec.stdout.read(&mut buffer).await.unwrap();
+        assert_ne!(read, 0, "{text}");
+        text += &String::from_utf8_lossy(&buffer[..read]);
+    }
+    (exec, text)
+}
+
+/// How many of everything one box gets, all of which it holds.
+async fn everything(world: &World, id: &SandboxId, user: &str) -> Vec<Exec> {
+    let words = ["exhaust", "1.1.1.1:80", "500"];
+    let (exec, text) = take(world, id, user, &words).await;
+    let expected = format!("connect errno ECONNREFUSED\nheld {CONNECTIONS}\n");
+    assert_eq!(text, expected, "{user}");
+    let mut held = vec![exec];
+    assert_eq!(reached(world, id).await, [false, false]);
+    for (kind, refusal, most) in KINDS {
+        let (exec, text) = take(world, id, user, &["c12-take", kind, "2000", "hold"]).await;
+        held.push(exec);
+        let all = attempts(&text);
+        assert_eq!(all[0].result, refusal, "{user} {kind} {text}");
+        let count: usize = all[0].value("count").unwrap().parse().unwrap();
+        assert!(count > most / 2 && count <= most, "{user} {kind} {count}");
+    }
+    held
+}
+
+/// A neighbour gets one of each, whoever asks.
+async fn neighbour_works(world: &World, id: &SandboxId) {
+    for user in USERS {
+        for (kind, ..) in KINDS {
+            let text = world.probe(id, user, &["c12-take", kind, "1"]).await;
+            assert_eq!(said(&text), format!("{kind} ok count=1\n"), "{user}");
+        }
+    }
+    assert_eq!(reached(world, id).await, [true, true]);
+    let names = probe_spec(&["resolve", "public.test"]).user("user");
+    assert!(said(&world.exec(id, names).await).contains("1.1.1.1"));
+}
+
+fn host_works() {
+    inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+    rustix::pty::openpt(rustix::pty::OpenptFlags::RDWR).unwrap();
+    reach("1.1.1.1:80").unwrap();
+    assert!(run(&mut Command::new("true")).status.success());
+}
+
+#[test]
+fn c12_one_that_takes_all_it_can_takes_nothing_of_a_neighbours_or_the_hosts() {
+    Scene::with(async |_| {
+        let world = World::open_as(|config| {
+            config.network = Scene::network();
+            config.network.connections = CONNECTIONS;
+        });
+        let world = world.await;
+        let neighbour = world.sandbox_spec(Kind::Static, internet).await;
+        for user in USERS {
+            let greedy = |spec: &mut atoll_model::SandboxSpec| {
+                internet(spec);
+                spec.limits.pids = PIDS;
+            };
+            let greedy = world.sandbox_spec(Kind::Static, greedy).await;
+            let held = everything(&world, &greedy, user).await;
+            neighbour_works(&world, &neighbour).await;
+            host_works();
+            for exec in held {
+                exec.kill().unwrap();
+            }
+            world.runtime.delete(&greedy).await.unwrap();
+        }
+        world.close().await;
+    });
+}
+
+/// The control: two user namespaces that belong to the same user of the host share its inotify instances. Those of
+/// sandboxes belong to a user each.
+#[test]
+fn c12_user_namespaces_of_one_owner_share_what_it_has() {
+    let place = Scratch::new();
+    let program = place.join("probe");
+    std::fs::copy(probe(), &program).unwrap();
+    for path in [place.path(), &program] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let inside = |words: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=61234", "--regid=61234", "--clear-groups"])
+            .args(["unshare", "--user"])
+            .arg(&program)
+            .args(words);
+        command
+    };
+    let mut first = inside(&["c12-take", "inotify", "2000", "hold"]);
+    let mut first = first.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let output = first.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).unwrap();
+    let second = run(&mut inside(&["c12-take", "inotify", "1"]));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(line.starts_with("inotify errno EMFILE count="), "{line}");
+    let second = String::from_utf8_lossy(&second.stdout).into_owned();
+    assert_eq!(second, "inotify errno EMFILE count=0\n");
+}
