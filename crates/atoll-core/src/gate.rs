@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use atoll_model::{Error, SandboxId, SandboxState, Scope};
+use atoll_store::SandboxRow;
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::Entry;
@@ -51,6 +52,11 @@ impl Use {
         &self.entry
     }
 
+    /// Where the sandbox is in its life now.
+    pub fn state(&self) -> SandboxState {
+        self.entry.with(|row| row.state)
+    }
+
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();
@@ -74,8 +80,10 @@ impl Core {
     }
 
     pub(crate) async fn enter_entry(&self, entry: Arc<Entry>) -> Result<Use, Error> {
-        let (state, wakes) = entry.with(|row| (row.state, row.lifetime.auto_resume));
+        // The use first, then the state: who ends the idle shows that first, and then looks for uses.
         let used = Use::new(self, entry, Kind::Use);
+        let look = |row: &SandboxRow| (row.state, row.lifetime.auto_resume);
+        let (state, wakes) = used.entry.with(look);
         match state {
             SandboxState::Running => Ok(used),
             SandboxState::Paused if wakes => {

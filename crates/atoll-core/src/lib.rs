@@ -26,17 +26,18 @@ mod templates;
 mod tickets;
 mod watchers;
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_model::{Error, Org};
+use atoll_model::{Error, Org, SandboxId};
 use atoll_store::Store;
 use atoll_worker::LocalRuntime;
 use tokio::sync::Notify;
 use tracing::Instrument as _;
 
-pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page};
+pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
 pub use context::Context;
 pub use doors::{Door, Doorstep};
 pub use events::EventReader;
@@ -65,6 +66,8 @@ struct Inner {
     ledger: Ledger,
     /// Tried again.
     leaving: Mutex<reconcile::Leaving>,
+    /// Tried again, too.
+    unmade: Mutex<HashMap<SandboxId, SandboxRow>>,
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
     keys: keys::Cache,
@@ -99,6 +102,7 @@ impl Core {
                 runtime,
                 ledger,
                 leaving: Mutex::new(leaving),
+                unmade: Mutex::default(),
                 times: Notify::new(),
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),

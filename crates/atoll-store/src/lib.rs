@@ -35,7 +35,7 @@ pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
 pub use journal::Journal;
 pub use keys::NewKey;
-pub use sandboxes::{Claim, Page, SandboxRow};
+pub use sandboxes::{Claim, Happened, Page, SandboxRow};
 
 /// Why a row cannot be had.
 #[derive(Debug, thiserror::Error)]

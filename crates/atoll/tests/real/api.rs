@@ -22,6 +22,7 @@ mod pressure;
 mod quota;
 mod soak;
 mod sockets;
+mod states;
 mod templates;
 mod tls;
 mod transfers;
