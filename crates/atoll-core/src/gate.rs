@@ -15,7 +15,7 @@ pub struct Use {
     kind: Kind,
     id: SandboxId,
     entry: Arc<Entry>,
-    runtime: LocalRuntime,
+    core: Core,
 }
 
 /// Whether it counts.
@@ -34,7 +34,7 @@ impl Use {
             kind,
             id: entry.with(|row| row.id.clone()),
             entry,
-            runtime: core.inner.runtime.clone(),
+            core: core.clone(),
         }
     }
 
@@ -45,11 +45,21 @@ impl Use {
 
     /// What runs it.
     pub fn runtime(&self) -> &LocalRuntime {
-        &self.runtime
+        self.core.runtime()
     }
 
     pub(crate) fn entry(&self) -> &Entry {
         &self.entry
+    }
+
+    /// Lets one that was paused meanwhile go on, if a use may do that. Otherwise what is said to it waits.
+    pub async fn wake(&self) -> Result<(), Error> {
+        let sleeps =
+            |row: &SandboxRow| row.state == SandboxState::Paused && row.lifetime.auto_resume;
+        if self.entry.with(sleeps) {
+            self.core.resume_entry(&self.entry, None).await?;
+        }
+        Ok(())
     }
 
     /// Where the sandbox is in its life now.

@@ -212,3 +212,51 @@ pub(crate) fn unknown() -> Error {
     Error::new(Code::SandboxNotFound, "there is no such sandbox")
         .remedy("GET /sandboxes lists yours")
 }
+
+#[cfg(test)]
+mod tests {
+    use atoll_model::{Lifetime, Limits, Network, Policy, SessionId};
+
+    use super::*;
+
+    fn row(org: &OrgId, alias: &str) -> SandboxRow {
+        SandboxRow {
+            id: SandboxId::random(),
+            session: SessionId::random(),
+            org: org.clone(),
+            alias: Some(alias.into()),
+            template: "base".into(),
+            state: SandboxState::Running,
+            reason: None,
+            error: None,
+            metadata: std::collections::BTreeMap::default(),
+            limits: Limits::default(),
+            network: Network::None,
+            policy: Policy::default(),
+            public_ports: false,
+            lifetime: Lifetime::default(),
+            created_at: 1,
+            started_at: Some(1),
+            end_at: None,
+            time_left: None,
+            stopped_at: None,
+            deleted_at: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_gate_is_waited_for_in_time_and_what_is_gone_then_is_not_there() {
+        let (ledger, org) = (Ledger::default(), OrgId::random());
+        let entry = ledger.add(row(&org, "web"));
+        let id = entry.with(|row| row.id.clone());
+        let held = ledger.hold(Arc::clone(&entry)).await;
+        let most = Duration::from_millis(10);
+        let late = ledger.hold_within(Arc::clone(&entry), most).await;
+        assert_eq!(late.err().map(|error| error.code), Some(Code::Timeout));
+        ledger.remove(&id);
+        drop(held);
+        let gone = ledger.hold_within(entry, most).await;
+        let code = gone.err().map(|error| error.code);
+        assert_eq!(code, Some(Code::SandboxNotFound));
+    }
+}

@@ -18,6 +18,7 @@ mod ledger;
 mod lifetimes;
 mod links;
 mod meters;
+mod notice;
 mod orgs;
 mod rate;
 mod reconcile;
@@ -34,7 +35,7 @@ use std::time::Duration;
 use atoll_model::{Error, Org, SandboxId};
 use atoll_store::Store;
 use atoll_worker::LocalRuntime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
 pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
@@ -45,6 +46,7 @@ pub use gate::Use;
 pub use history::SessionView;
 pub use keys::{KeyRequest, MadeKey, random_digits};
 pub use links::{Act, Link, Signer};
+pub use notice::Notice;
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Slice, Which};
 pub use templates::TemplateView;
@@ -70,6 +72,8 @@ struct Inner {
     unmade: Mutex<HashMap<SandboxId, SandboxRow>>,
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
+    /// The server is about to end.
+    ending: watch::Sender<bool>,
     keys: keys::Cache,
     tickets: tickets::Tickets,
     signer: Signer,
@@ -104,6 +108,7 @@ impl Core {
                 leaving: Mutex::new(leaving),
                 unmade: Mutex::default(),
                 times: Notify::new(),
+                ending: watch::Sender::new(false),
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
                 signer,

@@ -12,6 +12,7 @@ mod cut;
 mod document;
 mod fuzz;
 mod history;
+mod keys;
 mod lasting;
 mod lifetimes;
 mod links;

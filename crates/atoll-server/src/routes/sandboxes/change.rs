@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use atoll_core::{SandboxChange, SandboxRow};
 use atoll_model::{Ending, Error, Lifetime, Network};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -13,7 +13,7 @@ use super::create::{limits, on_the_wire, policy};
 use super::seconds;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, present};
+use crate::body::{Body, Path, present};
 use crate::guard::Caller;
 use crate::views::Sandbox;
 

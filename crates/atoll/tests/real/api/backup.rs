@@ -73,7 +73,9 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
     // Another machine: only the backup is there.
     let elsewhere = Scratch::new();
     private(&elsewhere.join("data"));
-    for file in ["atoll.db", "admin.key"] {
+    let signs = |data: &std::path::Path| std::fs::read(data.join("signing.key")).unwrap();
+    assert_eq!(signs(&target), signs(&server.data()));
+    for file in ["atoll.db", "admin.key", "signing.key"] {
         std::fs::copy(target.join(file), elsewhere.join("data").join(file)).unwrap();
     }
     let other = Server::start_in(elsewhere, &[]).await;
