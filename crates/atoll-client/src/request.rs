@@ -73,6 +73,13 @@ impl Request {
         request.header("content-type", "application/json")
     }
 
+    /// Changes something.
+    pub fn patch(path: impl Into<String>, body: &Value) -> Self {
+        let mut request = Self::post(path, body);
+        request.method = Method::PATCH;
+        request
+    }
+
     /// Bytes as they are.
     pub fn post_bytes(path: impl Into<String>, body: Bytes) -> Self {
         let mut request = Self::new(Method::POST, path);

@@ -131,8 +131,10 @@ pub(crate) fn refusal(frame: &CloseFrame) -> Option<Error> {
         4003 => Code::UnknownTemplate,
         4004 => Code::InvalidRequest,
         4005 => Code::QuotaExceeded,
+        4006 => Code::NoCapacity,
         4007 => Code::Timeout,
         4008 => Code::PermissionDenied,
+        1009 => Code::TooLarge,
         1011 => Code::Internal,
         _ => return None,
     };

@@ -11,6 +11,8 @@ pub struct Context {
     pub key: Option<KeyId>,
     /// What the caller may do.
     pub scope: Scope,
+    /// When the key ends: microseconds since 1970.
+    pub expires_at: Option<i64>,
     /// The request, in the log and in answers.
     pub request: RequestId,
 }

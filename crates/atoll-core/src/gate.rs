@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use atoll_model::{Error, SandboxId, SandboxState, Scope};
+use atoll_store::SandboxRow;
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::Entry;
@@ -14,7 +15,7 @@ pub struct Use {
     kind: Kind,
     id: SandboxId,
     entry: Arc<Entry>,
-    runtime: LocalRuntime,
+    core: Core,
 }
 
 /// Whether it counts.
@@ -33,7 +34,7 @@ impl Use {
             kind,
             id: entry.with(|row| row.id.clone()),
             entry,
-            runtime: core.inner.runtime.clone(),
+            core: core.clone(),
         }
     }
 
@@ -44,11 +45,26 @@ impl Use {
 
     /// What runs it.
     pub fn runtime(&self) -> &LocalRuntime {
-        &self.runtime
+        self.core.runtime()
     }
 
     pub(crate) fn entry(&self) -> &Entry {
         &self.entry
+    }
+
+    /// Lets one that was paused meanwhile go on, if a use may do that. Otherwise what is said to it waits.
+    pub async fn wake(&self) -> Result<(), Error> {
+        let sleeps =
+            |row: &SandboxRow| row.state == SandboxState::Paused && row.lifetime.auto_resume;
+        if self.entry.with(sleeps) {
+            self.core.resume_entry(&self.entry, None).await?;
+        }
+        Ok(())
+    }
+
+    /// Where the sandbox is in its life now.
+    pub fn state(&self) -> SandboxState {
+        self.entry.with(|row| row.state)
     }
 
     /// It is being used right now, for uses that take long.
@@ -74,8 +90,10 @@ impl Core {
     }
 
     pub(crate) async fn enter_entry(&self, entry: Arc<Entry>) -> Result<Use, Error> {
-        let (state, wakes) = entry.with(|row| (row.state, row.lifetime.auto_resume));
+        // The use first, then the state: who ends the idle shows that first, and then looks for uses.
         let used = Use::new(self, entry, Kind::Use);
+        let look = |row: &SandboxRow| (row.state, row.lifetime.auto_resume);
+        let (state, wakes) = used.entry.with(look);
         match state {
             SandboxState::Running => Ok(used),
             SandboxState::Paused if wakes => {

@@ -1,7 +1,7 @@
 //! Keys: `atl_` and 64 hex digits. `e2b_` before the same digits is the same key. Kept is a hash of the
 //! digits, and the first eight to tell a key by.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, RequestId, Scope};
 use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::watch;
 
-use crate::{Context, Core, error, now};
+use crate::{Context, Core, Page, Slice, error, now};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const DIGITS: usize = 64;
@@ -23,6 +24,8 @@ const NOTED: i64 = 60_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     known: Mutex<Known>,
+    /// Keys that were revoked since the server began.
+    revoked: watch::Sender<HashSet<KeyId>>,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +34,8 @@ struct Known {
     keys: HashMap<String, (Instant, Key, Org)>,
     /// The operator's org.
     first: Option<(Instant, Org)>,
+    /// How often everything was forgotten.
+    forgotten: u64,
 }
 
 impl Cache {
@@ -44,8 +49,18 @@ impl Cache {
         (since.elapsed() < REMEMBERED).then(|| (key.clone(), org.clone()))
     }
 
-    fn put(&self, hash: String, key: Key, org: Org) {
-        let keys = &mut self.known().keys;
+    /// How often everything was forgotten until now: what is asked for from here on may be remembered, if that stays so.
+    fn age(&self) -> u64 {
+        self.known().forgotten
+    }
+
+    /// Remembers what was found, unless something has changed while it was looked for.
+    fn put(&self, age: u64, hash: String, key: Key, org: Org) {
+        let mut known = self.known();
+        if known.forgotten != age {
+            return;
+        }
+        let keys = &mut known.keys;
         keys.retain(|_, (since, ..)| since.elapsed() < REMEMBERED);
         keys.insert(hash, (Instant::now(), key, org));
     }
@@ -56,15 +71,29 @@ impl Cache {
         (since.elapsed() < REMEMBERED).then(|| org.clone())
     }
 
+    /// Until a key is revoked.
+    pub(crate) async fn until_revoked(&self, key: &KeyId) {
+        let mut revoked = self.revoked.subscribe();
+        // The sender is here: it does not end before us.
+        let _ = revoked.wait_for(|revoked| revoked.contains(key)).await;
+    }
+
     /// Something about keys or orgs has changed.
     pub(crate) fn forget(&self) {
-        *self.known() = Known::default();
+        let mut known = self.known();
+        let forgotten = known.forgotten + 1;
+        *known = Known {
+            forgotten,
+            ..Known::default()
+        };
     }
 }
 
 /// What a new key is to be.
 #[derive(Debug, Clone)]
 pub struct KeyRequest {
+    /// Whose it is to be; the caller's org if nothing is said.
+    pub org: Option<String>,
     /// What people call it.
     pub name: String,
     /// What it is good for.
@@ -127,11 +156,12 @@ impl Core {
         let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {
             known
         } else {
+            let age = self.inner.keys.age();
             let found = self.inner.store.key_by_hash(&hash).await;
             let key = found.map_err(error::store)?.ok_or_else(refused)?;
             let org = self.inner.store.org(&key.org).await.map_err(error::store)?;
             let org = org.ok_or_else(refused)?;
-            self.inner.keys.put(hash, key.clone(), org.clone());
+            self.inner.keys.put(age, hash, key.clone(), org.clone());
             (key, org)
         };
         let now = now();
@@ -150,6 +180,7 @@ impl Core {
             org,
             key: Some(key.id),
             scope: key.scope,
+            expires_at: key.expires_at,
             request,
         })
     }
@@ -167,32 +198,55 @@ impl Core {
             org,
             key: None,
             scope: Scope::Admin,
+            expires_at: None,
             request,
         })
     }
 
-    /// Makes a key for the caller's org, at most as powerful as the caller.
-    pub async fn make_key(&self, context: &Context, asked: KeyRequest) -> Result<MadeKey, Error> {
+    /// Somebody has, or had, a key that may do everything. One that was never used may have been lost with the server
+    /// that made it.
+    pub async fn has_admin_key(&self) -> Result<bool, Error> {
+        let org = self.first_org().await?;
+        let keys = self.inner.store.keys(&org.id).await;
+        let keys = keys.map_err(error::store)?;
+        let known = |key: &Key| key.scope == Scope::Admin && key.last_used_at.is_some();
+        Ok(keys.iter().any(known))
+    }
+
+    /// The org whose keys are meant: the caller's, or for an admin any.
+    async fn org_of_keys(&self, context: &Context, org: Option<&str>) -> Result<OrgId, Error> {
         context.require(Scope::Sandboxes)?;
+        match org {
+            None => Ok(context.org.id.clone()),
+            Some(org) => Ok(self.org(context, org).await?.id),
+        }
+    }
+
+    /// Makes a key, at most as powerful as the caller, and for no longer.
+    pub async fn make_key(&self, context: &Context, asked: KeyRequest) -> Result<MadeKey, Error> {
+        let org = self.org_of_keys(context, asked.org.as_deref()).await?;
         context.require(asked.scope)?;
         Org::check_name(&asked.name)?;
+        let wrong = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
         if asked.expires_at.is_some_and(|end| end <= now()) {
-            return Err(Error::invalid(
-                "expiresAt",
-                "expiresAt is in the past",
-                "give a later time, or leave it out",
-            ));
+            let remedy = "give a later time, or leave it out";
+            return wrong("expiresAt is in the past", remedy);
+        }
+        let expires_at = asked.expires_at.or(context.expires_at);
+        if context.expires_at.is_some() && expires_at > context.expires_at {
+            let remedy = "give an earlier time, or leave it out";
+            return wrong("expiresAt is later than that of your own key", remedy);
         }
         let digits = random_digits();
         let secret = format!("{}{digits}", PREFIXES[0]);
         let key = Key {
             id: KeyId::random(),
-            org: context.org.id.clone(),
+            org,
             name: asked.name,
             prefix: digits[..8].to_owned(),
             scope: asked.scope,
             created_at: now(),
-            expires_at: asked.expires_at,
+            expires_at,
             last_used_at: None,
             revoked_at: None,
         };
@@ -207,29 +261,81 @@ impl Core {
         })
     }
 
-    /// The keys of the caller's org, newest first.
-    pub async fn keys(&self, context: &Context) -> Result<Vec<Key>, Error> {
-        context.require(Scope::Sandboxes)?;
-        let keys = self.inner.store.keys(&context.org.id).await;
-        keys.map_err(error::store)
+    /// The keys of an org, newest first.
+    pub async fn keys(
+        &self,
+        context: &Context,
+        org: Option<&str>,
+        page: &Page,
+    ) -> Result<Slice<Key>, Error> {
+        let org = self.org_of_keys(context, org).await?;
+        let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
+        Ok(Slice::of_all(keys, page, |key: &Key| {
+            (key.created_at, key.id.to_string())
+        }))
     }
 
-    /// Makes a key useless, at once.
-    pub async fn revoke_key(&self, context: &Context, id: &str) -> Result<(), Error> {
-        context.require(Scope::Sandboxes)?;
+    /// Makes a key useless, at once, if it is no more powerful than the caller.
+    pub async fn revoke_key(
+        &self,
+        context: &Context,
+        org: Option<&str>,
+        id: &str,
+    ) -> Result<(), Error> {
+        let org = self.org_of_keys(context, org).await?;
+        let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
         let unknown = || Error::new(Code::KeyNotFound, "there is no such key");
-        let id: KeyId = id.parse().map_err(|_| unknown())?;
-        let done = self
-            .inner
-            .store
-            .revoke_key(&context.org.id, &id, now())
-            .await;
+        let key = keys.into_iter().find(|key| key.id.as_str() == id);
+        let key = key.ok_or_else(unknown)?;
+        context.require(key.scope)?;
+        let done = self.inner.store.revoke_key(&org, &key.id, now()).await;
         self.inner.keys.forget();
-        self.inner.tickets.forget(&context.org.id);
+        self.inner.tickets.forget(&org);
+        if matches!(done, Ok(true)) {
+            self.inner.keys.revoked.send_modify(|revoked| {
+                revoked.insert(key.id);
+            });
+        }
         if done.map_err(error::store)? {
             Ok(())
         } else {
             Err(unknown())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_looked_up_before_a_change_is_not_remembered_after_it() {
+        let (cache, org) = (Cache::default(), OrgId::random());
+        let key = Key {
+            id: KeyId::random(),
+            org: org.clone(),
+            name: "k".into(),
+            prefix: "00000000".into(),
+            scope: Scope::Read,
+            created_at: 1,
+            expires_at: None,
+            last_used_at: None,
+            revoked_at: None,
+        };
+        let org = Org {
+            id: org,
+            name: "o".into(),
+            max_sandboxes: None,
+            max_timeout: None,
+            created_at: 1,
+        };
+        let put = |age| cache.put(age, "hash".into(), key.clone(), org.clone());
+        let age = cache.age();
+        // It is revoked while somebody looks it up.
+        cache.forget();
+        put(age);
+        assert!(cache.get("hash").is_none());
+        put(cache.age());
+        assert!(cache.get("hash").is_some());
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
-use atoll_store::{SandboxRow, Store};
+use atoll_store::{Happened, SandboxRow, Store};
 
 use crate::error;
 use crate::rate::Bucket;
@@ -76,13 +77,18 @@ impl Entry {
         let before = self.row();
         let mut row = before.clone();
         change(&mut row);
-        let written = store.update_sandbox(&row, kind(&before, &row), crate::now());
+        let written = store.update_sandbox(&row, happened(&before, &row), crate::now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
         if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
             self.end_watchers();
         }
         Ok(row)
+    }
+
+    /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
+    pub(crate) fn show(&self, state: SandboxState) {
+        lock(&self.row).state = state;
     }
 
     pub(crate) fn begin_use(&self) {
@@ -96,7 +102,12 @@ impl Entry {
     }
 
     pub(crate) fn touch(&self) {
-        self.used.store(crate::now(), Ordering::Release);
+        self.touch_at(crate::now());
+    }
+
+    /// It was used at a time, if not later too.
+    pub(crate) fn touch_at(&self, at: i64) {
+        self.used.fetch_max(at, Ordering::AcqRel);
     }
 
     /// Since when nobody uses it; `None` while somebody does.
@@ -105,15 +116,22 @@ impl Entry {
     }
 }
 
-/// What a change is called.
-pub(crate) fn kind(before: &SandboxRow, after: &SandboxRow) -> &'static str {
+/// What a change is called. What ran and is deleted was being stopped, and what could not be made has failed first.
+pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> Happened {
+    use SandboxState::{Failed, Paused, Running, Stopping};
     if after.deleted_at.is_some() {
-        return "deleted";
+        let through = match (before.state, after.state) {
+            (Running | Paused | Stopping, _) => Some(Stopping),
+            (before, Failed) if before != Failed => Some(Failed),
+            _ => None,
+        };
+        let kind = "deleted";
+        return Happened { kind, through };
     }
     if before.state == after.state {
-        return "changed";
+        return "changed".into();
     }
-    after.state.name()
+    after.state.name().into()
 }
 
 impl Ledger {
@@ -145,18 +163,47 @@ impl Ledger {
         lock(&self.all).get(id).cloned()
     }
 
-    /// An org's sandbox by id or alias. What belongs to another org is not there.
+    /// An org's sandbox by id or alias. What belongs to another org is not there, whatever it is called.
     pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<Entry>, Error> {
         let all = lock(&self.all);
+        let own = |entry: &Arc<Entry>| entry.with(|row| row.org == *org);
         let by_id = name.parse().ok().and_then(|id: SandboxId| all.get(&id));
-        let found = by_id.or_else(|| {
-            let named = |entry: &&Arc<Entry>| entry.with(|row| row.alias.as_deref() == Some(name));
-            all.values().find(named)
+        let found = by_id.filter(|entry| own(entry)).or_else(|| {
+            let named = |row: &SandboxRow| row.org == *org && row.alias.as_deref() == Some(name);
+            all.values().find(|entry| entry.with(named))
         });
-        match found.filter(|entry| entry.with(|row| row.org == *org)) {
-            Some(entry) => Ok(Arc::clone(entry)),
-            None => Err(unknown()),
+        found.cloned().ok_or_else(unknown)
+    }
+
+    /// Waits until nobody else changes it, and not for ever.
+    pub(crate) async fn hold_within(
+        &self,
+        entry: Arc<Entry>,
+        most: Duration,
+    ) -> Result<Held, Error> {
+        let state = entry.with(|row| row.state.name());
+        let held = tokio::time::timeout(most, self.hold(entry)).await;
+        held.unwrap_or_else(|_| {
+            Err(Error::new(
+                Code::Timeout,
+                format!("the sandbox is {state} for more than {} s", most.as_secs()),
+            )
+            .remedy("try again; if it goes on, look at the server's log")
+            .detail("state", state))
+        })
+    }
+
+    /// Waits until nobody else changes it. What was deleted meanwhile is not there.
+    pub(crate) async fn hold(&self, entry: Arc<Entry>) -> Result<Held, Error> {
+        let gate = Arc::clone(&entry.gate).lock_owned().await;
+        let id = entry.with(|row| row.id.clone());
+        if self
+            .get(&id)
+            .is_none_or(|found| !Arc::ptr_eq(&found, &entry))
+        {
+            return Err(unknown());
         }
+        Ok(Held { entry, _gate: gate })
     }
 }
 
@@ -164,4 +211,52 @@ impl Ledger {
 pub(crate) fn unknown() -> Error {
     Error::new(Code::SandboxNotFound, "there is no such sandbox")
         .remedy("GET /sandboxes lists yours")
+}
+
+#[cfg(test)]
+mod tests {
+    use atoll_model::{Lifetime, Limits, Network, Policy, SessionId};
+
+    use super::*;
+
+    fn row(org: &OrgId, alias: &str) -> SandboxRow {
+        SandboxRow {
+            id: SandboxId::random(),
+            session: SessionId::random(),
+            org: org.clone(),
+            alias: Some(alias.into()),
+            template: "base".into(),
+            state: SandboxState::Running,
+            reason: None,
+            error: None,
+            metadata: std::collections::BTreeMap::default(),
+            limits: Limits::default(),
+            network: Network::None,
+            policy: Policy::default(),
+            public_ports: false,
+            lifetime: Lifetime::default(),
+            created_at: 1,
+            started_at: Some(1),
+            end_at: None,
+            time_left: None,
+            stopped_at: None,
+            deleted_at: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_gate_is_waited_for_in_time_and_what_is_gone_then_is_not_there() {
+        let (ledger, org) = (Ledger::default(), OrgId::random());
+        let entry = ledger.add(row(&org, "web"));
+        let id = entry.with(|row| row.id.clone());
+        let held = ledger.hold(Arc::clone(&entry)).await;
+        let most = Duration::from_millis(10);
+        let late = ledger.hold_within(Arc::clone(&entry), most).await;
+        assert_eq!(late.err().map(|error| error.code), Some(Code::Timeout));
+        ledger.remove(&id);
+        drop(held);
+        let gone = ledger.hold_within(entry, most).await;
+        let code = gone.err().map(|error| error.code);
+        assert_eq!(code, Some(Code::SandboxNotFound));
+    }
 }

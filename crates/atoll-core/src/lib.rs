@@ -18,6 +18,7 @@ mod ledger;
 mod lifetimes;
 mod links;
 mod meters;
+mod notice;
 mod orgs;
 mod rate;
 mod reconcile;
@@ -26,17 +27,18 @@ mod templates;
 mod tickets;
 mod watchers;
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_model::{Error, Org};
+use atoll_model::{Error, Org, SandboxId};
 use atoll_store::Store;
 use atoll_worker::LocalRuntime;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
-pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page};
+pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
 pub use context::Context;
 pub use doors::{Door, Doorstep};
 pub use events::EventReader;
@@ -44,6 +46,7 @@ pub use gate::Use;
 pub use history::SessionView;
 pub use keys::{KeyRequest, MadeKey, random_digits};
 pub use links::{Act, Link, Signer};
+pub use notice::Notice;
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Slice, Which};
 pub use templates::TemplateView;
@@ -65,8 +68,12 @@ struct Inner {
     ledger: Ledger,
     /// Tried again.
     leaving: Mutex<reconcile::Leaving>,
+    /// Tried again, too.
+    unmade: Mutex<HashMap<SandboxId, SandboxRow>>,
     /// Some sandbox's time may be up at another moment than before.
     times: Notify,
+    /// The server is about to end.
+    ending: watch::Sender<bool>,
     keys: keys::Cache,
     tickets: tickets::Tickets,
     signer: Signer,
@@ -99,7 +106,9 @@ impl Core {
                 runtime,
                 ledger,
                 leaving: Mutex::new(leaving),
+                unmade: Mutex::default(),
                 times: Notify::new(),
+                ending: watch::Sender::new(false),
                 keys: keys::Cache::default(),
                 tickets: tickets::Tickets::default(),
                 signer,

@@ -5,10 +5,11 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Ending, SandboxState};
+use atoll_model::{Ending, Error, SandboxId, SandboxState};
 use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
+use crate::sandboxes::Still;
 use crate::{Config, Core, Inner, now};
 
 /// Idleness begins and ends without a word: looked at at least so often.
@@ -21,7 +22,7 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
         };
         let mut next = now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
         for entry in core.inner.ledger.all() {
-            match due(&core, &entry) {
+            match due(&core, &entry, &entry.row()) {
                 Some((at, ending)) if at <= now() => end(&core, entry, ending),
                 Some((at, _)) => next = next.min(at),
                 None => {}
@@ -35,23 +36,22 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
 }
 
 /// When something happens to a sandbox by itself, and what.
-fn due(core: &Core, entry: &Entry) -> Option<(i64, Ending)> {
-    let (state, end, lifetime) = entry.with(|row| (row.state, row.end_at, row.lifetime));
-    match state {
+fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
+    let lifetime = row.lifetime;
+    match row.state {
         SandboxState::Running => {}
-        SandboxState::Stopped => return end.map(|end| (end, Ending::Destroy)),
+        SandboxState::Stopped => return row.end_at.map(|end| (end, Ending::Destroy)),
         _ => return None,
     }
-    let lifetime_over = end.map(|end| (end, lifetime.on_timeout));
+    let lifetime_over = row.end_at.map(|end| (end, lifetime.on_timeout));
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
         let over = |since: i64| since + i64::from(seconds) * 1_000_000;
-        let mut since = entry.idle_since()?;
-        // A command that runs holds it, whichever server began it; a terminal that nobody looks at does not.
-        if over(since) <= now() && works(core, entry) {
-            entry.touch();
-            since = now();
+        let since = entry.idle_since()?;
+        if over(since) <= now() {
+            // A command that runs holds it, and its end is a use, whichever server began it.
+            entry.touch_at(worked_until(core, &row.id));
         }
-        Some((over(since), lifetime.on_idle))
+        Some((over(entry.idle_since()?), lifetime.on_idle))
     });
     match (lifetime_over, idle_over) {
         (Some(one), Some(two)) => Some(if two.0 < one.0 { two } else { one }),
@@ -65,12 +65,18 @@ pub(crate) fn kept_until(config: &Config, stopped_at: i64) -> Option<i64> {
     Some(stopped_at.saturating_add(kept))
 }
 
-/// Some command of it runs.
-fn works(core: &Core, entry: &Entry) -> bool {
-    let id = entry.with(|row| row.id.clone());
-    let all = core.inner.runtime.execs(&id).unwrap_or_default();
-    all.iter()
-        .any(|exec| exec.status.is_none() && exec.spec.terminal.is_none())
+/// Until when some command of it ran: now, if one does. A terminal that nobody looks at is none.
+fn worked_until(core: &Core, id: &SandboxId) -> i64 {
+    let all = core.inner.runtime.execs(id).unwrap_or_default();
+    let commands = all.iter().filter(|exec| exec.spec.terminal.is_none());
+    commands
+        .map(|exec| {
+            exec.ended_at
+                .filter(|_| exec.status.is_some())
+                .unwrap_or_else(now)
+        })
+        .max()
+        .unwrap_or_default()
 }
 
 /// One that is being changed by somebody is looked at again when that is done.
@@ -80,19 +86,34 @@ fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
     }
     let core = core.clone();
     tokio::spawn(async move {
-        let (id, state, end) = entry.with(|row| (row.id.clone(), row.state, row.end_at));
+        let id = entry.with(|row| row.id.clone());
+        // Not if somebody starts or uses it, or gives it more time, just now.
+        let still = {
+            let core = core.clone();
+            Box::new(move |row: &SandboxRow, entry: &Entry| {
+                due(&core, entry, row).is_some_and(|(at, then)| at <= now() && then == ending)
+            })
+        };
         let done = match ending {
-            // Not if somebody starts it, or gives it more time, just now.
-            Ending::Destroy => {
-                let still = move |row: &SandboxRow| (row.state, row.end_at) == (state, end);
-                core.delete_if(entry, still).await
-            }
-            Ending::Stop => core.stop_entry(entry).await.map(drop),
-            Ending::Pause => core.pause_entry(entry).await.map(drop),
+            Ending::Destroy => core.delete_if(entry, still).await,
+            Ending::Stop => core.stop_if(entry, still).await.map(drop),
+            Ending::Pause => pause(&core, entry, still).await,
         };
         match done {
             Ok(()) => tracing::info!(sandbox = %id, ?ending, "its time was up"),
             Err(error) => tracing::warn!(sandbox = %id, ?ending, %error, "its time is up"),
         }
     });
+}
+
+/// Pauses it. Who began to use it at that very moment would wait for ever: it goes on then, if it may.
+async fn pause(core: &Core, entry: Arc<Entry>, still: Still) -> Result<(), Error> {
+    core.pause_if(Arc::clone(&entry), still).await?;
+    // One whose lifetime is over stands still, whoever uses it.
+    let idle = |row: &SandboxRow| row.state == SandboxState::Paused && row.time_left != Some(0);
+    let wakes = entry.with(|row| idle(row) && row.lifetime.auto_resume);
+    if wakes && entry.idle_since().is_none() {
+        core.resume_entry(&entry, None).await?;
+    }
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use atoll_model::{Code, Error, Org, OrgId, Scope};
 use atoll_store::Store;
 
-use crate::{Context, Core, error, now};
+use crate::{Context, Core, Page, Slice, error, now};
 
 /// What an org is to be.
 #[derive(Debug, Clone)]
@@ -48,11 +48,14 @@ pub(crate) async fn first(store: &Store) -> Result<Org, Error> {
 
 impl Core {
     /// All orgs for an admin, the caller's own for others.
-    pub async fn orgs(&self, context: &Context) -> Result<Vec<Org>, Error> {
-        if context.scope == Scope::Admin {
-            return self.inner.store.orgs().await.map_err(error::store);
-        }
-        Ok(vec![context.org.clone()])
+    pub async fn orgs(&self, context: &Context, page: &Page) -> Result<Slice<Org>, Error> {
+        let orgs = match context.scope {
+            Scope::Admin => self.inner.store.orgs().await.map_err(error::store)?,
+            Scope::Sandboxes | Scope::Read => vec![context.org.clone()],
+        };
+        Ok(Slice::of_all(orgs, page, |org: &Org| {
+            (org.created_at, org.id.to_string())
+        }))
     }
 
     /// Makes an org.

@@ -11,9 +11,9 @@ use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState, SessionId};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
-use crate::ledger::{Entry, Ledger, kind};
+use crate::ledger::{Entry, Ledger, happened};
 use crate::lifetimes::kept_until;
-use crate::sandboxes::end_of;
+use crate::sandboxes::end_anew;
 use crate::{Config, Inner, error, history, now};
 
 /// Sandboxes whose rows say deleted, and which are still there.
@@ -40,10 +40,18 @@ pub(crate) async fn join(
         let found = is.get(&row.id);
         if row.state == SandboxState::Creating && row.started_at.is_none() {
             // Nobody was told of it.
-            if found.is_some() {
-                runtime.delete(&row.id).await?;
+            let gone = match found {
+                Some(_) => runtime.delete(&row.id).await,
+                None => Ok(()),
+            };
+            match gone {
+                Ok(()) => store.unmake(&row, now()).await.map_err(error::store)?,
+                Err(error) => {
+                    tracing::warn!(sandbox = %row.id, %error, "it was never made, and stays until it can go");
+                    give_up(store, &row, &error).await?;
+                    leaving.insert(row.id.clone(), row.session);
+                }
             }
-            store.unmake(&row, now()).await.map_err(error::store)?;
             continue;
         }
         let joined = match found {
@@ -65,10 +73,11 @@ pub(crate) async fn join(
             _ => joined,
         };
         if joined != row {
-            let written = store.update_sandbox(&joined, kind(&row, &joined), now());
+            let written = store.update_sandbox(&joined, happened(&row, &joined), now());
             written.await.map_err(error::store)?;
         }
-        ledger.add(joined);
+        // When it was last used is not written down: it is not idle before it could be used again.
+        ledger.add(joined).touch();
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
         let deleted = store.deleted(id).await.map_err(error::store)?;
@@ -79,10 +88,25 @@ pub(crate) async fn join(
             }
         } else {
             tracing::warn!(sandbox = %id, "it has no row: set aside");
-            runtime.set_aside(id).await?;
+            if let Err(error) = runtime.set_aside(id).await {
+                tracing::warn!(sandbox = %id, %error, "it stays where it is");
+            }
         }
     }
     Ok((ledger, leaving))
+}
+
+/// Makes a row history whose sandbox could neither be made nor taken away.
+async fn give_up(store: &Store, row: &SandboxRow, why: &Error) -> Result<(), Error> {
+    let after = SandboxRow {
+        state: SandboxState::Failed,
+        error: Some(why.message.clone()),
+        deleted_at: Some(now()),
+        ..row.clone()
+    };
+    let written = store.update_sandbox(&after, happened(row, &after), now());
+    written.await.map_err(error::store)?;
+    store.forget_said(&row.id).await.map_err(error::store)
 }
 
 /// The row of a sandbox that the runtime knows.
@@ -95,7 +119,14 @@ fn as_it_is(mut row: SandboxRow, info: &SandboxInfo) -> SandboxRow {
         (SandboxState::Paused, SandboxState::Running) => {
             row.end_at = row.time_left.take().map(|left| now() + left);
         }
-        (SandboxState::Stopped, SandboxState::Running) => row.end_at = end_of(&row.lifetime),
+        // A start that was not answered: its place in the org was taken, and then it ran.
+        (SandboxState::Stopped | SandboxState::Creating, SandboxState::Running) => {
+            row.end_at = end_anew(&row.lifetime);
+            row.started_at = Some(now());
+            (row.stopped_at, row.time_left) = (None, None);
+        }
+        // One that did not come so far.
+        (SandboxState::Creating, SandboxState::Stopped) => {}
         (before, SandboxState::Stopped) if before != SandboxState::Stopped => {
             row.stopped_at = Some(now());
             (row.end_at, row.time_left) = (None, None);
@@ -128,6 +159,7 @@ pub(crate) async fn follow(inner: Weak<Inner>) {
         let _ = tokio::time::timeout(EVERY, endings.changed()).await;
         let Some(inner) = inner.upgrade() else { return };
         delete_again(&inner).await;
+        inner.unmake_all().await;
         for info in inner.runtime.list() {
             if info.state == SandboxState::Stopped
                 && let Some(entry) = inner.ledger.get(&info.id)
@@ -146,7 +178,10 @@ fn lives(row: &SandboxRow) -> bool {
 
 /// Writes down that a sandbox has ended, unless somebody has done that or started it again.
 async fn ended(inner: Arc<Inner>, entry: Arc<Entry>) {
-    let _gate = entry.gate.lock().await;
+    let Ok(held) = inner.ledger.hold(entry).await else {
+        return;
+    };
+    let entry = &held.entry;
     let id = entry.with(|row| row.id.clone());
     let Ok(info) = inner.runtime.get(&id) else {
         return;

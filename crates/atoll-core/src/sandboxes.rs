@@ -1,16 +1,16 @@
 //! Sandboxes: made, looked at, changed and taken away, each within its org's limits.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use atoll_model::{
     Code, Error, Lifetime, Limits, Network, Org, Policy, SandboxId, SandboxSpec, SandboxState,
-    Scope, SessionId, Timings,
+    Scope, SessionId, Timings, Transition,
 };
 use atoll_store::{Again, Claim, Page, SandboxRow};
 
-use crate::ledger::{Entry, Held, unknown};
+use crate::ledger::{Entry, Held};
 use crate::lifetimes::kept_until;
 use crate::{Context, Core, Inner, error, history, now, spawn};
 
@@ -70,6 +70,17 @@ impl<T> Slice<T> {
         let next = items.last().filter(|_| more).map(place);
         Self { items, next }
     }
+
+    /// Of everything there is, in whatever order: newest first.
+    pub fn of_all(all: Vec<T>, page: &Page, place: impl Fn(&T) -> (i64, String)) -> Self {
+        let before = |place: &(i64, String)| page.before.as_ref().is_none_or(|end| place < end);
+        let all = all.into_iter().map(|item| (place(&item), item));
+        let mut left: Vec<_> = all.filter(|(place, _)| before(place)).collect();
+        left.sort_by(|(one, _), (two, _)| two.cmp(one));
+        left.truncate(page.limit as usize + 1);
+        let items = left.into_iter().map(|(_, item)| item).collect();
+        Self::new(items, page, place)
+    }
 }
 
 /// A sandbox as its owner sees it.
@@ -89,6 +100,9 @@ impl From<SandboxRow> for SandboxView {
 
 const MICROSECONDS: i64 = 1_000_000;
 
+/// Who waits for the create of somebody else looks at least so often what became of it.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// When a sandbox that begins to run now must end.
 pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
     let seconds = lifetime.timeout?;
@@ -99,7 +113,7 @@ pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
 const A_WHILE: u32 = 300;
 
 /// When a life that begins again ends. With no time at all it would be over before anybody could use it.
-fn end_anew(lifetime: &Lifetime) -> Option<i64> {
+pub(crate) fn end_anew(lifetime: &Lifetime) -> Option<i64> {
     let seconds = lifetime.timeout?;
     let seconds = if seconds == 0 { A_WHILE } else { seconds };
     Some(now() + i64::from(seconds) * MICROSECONDS)
@@ -156,6 +170,34 @@ pub(crate) fn check_timeout(org: &Org, timeout: Option<u32>) -> Result<(), Error
     .detail("max", most.to_string()))
 }
 
+/// Whether what is about to happen to a sandbox is still right, given its row before.
+pub(crate) type Still = Box<dyn Fn(&SandboxRow, &Entry) -> bool + Send>;
+
+fn always() -> Still {
+    Box::new(|_, _| true)
+}
+
+/// Shows what runs as stopping, if it is still to be ended: who wants to use it from now on is refused, and who began
+/// before is seen.
+fn shown_stopping(entry: &Entry, before: &SandboxRow, still: &Still) -> bool {
+    use SandboxState::{Paused, Running, Stopping};
+    if !still(before, entry) {
+        return false;
+    }
+    if !matches!(before.state, Running | Paused | Stopping) {
+        return true;
+    }
+    entry.show(Stopping);
+    if still(before, entry) {
+        return true;
+    }
+    entry.show(before.state);
+    false
+}
+
+/// How long a start waits for a stop under way.
+const STARTS: Duration = Duration::from_secs(30);
+
 impl Core {
     /// Makes a sandbox; a command works when this returns. Whether the caller waits makes no difference.
     pub async fn create(&self, context: &Context, asked: NewSandbox) -> Result<SandboxView, Error> {
@@ -202,8 +244,12 @@ impl Core {
             if row.state != SandboxState::Creating {
                 return Ok(row.into());
             }
-            // Its maker is at work in this very process, and what becomes of it is news.
-            let _ = news.changed().await;
+            if self.inner.unmade().contains_key(&row.id) {
+                self.inner.unmake(&row).await?;
+                continue;
+            }
+            // Its maker is at work in this very process, and what becomes of it is news, if that can be written down.
+            let _ = tokio::time::timeout(LOOK_AGAIN, news.changed()).await;
         }
     }
 
@@ -282,9 +328,12 @@ impl Core {
                 let row = match written.await {
                     Ok(row) => row,
                     Err(error) => {
-                        // Nobody is told of it: it must not run on. Its row is cleared at the next start.
+                        // Nobody is told of it: it must not run on, and its place and its key are free again.
                         self.inner.ledger.remove(&info.id);
                         let _ = self.inner.runtime.delete(&info.id).await;
+                        let row = entry.row();
+                        self.inner.unmade().insert(row.id.clone(), row.clone());
+                        let _ = self.inner.unmake(&row).await;
                         return Err(error);
                     }
                 };
@@ -327,8 +376,8 @@ impl Core {
     pub fn living(&self, context: &Context) -> Result<Vec<SandboxView>, Error> {
         context.require(Scope::Read)?;
         let all = self.inner.ledger.all().into_iter();
-        let rows = all.map(|entry| entry.row());
-        let own = rows.filter(|row| row.org == context.org.id);
+        let own = |row: &SandboxRow| (row.org == context.org.id).then(|| row.clone());
+        let own = all.filter_map(|entry| entry.with(own));
         Ok(own.map(SandboxView::from).collect())
     }
 
@@ -342,14 +391,18 @@ impl Core {
         page: &Page,
     ) -> Result<Slice<SandboxView>, Error> {
         context.require(Scope::Read)?;
-        let (org, all) = (&context.org.id, which == Which::Ever);
+        let place = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
+        if which == Which::Living {
+            // As they are shown one by one: also in states that pass before they are written down.
+            let mut all = self.living(context)?;
+            all.retain(|view| state.is_none_or(|state| view.row.state == state));
+            return Ok(Slice::of_all(all, page, place));
+        }
         let (store, more) = (&self.inner.store, page.one_more());
-        let rows = store.sandboxes(org, all, state, &more).await;
+        let rows = store.sandboxes(&context.org.id, true, state, &more).await;
         let rows = rows.map_err(error::store)?;
         let rows = rows.into_iter().map(SandboxView::from).collect();
-        Ok(Slice::new(rows, page, |view: &SandboxView| {
-            (view.row.created_at, view.row.id.to_string())
-        }))
+        Ok(Slice::new(rows, page, place))
     }
 
     /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
@@ -360,24 +413,18 @@ impl Core {
     }
 
     pub(crate) async fn delete_entry(&self, entry: Arc<Entry>) -> Result<(), Error> {
-        self.delete_if(entry, |_| true).await
+        self.delete_if(entry, always()).await
     }
 
     /// Deletes it if that is still right when nobody else changes it any more.
-    pub(crate) async fn delete_if(
-        &self,
-        entry: Arc<Entry>,
-        still: impl FnOnce(&SandboxRow) -> bool + Send + 'static,
-    ) -> Result<(), Error> {
+    pub(crate) async fn delete_if(&self, entry: Arc<Entry>, still: Still) -> Result<(), Error> {
         let core = self.clone();
         let work = spawn(async move {
-            let _gate = entry.gate.lock().await;
-            if !entry.with(still) {
+            let held = core.inner.ledger.hold(entry).await?;
+            let entry = &held.entry;
+            let before = entry.row();
+            if !shown_stopping(entry, &before, &still) {
                 return Ok(());
-            }
-            let id = entry.with(|row| row.id.clone());
-            if core.inner.ledger.get(&id).is_none() {
-                return Err(unknown());
             }
             // What a row says is deleted is, now or at the next start.
             let written = entry.write(&core.inner.store, |row| {
@@ -386,10 +433,12 @@ impl Core {
                 row.deleted_at = Some(now());
                 row.end_at = None;
             });
-            written.await?;
-            core.inner.ledger.remove(&id);
-            let session = entry.with(|row| row.session.clone());
-            core.inner.bury(&id, session).await
+            if let Err(error) = written.await {
+                entry.show(before.state);
+                return Err(error);
+            }
+            core.inner.ledger.remove(&before.id);
+            core.inner.bury(&before.id, before.session).await
         });
         joined(work.await)
     }
@@ -398,16 +447,44 @@ impl Core {
     pub async fn stop(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        self.stop_entry(entry).await
+        self.stop_if(entry, always()).await
     }
 
-    pub(crate) async fn stop_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+    /// Stops it if that is still right when nobody else changes it any more.
+    pub(crate) async fn stop_if(
+        &self,
+        entry: Arc<Entry>,
+        still: Still,
+    ) -> Result<SandboxView, Error> {
         let core = self.clone();
         let work = spawn(async move {
-            let _gate = entry.gate.lock().await;
-            let id = entry.with(|row| row.id.clone());
-            let info = core.inner.runtime.stop(&id).await?;
-            let written = entry.write(&core.inner.store, |row| {
+            let held = core.inner.ledger.hold(entry).await?;
+            let (entry, store) = (&held.entry, &core.inner.store);
+            let before = entry.row();
+            if before.state.next(Transition::Stop)? == SandboxState::Stopped
+                || !shown_stopping(entry, &before, &still)
+            {
+                return Ok(before.into());
+            }
+            // After a crash the runtime says whether it came so far.
+            let row = entry.row();
+            let told = store.update_sandbox(&row, row.state.name(), now());
+            let stopped = match told.await.map_err(error::store) {
+                Ok(()) => core.inner.runtime.stop(&before.id).await,
+                Err(error) => Err(error),
+            };
+            let info = match stopped {
+                Ok(info) => info,
+                Err(error) => {
+                    // As it was, also if that cannot be written.
+                    let back = entry.write(store, |row| row.state = before.state).await;
+                    if back.is_err() {
+                        entry.show(before.state);
+                    }
+                    return Err(error);
+                }
+            };
+            let written = entry.write(store, |row| {
                 row.state = info.state;
                 row.reason = info.reason;
                 let at = now();
@@ -415,7 +492,12 @@ impl Core {
                 row.end_at = kept_until(&core.inner.config, at);
                 row.time_left = None;
             });
-            written.await.map(SandboxView::from)
+            let written = written.await.map(SandboxView::from);
+            if written.is_err() {
+                // What has ended is found, and written then.
+                entry.show(before.state);
+            }
+            written
         });
         joined(work.await)
     }
@@ -431,9 +513,10 @@ impl Core {
         let core = self.clone();
         let work = spawn(async move {
             // A stop under way is waited for.
-            let _gate = entry.gate.lock().await;
+            let held = core.inner.ledger.hold_within(entry, STARTS).await?;
+            let entry = &held.entry;
             let row = entry.row();
-            if row.state == SandboxState::Running {
+            if row.state.next(Transition::Start)? == SandboxState::Running {
                 return Ok(row.into());
             }
             if row.state == SandboxState::Stopped {
@@ -453,7 +536,15 @@ impl Core {
                         row.stopped_at = None;
                         row.end_at = end_anew(&row.lifetime);
                     });
-                    let row = written.await?;
+                    let row = match written.await {
+                        Ok(row) => row,
+                        Err(error) => {
+                            // Nobody is told that it runs. As it was.
+                            let _ = core.inner.runtime.stop(&row.id).await;
+                            let _ = entry.write(&core.inner.store, |_| {}).await;
+                            return Err(error);
+                        }
+                    };
                     entry.touch();
                     core.inner.times.notify_one();
                     Ok(row.into())
@@ -474,31 +565,46 @@ impl Core {
         self.start(context, name).await
     }
 
-    /// Deletes every sandbox of every org.
+    /// Deletes every sandbox of every org: all that can be. The first failure, if there was one.
     pub async fn delete_all(&self) -> Result<(), Error> {
+        let mut failed = None;
         for entry in self.inner.ledger.all() {
+            let id = entry.with(|row| row.id.clone());
             match self.delete_entry(entry).await {
                 // Somebody else was quicker.
-                Err(error) if error.code != Code::SandboxNotFound => return Err(error),
+                Err(error) if error.code != Code::SandboxNotFound => {
+                    tracing::error!(sandbox = %id, %error, "it cannot be deleted");
+                    failed.get_or_insert(error);
+                }
                 _ => {}
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Lets all its processes stand still.
     pub async fn pause(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
-        self.pause_entry(entry).await
+        self.pause_if(entry, always()).await
     }
 
-    pub(crate) async fn pause_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+    /// Pauses it if that is still right when nobody else changes it any more.
+    pub(crate) async fn pause_if(
+        &self,
+        entry: Arc<Entry>,
+        still: Still,
+    ) -> Result<SandboxView, Error> {
         let core = self.clone();
         let work = spawn(async move {
-            let _gate = entry.gate.lock().await;
-            let id = entry.with(|row| row.id.clone());
-            let info = core.inner.runtime.pause(&id).await?;
+            let held = core.inner.ledger.hold(entry).await?;
+            let entry = &held.entry;
+            let row = entry.row();
+            row.state.next(Transition::Pause)?;
+            if !still(&row, entry) {
+                return Ok(row.into());
+            }
+            let info = core.inner.runtime.pause(&row.id).await?;
             let written = entry.write(&core.inner.store, |row| {
                 row.state = info.state;
                 if let Some(end) = row.end_at.take() {
@@ -532,8 +638,10 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         let (core, entry) = (self.clone(), Arc::clone(entry));
         let work = spawn(async move {
-            let _gate = entry.gate.lock().await;
+            let held = core.inner.ledger.hold(entry).await?;
+            let entry = &held.entry;
             let row = entry.row();
+            row.state.next(Transition::Resume)?;
             if row.state == SandboxState::Running && timeout.is_none() {
                 return Ok(row.into());
             }
@@ -566,8 +674,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, timeout)?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let _gate = entry.gate.lock().await;
+        let held = self.held(context, name).await?;
+        let entry = &held.entry;
         let written = entry.write(&self.inner.store, |row| {
             row.lifetime.timeout = timeout;
             match row.state {
@@ -592,8 +700,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
         check_timeout(&context.org, Some(seconds))?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let _gate = entry.gate.lock().await;
+        let held = self.held(context, name).await?;
+        let entry = &held.entry;
         let row = entry.row();
         let end = now() + i64::from(seconds) * MICROSECONDS;
         if row.end_at.is_none_or(|before| before >= end) {
@@ -613,27 +721,25 @@ impl Core {
         Ok(entry.row().into())
     }
 
-    /// Changes what its owner may change.
+    /// Changes what its owner may change: what, is worked out of what it is when nobody else changes it.
     pub async fn change(
         &self,
         context: &Context,
         name: &str,
-        change: SandboxChange,
+        change: impl FnOnce(&SandboxRow) -> Result<SandboxChange, Error>,
     ) -> Result<SandboxView, Error> {
         context.require(Scope::Sandboxes)?;
+        let held = self.held(context, name).await?;
+        let (entry, store) = (&held.entry, &self.inner.store);
+        let before = entry.row();
+        let change = change(&before)?;
         if let Some(Some(alias)) = &change.alias {
             check_alias(alias)?;
         }
         if let Some(metadata) = &change.metadata {
             check_metadata(metadata)?;
         }
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let _gate = entry.gate.lock().await;
-        if let Some(limits) = change.limits {
-            let id = entry.with(|row| row.id.clone());
-            self.inner.runtime.set_limits(&id, limits).await?;
-        }
-        let written = entry.write(&self.inner.store, |row| {
+        let written = entry.write(store, |row| {
             row.limits = change.limits.unwrap_or(row.limits);
             row.alias = change.alias.unwrap_or(row.alias.take());
             row.metadata = change.metadata.unwrap_or(std::mem::take(&mut row.metadata));
@@ -645,8 +751,22 @@ impl Core {
             }
         });
         let row = written.await?;
+        // The row first: whether the alias is free is known only then.
+        if row.limits != before.limits {
+            let set = self.inner.runtime.set_limits(&row.id, row.limits).await;
+            if let Err(error) = set {
+                entry.write(store, |row| *row = before).await?;
+                return Err(error);
+            }
+        }
         self.inner.times.notify_one();
         Ok(row.into())
+    }
+
+    /// A sandbox of the caller's, once nobody else changes it.
+    async fn held(&self, context: &Context, name: &str) -> Result<Held, Error> {
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.inner.ledger.hold(entry).await
     }
 
     /// Connects it, or not, and says what it may reach.
@@ -658,8 +778,8 @@ impl Core {
         policy: Policy,
     ) -> Result<SandboxView, Error> {
         let used = self.enter(context, name, Scope::Sandboxes).await?;
-        let entry = self.inner.ledger.find(&context.org.id, name)?;
-        let _gate = entry.gate.lock().await;
+        let held = self.held(context, name).await?;
+        let entry = &held.entry;
         let network = network.unwrap_or_else(|| entry.with(|row| row.network));
         let runtime = &self.inner.runtime;
         let changed = runtime.set_network(used.id(), network, policy.clone());
@@ -672,6 +792,27 @@ impl Core {
 }
 
 impl Inner {
+    /// Rows of sandboxes that nobody was told of, and that could not be taken back yet.
+    fn unmade(&self) -> MutexGuard<'_, HashMap<SandboxId, SandboxRow>> {
+        self.unmade.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes back such a row.
+    async fn unmake(&self, row: &SandboxRow) -> Result<(), Error> {
+        let unmade = self.store.unmake(row, now()).await;
+        unmade.map_err(error::store)?;
+        self.unmade().remove(&row.id);
+        Ok(())
+    }
+
+    /// The same for all that are left.
+    pub(crate) async fn unmake_all(&self) {
+        let rows: Vec<SandboxRow> = self.unmade().values().cloned().collect();
+        for row in rows {
+            let _ = self.unmake(&row).await;
+        }
+    }
+
     /// Takes a sandbox away whose row says that it is deleted, once its history is kept. If that does not work now, it
     /// is tried again.
     pub(crate) async fn bury(&self, id: &SandboxId, session: SessionId) -> Result<(), Error> {

@@ -1,5 +1,5 @@
 //! What can go wrong, told to the person who has to act: one table gives every code its meaning on
-//! each edge (HTTP status, exit code).
+//! each edge (HTTP status, close code of a WebSocket, exit code).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,16 +21,20 @@ pub enum Category {
     NotFound,
     /// Not in this state.
     Conflict,
-    /// A limit or the machine's capacity is reached.
+    /// It is larger than there is room for.
     Quota,
+    /// There are as many as there may be at once, or in a second.
+    RateLimit,
+    /// This machine cannot do it, now or at all.
+    ProviderUnavailable,
     /// Somebody did not answer in time.
-    Unavailable,
+    ProviderTimeout,
     /// Our fault.
     Internal,
 }
 
 macro_rules! codes {
-    ($( $(#[doc = $doc:literal])* $variant:ident = $name:literal, $status:literal, $category:ident; )*) => {
+    ($( $(#[doc = $doc:literal])* $variant:ident = $name:literal, $status:literal, $close:literal, $category:ident; )*) => {
         /// Every failure a caller can be told of.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Code {
@@ -48,6 +52,10 @@ macro_rules! codes {
             pub fn status(self) -> u16 {
                 match self { $( Self::$variant => $status, )* }
             }
+            /// The code by which a WebSocket is closed that ends with it.
+            pub fn close_code(self) -> u16 {
+                match self { $( Self::$variant => $close, )* }
+            }
             /// What it means.
             pub fn meaning(self) -> &'static str {
                 match self { $( Self::$variant => concat!($( $doc ),*).trim_ascii(), )* }
@@ -62,79 +70,79 @@ macro_rules! codes {
 
 codes! {
     /// A field is missing, of the wrong type or out of range.
-    InvalidRequest = "INVALID_REQUEST", 400, Validation;
+    InvalidRequest = "INVALID_REQUEST", 400, 4004, Validation;
     /// The template of a create is not known.
-    UnknownTemplate = "UNKNOWN_TEMPLATE", 400, Validation;
+    UnknownTemplate = "UNKNOWN_TEMPLATE", 400, 4003, Validation;
     /// The user is not known in the sandbox.
-    UnknownUser = "UNKNOWN_USER", 400, Validation;
+    UnknownUser = "UNKNOWN_USER", 400, 4004, Validation;
     /// The working directory is not there.
-    CwdNotFound = "CWD_NOT_FOUND", 400, Validation;
+    CwdNotFound = "CWD_NOT_FOUND", 400, 4004, Validation;
     /// The program is not there or cannot be run.
-    ProgramNotFound = "PROGRAM_NOT_FOUND", 400, Validation;
+    ProgramNotFound = "PROGRAM_NOT_FOUND", 400, 4004, Validation;
     /// Neither a regular file nor a link to one.
-    NotAFile = "NOT_A_FILE", 400, Validation;
+    NotAFile = "NOT_A_FILE", 400, 4004, Validation;
     /// Not a directory.
-    NotADirectory = "NOT_A_DIRECTORY", 400, Validation;
+    NotADirectory = "NOT_A_DIRECTORY", 400, 4004, Validation;
     /// The body is not of the kind this route takes.
-    UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE", 415, Validation;
+    UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE", 415, 4004, Validation;
     /// The file has no such part.
-    RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, Validation;
+    RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, 4004, Validation;
     /// The request is for a host that we do not serve.
-    Misdirected = "MISDIRECTED_REQUEST", 421, Validation;
+    Misdirected = "MISDIRECTED_REQUEST", 421, 4004, Validation;
     /// There is no such method here.
-    MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, Validation;
+    MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, 4004, Validation;
     /// The request is too large.
-    TooLarge = "PAYLOAD_TOO_LARGE", 413, Quota;
+    TooLarge = "PAYLOAD_TOO_LARGE", 413, 1009, Quota;
     /// No key came with the request.
-    Unauthenticated = "UNAUTHENTICATED", 401, Auth;
+    Unauthenticated = "UNAUTHENTICATED", 401, 4008, Auth;
     /// The file system or the rules refuse it.
-    PermissionDenied = "PERMISSION_DENIED", 403, Auth;
+    PermissionDenied = "PERMISSION_DENIED", 403, 4008, Auth;
     /// No such route.
-    NotFound = "NOT_FOUND", 404, NotFound;
+    NotFound = "NOT_FOUND", 404, 4001, NotFound;
     /// No such key.
-    KeyNotFound = "KEY_NOT_FOUND", 404, NotFound;
+    KeyNotFound = "KEY_NOT_FOUND", 404, 4001, NotFound;
     /// No such org.
-    OrgNotFound = "ORG_NOT_FOUND", 404, NotFound;
+    OrgNotFound = "ORG_NOT_FOUND", 404, 4001, NotFound;
     /// No such session in the history.
-    SessionNotFound = "SESSION_NOT_FOUND", 404, NotFound;
+    SessionNotFound = "SESSION_NOT_FOUND", 404, 4001, NotFound;
     /// No such terminal.
-    TerminalNotFound = "TERMINAL_NOT_FOUND", 404, NotFound;
+    TerminalNotFound = "TERMINAL_NOT_FOUND", 404, 4001, NotFound;
     /// No such sandbox.
-    SandboxNotFound = "SANDBOX_NOT_FOUND", 404, NotFound;
+    SandboxNotFound = "SANDBOX_NOT_FOUND", 404, 4001, NotFound;
     /// No such file.
-    FileNotFound = "FILE_NOT_FOUND", 404, NotFound;
+    FileNotFound = "FILE_NOT_FOUND", 404, 4001, NotFound;
     /// No such command.
-    ExecNotFound = "EXEC_NOT_FOUND", 404, NotFound;
+    ExecNotFound = "EXEC_NOT_FOUND", 404, 4001, NotFound;
     /// No such template.
-    TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, NotFound;
+    TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, 4001, NotFound;
     /// It is already there, or in use.
-    Conflict = "CONFLICT", 409, Conflict;
+    Conflict = "CONFLICT", 409, 4004, Conflict;
     /// The file is already there.
-    FileExists = "FILE_EXISTS", 409, Conflict;
+    FileExists = "FILE_EXISTS", 409, 4004, Conflict;
     /// The sandbox does not run.
-    SandboxStopped = "SANDBOX_STOPPED", 409, Conflict;
+    SandboxStopped = "SANDBOX_STOPPED", 409, 4002, Conflict;
     /// The sandbox is paused.
-    SandboxPaused = "SANDBOX_PAUSED", 409, Conflict;
+    SandboxPaused = "SANDBOX_PAUSED", 409, 4002, Conflict;
     /// The command's standard input is closed, or was never open.
-    StdinClosed = "STDIN_CLOSED", 409, Conflict;
+    StdinClosed = "STDIN_CLOSED", 409, 4004, Conflict;
     /// The same idempotency key came with another request.
-    IdempotencyMismatch = "IDEMPOTENCY_MISMATCH", 409, Conflict;
+    IdempotencyMismatch = "IDEMPOTENCY_MISMATCH", 409, 4004, Conflict;
     /// The sandbox could not be made or was lost.
-    SandboxFailed = "SANDBOX_FAILED", 410, NotFound;
+    SandboxFailed = "SANDBOX_FAILED", 410, 4002, NotFound;
     /// The key sends more requests than it may.
-    RateLimited = "RATE_LIMITED", 429, Quota;
+    RateLimited = "RATE_LIMITED", 429, 4005, RateLimit;
     /// A limit of the sandbox or the org is reached.
-    QuotaExceeded = "QUOTA_EXCEEDED", 429, Quota;
+    QuotaExceeded = "QUOTA_EXCEEDED", 429, 4005, RateLimit;
     /// Something of ours failed.
-    Internal = "INTERNAL", 500, Internal;
+    Internal = "INTERNAL", 500, 1011, Internal;
     /// This host lacks what was asked for.
-    UnsupportedByHost = "UNSUPPORTED_BY_HOST", 501, Unavailable;
+    UnsupportedByHost = "UNSUPPORTED_BY_HOST", 501, 4006, ProviderUnavailable;
     /// The machine cannot take more.
-    NoCapacity = "NO_CAPACITY", 503, Quota;
+    NoCapacity = "NO_CAPACITY", 503, 4006, ProviderUnavailable;
     /// Somebody inside did not answer in time.
-    Timeout = "PROVIDER_TIMEOUT", 504, Unavailable;
+    Timeout = "PROVIDER_TIMEOUT", 504, 4007, ProviderTimeout;
     /// The disk is full.
-    DiskFull = "DISK_FULL", 507, Quota;
+    DiskFull = "DISK_FULL", 507, 4005, Quota;
 }
 
 impl PartialSchema for Code {
@@ -158,9 +166,21 @@ impl Code {
             Category::Auth => 3,
             Category::NotFound => 4,
             Category::Conflict => 5,
-            Category::Quota => 6,
-            Category::Unavailable => 7,
+            Category::Quota | Category::RateLimit => 6,
+            // Another try may find room.
+            Category::ProviderUnavailable if self == Self::NoCapacity => 6,
+            Category::ProviderUnavailable | Category::ProviderTimeout => 7,
             Category::Internal => 70,
+        }
+    }
+
+    /// When to try again, in seconds, for what passes by itself.
+    pub fn retry_after(self) -> Option<u32> {
+        match self {
+            Self::NoCapacity => Some(5),
+            // So much comes back each second.
+            Self::QuotaExceeded | Self::RateLimited => Some(1),
+            _ => None,
         }
     }
 }

@@ -102,6 +102,11 @@ impl SandboxState {
             (Self::Running | Self::Paused | Self::Stopping, T::Stop) => Ok(Self::Stopping),
             (Self::Running | Self::Paused | Self::Stopping | Self::Stopped, T::End)
             | (Self::Stopped, T::Stop | T::Start | T::Fail) => Ok(Self::Stopped),
+            // It is there to be looked at and deleted, which is no reason to call it gone.
+            (Self::Failed, transition) => Err(Error {
+                code: Code::Conflict,
+                ..self.refusal(transition.verb())
+            }),
             (state, transition) => Err(state.refusal(transition.verb())),
         }
     }

@@ -149,11 +149,15 @@ fn the_error_table_is_as_committed() {
         .iter()
         .map(|code| {
             format!(
-                "{:<20} {} {:?} exit {}",
+                "{:<22} {} close {} exit {:<2} {:?}{}",
                 code.name(),
                 code.status(),
+                code.close_code(),
+                code.exit_code(),
                 code.category(),
-                code.exit_code()
+                code.retry_after()
+                    .map(|seconds| format!(", again after {seconds} s"))
+                    .unwrap_or_default(),
             )
         })
         .collect();

@@ -22,15 +22,6 @@ impl From<Error> for Failure {
 /// What a route returns.
 pub(crate) type Answer<T = Response> = Result<T, Failure>;
 
-/// When to try again, in seconds, for what passes by itself.
-fn retry_after(code: Code) -> Option<u32> {
-    match code {
-        Code::NoCapacity => Some(5),
-        Code::QuotaExceeded | Code::RateLimited => Some(1),
-        _ => None,
-    }
-}
-
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let Error {
@@ -45,7 +36,7 @@ impl IntoResponse for Failure {
             category: code.category(),
             remedy,
             details,
-            retry_after: retry_after(code),
+            retry_after: code.retry_after(),
             request_id: None,
         };
         let status =
@@ -87,6 +78,11 @@ impl FailureBody {
     /// What went wrong, by its name.
     pub(crate) fn code(&self) -> &'static str {
         self.code.name()
+    }
+
+    /// How a WebSocket is told.
+    pub(crate) fn close_code(&self) -> u16 {
+        self.code.close_code()
     }
 
     /// What its caller is told.

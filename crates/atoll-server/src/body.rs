@@ -2,7 +2,6 @@
 
 use atoll_core::Again;
 use atoll_model::{Code, Error};
-use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
@@ -76,7 +75,7 @@ pub(crate) fn fingerprint(bytes: &[u8]) -> String {
 }
 
 /// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.
-async fn read(request: Request) -> Result<Bytes, Failure> {
+async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
     let said = is_json(request.headers());
     let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
     let bytes = bytes.map_err(|_| {
@@ -87,7 +86,7 @@ async fn read(request: Request) -> Result<Bytes, Failure> {
         .remedy("files go to PUT …/files")
     })?;
     if bytes.is_empty() {
-        return Ok(Bytes::from_static(b"{}"));
+        return Ok(axum::body::Bytes::from_static(b"{}"));
     }
     if !said {
         return Err(
@@ -110,7 +109,7 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     })
 }
 
-fn parse<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Failure> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
     // A list would be taken for the fields in their order.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         return Err(wrong("", "expected an object"));
@@ -146,6 +145,54 @@ fn wrong(path: &str, why: &str) -> Failure {
     };
     let error = Error::new(Code::InvalidRequest, format!("{field}: {why}"));
     Failure(error.detail("field", field))
+}
+
+/// The body of a route that takes none: an object without anything in it is as good.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Nothing {}
+
+/// The largest piece of input.
+const PIECE: usize = 2 << 20;
+
+/// A body as it is.
+#[derive(Debug)]
+pub(crate) struct Bytes(pub(crate) axum::body::Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Bytes {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let bytes = axum::body::to_bytes(request.into_body(), PIECE).await;
+        let bytes = bytes.map_err(|_| {
+            Error::new(
+                Code::TooLarge,
+                "the body is larger than 2 MiB, or broke off",
+            )
+            .remedy("send it in pieces, each with its offset")
+        })?;
+        Ok(Self(bytes))
+    }
+}
+
+/// Parts of the path.
+#[derive(Debug)]
+pub(crate) struct Path<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let path = axum::extract::Path::from_request_parts(parts, state).await;
+        let path = path.map_err(|rejection| {
+            Error::invalid(
+                "path",
+                format!("the path cannot be read: {}", rejection.body_text()),
+                "write names in it as UTF-8, with % before what is no letter",
+            )
+        });
+        Ok(Self(path?.0))
+    }
 }
 
 /// What stands behind the question mark.

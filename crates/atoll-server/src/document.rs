@@ -105,6 +105,7 @@ const FAILURES: &[(&str, &[Code])] = &[
         ],
     ),
     ("/sandboxes/{id}/pty/{pty}", &[Code::TerminalNotFound]),
+    ("/keys", &[Code::OrgNotFound]),
     ("/sandboxes/{id}/ports/{port}", &[Code::InvalidRequest]),
     ("/sessions/{id}", &[Code::SessionNotFound]),
     ("/templates/{name}", &[Code::TemplateNotFound]),
@@ -175,6 +176,7 @@ const MORE: &[(&str, &str, &[Code])] = &[
             Code::UnknownUser,
             Code::CwdNotFound,
             Code::ProgramNotFound,
+            Code::IdempotencyMismatch,
             Code::QuotaExceeded,
         ],
     ),
@@ -266,7 +268,7 @@ fn finish(routes: &OpenApi) -> Value {
     });
     document["servers"] = json!([
         { "url": "/" },
-        { "url": "/api", "description": "The same, but `/sessions` and the server's own routes" },
+        { "url": "/api", "description": "The same, but `/sessions`" },
     ]);
     document["security"] = json!([{ "key": [] }, { "bearer": [] }]);
     document["tags"] = GROUPS
@@ -405,14 +407,16 @@ fn codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<
         codes.extend([Code::Unauthenticated, Code::RateLimited]);
     }
     let body = operation.pointer("/requestBody/content/application~1json");
-    if body.is_some() {
+    // What takes no body takes an empty object.
+    let empty = method == "post" && operation.get("requestBody").is_none();
+    if body.is_some() || empty {
         codes.extend([
             Code::InvalidRequest,
             Code::TooLarge,
             Code::UnsupportedMediaType,
         ]);
     }
-    if operation.get("parameters").is_some() {
+    if operation.get("parameters").is_some() || path.contains('{') {
         codes.insert(Code::InvalidRequest);
     }
     let mut by_status = BTreeMap::<u16, BTreeSet<Code>>::new();

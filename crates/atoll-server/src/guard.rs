@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use atoll_core::Context;
@@ -19,10 +20,20 @@ use tracing::{Instrument as _, Span};
 use crate::answer::{Failure, FailureBody, sign};
 use crate::body::split_query;
 use crate::browser::check_site;
+use crate::socket::Door;
+use crate::stream::ended_on_notice;
 use crate::{Access, App, Config, Meters};
 
 /// Routes that are for everybody and tell nothing.
-const HEALTH: [&str; 4] = ["/health", "/healthz", "/readyz", "envd:/health"];
+const HEALTH: [&str; 7] = [
+    "/health",
+    "/healthz",
+    "/readyz",
+    "/api/health",
+    "/api/healthz",
+    "/api/readyz",
+    "envd:/health",
+];
 
 /// Whom a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,11 +78,25 @@ async fn watch(
 pub(crate) async fn check(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
     take_shown(&mut request);
-    match checked {
-        Ok(()) => next.run(request).await,
-        Err(error) => Failure(error).into_response(),
+    if let Err(error) = checked {
+        return Failure(error).into_response();
+    }
+    let known = Known::default();
+    request.extensions_mut().insert(known.clone());
+    let door = Door::of(&request);
+    let response = next.run(request).await;
+    if let Some(door) = door {
+        return door.refuse(response).await;
+    }
+    match known.0.get() {
+        Some(context) => ended_on_notice(response, &app.core, context),
+        None => response,
     }
 }
+
+/// Who asks, for who sees the answer.
+#[derive(Debug, Clone, Default)]
+struct Known(Arc<OnceLock<Context>>);
 
 /// The request is for this server, and from a page that may ask.
 pub(crate) fn meant_for_us(request: &Request, config: &Config) -> Result<(), Error> {
@@ -252,6 +277,9 @@ impl FromRequestParts<App> for Caller {
         };
         app.meters.asked_in(kind, context.is_ok());
         let context = context?;
+        if let Some(known) = parts.extensions.get::<Known>() {
+            let _ = known.0.set(context.clone());
+        }
         let span = Span::current();
         span.record("org", context.org.id.as_str());
         if let Some(key) = &context.key {

@@ -158,15 +158,14 @@ impl Connections {
             stop: self.stop.clone(),
         };
         tokio::spawn(async move {
-            let _place = place;
             let done = match (accepted, acceptor) {
-                (Accepted::Unix(stream), _) => languages.one(stream, served).await,
+                (Accepted::Unix(stream), _) => languages.one(stream, served, place).await,
                 (Accepted::Tcp(stream), None) => {
                     let Ok((stream, past)) = Connection::new(stream) else {
                         return;
                     };
                     served.past = Some(past);
-                    languages.one(stream, served).await
+                    languages.one(stream, served, place).await
                 }
                 (Accepted::Tcp(stream), Some(acceptor)) => {
                     let quiet = served.patience.quiet;
@@ -177,8 +176,11 @@ impl Connections {
                     // Whoever cannot speak TLS, or never does, is told nothing.
                     let Ok(Ok(stream)) = shaken else { return };
                     match stream.get_ref().1.alpn_protocol() {
-                        Some(b"h2") => languages.two(stream, served).await,
-                        _ => languages.one(stream, served).await,
+                        Some(b"h2") => {
+                            let _place = place;
+                            languages.two(stream, served).await
+                        }
+                        _ => languages.one(stream, served, place).await,
                     }
                 }
             };
@@ -270,13 +272,11 @@ impl Languages {
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         served: Served,
+        place: Option<OwnedSemaphorePermit>,
     ) -> hyper::Result<()> {
         let service = served.clone();
         let service = service_fn(move |request| service.clone().answer(request));
-        let stream = Heard {
-            stream: TokioIo::new(stream),
-            pace: served.pace.clone(),
-        };
+        let stream = Heard::new(TokioIo::new(stream), served.pace.clone(), place);
         let connection = self.one.serve_connection(stream, service).with_upgrades();
         let end = http1::UpgradeableConnection::graceful_shutdown;
         served.until_over(connection, end).await

@@ -98,7 +98,7 @@ impl Meters {
         );
         registry.register(
             "auth_attempts",
-            "Who asked to be let in: by a key, with none, or where everybody is",
+            "Who asked to be let in: by a key or a ticket, with none, or where everybody is",
             self.asked.clone(),
         );
     }

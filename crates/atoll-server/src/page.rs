@@ -4,9 +4,29 @@ use atoll_core::{Page, Slice};
 use atoll_model::Error;
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue};
+use serde::Deserialize;
+use utoipa::IntoParams;
 
 /// The longest part of a list.
 const MOST: u32 = 100;
+
+/// Which part of a list.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Asked {
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
+    cursor: Option<String>,
+}
+
+impl Asked {
+    pub(crate) fn page(&self) -> Result<Page, Error> {
+        asked(self.limit, self.cursor.as_ref())
+    }
+}
 
 /// How many are asked for.
 pub(crate) fn limit(asked: Option<u32>) -> Result<u32, Error> {

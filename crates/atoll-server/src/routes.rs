@@ -1,4 +1,4 @@
-//! Every route. Each stands once below `/` and once below `/api`.
+//! Every route. Each stands once below `/` and once below `/api`, but `/sessions`, whose other place is another's.
 
 mod commands;
 mod events;
@@ -46,23 +46,28 @@ fn api() -> OpenApiRouter<App> {
         .merge(group("templates", templates::routes()))
 }
 
-/// Routes below `/` alone. `/api/sessions` is not this one.
-fn own() -> OpenApiRouter<App> {
+/// Routes of the server itself, in both places too.
+fn server() -> OpenApiRouter<App> {
     let server = OpenApiRouter::new()
         .routes(routes!(health))
         .routes(routes!(healthz))
         .routes(routes!(ready))
         .merge(document::routes());
-    group("sessions", sessions::routes()).merge(group("server", server))
+    group("server", server)
+}
+
+/// Routes below `/` alone. `/api/sessions` is not this one.
+fn own() -> OpenApiRouter<App> {
+    group("sessions", sessions::routes())
 }
 
 /// What the routes say of themselves.
 pub(crate) fn described() -> utoipa::openapi::OpenApi {
-    api().merge(own()).into_openapi()
+    api().merge(own()).merge(server()).into_openapi()
 }
 
 pub(crate) fn all(app: &App) -> Router {
-    let (api, own) = (Router::from(api()), Router::from(own()));
+    let (api, own) = (Router::from(api().merge(server())), Router::from(own()));
     let mut router = Router::new()
         .merge(own)
         .merge(api.clone())

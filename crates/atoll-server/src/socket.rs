@@ -1,21 +1,27 @@
 //! WebSockets: a terminal, or a command's output, for as long as somebody is there.
 //!
 //! Browsers show a refused upgrade as nothing but "failed". So an upgrade is accepted, and what is wrong is said
-//! by a close code: 4001 not there, 4002 over, 4004 wrong, 4005 too much, 4008 not allowed, 1011 ours.
+//! by the close code of the table of errors. A page that may not ask at all gets 403 or 421 before that.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::time::Duration;
 
-use atoll_core::Use;
-use atoll_model::{Category, Chunk, Code, Error, Stream, TerminalSize};
+use atoll_core::{Context, Notice, Use};
+use atoll_model::{Chunk, Code, Error, SandboxState, Stream, TerminalSize};
 use atoll_worker::Control;
 use axum::body::Bytes;
 use axum::extract::FromRequestParts;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::http::request::Parts;
+use axum::http::{Request, header};
+use axum::response::Response;
+use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
+use crate::App;
+use crate::answer::FailureBody;
 use crate::views::Exit;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
@@ -41,25 +47,63 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
     }
 }
 
-/// The close code of a failure.
-pub(crate) fn close_code(code: Code) -> u16 {
-    match code {
-        Code::SandboxStopped | Code::SandboxPaused | Code::SandboxFailed => 4002,
-        Code::UnknownTemplate => 4003,
-        code => match code.category() {
-            Category::NotFound => 4001,
-            Category::Validation | Category::Conflict => 4004,
-            Category::Quota => 4005,
-            Category::Auth => 4008,
-            Category::Unavailable => 4007,
-            Category::Internal => 1011,
-        },
+/// A request to go on as a WebSocket, kept for the case that it is refused before it gets to one.
+pub(crate) struct Door(Parts);
+
+impl Door {
+    pub(crate) fn of<B>(request: &Request<B>) -> Option<Self> {
+        let to = request.headers().get(header::UPGRADE)?;
+        let socket = to.as_bytes().eq_ignore_ascii_case(b"websocket");
+        let upgrade = request.extensions().get::<OnUpgrade>();
+        let upgrade = upgrade.filter(|_| socket)?.clone();
+        let mut parts = Request::new(()).into_parts().0;
+        parts.method = request.method().clone();
+        parts.version = request.version();
+        parts.headers = request.headers().clone();
+        parts.extensions.insert(upgrade);
+        Some(Self(parts))
+    }
+
+    /// Goes on as one, to say what went wrong; if that cannot be, the answer stays what it is.
+    pub(crate) async fn refuse(mut self, answer: Response) -> Response {
+        let Some(failure) = answer.extensions().get::<FailureBody>().cloned() else {
+            return answer;
+        };
+        let upgrade = WebSocketUpgrade::from_request_parts(&mut self.0, &()).await;
+        let Ok(upgrade) = upgrade else { return answer };
+        tracing::info!(code = failure.code(), "an upgrade is refused");
+        upgrade.on_upgrade(async move |socket| {
+            close(socket, failure.close_code(), failure.message()).await;
+        })
     }
 }
 
+/// Ends what has no end of its own: the server does, or the key is worth nothing any more.
+pub(crate) struct Ends(Pin<Box<dyn Future<Output = Notice> + Send>>);
+
+impl Ends {
+    pub(crate) fn of(app: &App, caller: &Context) -> Self {
+        let (core, caller) = (app.core.clone(), caller.clone());
+        Self(Box::pin(async move { core.notice(&caller).await }))
+    }
+
+    /// How a WebSocket is told, when it is so far.
+    pub(crate) async fn told(&mut self) -> (u16, String) {
+        let notice = (&mut self.0).await;
+        let error = notice.error();
+        match notice {
+            Notice::Revoked => (error.code.close_code(), error.message),
+            Notice::Ending => (GOING_AWAY, error.message),
+        }
+    }
+}
+
+/// The server ends.
+const GOING_AWAY: u16 = 1001;
+
 /// Says what went wrong, and ends.
 pub(crate) async fn refuse(socket: WebSocket, error: &Error) {
-    close(socket, close_code(error.code), &error.message).await;
+    close(socket, error.code.close_code(), &error.message).await;
 }
 
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
@@ -122,7 +166,7 @@ enum Word {
 
 /// Joins a client with a terminal: what it shows first, then what comes. Binary frames are keys and output;
 /// text that says so is a change of size, other text is keys too.
-pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control) {
+pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mut ends: Ends) {
     let joined = match exec.attach() {
         Ok(joined) => joined,
         Err(error) => return refuse(socket, &error).await,
@@ -155,18 +199,19 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control) {
                     }
                     Err(error) => return refuse(socket, &error).await,
                 },
-                Ok(Some(Chunk::Exit(_)) | None) => return close(socket, 1000, "exited").await,
+                Ok(Some(Chunk::Exit(_)) | None) => return ended(socket, &used).await,
                 Err(error) => return refuse(socket, &error).await,
             },
+            (code, why) = ends.told() => return close(socket, code, &why).await,
             said = socket.recv() => {
                 pulse.heard();
                 used.touch();
                 let done = match said {
-                    Some(Ok(Message::Binary(keys))) => exec.write_all(&keys).await,
+                    Some(Ok(Message::Binary(keys))) => type_in(&used, &exec, &keys).await,
                     Some(Ok(Message::Text(text))) => match serde_json::from_str::<Word>(&text) {
                         Ok(Word::Resize { cols, rows }) => exec.resize(size(cols, rows)),
                         Ok(Word::Ping) => Ok(()),
-                        Err(_) => exec.write_all(text.as_bytes()).await,
+                        Err(_) => type_in(&used, &exec, text.as_bytes()).await,
                     },
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
                     Some(Ok(Message::Close(_)) | Err(_)) | None => return,
@@ -185,6 +230,22 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control) {
             }
         }
     }
+}
+
+/// Input is a use: a paused one goes on.
+async fn type_in(used: &Use, exec: &Control, keys: &[u8]) -> Result<(), Error> {
+    used.wake().await?;
+    exec.write_all(keys).await
+}
+
+/// A program has ended: by itself, or with its sandbox.
+async fn ended(socket: WebSocket, used: &Use) {
+    let is = used.runtime().get(used.id()).map(|info| info.state);
+    let lives = |state| matches!(state, SandboxState::Running | SandboxState::Paused);
+    if lives(used.state()) && is.is_ok_and(lives) {
+        return close(socket, 1000, "exited").await;
+    }
+    refuse(socket, &SandboxState::Stopped.refusal("used")).await;
 }
 
 /// A size that a terminal can have.
@@ -206,7 +267,13 @@ mod kind {
 
 /// Sends a command's output from a position on, and takes its input. The first byte of a frame says what the rest
 /// is; a gap is told as text.
-pub(crate) async fn output(mut socket: WebSocket, used: Use, exec: Control, after: u64) {
+pub(crate) async fn output(
+    mut socket: WebSocket,
+    used: Use,
+    exec: Control,
+    after: u64,
+    mut ends: Ends,
+) {
     let mut reader = exec.output(after);
     // What was written before now has been told when the position is here.
     let end = exec.kept().1;
@@ -255,13 +322,14 @@ pub(crate) async fn output(mut socket: WebSocket, used: Use, exec: Control, afte
                     return close(socket, 1000, "exited").await;
                 }
             }
+            (code, why) = ends.told() => return close(socket, code, &why).await,
             said = socket.recv() => {
                 pulse.heard();
                 match said {
                     Some(Ok(Message::Binary(frame))) => {
                         let done = match frame.split_first() {
                             Some((&kind::STDIN, [])) => exec.close_input(),
-                            Some((&kind::STDIN, keys)) => exec.write_all(keys).await,
+                            Some((&kind::STDIN, keys)) => type_in(&used, &exec, keys).await,
                             _ => Err(Error::invalid(
                                 "frame",
                                 "a frame begins with 0 and goes on with input",

@@ -2,15 +2,17 @@
 //! is the position after it: whoever asks for `after=ID` misses nothing and gets nothing twice.
 
 use std::convert::Infallible;
+use std::task::Poll;
 use std::time::Duration;
 
-use atoll_core::Use;
+use atoll_core::{Context, Core, Notice, Use};
 use atoll_model::{Chunk, Error, Stream};
 use atoll_worker::Control;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
+use futures_util::StreamExt as _;
 use serde_json::json;
 
 use crate::routes::Encoding;
@@ -19,18 +21,54 @@ use crate::views::Exit;
 /// A word now and then, so that nobody in between takes the silence for the end.
 pub(crate) const PING: Duration = Duration::from_secs(15);
 
+/// What server-sent events are called.
+const EVENTS: &str = "text/event-stream";
+
 /// What is sent then.
 pub(crate) const PINGED: &str = "event: ping\ndata: {}\n\n";
 
 /// An answer that goes on.
 pub(crate) fn answer(events: impl futures_util::Stream<Item = Bytes> + Send + 'static) -> Response {
     let headers = [
-        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CONTENT_TYPE, EVENTS),
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ];
     let events = futures_util::StreamExt::map(events, Ok::<_, Infallible>);
     (headers, Body::from_stream(events)).into_response()
+}
+
+/// Has a stream of events break off when its server ends, so that its client goes on at the next one, and anything that goes
+/// on when its caller's key is worth nothing any more.
+pub(crate) fn ended_on_notice(response: Response, core: &Core, context: &Context) -> Response {
+    if response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    let (core, context) = (core.clone(), context.clone());
+    let (parts, body) = response.into_parts();
+    let kind = parts.headers.get(header::CONTENT_TYPE);
+    let events = kind.is_some_and(|kind| kind == EVENTS);
+    let notice = async move {
+        match core.notice(&context).await {
+            // It has an end of its own, which is waited for.
+            Notice::Ending if !events => std::future::pending().await,
+            notice => axum::Error::new(notice.error()),
+        }
+    };
+    let mut notice = Box::pin(notice);
+    let mut chunks = body.into_data_stream();
+    let mut over = false;
+    let chunks = futures_util::stream::poll_fn(move |context| {
+        if over {
+            return Poll::Ready(None);
+        }
+        if let Poll::Ready(end) = notice.as_mut().poll(context) {
+            over = true;
+            return Poll::Ready(Some(Err(end)));
+        }
+        chunks.poll_next_unpin(context)
+    });
+    Response::from_parts(parts, Body::from_stream(chunks))
 }
 
 /// The last word of a stream that cannot go on.

@@ -136,8 +136,8 @@ fn past(used: Use, mut reader: Reader, length: u64, direct: Direct) -> Body {
         let mut pass = direct.pass();
         pass.clear().await;
         let socket = pass.socket().map_err(|error| no_socket(&error))?;
-        let given = reader.give(socket, length, &mut pass.moved).await;
-        given.map(|()| used)
+        let given = reader.give(socket, length, direct.quiet, &mut pass.moved);
+        given.await.map(|()| used)
     };
     let zeros = moved.map(move |given| {
         let mut left = if given.is_ok() { length } else { 0 };

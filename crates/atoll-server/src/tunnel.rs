@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::socket::{FAREWELL, GRACE, PING, close_code, last_word};
+use crate::socket::{Ends, FAREWELL, GRACE, PING, last_word};
 
 /// The largest message that is taken.
 pub(crate) const LARGEST: usize = 1 << 20;
@@ -35,6 +35,8 @@ enum End {
     /// The server inside has gone, in this way.
     Broken(io::Error),
     Failed(Error),
+    /// We end it.
+    Ended(u16, String),
 }
 
 /// What the two directions know of each other.
@@ -51,7 +53,7 @@ struct Known {
 }
 
 /// Joins them until both have ended, or one has gone.
-pub(crate) async fn join(socket: WebSocket, used: Use, mut stream: TcpStream) {
+pub(crate) async fn join(socket: WebSocket, used: Use, mut stream: TcpStream, mut ends: Ends) {
     let _ = stream.set_nodelay(true);
     let (mut sink, source) = socket.split();
     let (from_server, to_server) = stream.split();
@@ -60,6 +62,7 @@ pub(crate) async fn join(socket: WebSocket, used: Use, mut stream: TcpStream) {
         let first = tokio::select! {
             end = up(source, to_server, &known) => end,
             end = down(&mut sink, from_server, &known, &used) => end,
+            (code, why) = ends.told() => End::Ended(code, why),
             // Its kernel says goodbye for a server that was killed as for one that has sent all.
             () = used.runtime().stopped(used.id()) => {
                 End::Failed(SandboxState::Stopped.refusal("used"))
@@ -78,7 +81,8 @@ pub(crate) async fn join(socket: WebSocket, used: Use, mut stream: TcpStream) {
             let reason = format!("the server in the sandbox broke the connection: {error}");
             last_word(OVER, &reason)
         }
-        End::Failed(error) => last_word(close_code(error.code), &error.message),
+        End::Failed(error) => last_word(error.code.close_code(), &error.message),
+        End::Ended(code, why) => last_word(code, &why),
     };
     let _ = timeout(FAREWELL, sink.send(message)).await;
 }

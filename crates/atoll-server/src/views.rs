@@ -7,6 +7,7 @@ use atoll_model::{
     Ending, ExecId, ExecInfo, ExecStatus, Network, Program, Reason, SandboxId, SandboxState,
     SessionId, Timings,
 };
+use atoll_worker::Control;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -247,6 +248,19 @@ pub(crate) struct Command {
     pid: i32,
     #[serde(flatten)]
     course: Course,
+    /// From which position on its output is whole, if the first of it is not kept any more.
+    #[serde(rename = "truncatedBefore", skip_serializing_if = "Option::is_none")]
+    truncated_before: Option<u64>,
+}
+
+impl From<&Control> for Command {
+    fn from(exec: &Control) -> Self {
+        let (whole, _) = exec.kept();
+        Self {
+            truncated_before: (whole > 0).then_some(whole),
+            ..exec.info().into()
+        }
+    }
 }
 
 impl From<ExecInfo> for Command {
@@ -271,6 +285,7 @@ impl From<ExecInfo> for Command {
             id: info.id,
             pid: info.pid,
             course,
+            truncated_before: None,
         }
     }
 }

@@ -1,8 +1,11 @@
 //! All SQL: the rows of the control plane, and the journal of each sandbox. A row says what should be, and is written
 //! first.
 //!
-//! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL
-//! understands too. No function here contains a rule.
+//! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL understands too,
+//! but for one thing: those that are all written or none go as one text from `BEGIN IMMEDIATE` to `COMMIT`, whose
+//! parameters all of them share. PostgreSQL takes no parameters in such a text: there it is a transaction with a
+//! trip for each. What knows of it is [`Store::write_whole`] and the texts that it is given, in `sandboxes` alone. No function
+//! here contains a rule.
 
 mod backup;
 mod commands;
@@ -35,7 +38,7 @@ pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
 pub use journal::Journal;
 pub use keys::NewKey;
-pub use sandboxes::{Claim, Page, SandboxRow};
+pub use sandboxes::{Claim, Happened, Page, SandboxRow};
 
 /// Why a row cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -167,9 +170,11 @@ impl Store {
         self.news.subscribe()
     }
 
-    /// The database answers.
+    /// The database answers, to who reads and to who writes.
     pub async fn ping(&self) -> Result<()> {
         sqlx::query("SELECT 1").execute(&self.read).await?;
+        // Takes the one writer's turn and its lock, and leaves nothing.
+        self.write.begin_with("BEGIN IMMEDIATE").await?;
         Ok(())
     }
 }

@@ -26,8 +26,9 @@ const ADD: &str = "BEGIN IMMEDIATE; \
      INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $16, $3, $1, 'created', $17, $10 \
      WHERE EXISTS (SELECT 1 FROM sandboxes WHERE id = $1); \
      COMMIT";
-const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state = 'stopped' \
-     AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org \
+// One whose start could not be written down to its end is still being made by its row.
+const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state IN ('stopped', 'creating') \
+     AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org AND other.id <> sandboxes.id \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
 const DELETED: &str = "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
 // A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now.
@@ -43,6 +44,7 @@ const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
 const UPDATE: &str = "BEGIN IMMEDIATE; UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
      network = $13, lifetime = $14, policy = $15, public_ports = $16 WHERE id = $1; \
+     INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $22, $18, $1, $23, $24, $21 WHERE $22 IS NOT NULL; \
      INSERT INTO events (id, org, sandbox, kind, payload, at) VALUES ($17, $18, $1, $19, $20, $21); COMMIT";
 
 /// A sandbox's row.
@@ -152,6 +154,22 @@ pub enum Claim {
     Full,
 }
 
+/// What happened to a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Happened {
+    /// What it is called.
+    pub kind: &'static str,
+    /// A state that it was in on the way, which is told first.
+    pub through: Option<SandboxState>,
+}
+
+impl From<&'static str> for Happened {
+    fn from(kind: &'static str) -> Self {
+        let through = None;
+        Self { kind, through }
+    }
+}
+
 /// Which part of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {
@@ -203,7 +221,7 @@ impl Store {
             .bind(again.map(|again| &again.key))
             .bind(again.map(|again| &again.fingerprint))
             .bind(EventId::random().as_str().to_owned())
-            .bind(payload(row));
+            .bind(payload(row, row.state));
         let made = self.write_whole(query).await.map_err(|error| {
             let said = error.to_string().contains("idempotency.");
             match taken("the alias")(error) {
@@ -360,8 +378,15 @@ impl Store {
     }
 
     /// Writes a row as it is now, and what happened to it.
-    pub async fn update_sandbox(&self, row: &SandboxRow, kind: &str, at: i64) -> Result<()> {
+    pub async fn update_sandbox(
+        &self,
+        row: &SandboxRow,
+        what: impl Into<Happened>,
+        at: i64,
+    ) -> Result<()> {
         let _time = self.time("update_sandbox");
+        let Happened { kind, through } = what.into();
+        let before = through.map(|state| (EventId::random(), state));
         let query = sqlx::query(UPDATE)
             .bind(row.id.as_str())
             .bind(text(&row.state))
@@ -382,8 +407,11 @@ impl Store {
             .bind(EventId::random().as_str().to_owned())
             .bind(row.org.as_str())
             .bind(kind)
-            .bind(payload(row))
-            .bind(at);
+            .bind(payload(row, row.state))
+            .bind(at)
+            .bind(before.as_ref().map(|(id, _)| id.as_str().to_owned()))
+            .bind(before.as_ref().map(|(_, state)| state.name()))
+            .bind(before.as_ref().map(|(_, state)| payload(row, *state)));
         let done = self.write_whole(query).await;
         done.map_err(taken("the alias"))?;
         self.news.send_replace(());
@@ -403,16 +431,16 @@ async fn happened(
         .bind(row.org.as_str())
         .bind(row.id.as_str())
         .bind(kind)
-        .bind(payload(row))
+        .bind(payload(row, row.state))
         .bind(at);
     query.execute(&mut **transaction).await?;
     Ok(())
 }
 
-/// What an event tells of a sandbox.
-fn payload(row: &SandboxRow) -> String {
+/// What an event tells of a sandbox in a state.
+fn payload(row: &SandboxRow, state: SandboxState) -> String {
     let told = serde_json::json!({
-        "state": row.state, "reason": row.reason, "error": row.error, "alias": row.alias,
+        "state": state, "reason": row.reason, "error": row.error, "alias": row.alias,
         "templateID": row.template,
     });
     told.to_string()

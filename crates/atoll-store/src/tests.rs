@@ -314,3 +314,42 @@ async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
     assert_eq!(i64::try_from(living.len()).unwrap(), events);
     assert!(living.contains(&first) && living.contains(&last));
 }
+
+#[tokio::test]
+async fn records_of_every_older_version_are_brought_up_to_date() {
+    let all = sqlx::migrate!("migrations/sqlite");
+    let newest = all.iter().last().unwrap().version;
+    for version in 1..newest {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("atoll.db");
+        let options = sqlx::sqlite::SqliteConnectOptions::new()
+            .filename(&path)
+            .create_if_missing(true);
+        let old = sqlx::SqlitePool::connect_with(options).await.unwrap();
+        all.run_to(version, &old).await.unwrap();
+        let (org, id) = (OrgId::random(), SandboxId::random());
+        sqlx::query("INSERT INTO orgs (id, name, created_at) VALUES ($1, 'old', 1)")
+            .bind(org.as_str())
+            .execute(&old)
+            .await
+            .unwrap();
+        let insert = "INSERT INTO sandboxes (id, session, org, template, state, metadata, limits, network, lifetime, created_at) \
+             VALUES ($1, $2, $3, 'base', 'running', '{}', $4, 'none', $5, 2)";
+        sqlx::query(insert)
+            .bind(id.as_str())
+            .bind(SessionId::random().as_str().to_owned())
+            .bind(org.as_str())
+            .bind(crate::text(&Limits::default()))
+            .bind(crate::text(&Lifetime::default()))
+            .execute(&old)
+            .await
+            .unwrap();
+        old.close().await;
+        let store = Store::open(&path).await.unwrap();
+        let found = store.sandbox(&org, id.as_str()).await.unwrap().unwrap();
+        assert_eq!(found.state, SandboxState::Running, "from {version}");
+        assert_eq!(found.policy, Policy::default());
+        store.update_sandbox(&found, "changed", 3).await.unwrap();
+        store.close().await;
+    }
+}

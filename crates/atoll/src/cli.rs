@@ -11,10 +11,12 @@ mod exec;
 mod files;
 mod forward;
 mod gc;
+mod key;
 mod login;
 mod logs;
 mod ls;
 mod mcp;
+mod org;
 mod ports;
 mod progress;
 mod remote;
@@ -77,6 +79,10 @@ enum Command {
     Top(top::Top),
     Mcp(Box<mcp::Mcp>),
     Login(login::Login),
+    #[command(subcommand)]
+    Key(key::Key),
+    #[command(subcommand)]
+    Org(org::Org),
     Backup(backup::Backup),
     Ls(ls::Ls),
     Rm(rm::Rm),
@@ -129,6 +135,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Top(top) => top.run(&config),
         Command::Mcp(mcp) => mcp.run(&config),
         Command::Login(login) => login.run(&config),
+        Command::Key(key) => key.run(&config),
+        Command::Org(org) => org.run(&config),
         Command::Backup(backup) => backup.run(&config),
         Command::Ls(ls) => ls.run(&config),
         // Each name may fail by itself.

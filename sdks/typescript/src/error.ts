@@ -51,7 +51,7 @@ export class ConnectionError extends AtollError {
     readonly sent: boolean;
 
     constructor(message: string, facts: { sent: boolean; remedy?: string; cause?: unknown }) {
-        super(message, { ...facts, code: "UNREACHABLE", category: "unavailable" });
+        super(message, { ...facts, code: "UNREACHABLE", category: "provider_unavailable" });
         this.sent = facts.sent;
     }
 }
@@ -59,7 +59,7 @@ export class ConnectionError extends AtollError {
 /** A deadline of this library's came first; the message says of what. */
 export class TimeoutError extends AtollError {
     constructor(message: string, remedy: string) {
-        super(message, { code: "TIMED_OUT", category: "unavailable", remedy });
+        super(message, { code: "TIMED_OUT", category: "provider_timeout", remedy });
     }
 }
 

@@ -57,7 +57,7 @@ export async function refused(response: Response, what: string): Promise<AtollEr
     const waits = Number(response.headers.get("retry-after") ?? Number.NaN);
     return new AtollError(`${what}: the answer is ${response.status} and not one of Atoll's`, {
         code: "UNEXPECTED_ANSWER",
-        category: response.status >= 500 ? "unavailable" : "internal",
+        category: response.status >= 500 ? "provider_unavailable" : "internal",
         remedy: "see that the URL is that of an Atoll server, and what is between",
         status: response.status,
         retryAfter: Number.isFinite(waits) ? waits : undefined,

@@ -84,8 +84,9 @@ impl From<Error> for Fault {
                 Category::Auth => "unauthenticated",
                 Category::NotFound => "not_found",
                 Category::Conflict => "failed_precondition",
-                Category::Quota => "resource_exhausted",
-                Category::Unavailable => "unavailable",
+                Category::Quota | Category::RateLimit => "resource_exhausted",
+                _ if code == Code::NoCapacity => "resource_exhausted",
+                Category::ProviderUnavailable | Category::ProviderTimeout => "unavailable",
                 Category::Internal => "internal",
             },
         };

@@ -14,8 +14,8 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 use hyper::rt::{Read, ReadBufCursor, Write};
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
 
@@ -154,10 +154,41 @@ impl HttpBody for Answered {
     }
 }
 
-/// A connection on which every byte that comes is noticed.
+/// A connection on which every byte that comes is noticed. It keeps its place also when it goes on as something else than
+/// HTTP, and is over when its client takes nothing of what is sent for too long.
 pub(super) struct Heard<S> {
-    pub(super) stream: S,
-    pub(super) pace: Pace,
+    stream: S,
+    pace: Pace,
+    _place: Option<OwnedSemaphorePermit>,
+    /// Runs while something waits to be taken.
+    clock: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Heard<S> {
+    pub(super) fn new(stream: S, pace: Pace, place: Option<OwnedSemaphorePermit>) -> Self {
+        Self {
+            stream,
+            pace,
+            _place: place,
+            clock: None,
+        }
+    }
+
+    /// Has who waits to write wait no longer than a client may keep quiet.
+    fn timed<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<std::io::Result<T>>,
+    ) -> Poll<std::io::Result<T>> {
+        if written.is_ready() {
+            self.clock = None;
+            return written;
+        }
+        let most = self.pace.0.patience.body;
+        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(most)));
+        ready!(clock.as_mut().poll(context));
+        Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()))
+    }
 }
 
 impl<S: Read + Unpin> Read for Heard<S> {
@@ -178,14 +209,16 @@ impl<S: Write + Unpin> Write for Heard<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.timed(context, written)
     }
 
     fn poll_flush(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.timed(context, flushed)
     }
 
     fn poll_shutdown(
@@ -204,6 +237,7 @@ impl<S: Write + Unpin> Write for Heard<S> {
         context: &mut Context<'_>,
         parts: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, parts)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.timed(context, written)
     }
 }

@@ -6,20 +6,21 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error, ExecId, ExecSpec, Scope};
 use atoll_worker::Control;
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
+use tracing::Instrument as _;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Key, Query, Repeatable};
+use crate::body::{Body, Bytes, Key, Nothing, Path, Query, Repeatable};
 use crate::guard::Caller;
-use crate::socket::{self, Upgrade};
+use crate::socket::{self, Ends, Upgrade};
 use crate::stream;
 use crate::views::{Command, Exit, Raw};
 
@@ -216,7 +217,7 @@ async fn run(
     let begin = Instant::now();
     let input = (!asked.background).then(|| asked.stdin.unwrap_or_default());
     // A caller who goes away ends nothing: a command that is about to begin does, and has its deadline.
-    let work = tokio::spawn(async move {
+    let work = async move {
         let exec = used.runtime().exec(used.id(), spec).await?;
         let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
         let finished = match input {
@@ -225,7 +226,8 @@ async fn run(
         };
         drop(used);
         Ok::<_, Error>((id, pid, finished))
-    });
+    };
+    let work = tokio::spawn(work.in_current_span());
     let (id, pid, finished) = work.await.map_err(|failure| {
         tracing::error!(%failure, "a command's answer failed");
         Error::new(Code::Internal, "the command's answer failed")
@@ -280,7 +282,7 @@ async fn read(
     Path((id, exec)): Path<(String, String)>,
 ) -> Answer<Json<Command>> {
     let used = app.core.look(&caller, &id)?;
-    Ok(Json(find(&used, &exec)?.info().into()))
+    Ok(Json(Command::from(&find(&used, &exec)?)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -310,7 +312,7 @@ async fn wait(
         return Err(Error::invalid("timeout", message, "give 0 to 3600 seconds").into());
     }
     let _ = tokio::time::timeout(Duration::from_secs_f64(seconds), exec.wait()).await;
-    Ok(Json(exec.info().into()))
+    Ok(Json(Command::from(&exec)))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -370,7 +372,7 @@ async fn write(
     Caller(caller): Caller,
     Path((id, exec)): Path<(String, String)>,
     Query(asked): Query<Offset>,
-    bytes: axum::body::Bytes,
+    Bytes(bytes): Bytes,
 ) -> Answer<Json<Taken>> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let taken = find(&used, &exec)?.write_input(asked.offset, &bytes)?;
@@ -383,6 +385,7 @@ async fn close(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, exec)): Path<(String, String)>,
+    _: Body<Nothing>,
 ) -> Answer<StatusCode> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     find(&used, &exec)?.close_input()?;
@@ -423,9 +426,10 @@ async fn output(
     if let Some(upgrade) = upgrade {
         // Its input goes the same way.
         let found = caller.require(Scope::Sandboxes).and_then(|()| found());
+        let ends = Ends::of(&app, &caller);
         return Ok(upgrade.on_upgrade(move |socket| async move {
             match found {
-                Ok((used, exec)) => socket::output(socket, used, exec, asked.after).await,
+                Ok((used, exec)) => socket::output(socket, used, exec, asked.after, ends).await,
                 Err(error) => socket::refuse(socket, &error).await,
             }
         }));

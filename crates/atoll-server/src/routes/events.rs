@@ -4,7 +4,7 @@ use atoll_core::Event;
 use atoll_model::{EventId, SandboxId};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Query;
+use crate::body::{Path, Query};
 use crate::guard::Caller;
 use crate::page;
 use crate::stream;

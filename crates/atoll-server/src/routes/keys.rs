@@ -1,20 +1,21 @@
-//! Keys of the caller's org.
+//! Keys of the caller's org, or for an admin of any.
 
 use atoll_core::KeyRequest;
 use atoll_model::{Error, Key, KeyId, OrgId, Scope};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Made;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Body;
+use crate::body::{Body, Path, Query};
 use crate::guard::Caller;
+use crate::page::{self, Part};
 use crate::views::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -69,6 +70,9 @@ impl KeyView {
 #[schema(as = NewKey)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct New {
+    /// Whose it is to be: the caller's org if nothing is said, another for an admin.
+    #[serde(rename = "orgID")]
+    org: Option<String>,
     #[schema(
         min_length = 1,
         max_length = 100,
@@ -102,6 +106,7 @@ async fn make(
         })
     });
     let request = KeyRequest {
+        org: asked.org,
         name: asked.name,
         scope: asked.scope.unwrap_or(Scope::Sandboxes),
         expires_at: expires_at.transpose()?,
@@ -111,26 +116,60 @@ async fn make(
     Ok((StatusCode::CREATED, Json(view)))
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Listed {
+    /// Whose: the caller's org if nothing is said, another for an admin.
+    #[serde(rename = "orgID")]
+    #[param(rename = "orgID")]
+    org: Option<String>,
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
+    cursor: Option<String>,
+}
+
 /// List keys
 ///
-/// Those of the org.
-#[utoipa::path(get, path = "/keys", responses((status = 200, body = [KeyView])))]
-async fn list(State(app): State<App>, Caller(caller): Caller) -> Answer<Json<Vec<KeyView>>> {
-    let keys = app.core.keys(&caller).await?;
-    Ok(Json(
-        keys.into_iter()
-            .map(|key| KeyView::new(key, None))
-            .collect(),
-    ))
+/// Those of the org, newest first.
+#[utoipa::path(get, path = "/keys", params(Listed), responses((status = 200, body = [KeyView])))]
+async fn list(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Query(asked): Query<Listed>,
+) -> Answer<Part<KeyView>> {
+    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let keys = app.core.keys(&caller, asked.org.as_deref(), &page).await?;
+    Ok(page::part(keys))
+}
+
+impl From<Key> for KeyView {
+    fn from(key: Key) -> Self {
+        Self::new(key, None)
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Owned {
+    /// Whose: the caller's org if nothing is said, another for an admin.
+    #[serde(rename = "orgID")]
+    #[param(rename = "orgID")]
+    org: Option<String>,
 }
 
 /// Revoke a key
-#[utoipa::path(delete, path = "/keys/{id}", responses((status = 204)))]
+#[utoipa::path(delete, path = "/keys/{id}", params(Owned), responses((status = 204)))]
 async fn revoke(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    Query(asked): Query<Owned>,
 ) -> Answer<StatusCode> {
-    app.core.revoke_key(&caller, &id).await?;
+    let org = asked.org.as_deref();
+    app.core.revoke_key(&caller, org, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -3,7 +3,7 @@
 use atoll_core::OrgRequest;
 use atoll_model::{Org, OrgId};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -12,8 +12,9 @@ use utoipa_axum::routes;
 use super::{Made, made};
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, present};
+use crate::body::{Body, Path, Query, present};
 use crate::guard::Caller;
+use crate::page::{self, Asked, Part};
 use crate::views::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -108,11 +109,15 @@ async fn make(
 
 /// List orgs
 ///
-/// All of them for an admin, the caller's own for others.
-#[utoipa::path(get, path = "/orgs", responses((status = 200, body = [OrgView])))]
-async fn list(State(app): State<App>, Caller(caller): Caller) -> Answer<Json<Vec<OrgView>>> {
-    let orgs = app.core.orgs(&caller).await?;
-    Ok(Json(orgs.into_iter().map(OrgView::from).collect()))
+/// All of them for an admin, newest first; the caller's own for others.
+#[utoipa::path(get, path = "/orgs", params(Asked), responses((status = 200, body = [OrgView])))]
+async fn list(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    Query(asked): Query<Asked>,
+) -> Answer<Part<OrgView>> {
+    let orgs = app.core.orgs(&caller, &asked.page()?).await?;
+    Ok(page::part(orgs))
 }
 
 /// Get an org

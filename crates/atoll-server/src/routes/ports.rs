@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use atoll_core::Use;
 use atoll_model::{Error, Scope};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Serialize;
 use tokio::net::TcpStream;
 use utoipa::ToSchema;
@@ -14,8 +14,9 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
+use crate::body::Path;
 use crate::guard::Caller;
-use crate::socket::{self, Upgrade};
+use crate::socket::{self, Ends, Upgrade};
 use crate::tunnel;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -89,9 +90,10 @@ async fn dig(
         .into());
     };
     let upgrade = upgrade.max_message_size(tunnel::LARGEST);
+    let ends = Ends::of(&app, &caller);
     Ok(upgrade.on_upgrade(|socket| async {
         match dialled {
-            Ok((used, stream)) => tunnel::join(socket, used, stream).await,
+            Ok((used, stream)) => tunnel::join(socket, used, stream, ends).await,
             Err(error) => socket::refuse(socket, &error).await,
         }
     }))

@@ -6,7 +6,7 @@ mod create;
 use atoll_core::{Context, Which};
 use atoll_model::{Error, SandboxState};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query};
+use crate::body::{Body, Nothing, Path, Query};
 use crate::guard::Caller;
 use crate::page::{self, Part};
 use crate::views::Sandbox;
@@ -172,6 +172,7 @@ async fn keep_alive(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    _: Body<Nothing>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(app.core.keep_alive(&caller, &id)?.into()))
 }
@@ -184,6 +185,7 @@ async fn stop(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    _: Body<Nothing>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(app.core.stop(&caller, &id).await?.into()))
 }
@@ -196,6 +198,7 @@ async fn start(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    _: Body<Nothing>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(app.core.start(&caller, &id).await?.into()))
 }
@@ -208,6 +211,7 @@ async fn restart(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    _: Body<Nothing>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(app.core.restart(&caller, &id).await?.into()))
 }
@@ -220,6 +224,7 @@ async fn pause(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
+    _: Body<Nothing>,
 ) -> Answer<Json<Sandbox>> {
     Ok(Json(app.core.pause(&caller, &id).await?.into()))
 }

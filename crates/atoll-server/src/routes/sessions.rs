@@ -2,7 +2,7 @@
 
 use atoll_core::{CommandKind, Context, SandboxView, SessionView, Which};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
@@ -12,7 +12,7 @@ use super::events::{self, EventView};
 use super::sandboxes;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::Query;
+use crate::body::{Path, Query};
 use crate::guard::Caller;
 use crate::page::{self, Part};
 use crate::views::{PastCommand, Sandbox};

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::Use;
+use atoll_core::{Again, Use};
 use atoll_model::{Code, Error, ExecInfo, ExecSpec, SandboxId, Scope};
 use atoll_worker::Control;
 use axum::Json;
+use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
@@ -18,9 +18,9 @@ use utoipa_axum::routes;
 use super::commands::surrounded;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query};
+use crate::body::{Body, Key, Path, Query, Repeatable};
 use crate::guard::Caller;
-use crate::socket::{self, Upgrade};
+use crate::socket::{self, Ends, Upgrade};
 use crate::views::terminal_name;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -106,8 +106,10 @@ fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
     Ok(all.into_iter().filter(open).collect())
 }
 
-async fn start(used: &Use, asked: &New) -> Result<Control, Error> {
-    let exec = used.runtime().exec(used.id(), asked.spec()?).await?;
+async fn start(used: &Use, asked: &New, again: Option<Again>) -> Result<Control, Error> {
+    let mut spec = asked.spec()?;
+    spec.again = again;
+    let exec = used.runtime().exec(used.id(), spec).await?;
     Ok(exec.control)
 }
 
@@ -145,15 +147,17 @@ fn view(used: &Use, info: &ExecInfo) -> Terminal {
 }
 
 /// Make a terminal
-#[utoipa::path(post, path = "/sandboxes/{id}/pty", request_body = New, responses((status = 201, body = Terminal)))]
+///
+/// Asked for again by the same key it is the same terminal, for as long as that is remembered.
+#[utoipa::path(post, path = "/sandboxes/{id}/pty", params(Key), request_body = New, responses((status = 201, body = Terminal)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-    Body(asked): Body<New>,
+    Repeatable(asked, again): Repeatable<New>,
 ) -> Answer {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let exec = start(&used, &asked).await?;
+    let exec = start(&used, &asked, again).await?;
     let body = Json(view(&used, &exec.info()));
     Ok((StatusCode::CREATED, body).into_response())
 }
@@ -194,10 +198,10 @@ async fn list(
     };
     let joined = async {
         let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-        let exec = start(&used, &asked).await?;
+        let exec = start(&used, &asked, None).await?;
         Ok((used, exec))
     };
-    Ok(upgraded(upgrade, joined.await))
+    Ok(upgraded(upgrade, joined.await, Ends::of(&app, &caller)))
 }
 
 /// Get a terminal
@@ -218,16 +222,20 @@ async fn join(
         Ok((used, exec))
     };
     match (upgrade, joined.await) {
-        (Some(upgrade), joined) => Ok(upgraded(upgrade, joined)),
+        (Some(upgrade), joined) => Ok(upgraded(upgrade, joined, Ends::of(&app, &caller))),
         (None, Ok((used, exec))) => Ok(Json(view(&used, &exec.info())).into_response()),
         (None, Err(error)) => Err(error.into()),
     }
 }
 
-fn upgraded(upgrade: WebSocketUpgrade, joined: Result<(Use, Control), Error>) -> Response {
+fn upgraded(
+    upgrade: WebSocketUpgrade,
+    joined: Result<(Use, Control), Error>,
+    ends: Ends,
+) -> Response {
     upgrade.on_upgrade(|socket| async {
         match joined {
-            Ok((used, exec)) => socket::terminal(socket, used, exec).await,
+            Ok((used, exec)) => socket::terminal(socket, used, exec, ends).await,
             Err(error) => socket::refuse(socket, &error).await,
         }
     })

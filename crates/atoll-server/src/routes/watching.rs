@@ -5,7 +5,7 @@ use atoll_model::{Chunk, Error, ExecId, Sample};
 use atoll_worker::{Logged, Logs};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Query, checked_limit};
+use crate::body::{Path, Query, checked_limit};
 use crate::guard::Caller;
 use crate::stream;
 use crate::views::{Exit, Time};

@@ -76,11 +76,12 @@ impl Writer {
 }
 
 impl Reader {
-    /// Gives so many bytes to a socket. `given` counts them as they go, also where it ends early or is given up.
+    /// Gives so many bytes to a socket; who gets them may take nothing for so long. `given` counts them as they go, also where it ends early or is given up.
     pub async fn give(
         &mut self,
         socket: OwnedFd,
         count: u64,
+        quiet: Duration,
         given: &mut u64,
     ) -> Result<(), Error> {
         let changed = |error: std::io::Error| internal("change a pipe", &error);
@@ -94,10 +95,12 @@ impl Reader {
                 return Err(self.call.silent("the file gave nothing"));
             };
             // Who reads slowly may.
-            let (mut readable, mut writable) = (
-                readable.map_err(changed)?,
-                socket.writable().await.map_err(changed)?,
-            );
+            let Ok(writable) = timeout(quiet, socket.writable()).await else {
+                let message = format!("nobody took anything for {} s", quiet.as_secs());
+                return Err(Error::new(Code::Timeout, message));
+            };
+            let (mut readable, mut writable) =
+                (readable.map_err(changed)?, writable.map_err(changed)?);
             match waits_for(&pipe, &socket).map_err(|error| changed(error.into()))? {
                 Some(Waits::Sink) => writable.clear_ready(),
                 Some(Waits::Source) => readable.clear_ready(),

@@ -17,6 +17,8 @@ use crate::config::Config;
 
 const RECORDS: &str = "atoll.db";
 const KEY: &str = "admin.key";
+/// What signs links: without it those that are under way would be worth nothing.
+const SIGNS: &str = "signing.key";
 
 /// Copy the server's records: orgs, keys, the history and what should be.
 #[derive(Debug, Args)]
@@ -65,6 +67,7 @@ impl Backup {
         bar.finish_and_clear();
         let counts = copied?;
         let has_key = copy_key(&data.join(KEY), &new.path.join(KEY))?;
+        copy_key(&data.join(SIGNS), &new.path.join(SIGNS))?;
         let size = fs::metadata(&copy).map_err(|error| failed("look at", &copy, &error))?;
         new.finish(&target)?;
         say(&format!("backup   {}", target.display()));
@@ -131,7 +134,7 @@ impl Drop for Unfinished {
     }
 }
 
-/// The first key, if its file was not taken away.
+/// A key's file, if it was not taken away.
 fn copy_key(from: &Path, to: &Path) -> Result<bool, Error> {
     let mut source = match File::open(from) {
         Ok(source) => source,

@@ -19,6 +19,7 @@ use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use clap::Args;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::ensure_base;
@@ -112,6 +113,8 @@ impl Complete {
         if let Some(metrics) = &metrics {
             watching::tell_metrics(metrics)?;
         }
+        // Before anybody knows that it serves: who says so at once is heard.
+        let asked = Asked::listen()?;
         self.greet(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
@@ -138,11 +141,12 @@ impl Complete {
         if let Some(metrics) = metrics {
             serve(Listening::Plain(metrics), exporter);
         }
-        until_asked_to_end(tls.as_ref()).await?;
+        asked.until_end(tls.as_ref()).await;
         note(match self.on_exit {
             OnExit::Keep => "ending: requests under way are finished, sandboxes go on",
             OnExit::Destroy => "ending: requests under way are finished, sandboxes are deleted",
         });
+        core.announce_end();
         let _ = stop.send(true);
         let both = async {
             let _ = public.await;
@@ -150,10 +154,11 @@ impl Complete {
         };
         // A stream has no end of its own: its client goes on at the next server.
         let _ = tokio::time::timeout(Duration::from_secs(5), both).await;
-        if self.on_exit == OnExit::Destroy {
-            core.delete_all().await?;
-        }
-        core.close().await
+        let deleted = match self.on_exit {
+            OnExit::Destroy => core.delete_all().await,
+            OnExit::Keep => Ok(()),
+        };
+        core.close().await.and(deleted)
     }
 
     fn hosts(&self) -> BTreeSet<String> {
@@ -175,9 +180,11 @@ impl Complete {
         let file = config.data.join("admin.key");
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{at}");
-        if !file.exists() {
+        // Once: who takes the file away does not want another.
+        if !file.exists() && !core.has_admin_key().await? {
             let operator = core.operator(RequestId::random()).await?;
             let request = KeyRequest {
+                org: None,
                 name: "admin".into(),
                 scope: Scope::Admin,
                 expires_at: None,
@@ -263,24 +270,37 @@ fn operators_socket(data: &Path) -> Result<UnixListener, Error> {
     Ok(listener)
 }
 
-/// Until somebody says so; meanwhile the certificate is read again whenever somebody says that.
-async fn until_asked_to_end(tls: Option<&Tls>) -> Result<(), Error> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let hear = |kind| signal(kind).map_err(|error| failed("hear signals", &error));
-    let mut terminate = hear(SignalKind::terminate())?;
-    let mut interrupt = hear(SignalKind::interrupt())?;
-    let mut again = hear(SignalKind::hangup())?;
-    loop {
-        tokio::select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = again.recv() => {}
-        }
-        match tls.map(Tls::reload) {
-            None => tracing::info!("SIGHUP: there is no certificate to be read again"),
-            Some(Ok(())) => tracing::info!("SIGHUP: the certificate was read again"),
-            Some(Err(error)) => {
-                tracing::error!(%error, "SIGHUP: the certificate stays the old one");
+/// What is said to a server by signals.
+struct Asked {
+    terminate: Signal,
+    interrupt: Signal,
+    again: Signal,
+}
+
+impl Asked {
+    fn listen() -> Result<Self, Error> {
+        let hear = |kind| signal(kind).map_err(|error| failed("hear signals", &error));
+        Ok(Self {
+            terminate: hear(SignalKind::terminate())?,
+            interrupt: hear(SignalKind::interrupt())?,
+            again: hear(SignalKind::hangup())?,
+        })
+    }
+
+    /// Until somebody says so; meanwhile the certificate is read again whenever somebody says that.
+    async fn until_end(mut self, tls: Option<&Tls>) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.again.recv() => {}
+            }
+            match tls.map(Tls::reload) {
+                None => tracing::info!("SIGHUP: there is no certificate to be read again"),
+                Some(Ok(())) => tracing::info!("SIGHUP: the certificate was read again"),
+                Some(Err(error)) => {
+                    tracing::error!(%error, "SIGHUP: the certificate stays the old one");
+                }
             }
         }
     }

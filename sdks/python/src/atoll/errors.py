@@ -14,8 +14,8 @@ class AtollError(Exception):
     Attributes:
         message: What is wrong, in one line.
         code: What is wrong, for programs, such as `SANDBOX_NOT_FOUND`.
-        category: What kind of failure it is: `validation`, `auth`, `not_found`, `conflict`, `quota`, `unavailable`
-            or `internal`.
+        category: What kind of failure it is: `validation`, `auth`, `not_found`, `conflict`, `quota`, `rate_limit`,
+            `provider_unavailable`, `provider_timeout` or `internal`.
         remedy: What to do about it, if there is something to say.
         request_id: Names the request in the server's log.
         status: The HTTP status, if a server answered.
@@ -60,14 +60,14 @@ class ConnectionFailed(AtollError, ConnectionError):
     """The server cannot be reached, or the connection to it broke and what was asked cannot be asked again safely."""
 
     code = "CONNECTION_FAILED"
-    category = "unavailable"
+    category = "provider_unavailable"
 
 
 class DeadlineExceeded(AtollError, TimeoutError):
     """Something took longer than it may; the message says what."""
 
     code = "DEADLINE_EXCEEDED"
-    category = "unavailable"
+    category = "provider_timeout"
 
 
 class UnexpectedAnswer(AtollError):
@@ -304,14 +304,14 @@ class RateLimited(AtollError):
     """The key sends more requests than it may."""
 
     code = "RATE_LIMITED"
-    category = "quota"
+    category = "rate_limit"
 
 
 class QuotaExceeded(AtollError):
     """A limit of the sandbox or the org is reached."""
 
     code = "QUOTA_EXCEEDED"
-    category = "quota"
+    category = "rate_limit"
 
 
 class Internal(AtollError):
@@ -325,21 +325,21 @@ class UnsupportedByHost(AtollError):
     """This host lacks what was asked for."""
 
     code = "UNSUPPORTED_BY_HOST"
-    category = "unavailable"
+    category = "provider_unavailable"
 
 
 class NoCapacity(AtollError):
     """The machine cannot take more."""
 
     code = "NO_CAPACITY"
-    category = "quota"
+    category = "provider_unavailable"
 
 
 class ProviderTimeout(AtollError):
     """Somebody inside did not answer in time."""
 
     code = "PROVIDER_TIMEOUT"
-    category = "unavailable"
+    category = "provider_timeout"
 
 
 class DiskFull(AtollError):

@@ -11,7 +11,7 @@ export type Begun = {
 };
 
 /** The kind of a failure, for deciding what to do about it. */
-export type Category = "validation" | "auth" | "not_found" | "conflict" | "quota" | "unavailable" | "internal";
+export type Category = "validation" | "auth" | "not_found" | "conflict" | "quota" | "rate_limit" | "provider_unavailable" | "provider_timeout" | "internal";
 
 /** Every failure a caller can be told of. */
 export type Code = "INVALID_REQUEST" | "UNKNOWN_TEMPLATE" | "UNKNOWN_USER" | "CWD_NOT_FOUND" | "PROGRAM_NOT_FOUND" | "NOT_A_FILE" | "NOT_A_DIRECTORY" | "UNSUPPORTED_MEDIA_TYPE" | "RANGE_NOT_SATISFIABLE" | "MISDIRECTED_REQUEST" | "METHOD_NOT_ALLOWED" | "PAYLOAD_TOO_LARGE" | "UNAUTHENTICATED" | "PERMISSION_DENIED" | "NOT_FOUND" | "KEY_NOT_FOUND" | "ORG_NOT_FOUND" | "SESSION_NOT_FOUND" | "TERMINAL_NOT_FOUND" | "SANDBOX_NOT_FOUND" | "FILE_NOT_FOUND" | "EXEC_NOT_FOUND" | "TEMPLATE_NOT_FOUND" | "CONFLICT" | "FILE_EXISTS" | "SANDBOX_STOPPED" | "SANDBOX_PAUSED" | "STDIN_CLOSED" | "IDEMPOTENCY_MISMATCH" | "SANDBOX_FAILED" | "RATE_LIMITED" | "QUOTA_EXCEEDED" | "INTERNAL" | "UNSUPPORTED_BY_HOST" | "NO_CAPACITY" | "PROVIDER_TIMEOUT" | "DISK_FULL";
@@ -21,6 +21,8 @@ export type Command = Course & {
     execID: ExecId;
     /** Inside the sandbox. */
     pid: number;
+    /** From which position on its output is whole, if the first of it is not kept any more. */
+    truncatedBefore?: number | null;
 };
 
 /** What was run and how it went. */
@@ -256,6 +258,8 @@ export type NewKey = {
     /** From when on it is not accepted. */
     expiresAt?: string | null;
     name: string;
+    /** Whose it is to be: the caller's org if nothing is said, another for an admin. */
+    orgID?: string | null;
     /** `sandbox:*` if nothing is said; no more than the maker's own. */
     scope?: Scope | null;
 };

@@ -95,7 +95,7 @@ export class SandboxFailedError extends AtollError {}
 /** The key sends more requests a second than the server's `--rate-limit`. */
 export class RateLimitedError extends AtollError {}
 
-/** A limit of the sandbox is reached: its number of processes, 256 commands, 20 terminals or 64 watches at once; or too much was asked for at once. */
+/** A limit is reached: the org's number of sandboxes at once (`details` has `max`); or the sandbox's number of processes, 256 commands, 20 terminals or 64 watches at once; or too much was asked for at once. */
 export class QuotaExceededError extends AtollError {}
 
 /** Something of Atoll's own failed; the message names the step. */

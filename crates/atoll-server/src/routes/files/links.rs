@@ -3,7 +3,7 @@
 use atoll_core::{Act, Link};
 use atoll_model::{Caller as FileCaller, SandboxId, WriteOptions};
 use axum::body::Body as RawBody;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::{Extension, Json};
@@ -16,7 +16,7 @@ use super::place::{Files, Rights};
 use super::tree::EntryView;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Query};
+use crate::body::{Body, Path, Query};
 use crate::guard::{Caller, Origin};
 use crate::listen::Direct;
 use crate::views::{Raw, Time};
@@ -73,7 +73,7 @@ pub(super) struct Signed {
 pub(super) async fn make_download(
     app: State<App>,
     caller: Caller,
-    id: Path<String>,
+    Path(id): Path<String>,
     origin: Origin,
     asked: Body<Asked>,
 ) -> Answer<Json<LinkView>> {
@@ -87,7 +87,7 @@ pub(super) async fn make_download(
 pub(super) async fn make_upload(
     app: State<App>,
     caller: Caller,
-    id: Path<String>,
+    Path(id): Path<String>,
     origin: Origin,
     asked: Body<Asked>,
 ) -> Answer<Json<LinkView>> {

@@ -3,7 +3,7 @@
 use atoll_core::Use;
 use atoll_model::{Authority, Caller as FileCaller, SandboxId, Scope};
 use atoll_worker::LocalRuntime;
-use axum::extract::{FromRequestParts, Path};
+use axum::extract::FromRequestParts;
 use axum::http::Method;
 use axum::http::request::Parts;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::answer::Failure;
-use crate::body::{query, split_query};
+use crate::body::{Path, query, split_query};
 use crate::guard::Caller;
 
 /// Whose rights count.

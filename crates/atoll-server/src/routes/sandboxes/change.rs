@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::SandboxChange;
-use atoll_model::{Ending, Lifetime, Network};
+use atoll_core::{SandboxChange, SandboxRow};
+use atoll_model::{Ending, Error, Lifetime, Network};
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -13,7 +13,7 @@ use super::create::{limits, on_the_wire, policy};
 use super::seconds;
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, present};
+use crate::body::{Body, Path, present};
 use crate::guard::Caller;
 use crate::views::Sandbox;
 
@@ -59,33 +59,38 @@ pub(super) async fn change(
     Path(id): Path<String>,
     Body(asked): Body<Patch>,
 ) -> Answer<Json<Sandbox>> {
-    let row = app.core.sandbox(&caller, &id)?.row;
-    let before = row.lifetime;
-    let sized = limits(
-        row.limits,
-        asked.cpu_count,
-        asked.memory,
-        asked.disk,
-        asked.pids,
-    )?;
-    let lifetime = Lifetime {
-        timeout: before.timeout,
-        on_timeout: asked.on_timeout.unwrap_or(before.on_timeout),
-        idle_timeout: match asked.idle_timeout {
-            Some(time) => seconds("idleTimeout", time)?,
-            None => before.idle_timeout,
-        },
-        on_idle: asked.on_idle.unwrap_or(before.on_idle),
-        auto_resume: asked.auto_resume.unwrap_or(before.auto_resume),
-    };
-    let change = SandboxChange {
-        alias: asked.alias,
-        metadata: asked.metadata,
-        lifetime: Some(lifetime),
-        limits: (sized != row.limits).then_some(sized),
-    };
-    let changed = app.core.change(&caller, &id, change).await;
+    let changed = app.core.change(&caller, &id, |row| asked.change(row)).await;
     Ok(Json(changed.map_err(on_the_wire)?.into()))
+}
+
+impl Patch {
+    /// What becomes of a sandbox that is like this.
+    fn change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
+        let before = row.lifetime;
+        let sized = limits(
+            row.limits,
+            self.cpu_count,
+            self.memory,
+            self.disk,
+            self.pids,
+        )?;
+        let lifetime = Lifetime {
+            timeout: before.timeout,
+            on_timeout: self.on_timeout.unwrap_or(before.on_timeout),
+            idle_timeout: match self.idle_timeout {
+                Some(time) => seconds("idleTimeout", time)?,
+                None => before.idle_timeout,
+            },
+            on_idle: self.on_idle.unwrap_or(before.on_idle),
+            auto_resume: self.auto_resume.unwrap_or(before.auto_resume),
+        };
+        Ok(SandboxChange {
+            alias: self.alias,
+            metadata: self.metadata,
+            lifetime: Some(lifetime),
+            limits: (sized != row.limits).then_some(sized),
+        })
+    }
 }
 
 #[derive(Debug, Deserialize, ToSchema)]

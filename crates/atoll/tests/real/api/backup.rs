@@ -73,7 +73,9 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
     // Another machine: only the backup is there.
     let elsewhere = Scratch::new();
     private(&elsewhere.join("data"));
-    for file in ["atoll.db", "admin.key"] {
+    let signs = |data: &std::path::Path| std::fs::read(data.join("signing.key")).unwrap();
+    assert_eq!(signs(&target), signs(&server.data()));
+    for file in ["atoll.db", "admin.key", "signing.key"] {
         std::fs::copy(target.join(file), elsewhere.join("data").join(file)).unwrap();
     }
     let other = Server::start_in(elsewhere, &[]).await;
@@ -89,6 +91,13 @@ async fn a_backup_taken_under_load_is_a_server_that_knows_everything() {
         (&info["state"], &info["error"]),
         (&json!("failed"), &json!("its files are gone"))
     );
+    // It can only be looked at and deleted, and says so.
+    for verb in ["start", "stop", "pause", "resume", "restart"] {
+        let path = format!("/sandboxes/kept/{verb}");
+        let refused = client.post(&path, &json!({})).await;
+        assert_eq!(refused.refusal().1, "CONFLICT", "{verb}: {refused:?}");
+        assert_eq!(refused.json()["details"]["state"], "failed");
+    }
     let key = client.with_key(made["key"].as_str());
     let id = key.sandbox(&json!({})).await;
     assert_eq!(key.line(&id, "echo on").await, "on\n");

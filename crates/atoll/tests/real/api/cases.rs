@@ -124,3 +124,22 @@ async fn files_go_in_and_out_as_they_are() {
     }
     server.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_that_is_too_large_for_one_request_is_refused_as_everything_is() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({})).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let begun = json!({ "cmd": "wc -c", "background": true, "openStdin": true });
+    let begun = client.post(&path, &begun).await.json();
+    let path = format!("{path}/{}/stdin", begun["execID"].as_str().unwrap());
+    let refused = client
+        .send("POST", &path, &[], vec![b'x'; (2 << 20) + 1])
+        .await;
+    assert_eq!(refused.refusal().1, "PAYLOAD_TOO_LARGE", "{refused:?}");
+    Document::committed().check("POST", &path, &refused);
+    let taken = client.send("POST", &path, &[], vec![b'x'; 10]).await;
+    assert_eq!(taken.json()["taken"], 10);
+    server.close().await;
+}

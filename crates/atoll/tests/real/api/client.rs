@@ -165,6 +165,16 @@ impl Server {
         self.client().with_key(Some(&format!("atl_{digits}")))
     }
 
+    /// Does something to its records from outside, as nobody should.
+    pub fn sql(&self, statements: &str) {
+        let mut python = Command::new("python3");
+        python.args([
+            "-c",
+            "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=30).executescript(sys.argv[2])",
+        ]);
+        atoll_testkit::run(python.arg(self.data.join("atoll.db")).arg(statements));
+    }
+
     /// Kills it, and starts another on the same data.
     pub fn kill_and_start(&mut self) {
         self.child.kill().unwrap();

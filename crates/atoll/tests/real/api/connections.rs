@@ -300,3 +300,86 @@ async fn heads_that_are_too_large_or_mean_two_things_are_refused() {
     }
     server.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn websockets_have_places_too_and_give_them_back() {
+    let words = ["--client-timeout", "1s", "--max-connections", "4"];
+    let server = Server::start_with(&words).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let made = client
+        .post(&format!("/sandboxes/{id}/pty"), &json!({}))
+        .await;
+    let path = format!(
+        "/sandboxes/{id}/pty/{}",
+        made.json()["ptyID"].as_str().unwrap()
+    );
+    let mut sockets = Vec::new();
+    for _ in 0..4 {
+        sockets.push(super::sockets::open(&client, &path).await);
+    }
+    // All places are taken: whoever comes waits.
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.get("/health").await.status }
+    });
+    let soon = tokio::time::timeout(Duration::from_secs(2), async {
+        while !waiting.is_finished() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert!(soon.await.is_err(), "a fifth was let in");
+    sockets.pop();
+    let answer = tokio::time::timeout(DEADLINE, waiting).await.unwrap();
+    assert_eq!(answer.unwrap(), 200);
+    drop(sockets);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_takes_nothing_of_what_is_sent_is_let_go() {
+    let words = ["--client-timeout", "1s", "--body-timeout", "1s"];
+    let server = Server::start_with(&words).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "head -c 64M /dev/zero > ~/big").await;
+    let begun = json!({ "cmd": "head -c 64M /dev/zero", "background": true });
+    let commands = format!("/sandboxes/{id}/commands");
+    let exec = client.post(&commands, &begun).await.json()["execID"].clone();
+    let key = client.key.clone().unwrap();
+    for path in [
+        // Past HTTP, and through it.
+        format!("/sandboxes/{id}/files?path=big"),
+        format!("/sandboxes/{id}/files/archive?path=."),
+        format!("{commands}/{}/output", exec.as_str().unwrap()),
+    ] {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        let asked = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
+        stream.write_all(asked.as_bytes()).await.unwrap();
+        // It reads nothing, and asks whether the server still has it: what the kernel knows of the other end.
+        let gone = async {
+            while !dropped(&stream) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let gone = tokio::time::timeout(DEADLINE, gone).await;
+        assert!(gone.is_ok(), "{path} is kept");
+    }
+    server.close().await;
+}
+
+/// The server has no connection any more that leads to this one.
+fn dropped(stream: &TcpStream) -> bool {
+    let (here, there) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+    let hex = |port: u16| format!(":{port:04X}");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    // Its end, seen from the server, while that is open.
+    !table.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let ours = |word: &str, port: u16| word.ends_with(&hex(port));
+        words.len() > 3
+            && ours(words[1], there.port())
+            && ours(words[2], here.port())
+            && words[3] == "01"
+    })
+}

@@ -284,7 +284,7 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
         .map(|event| event["type"].as_str().unwrap())
         .collect();
     let expected = [
-        "created", "running", "paused", "running", "stopped", "running",
+        "created", "running", "paused", "running", "stopping", "stopped", "running",
     ];
     assert_eq!(kinds, expected.map(|kind| format!("sandbox.{kind}")));
     // The same as a stream, from the third on, and what comes.
@@ -309,6 +309,9 @@ async fn what_happens_is_told_in_order_also_after_a_kill() {
         .lines()
         .filter_map(|line| line.strip_prefix("event: sandbox."))
         .collect();
-    assert_eq!(told, ["paused", "running", "stopped", "running", "deleted"]);
+    let expected = [
+        "paused", "running", "stopping", "stopped", "running", "stopping", "deleted",
+    ];
+    assert_eq!(told, expected);
     server.close().await;
 }

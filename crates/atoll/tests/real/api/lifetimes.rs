@@ -131,6 +131,69 @@ async fn who_is_used_is_not_idle() {
     server.close().await;
 }
 
+/// Microseconds of a time on the wire.
+fn time(value: &Value) -> i64 {
+    let time: jiff::Timestamp = value.as_str().unwrap().parse().unwrap();
+    time.as_microsecond()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commands_end_is_a_use() {
+    let server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
+    let id = client.sandbox(&asked).await;
+    // It ends between two looks at whether something runs.
+    let begun = json!({ "cmd": "sleep 3", "background": true });
+    let begun = client
+        .post(&format!("/sandboxes/{id}/commands"), &begun)
+        .await;
+    let exec = begun.json()["execID"].as_str().unwrap().to_owned();
+    becomes(&client, &id, "stopped").await;
+    let path = format!("/sandboxes/{id}/commands/{exec}");
+    let ended = time(&client.get(&path).await.json()["endedAt"]);
+    let stopped = time(&client.get(&format!("/sandboxes/{id}")).await.json()["stoppedAt"]);
+    assert!(stopped - ended >= 2_000_000, "{}", stopped - ended);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keepalive_is_a_use() {
+    let server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "idleTimeout": 2, "onIdle": "stop" });
+    let (kept, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
+    let keeping = async {
+        while state(&client, &idle).await != "stopped" {
+            let path = format!("/sandboxes/{kept}/keepalive");
+            assert_eq!(client.post(&path, &json!({})).await.status, 200);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, keeping).await.unwrap();
+    assert_eq!(state(&client, &kept).await, "running");
+    becomes(&client, &kept, "stopped").await;
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_of_the_server_makes_nobody_idle() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "idleTimeout": 600, "onIdle": "destroy" });
+    let used = client.sandbox(&asked).await;
+    server.end();
+    // Begun long ago, and used until the server ended.
+    server.sql("UPDATE sandboxes SET started_at = 1, created_at = 1");
+    server.kill_and_start();
+    let client = server.client();
+    // Whoever looks at the time has looked at all of them when this one is gone.
+    let other = client.sandbox(&json!({ "timeout": 1 })).await;
+    becomes(&client, &other, "gone").await;
+    assert_eq!(client.line(&used, "echo here").await, "here\n");
+    server.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_one_goes_on_when_used_or_says_how() {
     let server = Server::start().await;

@@ -1,6 +1,7 @@
 //! What an operator says about a server holds: its settings, what it keeps and for how long, what it leaves to the
 //! host and what it lets a key do.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
@@ -106,6 +107,127 @@ async fn a_server_that_destroys_leaves_nothing() {
         "{history:?}"
     );
     server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_asked_to_end_answers_what_it_was_asked_before() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let (asking, place) = (client.clone(), path.clone());
+    let line = json!({ "cmd": "touch ~/begun; sleep 2; echo answered" });
+    let waiting = tokio::spawn(async move { asking.post(&place, &line).await });
+    client
+        .line(&id, "until [ -e ~/begun ]; do sleep 0.01; done")
+        .await;
+    let begin = std::time::Instant::now();
+    tokio::task::block_in_place(|| server.end());
+    // Not before it was answered, and not much later.
+    let answer = tokio::time::timeout(DEADLINE, waiting)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(answer.json()["stdout"], "answered\n", "{answer:?}");
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begin.elapsed()
+    );
+    server.kill_and_start();
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_that_cannot_be_read_are_left_as_they_are_and_so_is_all_else() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo kept > ~/f").await;
+    server.end();
+    let records = server.data().join("atoll.db");
+    let good = std::fs::read(&records).unwrap();
+    let broken = vec![b'x'; good.len()];
+    std::fs::write(&records, &broken).unwrap();
+    let mut serve = std::process::Command::new(binary());
+    serve
+        .args([
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--metrics-listen",
+            "off",
+        ])
+        .arg("--data-dir")
+        .arg(server.data())
+        .env(
+            "ATOLL_TEMPLATES_DIR",
+            crate::world::data().join("templates"),
+        );
+    let refused =
+        tokio::task::block_in_place(|| atoll_testkit::run_within(&mut serve, DEADLINE, b""));
+    assert!(!refused.status.success(), "{refused:?}");
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("database"), "{told}");
+    assert!(std::fs::read(&records).unwrap() == broken);
+    // With its records it is all there, and goes on.
+    std::fs::write(&records, &good).unwrap();
+    server.kill_and_start();
+    let client = server.client();
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running", "{info}");
+    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_start_shows_no_key_to_who_is_no_terminal_and_warns_off_loopback() {
+    let server = Server::start().await;
+    let secret = server.client().key.unwrap();
+    // What the tests' own servers say goes to a pipe and to a file.
+    assert!(!server.log().contains(&secret));
+    assert!(!server.log().contains("unencrypted"), "{}", server.log());
+    server.close().await;
+    let scratch = Scratch::new();
+    let file = scratch.join("atoll.toml");
+    std::fs::write(&file, "listen = \"0.0.0.0:0\"\nmetrics-listen = \"off\"\n").unwrap();
+    crate::world::private(&scratch.join("data"));
+    let mut serve = std::process::Command::new(binary());
+    serve
+        .args(["serve", "--config", file.to_str().unwrap(), "--data-dir"])
+        .arg(scratch.join("data"))
+        .env(
+            "ATOLL_TEMPLATES_DIR",
+            crate::world::data().join("templates"),
+        )
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    let mut child = serve.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut said = String::new();
+    while !said.contains("try ") {
+        said += &lines.next().unwrap().unwrap();
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("unencrypted"), "{told}");
+    let secret = std::fs::read_to_string(scratch.join("data/admin.key")).unwrap();
+    assert!(
+        !said.contains(secret.trim()) && !said.contains("atl_"),
+        "{said}"
+    );
+    assert!(!told.contains(secret.trim()), "{told}");
+    let facts = atoll_jail::facts::Facts::read();
+    let data = scratch.join("data");
+    let tag = std::fs::read_to_string(data.join("tag")).unwrap();
+    wait_for("the instance to be dead", DEADLINE, || {
+        let below = atoll_worker::instance::Scope::Below(&data);
+        let collected = atoll_worker::instance::collect(below, &facts).unwrap();
+        collected.instances.contains(&tag)
+    });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

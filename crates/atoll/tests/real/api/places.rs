@@ -41,6 +41,45 @@ async fn ask_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Byt
     answers
 }
 
+/// Every way that moves, takes away or watches one, as root of the sandbox.
+async fn change_all(client: &Client, id: &str, path: &str) -> Vec<(String, u16, Bytes)> {
+    let body = |more: Value| {
+        let mut body = json!({ "path": path, "user": "root", "authority": "root" });
+        let fields = body.as_object_mut().unwrap();
+        fields.extend(more.as_object().unwrap().clone());
+        if fields.contains_key("from") {
+            fields.remove("path");
+        }
+        body.to_string()
+    };
+    let query = format!("path={path}&user=root&authority=root");
+    let mut answers = Vec::new();
+    for (method, call, body) in [
+        ("GET", format!("files/stat?{query}"), String::new()),
+        (
+            "POST",
+            "files/chown".into(),
+            body(json!({ "owner": "user", "group": "user" })),
+        ),
+        (
+            "POST",
+            "files/rename".into(),
+            body(json!({ "from": path, "to": "moved" })),
+        ),
+        ("POST", "files/mkdir".into(), body(json!({}))),
+        ("DELETE", format!("files?{query}"), String::new()),
+    ] {
+        let headers = [("content-type", "application/json")];
+        let url = format!("/sandboxes/{id}/{call}");
+        let answer = client.send(method, &url, &headers, body).await;
+        answers.push((format!("{method} {url}"), answer.status, answer.body));
+    }
+    let url = format!("/sandboxes/{id}/files/watch?{query}");
+    let watched = client.open("GET", &url, &[], Bytes::new()).await;
+    answers.push((url, watched.status().as_u16(), Bytes::new()));
+    answers
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
     let server = Server::start().await;
@@ -70,15 +109,23 @@ async fn d01_d03_paths_lead_nowhere_but_into_the_sandbox() {
         "/dev/fd/3".into(),
         "/proc/self/fd/4".into(),
     ] {
-        for (asked, status, body) in ask_all(&client, &id, &path).await {
+        let mut answers = ask_all(&client, &id, &path).await;
+        answers.extend(change_all(&client, &id, &path).await);
+        for (asked, status, body) in answers {
             let text = String::from_utf8_lossy(&body).into_owned();
             assert!(!text.contains("the host's"), "{asked}: {text}");
             assert!(status < 500, "{asked}: {status} {text}");
         }
         // What a write made inside is gone for the next.
-        client.line(&id, "rm -rf copied").await;
+        let clear = json!({ "cmd": "rm -rf copied moved w", "cwd": "/home/user", "user": "root" });
+        let commands = format!("/sandboxes/{id}/commands");
+        let cleared = client.post(&commands, &clear).await;
+        assert_eq!(cleared.json()["exitCode"], 0, "{cleared:?}");
+        client.line(&id, &links).await;
     }
     assert_eq!(std::fs::read_to_string(canary).unwrap(), "the host's");
+    let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(canary).unwrap());
+    assert_eq!(owner, 0);
     // The sandbox's own shadow is its root's.
     let shadow = format!("/sandboxes/{id}/files?path=/home/user/w/shadow");
     assert_eq!(client.get(&shadow).await.refusal().1, "PERMISSION_DENIED");

@@ -120,7 +120,7 @@ async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
     assert_eq!(closed(&mut open(&client, &unknown).await).await, 4001);
     let path = "/sandboxes/iaaaaabbbbbcccccddddd/pty";
     assert_eq!(closed(&mut open(&client, path).await).await, 4001);
-    // A page of another origin, and a key that is none, do not get that far.
+    // A page of another origin does not get that far.
     let url = format!(
         "ws://{}/sandboxes/{id}/pty?api_key={}",
         client.address,
@@ -132,9 +132,15 @@ async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
         .insert("origin", "http://evil.example".parse().unwrap());
     let refused = tokio_tungstenite::connect_async(request).await.unwrap_err();
     assert!(refused.to_string().contains("403"), "{refused}");
-    let url = format!("ws://{}/sandboxes/{id}/pty?api_key=atl_0", client.address);
-    let refused = tokio_tungstenite::connect_async(url).await.unwrap_err();
-    assert!(refused.to_string().contains("403"), "{refused}");
+    // Who has no key, or one that is none, is told so in a way that a page can read.
+    for key in ["", "atl_0"] {
+        let nobody = client.with_key(Some(key));
+        for path in [format!("/sandboxes/{id}/pty"), unknown.clone()] {
+            assert_eq!(closed(&mut open(&nobody, &path).await).await, 4008);
+        }
+    }
+    let nowhere = open(&client, "/nowhere").await;
+    assert_eq!(closed(&mut { nowhere }).await, 4001);
     // A stopped sandbox says so.
     client
         .post(&format!("/sandboxes/{id}/stop"), &json!({}))
@@ -189,5 +195,118 @@ async fn a_commands_output_and_input_are_frames() {
     assert_eq!(String::from_utf8_lossy(&streams[0]), "early\ntyped\n");
     assert_eq!(String::from_utf8_lossy(&streams[1]), "bad\n");
     assert_eq!(exit["exitCode"], 5);
+    server.close().await;
+}
+
+/// A terminal that somebody looks at.
+async fn terminal(client: &Client, id: &str) -> Socket {
+    let mut socket = open(client, &format!("/sandboxes/{id}/pty")).await;
+    send(&mut socket, b"echo re''ady\n").await;
+    until(&mut socket, "ready").await;
+    socket
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminal_is_told_whether_its_program_its_sandbox_or_the_server_ended() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let stopped = client.sandbox(&json!({ "timeout": 0 })).await;
+    let mut socket = terminal(&client, &stopped).await;
+    let path = format!("/sandboxes/{stopped}/stop");
+    assert_eq!(client.post(&path, &json!({})).await.status, 200);
+    assert_eq!(closed(&mut socket).await, 4002);
+    let deleted = client.sandbox(&json!({ "timeout": 0 })).await;
+    let mut socket = terminal(&client, &deleted).await;
+    let path = format!("/sandboxes/{deleted}");
+    assert_eq!(client.delete(&path).await.status, 204);
+    assert_eq!(closed(&mut socket).await, 4002);
+    let over = client.sandbox(&json!({ "timeout": 0 })).await;
+    let mut socket = terminal(&client, &over).await;
+    send(&mut socket, b"exit\n").await;
+    assert_eq!(closed(&mut socket).await, 1000);
+    // A server that ends says so, and does not wait for who looks.
+    let mut socket = terminal(&client, &over).await;
+    let begun = json!({ "cmd": "sleep 600", "background": true });
+    let path = format!("/sandboxes/{over}/commands");
+    let exec = client.post(&path, &begun).await.json()["execID"].clone();
+    let path = format!("{path}/{}/output", exec.as_str().unwrap());
+    let mut output = open(&client, &path).await;
+    let events = client
+        .open("GET", "/events", &[], bytes::Bytes::new())
+        .await;
+    let events = tokio::spawn(http_body_util::BodyExt::collect(events.into_body()));
+    let reading =
+        tokio::spawn(async move { (closed(&mut socket).await, closed(&mut output).await) });
+    let begin = std::time::Instant::now();
+    tokio::task::block_in_place(|| server.end());
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begin.elapsed()
+    );
+    assert_eq!(reading.await.unwrap(), (1001, 1001));
+    // Broken off, not ended: who follows goes on at the next server.
+    assert!(events.await.unwrap().is_err());
+    server.kill_and_start();
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_typed_into_a_paused_sandbox_wake_it() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let mut socket = terminal(&client, &id).await;
+    let path = format!("/sandboxes/{id}/pause");
+    assert_eq!(
+        client.post(&path, &json!({})).await.json()["state"],
+        "paused"
+    );
+    send(&mut socket, b"echo aw''ake\n").await;
+    until(&mut socket, "awake").await;
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_kept_any_more_is_told_as_a_gap() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let begun = json!({ "cmd": "head -c 80M /dev/zero", "background": true });
+    let exec = client.post(&path, &begun).await.json()["execID"].clone();
+    let path = format!("{path}/{}", exec.as_str().unwrap());
+    let done = client.get(&format!("{path}/wait")).await.json();
+    assert_eq!(done["exitCode"], 0, "{done}");
+    let from = done["truncatedBefore"].as_u64().unwrap();
+    assert!((10 << 20..80 << 20).contains(&from), "{from}");
+    let gap = json!({ "from": 0, "to": from });
+    // As an event.
+    let output = format!("{path}/output");
+    let answer = client.open("GET", &output, &[], bytes::Bytes::new()).await;
+    let mut body = answer.into_body();
+    let mut text = String::new();
+    while !text.contains("\n\n") {
+        let frame = http_body_util::BodyExt::frame(&mut body).await;
+        let frame = frame.unwrap().unwrap().into_data().unwrap();
+        text.push_str(std::str::from_utf8(&frame).unwrap());
+    }
+    let first = text.split("\n\n").next().unwrap();
+    assert!(first.contains("event: gap"), "{first}");
+    let data = first.lines().find_map(|line| line.strip_prefix("data: "));
+    assert_eq!(serde_json::from_str::<Value>(data.unwrap()).unwrap(), gap);
+    // As a frame.
+    let mut socket = open(&client, &output).await;
+    let told = async {
+        loop {
+            if let Message::Text(text) = socket.next().await.unwrap().unwrap() {
+                return serde_json::from_str::<Value>(&text).unwrap();
+            }
+        }
+    };
+    let told = tokio::time::timeout(DEADLINE, told).await.unwrap();
+    assert_eq!((&told["from"], &told["to"]), (&gap["from"], &gap["to"]));
     server.close().await;
 }

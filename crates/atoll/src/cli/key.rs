@@ -1,0 +1,211 @@
+//! `atoll key`: makes keys of a server, lists and revokes them.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use atoll_client::{Request, path, query};
+use atoll_model::{Error, parse_duration};
+use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::Table;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::org::find;
+use super::remote::{Remote, plain, say_json, text};
+use super::sandbox::since;
+use super::{complain, note, say};
+use crate::config::Config;
+
+/// Make keys of a server, list and revoke them.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  atoll key create ci --expires 90d
+  atoll key create team-a --org team-a
+  atoll key ls
+  atoll key rm key_5f2k0v1x9q8w7e6r5t4y")]
+pub(crate) enum Key {
+    Create(Create),
+    Ls(Ls),
+    Rm(Rm),
+}
+
+/// What a key is good for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Scope {
+    /// Everything, in every org.
+    Admin,
+    /// Everything with the org's sandboxes.
+    #[value(name = "sandbox:*")]
+    Sandboxes,
+    /// Looking at them.
+    #[value(name = "sandbox:read")]
+    Read,
+}
+
+/// Make a key; its secret is printed, this once.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll key create laptop
+  ATOLL_API_KEY=$(atoll key create ci --expires 90d)
+  atoll key create watcher --scope sandbox:read --org team-a")]
+pub(crate) struct Create {
+    /// What people call it.
+    name: String,
+    /// What it is good for; no more than your own.
+    #[arg(long, default_value = "sandbox:*", value_name = "SCOPE")]
+    scope: Scope,
+    /// When it ends, from now [default: never, or with your own].
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    expires: Option<Duration>,
+    /// Whose it is, by id or name; another than your own is an admin's to say.
+    #[arg(long, value_name = "ORG")]
+    org: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// List keys, newest first.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll key ls
+  atoll key ls --org team-a --json | jq -r '.[].keyID'")]
+pub(crate) struct Ls {
+    /// Whose, by id or name [default: your own].
+    #[arg(long, value_name = "ORG")]
+    org: Option<String>,
+    /// Those that are revoked, too.
+    #[arg(long, short)]
+    all: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Revoke keys: they are refused at once.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  atoll key rm key_5f2k0v1x9q8w7e6r5t4y")]
+pub(crate) struct Rm {
+    /// Ids, as `atoll key ls` shows them.
+    #[arg(required = true, value_name = "KEY")]
+    keys: Vec<String>,
+    /// Whose, by id or name [default: your own].
+    #[arg(long, value_name = "ORG")]
+    org: Option<String>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Key {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        match self {
+            Self::Create(create) => create.run(config)?,
+            Self::Ls(ls) => ls.run(config)?,
+            Self::Rm(rm) => return rm.run(config),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Create {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let scope = self.scope.to_possible_value();
+        let scope = scope.map(|value| value.get_name().to_owned());
+        let mut asked = json!({ "name": self.name, "scope": scope });
+        if let Some(time) = self.expires {
+            let end = Timestamp::now().checked_add(time);
+            let end = end.map_err(|_| {
+                Error::invalid("expires", "--expires is too far away", "give it like 90d")
+            })?;
+            asked["expiresAt"] = json!(end.to_string());
+        }
+        let made = self.remote.with(config, async |client| {
+            if let Some(org) = &self.org {
+                asked["orgID"] = json!(find(client, org).await?);
+            }
+            client.call(&Request::post("/keys", &asked)).await
+        })?;
+        if self.json {
+            return say_json(&made);
+        }
+        say(text(&made, "key"));
+        note(&format!(
+            "  {} is told this once: keep it where it is safe",
+            text(&made, "keyID")
+        ));
+        Ok(())
+    }
+}
+
+impl Ls {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let mut keys = self.remote.with(config, async |client| {
+            let org = match &self.org {
+                Some(org) => Some(find(client, org).await?),
+                None => None,
+            };
+            let asked: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
+            client.list("/keys", &asked).await
+        })?;
+        keys.retain(|key| self.all || key["revokedAt"].is_null());
+        if self.json {
+            return say_json(&Value::Array(keys));
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["ID", "NAME", "KEY", "SCOPE", "AGE", "LAST USED", "ENDS"]);
+        for key in &keys {
+            let ago = |name: &str| match text(key, name) {
+                "" => "-".to_owned(),
+                time => format!("{} ago", since(time)),
+            };
+            let ends = match (text(key, "revokedAt"), text(key, "expiresAt")) {
+                ("", "") => "-",
+                ("", end) => end,
+                (_, _) => "revoked",
+            };
+            table.add_row([
+                text(key, "keyID").to_owned(),
+                plain(text(key, "name")),
+                format!("atl_{}…", text(key, "prefix")),
+                text(key, "scope").to_owned(),
+                since(text(key, "createdAt")),
+                ago("lastUsedAt"),
+                ends.to_owned(),
+            ]);
+        }
+        say(&table.to_string());
+        Ok(())
+    }
+}
+
+impl Rm {
+    /// One after the other; each may fail by itself.
+    fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let failed = self.remote.with(config, async |client| {
+            let org = match &self.org {
+                Some(org) => Some(find(client, org).await?),
+                None => None,
+            };
+            let asked: Vec<_> = org.iter().map(|org| ("orgID", org.as_str())).collect();
+            let mut failed = None;
+            for key in &self.keys {
+                let request = Request::delete(query(&path(&["keys", key]), &asked));
+                match client.ask(&request).await {
+                    Ok(_) => say(key),
+                    Err(error) => {
+                        complain(&error);
+                        failed = failed.or(Some(error.code.exit_code()));
+                    }
+                }
+            }
+            Ok(failed)
+        })?;
+        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}

@@ -1,0 +1,191 @@
+//! `atoll org`: makes orgs of a server, lists them, and sets their limits.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use atoll_client::{Client, Request, path};
+use atoll_model::{Code, Error, OrgId, parse_duration};
+use clap::{Args, Subcommand};
+use comfy_table::Table;
+use serde_json::{Value, json};
+
+use super::remote::{Remote, plain, say_json, text};
+use super::sandbox::{seconds, since, span};
+use super::say;
+use crate::config::Config;
+
+/// Make orgs of a server, list them, and set their limits.
+///
+/// An org owns sandboxes and keys, and sees nothing of others. An admin makes it; `atoll key create --org` lets people in.
+#[derive(Debug, Subcommand)]
+#[command(after_help = "Examples:
+  atoll org create team-a --max-sandboxes 20
+  atoll key create team-a --org team-a
+  atoll org set team-a --max-timeout 24h
+  atoll org ls")]
+pub(crate) enum Org {
+    Create(Create),
+    Ls(Ls),
+    Set(Set),
+}
+
+/// What an org may have.
+#[derive(Debug, Args)]
+struct Limits {
+    /// How many sandboxes at once; 0 is as many as the machine holds.
+    #[arg(long, value_name = "N")]
+    max_sandboxes: Option<u32>,
+    /// The longest lifetime of one; 0 is without end.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    max_timeout: Option<Duration>,
+}
+
+/// Make an org; its id is printed.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  atoll org create team-a --max-sandboxes 20 --max-timeout 24h")]
+pub(crate) struct Create {
+    /// What people call it.
+    name: String,
+    #[command(flatten)]
+    limits: Limits,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// List orgs, newest first: all for an admin, your own for others.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll org ls
+  atoll org ls --json | jq -r '.[].orgID'")]
+pub(crate) struct Ls {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+/// Set an org's name and limits.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  atoll org set team-a --max-sandboxes 50 --max-timeout 0")]
+pub(crate) struct Set {
+    /// Its id or name.
+    org: String,
+    /// Another name.
+    #[arg(long)]
+    name: Option<String>,
+    #[command(flatten)]
+    limits: Limits,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Org {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        match self {
+            Self::Create(create) => create.run(config)?,
+            Self::Ls(ls) => ls.run(config)?,
+            Self::Set(set) => set.run(config)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Limits {
+    /// As the API wants it, where `null` is no limit.
+    fn asked(&self, name: Option<&String>) -> Result<Value, Error> {
+        let mut asked = json!({});
+        if let Some(name) = name {
+            asked["name"] = json!(name);
+        }
+        if let Some(most) = self.max_sandboxes {
+            asked["maxSandboxes"] = json!((most > 0).then_some(most));
+        }
+        if let Some(most) = self.max_timeout {
+            let whole = seconds("max-timeout", most)?;
+            asked["maxTimeout"] = json!((!most.is_zero()).then_some(whole));
+        }
+        Ok(asked)
+    }
+}
+
+impl Create {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked = self.limits.asked(Some(&self.name))?;
+        let made = self.remote.with(config, async |client| {
+            client.call(&Request::post("/orgs", &asked)).await
+        })?;
+        show(&made, self.json)
+    }
+}
+
+impl Set {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked = self.limits.asked(self.name.as_ref())?;
+        let changed = self.remote.with(config, async |client| {
+            let id = find(client, &self.org).await?;
+            let request = Request::patch(path(&["orgs", &id]), &asked);
+            client.call(&request).await
+        })?;
+        show(&changed, self.json)
+    }
+}
+
+fn show(org: &Value, json: bool) -> Result<(), Error> {
+    if json {
+        return say_json(org);
+    }
+    say(text(org, "orgID"));
+    Ok(())
+}
+
+impl Ls {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let orgs = self
+            .remote
+            .with(config, async |client| client.list("/orgs", &[]).await)?;
+        if self.json {
+            return say_json(&Value::Array(orgs));
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["ID", "NAME", "SANDBOXES", "LIFETIME", "AGE"]);
+        for org in &orgs {
+            let most = |name: &str, shown: fn(u64) -> String| {
+                org[name].as_u64().map_or_else(|| "-".to_owned(), shown)
+            };
+            table.add_row([
+                text(org, "orgID").to_owned(),
+                plain(text(org, "name")),
+                most("maxSandboxes", |count| count.to_string()),
+                most("maxTimeout", span),
+                since(text(org, "createdAt")),
+            ]);
+        }
+        say(&table.to_string());
+        Ok(())
+    }
+}
+
+/// The id of an org, by that or by its name.
+pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
+    if name.parse::<OrgId>().is_ok() {
+        return Ok(name.to_owned());
+    }
+    let all = client.list("/orgs", &[]).await?;
+    let found = all.iter().find(|org| text(org, "name") == name);
+    found
+        .map(|org| text(org, "orgID").to_owned())
+        .ok_or_else(|| {
+            Error::new(Code::OrgNotFound, format!("there is no org {name:?}"))
+                .remedy("`atoll org ls` lists those that there are")
+        })
+}

@@ -1,0 +1,249 @@
+//! Orgs and keys: made over the API and by the command, each seeing its own and doing no more than its maker.
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
+
+use super::sockets::{closed, open};
+use super::{Client, Server};
+use crate::world::{DEADLINE, binary};
+
+async fn key(client: &Client, body: Value) -> (Client, String) {
+    let made = client.post("/keys", &body).await;
+    assert_eq!(made.status, 201, "{made:?}");
+    let made = made.json();
+    let text = |name: &str| made[name].as_str().unwrap().to_owned();
+    (client.with_key(Some(&text("key"))), text("keyID"))
+}
+
+/// The command over the operator's socket; what it wrote.
+fn operator(server: &Server, words: &[&str]) -> String {
+    let mut command = std::process::Command::new(binary());
+    command
+        .args(words)
+        .env_remove("ATOLL_URL")
+        .env_remove("ATOLL_API_KEY")
+        .env("HOME", server.data())
+        .env("ATOLL_DATA_DIR", server.data());
+    let said = atoll_testkit::run(&mut command);
+    String::from_utf8(said.stdout).unwrap().trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_org_is_made_and_let_in_by_an_admin_and_sees_its_own() {
+    let server = Server::start().await;
+    let admin = server.client();
+    let asked = json!({ "name": "team", "maxSandboxes": 1, "maxTimeout": 60 });
+    let org = admin.post("/orgs", &asked).await.json()["orgID"].clone();
+    let (team, id) = key(&admin, json!({ "name": "theirs", "orgID": org })).await;
+    let mine = admin
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let theirs = team
+        .sandbox(&json!({ "alias": "web", "timeout": 60 }))
+        .await;
+    // Its limits are its own.
+    let more = team.post("/sandboxes", &json!({ "timeout": 60 })).await;
+    assert_eq!(more.refusal().1, "QUOTA_EXCEEDED");
+    for timeout in [61, 0] {
+        let long = team
+            .post("/sandboxes", &json!({ "timeout": timeout }))
+            .await;
+        assert_eq!(
+            long.refusal(),
+            (400, "INVALID_REQUEST".into(), "timeout".into())
+        );
+        let path = format!("/sandboxes/{theirs}/timeout");
+        let longer = team.post(&path, &json!({ "timeout": timeout })).await;
+        assert_eq!(longer.refusal().2, "timeout");
+    }
+    assert_eq!(team.get("/sandboxes/web").await.json()["sandboxID"], theirs);
+    assert_eq!(admin.get("/sandboxes/web").await.json()["sandboxID"], mine);
+    // Its keys are seen by it and by an admin who asks for them; those of others by neither.
+    let path = format!("/keys?orgID={}", org.as_str().unwrap());
+    for listed in [
+        team.get("/keys").await,
+        admin.get(&path).await,
+        team.get(&path).await,
+    ] {
+        let listed = listed.array();
+        assert_eq!((listed.len(), &listed[0]["keyID"]), (1, &json!(id)));
+    }
+    let first = admin.get("/keys").await.array()[0]["orgID"].clone();
+    for refused in [
+        team.get(&format!("/keys?orgID={}", first.as_str().unwrap()))
+            .await,
+        team.post("/keys", &json!({ "name": "x", "orgID": first }))
+            .await,
+    ] {
+        assert_eq!(refused.refusal().1, "ORG_NOT_FOUND");
+    }
+    // When it was last used is noted.
+    let listed = team.get("/keys").await.array();
+    assert!(listed[0]["lastUsedAt"].is_string(), "{listed:?}");
+    assert_eq!(
+        team.delete(&format!("/sandboxes/{theirs}")).await.status,
+        204
+    );
+    assert_eq!(
+        admin.delete(&format!("/keys/{id}")).await.refusal().1,
+        "KEY_NOT_FOUND"
+    );
+    let path = format!("/keys/{id}?orgID={}", org.as_str().unwrap());
+    assert_eq!(admin.delete(&path).await.status, 204);
+    assert_eq!(team.get("/sandboxes").await.status, 403);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_makes_and_revokes_nothing_above_itself() {
+    let server = Server::start().await;
+    let admin = server.client();
+    let end = "2099-01-01T00:00:00.000000Z";
+    let (user, _) = key(&admin, json!({ "name": "u", "expiresAt": end })).await;
+    let (_, above) = key(&admin, json!({ "name": "a", "scope": "admin" })).await;
+    let refused = user.delete(&format!("/keys/{above}")).await;
+    assert_eq!(
+        (refused.status, refused.refusal().1.as_str()),
+        (403, "PERMISSION_DENIED")
+    );
+    let listed = admin.get("/keys").await.array();
+    assert!(
+        listed.iter().all(|key| key["revokedAt"].is_null()),
+        "{listed:?}"
+    );
+    // What it makes ends no later than it does.
+    let made = user.post("/keys", &json!({ "name": "b" })).await.json();
+    assert_eq!(made["expiresAt"], end);
+    let later = json!({ "name": "c", "expiresAt": "2099-01-01T00:00:01Z" });
+    let refused = user.post("/keys", &later).await;
+    assert_eq!(
+        refused.refusal(),
+        (400, "INVALID_REQUEST".into(), "expiresAt".into())
+    );
+    let path = format!("/keys/{}", made["keyID"].as_str().unwrap());
+    assert_eq!(user.delete(&path).await.status, 204);
+    // Lists come in parts, newest first.
+    let mut seen = Vec::new();
+    let mut next = "/keys?limit=3".to_owned();
+    loop {
+        let part = admin.get(&next).await;
+        seen.extend(part.array().iter().map(|key| key["name"].clone()));
+        let Some(cursor) = part.headers.get("x-next-cursor") else {
+            break;
+        };
+        next = format!("/keys?limit=3&cursor={}", cursor.to_str().unwrap());
+    }
+    assert_eq!(seen, ["b", "a", "u", "admin"]);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_revoked_key_follows_ends() {
+    let server = Server::start().await;
+    let admin = server.client();
+    let (user, id) = key(&admin, json!({ "name": "u" })).await;
+    let sandbox = user.sandbox(&json!({ "timeout": 0 })).await;
+    let mut events = user
+        .open("GET", "/events", &[], Bytes::new())
+        .await
+        .into_body();
+    let mut socket = open(&user, &format!("/sandboxes/{sandbox}/pty")).await;
+    let mut kept = admin
+        .open("GET", "/events", &[], Bytes::new())
+        .await
+        .into_body();
+    assert_eq!(admin.delete(&format!("/keys/{id}")).await.status, 204);
+    assert_eq!(closed(&mut socket).await, 4008);
+    let over = async { while let Some(Ok(_)) = events.frame().await {} };
+    tokio::time::timeout(DEADLINE, over).await.unwrap();
+    assert_eq!(user.get("/sandboxes").await.status, 403);
+    // Those of others go on.
+    assert_eq!(
+        admin.delete(&format!("/sandboxes/{sandbox}")).await.status,
+        204
+    );
+    let told = async {
+        let mut text = String::new();
+        while !text.contains("sandbox.deleted") {
+            let frame = kept.frame().await.unwrap().unwrap();
+            text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
+        }
+    };
+    tokio::time::timeout(DEADLINE, told).await.unwrap();
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
+    let server = Server::start().await;
+    let org = operator(&server, &["org", "create", "team", "--max-sandboxes", "7"]);
+    assert!(org.starts_with("org_"), "{org}");
+    let secret = operator(
+        &server,
+        &[
+            "key",
+            "create",
+            "laptop",
+            "--org",
+            "team",
+            "--expires",
+            "24h",
+        ],
+    );
+    let team = server.client().with_key(Some(&secret));
+    let found = team.get("/orgs").await.array();
+    assert_eq!(
+        (&found[0]["name"], &found[0]["maxSandboxes"]),
+        (&json!("team"), &json!(7))
+    );
+    assert!(team.get("/keys").await.array()[0]["expiresAt"].is_string());
+    operator(
+        &server,
+        &[
+            "org",
+            "set",
+            "team",
+            "--max-sandboxes",
+            "0",
+            "--max-timeout",
+            "2h",
+        ],
+    );
+    let found = team.get(&format!("/orgs/{org}")).await.json();
+    assert_eq!(
+        (&found["maxSandboxes"], &found["maxTimeout"]),
+        (&Value::Null, &json!(7200))
+    );
+    let shown = operator(&server, &["org", "ls"]);
+    assert!(shown.contains("team") && shown.contains("main"), "{shown}");
+    let keys = operator(&server, &["key", "ls", "--org", &org, "--json"]);
+    let keys: Value = serde_json::from_str(&keys).unwrap();
+    assert_eq!(keys[0]["name"], "laptop");
+    assert!(!keys.to_string().contains(&secret), "{keys}");
+    let id = keys[0]["keyID"].as_str().unwrap();
+    assert_eq!(operator(&server, &["key", "rm", id, "--org", "team"]), id);
+    assert_eq!(team.get("/orgs").await.status, 403);
+    assert!(!operator(&server, &["key", "ls", "--org", "team"]).contains("laptop"));
+    assert!(operator(&server, &["key", "ls", "--org", "team", "--all"]).contains("revoked"));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_key_is_made_once() {
+    let mut server = Server::start().await;
+    let admin = server.client();
+    assert_eq!(admin.get("/keys").await.array().len(), 1);
+    std::fs::remove_file(server.data().join("admin.key")).unwrap();
+    server.end();
+    server.kill_and_start();
+    assert!(!server.data().join("admin.key").exists());
+    let keys = operator(&server, &["key", "ls", "--json"]);
+    let keys: Value = serde_json::from_str(&keys).unwrap();
+    assert_eq!(keys.as_array().unwrap().len(), 1, "{keys}");
+    // The operator's socket is the way back.
+    let secret = operator(&server, &["key", "create", "again", "--scope", "admin"]);
+    std::fs::write(server.data().join("admin.key"), secret).unwrap();
+    assert_eq!(server.client().get("/orgs").await.status, 200);
+    server.close().await;
+}

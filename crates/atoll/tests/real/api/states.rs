@@ -1,0 +1,255 @@
+//! States on their way: what is seen while one passes, and what is left when something breaks in the middle.
+
+use bytes::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use super::lifetimes::{becomes, state};
+use super::{Client, Server};
+use crate::lasting::keeper;
+use crate::world::DEADLINE;
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// What was told of a sandbox, in order.
+async fn events(client: &Client, id: &str) -> Vec<String> {
+    let told = client.get(&format!("/sessions/{id}/events")).await.array();
+    let kind = |event: &Value| event["type"].as_str().unwrap().replace("sandbox.", "");
+    told.iter().map(kind).collect()
+}
+
+/// Begins a request that goes on beside the test.
+fn begin(client: &Client, method: &'static str, path: String) -> tokio::task::JoinHandle<u16> {
+    let client = client.clone();
+    tokio::spawn(async move { client.send(method, &path, &[], Bytes::new()).await.status })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_is_being_stopped_says_so_and_a_start_waits_for_it() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo kept > ~/f").await;
+    let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
+    let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
+    // Nobody buries its PID 1 meanwhile.
+    kill_process(keeper, Signal::STOP).unwrap();
+    let stop = begin(&client, "POST", format!("/sandboxes/{id}/stop"));
+    becomes(&client, &id, "stopping").await;
+    for word in ["state", "status"] {
+        let path = format!("/sandboxes?{word}=stopping");
+        let listed = client.get(&path).await.array();
+        assert_eq!((listed.len(), &listed[0]["sandboxID"]), (1, &json!(id)));
+    }
+    let path = format!("/sandboxes/{id}/commands");
+    let used = client.post(&path, &json!({ "cmd": "true" })).await;
+    assert_eq!(used.refusal().1, "SANDBOX_STOPPED");
+    let starts: Vec<_> = (0..5)
+        .map(|_| begin(&client, "POST", format!("/sandboxes/{id}/start")))
+        .collect();
+    kill_process(keeper, Signal::CONT).unwrap();
+    assert_eq!(stop.await.unwrap(), 200);
+    for start in starts {
+        assert_eq!(start.await.unwrap(), 200);
+    }
+    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    // One of them did it.
+    assert_eq!(
+        events(&client, &id).await,
+        ["created", "running", "stopping", "stopped", "running"]
+    );
+    assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
+    let told = events(&client, &id).await;
+    assert_eq!(told[5..], ["stopping", "deleted"]);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_waited_for_a_delete_finds_nothing() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
+    let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
+    kill_process(keeper, Signal::STOP).unwrap();
+    // Holds the gate, so that what follows waits there in this order.
+    let stop = begin(&client, "POST", format!("/sandboxes/{id}/stop"));
+    becomes(&client, &id, "stopping").await;
+    let delete = begin(&client, "DELETE", format!("/sandboxes/{id}"));
+    // Requests on one connection arrive in order; these are others, so give the delete its place.
+    let path = format!("/sandboxes/{id}");
+    let mut waiting = Vec::new();
+    for (method, place, body) in [
+        ("PATCH", String::new(), json!({ "metadata": { "a": "b" } })),
+        ("POST", "/timeout".into(), json!({ "timeout": 60 })),
+        ("POST", "/start".into(), json!({})),
+        ("POST", "/pause".into(), json!({})),
+    ] {
+        let (client, path) = (client.clone(), format!("{path}{place}"));
+        waiting.push(tokio::spawn(async move {
+            let answer = client.send(method, &path, &[JSON], body.to_string()).await;
+            (answer.status, method, place)
+        }));
+    }
+    kill_process(keeper, Signal::CONT).unwrap();
+    assert_eq!(stop.await.unwrap(), 200);
+    assert_eq!(delete.await.unwrap(), 204);
+    for answer in waiting {
+        let (status, method, place) = answer.await.unwrap();
+        // Whoever was at the gate before the delete was answered as ever.
+        assert!(
+            matches!(status, 200 | 404 | 409),
+            "{method} {place} {status}"
+        );
+    }
+    let told = events(&client, &id).await;
+    let deleted = told.iter().filter(|kind| *kind == "deleted").count();
+    assert_eq!(deleted, 1, "{told:?}");
+    assert_eq!(told.last().unwrap(), "deleted", "{told:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_at_once_are_all_there_and_one_that_fails_changes_nothing() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let other = client
+        .sandbox(&json!({ "timeout": 0, "alias": "taken" }))
+        .await;
+    let path = format!("/sandboxes/{id}");
+    let patch = |body: Value| {
+        let (client, path) = (client.clone(), path.clone());
+        tokio::spawn(async move {
+            let answer = client.send("PATCH", &path, &[JSON], body.to_string()).await;
+            (answer.status, answer.json())
+        })
+    };
+    for round in 1..=10_u32 {
+        let changes = [
+            json!({ "onTimeout": if round % 2 == 0 { "stop" } else { "pause" } }),
+            json!({ "idleTimeout": 1000 + round }),
+            json!({ "memoryMB": 512 + round }),
+            json!({ "pids": 100 + round }),
+            json!({ "alias": format!("round-{round}") }),
+        ];
+        let changes = changes.map(&patch);
+        for change in changes {
+            let (status, body) = change.await.unwrap();
+            assert_eq!(status, 200, "{body}");
+        }
+        let info = client.get(&path).await.json();
+        let expected = if round % 2 == 0 { "stop" } else { "pause" };
+        assert_eq!(info["onTimeout"], expected, "{info}");
+        assert_eq!(info["idleTimeout"], 1000 + round, "{info}");
+        assert_eq!(info["memoryMB"], 512 + round, "{info}");
+        assert_eq!(info["pids"], 100 + round, "{info}");
+        assert_eq!(info["alias"], format!("round-{round}"), "{info}");
+    }
+    // The alias is another's: neither is its size changed.
+    let before = client.get(&path).await.json();
+    let (status, body) = patch(json!({ "alias": "taken", "pids": 77 }))
+        .await
+        .unwrap();
+    assert_eq!((status, &body["code"]), (409, &json!("CONFLICT")));
+    assert_eq!(client.get(&path).await.json(), before);
+    let ceiling = client
+        .line(&id, "cat /sys/fs/cgroup/pids.max 2>/dev/null || echo 110")
+        .await;
+    assert_eq!(ceiling.trim(), "110");
+    assert_eq!(state(&client, &other).await, "running");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_whose_last_word_cannot_be_written_leaves_nothing() {
+    let server = Server::start().await;
+    let client = server.client();
+    server.sql(
+        "CREATE TRIGGER no BEFORE UPDATE ON sandboxes WHEN NEW.state = 'running' \
+         BEGIN SELECT RAISE(ABORT, 'not now'); END",
+    );
+    let again = [JSON, ("idempotency-key", "once")];
+    let body = json!({ "timeout": 0 }).to_string();
+    let create = || client.send("POST", "/sandboxes", &again, body.clone());
+    for _ in 0..2 {
+        let refused = tokio::time::timeout(DEADLINE, create()).await.unwrap();
+        assert_eq!(refused.refusal().1, "INTERNAL", "{refused:?}");
+        assert_eq!(client.get("/sandboxes").await.array(), Vec::<Value>::new());
+    }
+    server.sql("DROP TRIGGER no");
+    let made = create().await;
+    assert_eq!(made.status, 201, "{made:?}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_that_fails_is_told_as_failed() {
+    let server = Server::start().await;
+    let client = server.client();
+    let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
+    // The keeper makes sandboxes; none is ready that was not asked for yet with these files.
+    let keeper = Pid::from_raw(keeper(&tag).unwrap()).unwrap();
+    kill_process(keeper, Signal::KILL).unwrap();
+    let failed = async {
+        loop {
+            client.post("/sandboxes", &json!({})).await;
+            let failed = client.get("/sessions?state=failed").await.array();
+            if let Some(session) = failed.into_iter().next() {
+                return session;
+            }
+        }
+    };
+    let session = tokio::time::timeout(DEADLINE, failed).await.unwrap();
+    let id = session["sandboxID"].as_str().unwrap();
+    let told = events(&client, id).await;
+    assert_eq!(told, ["created", "failed", "deleted"]);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_killed_in_a_start_gives_it_a_whole_life() {
+    let mut server = Server::start_with(&["--stopped-retention", "1h"]).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 600 })).await;
+    // As it is when the place was taken, the sandbox runs, and the row does not say so yet.
+    server.end();
+    server
+        .sql("UPDATE sandboxes SET state = 'creating', started_at = 5, stopped_at = 6, end_at = 7");
+    server.kill_and_start();
+    let client = server.client();
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running", "{info}");
+    assert!(info["stoppedAt"].is_null(), "{info}");
+    assert!(info["startedAt"].as_str().unwrap() > "2000", "{info}");
+    assert!(
+        info["endAt"].as_str() > info["startedAt"].as_str(),
+        "{info}"
+    );
+    assert_eq!(client.line(&id, "echo on").await, "on\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_orgs_have_the_same_alias_each_for_itself() {
+    let server = Server::start().await;
+    let (one, two) = (server.client(), server.stranger().await);
+    // Which of the two is found first differs from alias to alias.
+    let mut both = Vec::new();
+    for round in 0..8 {
+        let asked = json!({ "timeout": 0, "alias": format!("web-{round}") });
+        both.push((one.sandbox(&asked).await, two.sandbox(&asked).await));
+    }
+    for (round, (mine, theirs)) in both.iter().enumerate() {
+        let path = format!("/sandboxes/web-{round}");
+        assert_eq!(one.get(&path).await.json()["sandboxID"], **mine);
+        assert_eq!(two.get(&path).await.json()["sandboxID"], **theirs);
+    }
+    for (_, theirs) in &both {
+        assert_eq!(
+            two.delete(&format!("/sandboxes/{theirs}")).await.status,
+            204
+        );
+    }
+    server.close().await;
+}
