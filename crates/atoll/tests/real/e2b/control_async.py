@@ -9,7 +9,6 @@ from e2b import (
     InvalidArgumentException,
     NotFoundException,
     PtySize,
-    SandboxException,
     SandboxQuery,
     SandboxState,
     TimeoutException,
@@ -111,8 +110,15 @@ async def endings():
     sandbox = await AsyncSandbox.create(timeout=60)
     handle = await sandbox.commands.run("sleep 600", background=True)
     same((await sandbox.kill(), await sandbox.kill()), (True, False))
-    with raises((TimeoutException, SandboxException)):
+    with raises(TimeoutException):
         await asyncio.wait_for(handle.wait(), 20)
+    sandbox = await AsyncSandbox.create(timeout=60)
+    handle = await sandbox.commands.run("sleep 600", background=True)
+    await sandbox.set_timeout(0)
+    with raises(TimeoutException):
+        await asyncio.wait_for(handle.wait(), 20)
+    with raises(TimeoutException):
+        await sandbox.commands.run("true")
     # Many at once.
     made = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(10)))
     same(await asyncio.gather(*(sandbox.kill() for sandbox in made)), [True] * 10)
