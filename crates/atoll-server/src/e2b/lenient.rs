@@ -28,6 +28,11 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Noted<T> {
 }
 
 impl<T> Noted<T> {
+    /// What was sent, for who only looks at it.
+    pub(super) fn sent(self) -> T {
+        self.sent
+    }
+
     /// What was sent, once the log has the rest: names alone, in the line of the request.
     pub(super) fn told(self) -> T {
         if !self.unknown.is_empty() {
