@@ -288,8 +288,10 @@ async fn what_cannot_be_had_is_refused_and_what_nobody_knows_is_noted() {
     let asked = json!({ "path": "/tmp", "odd-message": "s3cret" });
     let found = agent.call("filesystem.Filesystem/Stat", &asked).await;
     assert_eq!(found.status, 200, "{found:?}");
+    let path = "/files?path=/etc/hostname&odd-file=s3cret";
+    assert_eq!(agent.ask("GET", path, &[], "").await.status, 200);
     let log = server.log();
-    for name in ["odd-body", "odd-query", "odd-message"] {
+    for name in ["odd-body", "odd-query", "odd-message", "odd-file"] {
         let mut lines = log.lines().filter(|line| line.contains("nobody knows"));
         let line = lines.find(|line| line.contains(name));
         let line: Value =

@@ -14,7 +14,7 @@ from e2b import (
     TimeoutException,
 )
 
-from expect import raises, same
+from expect import leave, raises, same
 
 
 async def commands(sandbox):
@@ -83,6 +83,8 @@ async def terminals(sandbox):
     assert b"30 100\r\nyes\r\n" in seen, bytes(seen)
     handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend)
     same(await pty.kill(handle.pid), True)
+    with raises(CommandExitException):
+        await handle.wait()
 
 
 async def life(sandbox):
@@ -135,3 +137,4 @@ async def main():
 
 
 asyncio.run(main())
+leave()

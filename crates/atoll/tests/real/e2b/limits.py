@@ -4,6 +4,8 @@ import asyncio
 
 from e2b import AsyncSandbox, RateLimitException
 
+from expect import leave
+
 
 async def main():
     sandbox = await AsyncSandbox.create(timeout=60)
@@ -21,3 +23,4 @@ async def main():
 
 
 asyncio.run(main())
+leave()
