@@ -74,6 +74,11 @@ impl Doorstep {
         self.entry.with(|row| row.state)
     }
 
+    /// Whether it was deleted since it was found.
+    pub fn is_deleted(&self) -> bool {
+        self.entry.with(|row| row.deleted_at.is_some())
+    }
+
     /// The token of one of its doors.
     pub fn token(&self, door: Door) -> String {
         self.core.token(&self.id, door)

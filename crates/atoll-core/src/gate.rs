@@ -67,6 +67,14 @@ impl Use {
         self.entry.with(|row| row.state)
     }
 
+    /// Whether the sandbox has ended meanwhile, or is about to.
+    pub fn is_over(&self) -> bool {
+        use SandboxState::{Paused, Running};
+        let now = self.runtime.get(&self.id);
+        self.entry.with(|row| row.deleted_at.is_some())
+            || !now.is_ok_and(|now| matches!(now.state, Running | Paused))
+    }
+
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();

@@ -7,6 +7,7 @@
 //! One process serves a data directory, so the rows of living sandboxes are also kept in memory: a question
 //! costs no query, and a change is written before it is seen.
 
+mod connect;
 mod context;
 mod doors;
 mod error;
@@ -39,6 +40,7 @@ use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
 pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
+pub use connect::{Before, Connect};
 pub use context::Context;
 pub use doors::{Door, Doorstep};
 pub use events::EventReader;

@@ -98,7 +98,7 @@ impl From<SandboxRow> for SandboxView {
     }
 }
 
-const MICROSECONDS: i64 = 1_000_000;
+pub(crate) const MICROSECONDS: i64 = 1_000_000;
 
 /// Who waits for the create of somebody else looks at least so often what became of it.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -173,7 +173,7 @@ pub(crate) fn check_timeout(org: &Org, timeout: Option<u32>) -> Result<(), Error
 /// Whether what is about to happen to a sandbox is still right, given its row before.
 pub(crate) type Still = Box<dyn Fn(&SandboxRow, &Entry) -> bool + Send>;
 
-fn always() -> Still {
+pub(crate) fn always() -> Still {
     Box::new(|_, _| true)
 }
 
@@ -428,6 +428,10 @@ impl Core {
             }
             // What a row says is deleted is, now or at the next start.
             let written = entry.write(&core.inner.store, |row| {
+                // Until now it only stood still.
+                if before.state == SandboxState::Paused {
+                    row.stopped_at = None;
+                }
                 row.state = SandboxState::Stopped;
                 row.stopped_at.get_or_insert_with(now);
                 row.deleted_at = Some(now());
@@ -459,47 +463,52 @@ impl Core {
         let core = self.clone();
         let work = spawn(async move {
             let held = core.inner.ledger.hold(entry).await?;
-            let (entry, store) = (&held.entry, &core.inner.store);
-            let before = entry.row();
-            if before.state.next(Transition::Stop)? == SandboxState::Stopped
-                || !shown_stopping(entry, &before, &still)
-            {
-                return Ok(before.into());
-            }
-            // After a crash the runtime says whether it came so far.
-            let row = entry.row();
-            let told = store.update_sandbox(&row, row.state.name(), now());
-            let stopped = match told.await.map_err(error::store) {
-                Ok(()) => core.inner.runtime.stop(&before.id).await,
-                Err(error) => Err(error),
-            };
-            let info = match stopped {
-                Ok(info) => info,
-                Err(error) => {
-                    // As it was, also if that cannot be written.
-                    let back = entry.write(store, |row| row.state = before.state).await;
-                    if back.is_err() {
-                        entry.show(before.state);
-                    }
-                    return Err(error);
-                }
-            };
-            let written = entry.write(store, |row| {
-                row.state = info.state;
-                row.reason = info.reason;
-                let at = now();
-                row.stopped_at = Some(at);
-                row.end_at = kept_until(&core.inner.config, at);
-                row.time_left = None;
-            });
-            let written = written.await.map(SandboxView::from);
-            if written.is_err() {
-                // What has ended is found, and written then.
-                entry.show(before.state);
-            }
-            written
+            core.stop_held(&held, still).await
         });
         joined(work.await)
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn stop_held(&self, held: &Held, still: Still) -> Result<SandboxView, Error> {
+        let (entry, store) = (&held.entry, &self.inner.store);
+        let before = entry.row();
+        if before.state.next(Transition::Stop)? == SandboxState::Stopped
+            || !shown_stopping(entry, &before, &still)
+        {
+            return Ok(before.into());
+        }
+        // After a crash the runtime says whether it came so far.
+        let row = entry.row();
+        let told = store.update_sandbox(&row, row.state.name(), now());
+        let stopped = match told.await.map_err(error::store) {
+            Ok(()) => self.inner.runtime.stop(&before.id).await,
+            Err(error) => Err(error),
+        };
+        let info = match stopped {
+            Ok(info) => info,
+            Err(error) => {
+                // As it was, also if that cannot be written.
+                let back = entry.write(store, |row| row.state = before.state).await;
+                if back.is_err() {
+                    entry.show(before.state);
+                }
+                return Err(error);
+            }
+        };
+        let written = entry.write(store, |row| {
+            row.state = info.state;
+            row.reason = info.reason;
+            let at = now();
+            row.stopped_at = Some(at);
+            row.end_at = kept_until(&self.inner.config, at);
+            row.time_left = None;
+        });
+        let written = written.await.map(SandboxView::from);
+        if written.is_err() {
+            // What has ended is found, and written then.
+            entry.show(before.state);
+        }
+        written
     }
 
     /// Makes a stopped sandbox run again, with its files. One that runs already is fine as it is.
@@ -514,49 +523,54 @@ impl Core {
         let work = spawn(async move {
             // A stop under way is waited for.
             let held = core.inner.ledger.hold_within(entry, STARTS).await?;
-            let entry = &held.entry;
-            let row = entry.row();
-            if row.state.next(Transition::Start)? == SandboxState::Running {
-                return Ok(row.into());
-            }
-            if row.state == SandboxState::Stopped {
-                let org = core.inner.store.org(&row.org).await.map_err(error::store)?;
-                let most = org.and_then(|org| org.max_sandboxes);
-                let claim = core.inner.store.claim_again(&row.id, most).await;
-                if claim.map_err(error::store)? == Claim::Full {
-                    return Err(full(most));
-                }
-            }
-            match core.inner.runtime.start(&row.id).await {
-                Ok(info) => {
-                    let written = entry.write(&core.inner.store, |row| {
-                        row.state = info.state;
-                        row.reason = None;
-                        row.started_at = Some(now());
-                        row.stopped_at = None;
-                        row.end_at = end_anew(&row.lifetime);
-                    });
-                    let row = match written.await {
-                        Ok(row) => row,
-                        Err(error) => {
-                            // Nobody is told that it runs. As it was.
-                            let _ = core.inner.runtime.stop(&row.id).await;
-                            let _ = entry.write(&core.inner.store, |_| {}).await;
-                            return Err(error);
-                        }
-                    };
-                    entry.touch();
-                    core.inner.times.notify_one();
-                    Ok(row.into())
-                }
-                Err(error) => {
-                    // As it was.
-                    entry.write(&core.inner.store, |_| {}).await?;
-                    Err(error)
-                }
-            }
+            core.start_held(&held).await
         });
         joined(work.await)
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn start_held(&self, held: &Held) -> Result<SandboxView, Error> {
+        let entry = &held.entry;
+        let row = entry.row();
+        if row.state.next(Transition::Start)? == SandboxState::Running {
+            return Ok(row.into());
+        }
+        if row.state == SandboxState::Stopped {
+            let org = self.inner.store.org(&row.org).await.map_err(error::store)?;
+            let most = org.and_then(|org| org.max_sandboxes);
+            let claim = self.inner.store.claim_again(&row.id, most).await;
+            if claim.map_err(error::store)? == Claim::Full {
+                return Err(full(most));
+            }
+        }
+        match self.inner.runtime.start(&row.id).await {
+            Ok(info) => {
+                let written = entry.write(&self.inner.store, |row| {
+                    row.state = info.state;
+                    row.reason = None;
+                    row.started_at = Some(now());
+                    row.stopped_at = None;
+                    row.end_at = end_anew(&row.lifetime);
+                });
+                let row = match written.await {
+                    Ok(row) => row,
+                    Err(error) => {
+                        // Nobody is told that it runs. As it was.
+                        let _ = self.inner.runtime.stop(&row.id).await;
+                        let _ = entry.write(&self.inner.store, |_| {}).await;
+                        return Err(error);
+                    }
+                };
+                entry.touch();
+                self.inner.times.notify_one();
+                Ok(row.into())
+            }
+            Err(error) => {
+                // As it was.
+                entry.write(&self.inner.store, |_| {}).await?;
+                Err(error)
+            }
+        }
     }
 
     /// Ends its processes and starts it again.
@@ -606,6 +620,9 @@ impl Core {
             }
             let info = core.inner.runtime.pause(&row.id).await?;
             let written = entry.write(&core.inner.store, |row| {
+                if row.state != info.state {
+                    row.stopped_at = Some(now());
+                }
                 row.state = info.state;
                 if let Some(end) = row.end_at.take() {
                     row.time_left = Some((end - now()).max(0));
@@ -639,30 +656,39 @@ impl Core {
         let (core, entry) = (self.clone(), Arc::clone(entry));
         let work = spawn(async move {
             let held = core.inner.ledger.hold(entry).await?;
-            let entry = &held.entry;
-            let row = entry.row();
-            row.state.next(Transition::Resume)?;
-            if row.state == SandboxState::Running && timeout.is_none() {
-                return Ok(row.into());
-            }
-            let info = core.inner.runtime.resume(&row.id).await?;
-            let written = entry.write(&core.inner.store, |row| {
-                row.state = info.state;
-                let left = row.time_left.take();
-                let asked =
-                    timeout.map(|time| time.map(|seconds| i64::from(seconds) * MICROSECONDS));
-                row.end_at = match (asked, left) {
-                    // It was paused because its time was up.
-                    (None, Some(0)) => end_anew(&row.lifetime),
-                    (asked, left) => asked.unwrap_or(left).map(|left| now() + left),
-                };
-            });
-            let row = written.await?;
-            entry.touch();
-            core.inner.times.notify_one();
-            Ok(row.into())
+            core.resume_held(&held, timeout).await
         });
         joined(work.await)
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn resume_held(
+        &self,
+        held: &Held,
+        timeout: Option<Option<u32>>,
+    ) -> Result<SandboxView, Error> {
+        let entry = &held.entry;
+        let row = entry.row();
+        row.state.next(Transition::Resume)?;
+        if row.state == SandboxState::Running && timeout.is_none() {
+            return Ok(row.into());
+        }
+        let info = self.inner.runtime.resume(&row.id).await?;
+        let written = entry.write(&self.inner.store, |row| {
+            row.state = info.state;
+            row.stopped_at = None;
+            let left = row.time_left.take();
+            let asked = timeout.map(|time| time.map(|seconds| i64::from(seconds) * MICROSECONDS));
+            row.end_at = match (asked, left) {
+                // It was paused because its time was up.
+                (None, Some(0)) => end_anew(&row.lifetime),
+                (asked, left) => asked.unwrap_or(left).map(|left| now() + left),
+            };
+        });
+        let row = written.await?;
+        entry.touch();
+        self.inner.times.notify_one();
+        Ok(row.into())
     }
 
     /// Sets how long it lives from now; `None` is for ever.
@@ -841,7 +867,9 @@ fn full(most: Option<u32>) -> Error {
     .detail("max", most)
 }
 
-fn joined<T>(done: Result<Result<T, Error>, tokio::task::JoinError>) -> Result<T, Error> {
+pub(crate) fn joined<T>(
+    done: Result<Result<T, Error>, tokio::task::JoinError>,
+) -> Result<T, Error> {
     done.unwrap_or_else(|failure| {
         tracing::error!(%failure, "a change of state failed");
         Err(Error::new(Code::Internal, "the change of state failed"))

@@ -123,6 +123,7 @@ impl From<SandboxView> for Sandbox {
     fn from(view: SandboxView) -> Self {
         let row = view.row;
         let stopped = row.state == SandboxState::Stopped;
+        let lives = matches!(row.state, SandboxState::Running | SandboxState::Paused);
         Self {
             id: row.id,
             session: row.session,
@@ -144,7 +145,8 @@ impl From<SandboxView> for Sandbox {
             created_at: Time(row.created_at),
             started_at: row.started_at.map(Time),
             end_at: row.end_at.filter(|_| !stopped).map(Time),
-            stopped_at: row.stopped_at.map(Time),
+            // One that is paused has only stood still since.
+            stopped_at: row.stopped_at.filter(|_| !lives).map(Time),
             delete_at: row.end_at.filter(|_| stopped).map(Time),
             deleted_at: row.deleted_at.map(Time),
             timeout: row.lifetime.timeout.unwrap_or(0),

@@ -10,7 +10,7 @@ use atoll_model::{Category, Code, Error};
 use axum::Json;
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::{FromRequest, Request};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
 use futures_util::{Stream, StreamExt as _};
@@ -18,6 +18,9 @@ use http_body_util::LengthLimitError;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+
+use super::lenient::Noted;
+use super::refusal::{Failed, Over, is_over};
 
 /// The flag of the last envelope.
 const LAST: u8 = 2;
@@ -30,6 +33,8 @@ const STREAM: &str = "application/connect+json";
 pub(super) struct Fault {
     code: &'static str,
     message: String,
+    /// The sandbox does not run any more.
+    over: bool,
 }
 
 impl Fault {
@@ -37,6 +42,15 @@ impl Fault {
         Self {
             code,
             message: message.into(),
+            over: false,
+        }
+    }
+
+    /// The sandbox does not run any more, in the words by which the SDKs know that.
+    pub(super) fn over() -> Self {
+        Self {
+            over: true,
+            ..Self::new("unavailable", "The sandbox was not found")
         }
     }
 
@@ -68,17 +82,38 @@ impl Fault {
 
     /// A whole stream that never began.
     pub(super) fn stream(&self) -> Response {
-        ([(header::CONTENT_TYPE, STREAM)], self.envelope()).into_response()
+        let response = ([(header::CONTENT_TYPE, STREAM)], self.envelope()).into_response();
+        self.marked(response)
+    }
+
+    /// The answer to a request, by which it is known whether that was for a stream.
+    pub(super) fn answer(self, headers: &HeaderMap) -> Response {
+        let kind = headers.get(header::CONTENT_TYPE);
+        let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"));
+        if streams {
+            return self.stream();
+        }
+        self.into_response()
+    }
+
+    fn marked(&self, mut response: Response) -> Response {
+        response.extensions_mut().insert(Failed);
+        if self.over {
+            response.extensions_mut().insert(Over);
+        }
+        response
     }
 }
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         let code = match error.code {
+            code if is_over(code) => return Self::over(),
             Code::FileExists => "already_exists",
             Code::UnknownUser => "unauthenticated",
-            Code::DiskFull | Code::QuotaExceeded => "resource_exhausted",
-            Code::StdinClosed => "internal",
+            // Whatever is exhausted is told as a rate limit by the SDKs.
+            Code::StdinClosed | Code::DiskFull => "internal",
+            Code::TooLarge => "invalid_argument",
             code => match code.category() {
                 Category::Validation => "invalid_argument",
                 Category::Auth => "unauthenticated",
@@ -96,7 +131,8 @@ impl From<Error> for Fault {
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        (self.status(), Json(self.body())).into_response()
+        let response = (self.status(), Json(self.body())).into_response();
+        self.marked(response)
     }
 }
 
@@ -126,10 +162,12 @@ pub(super) fn stream(envelopes: impl Stream<Item = Bytes> + Send + 'static) -> R
     ([(header::CONTENT_TYPE, STREAM)], body).into_response()
 }
 
-/// A message, read leniently: fields that are not known are somebody's later version.
+/// A message, read leniently: fields that are not known are somebody's later version, and noted in the log.
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    serde_json::from_slice(bytes).map_err(|error| Fault::new("invalid_argument", error.to_string()))
+    let read: Result<Noted<T>, _> = serde_json::from_slice(bytes);
+    let read = read.map_err(|error| Fault::new("invalid_argument", error.to_string()))?;
+    Ok(read.told())
 }
 
 /// The only message of a call that is no stream.
@@ -154,7 +192,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Unary<T> {
 
 fn too_large() -> Fault {
     let message = format!("a message has at most {} MiB", MOST >> 20);
-    Fault::new("resource_exhausted", message)
+    Fault::new("invalid_argument", message)
 }
 
 /// The messages of a call, as they come.
@@ -213,5 +251,54 @@ impl Call {
         }
         let message = self.buffer.split_to(5 + length).freeze().slice(5..);
         Ok(Some((flags, message)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_by_the_code_that_the_sdks_know_it_by() {
+        for (code, told) in [
+            (Code::InvalidRequest, "invalid_argument"),
+            (Code::CwdNotFound, "invalid_argument"),
+            (Code::UnknownUser, "unauthenticated"),
+            (Code::FileNotFound, "not_found"),
+            (Code::ExecNotFound, "not_found"),
+            (Code::FileExists, "already_exists"),
+            (Code::StdinClosed, "internal"),
+            // A rate limit is one, and nothing else is.
+            (Code::RateLimited, "resource_exhausted"),
+            (Code::DiskFull, "internal"),
+            (Code::TooLarge, "invalid_argument"),
+            // The sandbox is gone.
+            (Code::SandboxNotFound, "unavailable"),
+            (Code::SandboxPaused, "unavailable"),
+            (Code::SandboxStopped, "unavailable"),
+            (Code::SandboxFailed, "unavailable"),
+        ] {
+            let fault = Fault::from(Error::new(code, "why"));
+            assert_eq!(fault.code, told, "{code:?}");
+            assert_eq!(fault.over, told == "unavailable", "{code:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_too_large_is_the_callers_mistake() {
+        let body = || Body::from(vec![b' '; MOST + 1]);
+        let request = Request::new(body());
+        let unary = Unary::<Value>::from_request(request, &()).await;
+        assert_eq!(
+            unary.map_err(|fault| fault.code).err(),
+            Some("invalid_argument")
+        );
+        let mut envelope = vec![0];
+        envelope.extend(u32::MAX.to_be_bytes());
+        let streamed = Call::new(Body::from(envelope)).only::<Value>().await;
+        assert_eq!(
+            streamed.map_err(|fault| fault.code).err(),
+            Some("invalid_argument")
+        );
     }
 }

@@ -5,7 +5,7 @@ mod list;
 mod shapes;
 mod watching;
 
-use atoll_core::{Context, NewSandbox, SandboxView};
+use atoll_core::{Before, Context, NewSandbox, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -50,29 +50,35 @@ pub(crate) fn routes() -> Router<App> {
         .route("/secrets", any(secrets))
         .route("/secrets/{*rest}", any(secrets))
         .fallback(nowhere)
+        .method_not_allowed_fallback(not_so)
 }
 
 async fn nowhere() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
 }
 
-async fn forks() -> Refusal {
+async fn not_so() -> Refusal {
+    let message = "there is no such method here";
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}
+
+async fn forks(_: Known) -> Refusal {
     Refusal::not_yet("forks")
 }
 
-async fn snapshots() -> Refusal {
+async fn snapshots(_: Known) -> Refusal {
     Refusal::not_yet("snapshots")
 }
 
-async fn builds() -> Refusal {
+async fn builds(_: Known) -> Refusal {
     Refusal::not_yet("template builds (make templates with `atoll template`, or POST /templates)")
 }
 
-async fn volumes() -> Refusal {
+async fn volumes(_: Known) -> Refusal {
     Refusal::not_yet("volumes")
 }
 
-async fn secrets() -> Refusal {
+async fn secrets(_: Known) -> Refusal {
     Refusal::not_yet("secrets")
 }
 
@@ -103,6 +109,9 @@ fn find(app: &App, caller: &Context, id: &str) -> Answer<SandboxView> {
         _ => Ok(found),
     }
 }
+
+/// What the clients of E2B's code interpreter are made from, if nothing else is said.
+const INTERPRETER: &str = "code-interpreter-v1";
 
 type Made = Answer<(StatusCode, Json<Sandbox>)>;
 
@@ -141,6 +150,9 @@ async fn make(
         .create(caller, new)
         .await
         .map_err(|error| match error.code {
+            Code::UnknownTemplate if template == INTERPRETER => {
+                Refusal::not_yet("the code interpreter, whose template this is,")
+            }
             Code::UnknownTemplate => {
                 let message = format!("template '{template}' not found");
                 Refusal::new(StatusCode::NOT_FOUND, message)
@@ -212,38 +224,14 @@ async fn connect(
     Lenient(asked): Lenient<Connect>,
 ) -> Made {
     let id = id_of(&id);
-    let before = find(&app, &caller, id)?;
-    let (status, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
+    find(&app, &caller, id)?;
+    let connected = app.core.connect(&caller, id, asked.meant()?).await;
+    let (sandbox, before) = connected.map_err(about(id))?;
+    let status = match before {
+        Before::Ran => StatusCode::OK,
+        Before::Slept => StatusCode::CREATED,
+    };
     Ok((status, Json(Sandbox::new(&app, domain, &sandbox))))
-}
-
-/// Makes a sandbox run, for at least so long. Without its memory it boots, if it was paused.
-async fn run(
-    app: &App,
-    caller: &Context,
-    before: &SandboxView,
-    seconds: u32,
-    memory: bool,
-) -> Answer<(StatusCode, SandboxView)> {
-    let id = before.row.id.as_str();
-    match before.row.state {
-        SandboxState::Paused if memory => {
-            let resumed = app.core.resume(caller, id, Some(Some(seconds))).await;
-            Ok((StatusCode::CREATED, resumed.map_err(about(id))?))
-        }
-        SandboxState::Paused | SandboxState::Stopped | SandboxState::Stopping => {
-            if before.row.state == SandboxState::Paused {
-                app.core.stop(caller, id).await.map_err(about(id))?;
-            }
-            app.core.start(caller, id).await.map_err(about(id))?;
-            let lives = app.core.set_timeout(caller, id, Some(seconds)).await;
-            Ok((StatusCode::CREATED, lives.map_err(about(id))?))
-        }
-        _ => {
-            let lives = app.core.extend(caller, id, seconds).await;
-            Ok((StatusCode::OK, lives.map_err(about(id))?))
-        }
-    }
 }
 
 /// As older clients connect.
@@ -255,16 +243,11 @@ async fn resume(
     Lenient(asked): Lenient<Resume>,
 ) -> Made {
     let id = id_of(&id);
-    let before = find(&app, &caller, id)?;
-    if before.row.state == SandboxState::Running {
-        let message = format!("Sandbox '{id}' is already running");
-        return Err(Refusal::new(StatusCode::CONFLICT, message));
-    }
-    let (_, sandbox) = run(&app, &caller, &before, asked.seconds()?, asked.memory()).await?;
-    Ok((
-        StatusCode::CREATED,
-        Json(Sandbox::new(&app, domain, &sandbox)),
-    ))
+    find(&app, &caller, id)?;
+    let resumed = app.core.connect(&caller, id, asked.meant()?).await;
+    let (sandbox, _) = resumed.map_err(about(id))?;
+    let sandbox = Sandbox::new(&app, domain, &sandbox);
+    Ok((StatusCode::CREATED, Json(sandbox)))
 }
 
 /// With its memory it is paused; without, it is stopped.
@@ -301,7 +284,7 @@ async fn network(
 ) -> Answer<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let (network, policy) = asked.parse(None)?;
+    let (network, policy) = asked.parse_change()?;
     let changed = app.core.set_network(&caller, id, Some(network), policy);
     changed.await.map_err(about(id))?;
     Ok(StatusCode::NO_CONTENT)

@@ -13,8 +13,9 @@ use axum::{Extension, Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
+use super::refusal::{Failed, Over};
 use super::{envd, ports};
-use crate::guard::{Part, authority, host_of, watched};
+use crate::guard::{Part, Theirs, authority, host_of, watched};
 use crate::{App, Config};
 
 /// Where E2B's own daemon listens: here it is this server.
@@ -148,13 +149,29 @@ async fn admit(
         return not_found(step.id().as_str());
     }
     tracing::Span::current().record("org", step.org().as_str());
-    request.extensions_mut().insert(step);
-    next.run(request).await
+    request.extensions_mut().insert(step.clone());
+    let response = next.run(request).await;
+    if ended_meanwhile(&step, &response) {
+        return not_found(step.id().as_str());
+    }
+    response
+}
+
+/// Whether a call failed because its sandbox went away under it: then that is what failed, whatever was noticed first.
+fn ended_meanwhile(step: &Doorstep, response: &Response) -> bool {
+    let (status, marks) = (response.status(), response.extensions());
+    if marks.get::<Theirs>().is_some() {
+        return false;
+    }
+    let failed = status.is_client_error() || status.is_server_error();
+    let failed = failed || marks.get::<Failed>().is_some();
+    marks.get::<Over>().is_some() || failed && !is_there(step)
 }
 
 /// Running, or going to run because of this.
 fn is_there(step: &Doorstep) -> bool {
     match step.state() {
+        _ if step.is_deleted() => false,
         SandboxState::Running | SandboxState::Creating => true,
         SandboxState::Paused | SandboxState::Stopped => step.wakes(),
         SandboxState::Stopping | SandboxState::Failed => false,

@@ -9,6 +9,7 @@ pub(super) mod signature;
 mod system;
 
 use atoll_core::{Door, Doorstep};
+use atoll_model::Error;
 use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
@@ -16,6 +17,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 
+use super::connect::Fault;
 use super::edge;
 use super::refusal::Refusal;
 use crate::App;
@@ -44,6 +46,15 @@ async fn nowhere() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
 }
 
+/// A refusal in the form of what was called: calls of services fail otherwise than routes do.
+fn refused(error: Error, request: &Request) -> Response {
+    let path = request.uri().path();
+    if path.starts_with("/process.") || path.starts_with("/filesystem.") {
+        return Fault::from(error).answer(request.headers());
+    }
+    Refusal::from(error).into_response()
+}
+
 /// Lets only those in who show the sandbox's token.
 async fn with_token(
     Extension(step): Extension<Doorstep>,
@@ -53,7 +64,7 @@ async fn with_token(
     if edge::shows_token(&step, Door::Agent, request.headers()) {
         return match step.count() {
             Ok(()) => next.run(request).await,
-            Err(error) => Refusal::from(error).into_response(),
+            Err(error) => refused(error, &request),
         };
     }
     let message =

@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::json;
 
 use super::edge::{self, Target};
+use super::refusal::Refusal;
 use crate::guard::{Theirs, authority};
 use crate::listen::Silence;
 
@@ -46,8 +47,9 @@ pub(super) async fn forward(
         let body = json!({ "sandboxId": id, "message": message, "code": 403 });
         return (StatusCode::FORBIDDEN, Json(body)).into_response();
     }
-    let Ok(used) = step.enter().await else {
-        return edge::not_found(&id);
+    let used = match step.enter().await {
+        Ok(used) => used,
+        Err(error) => return Refusal::from(error).into_response(),
     };
     match exchange(used, port, request).await {
         Ok(mut response) => {

@@ -2,7 +2,7 @@
 //! number in the body, not by the status.
 
 use atoll_core::Context;
-use atoll_model::Error;
+use atoll_model::{Category, Code, Error};
 use axum::Json;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -11,6 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::App;
+use crate::answer::Failure;
 use crate::guard::Caller;
 
 /// A refusal on its way out.
@@ -19,6 +20,24 @@ pub(super) struct Refusal {
     status: StatusCode,
     message: String,
     retry_after: Option<u32>,
+    /// The sandbox it is about does not run any more.
+    over: bool,
+}
+
+/// On an answer: the sandbox does not run any more. Who asks something in a sandbox is told that in one way only.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Over;
+
+/// On an answer whose status does not say so: the call failed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Failed;
+
+/// Whether a failure says that the sandbox does not run, or not any more.
+pub(super) fn is_over(code: Code) -> bool {
+    matches!(
+        code,
+        Code::SandboxNotFound | Code::SandboxPaused | Code::SandboxStopped | Code::SandboxFailed
+    )
 }
 
 /// What a route for E2B's clients returns.
@@ -30,6 +49,7 @@ impl Refusal {
             status,
             message: message.into(),
             retry_after: None,
+            over: false,
         }
     }
 
@@ -56,6 +76,7 @@ impl From<Error> for Refusal {
             status,
             message: sentence(&error),
             retry_after: (status == StatusCode::TOO_MANY_REQUESTS).then_some(1),
+            over: is_over(error.code),
         }
     }
 }
@@ -67,6 +88,9 @@ impl IntoResponse for Refusal {
         if let Some(seconds) = self.retry_after {
             let value = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, value);
+        }
+        if self.over {
+            response.extensions_mut().insert(Over);
         }
         response
     }
@@ -82,7 +106,10 @@ impl FromRequestParts<App> for Known {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
         match Caller::from_request_parts(parts, app).await {
             Ok(Caller(context)) => Ok(Self(context)),
-            Err(failure) => Err(Refusal::new(StatusCode::UNAUTHORIZED, sentence(&failure.0))),
+            Err(Failure(error)) if error.code.category() == Category::Auth => {
+                Err(Refusal::new(StatusCode::UNAUTHORIZED, sentence(&error)))
+            }
+            Err(Failure(error)) => Err(error.into()),
         }
     }
 }

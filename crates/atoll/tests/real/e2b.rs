@@ -4,8 +4,13 @@
 //!
 //! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
 
+mod calls;
+mod control;
 mod doors;
 mod ports;
+mod shapes;
+mod streams;
+mod uploads;
 mod watched;
 mod watching;
 
@@ -41,6 +46,8 @@ programs! {
     files_work_in_asynchronous_python => "files_async.py";
     files_work_in_node => "files.mjs";
     an_answer_that_is_lost_is_asked_for_again_in_python => "retries.py";
+    what_comes_later_says_so_in_python => "later.py";
+    what_comes_later_says_so_in_node => "later.mjs";
 }
 
 #[test]
@@ -79,7 +86,7 @@ async fn a_domain_alone_leads_to_the_server_and_into_its_sandboxes() {
     let line = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
     let resolver = resolver.to_str().unwrap();
     let before = ["unshare", "--mount", "sh", "-c", line, resolver];
-    for program in ["domain.py", "domain.mjs"] {
+    for program in ["domain.py", "domain.mjs", "agent.py", "agent.mjs"] {
         with_each_release(&before, &variables, program).await;
     }
     names.abort();
@@ -137,6 +144,19 @@ async fn check(program: &str) {
     let url = format!("http://{}", server.address());
     let variables = exports(&server, &["--url", &url]);
     with_each_release(&[], &variables, program).await;
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_too_often_is_told_so_in_python_and_node() {
+    let mut server = Server::start_with(&["--rate-limit", "5"]).await;
+    let url = format!("http://{}", server.address());
+    let variables = exports(&server, &["--url", &url]);
+    for program in ["limits.py", "limits.mjs"] {
+        with_each_release(&[], &variables, program).await;
+    }
+    // Whoever clears up must not be refused.
+    server.kill_and_start_with(&[]);
     server.close().await;
 }
 

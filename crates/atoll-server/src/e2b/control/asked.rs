@@ -79,7 +79,7 @@ impl Create {
                 template: self.template_id.clone(),
                 network,
                 policy,
-                environment: self.env_vars.clone().unwrap_or_default(),
+                environment: self.environment(),
                 ..SandboxSpec::default()
             },
             alias: None,
@@ -96,16 +96,24 @@ impl Create {
         })
     }
 
+    /// Programs look for the first to know that they run in a sandbox.
+    fn environment(&self) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::from([("E2B_SANDBOX".to_owned(), "true".to_owned())]);
+        all.extend(self.env_vars.clone().unwrap_or_default());
+        all
+    }
+
     fn again(&self, headers: &HeaderMap) -> Answer<Option<Again>> {
         let Some(key) = headers.get("idempotency-key") else {
             return Ok(None);
         };
+        let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
         let key = key
             .to_str()
             .ok()
-            .filter(|key| (1..=255).contains(&key.len()));
+            .filter(|key| (1..=255).contains(&key.len()) && key.bytes().all(fits));
         let key = key.ok_or_else(|| {
-            let message = "the Idempotency-Key has 1 to 255 characters";
+            let message = "the Idempotency-Key has 1 to 255 of a-z, 0-9 and -";
             Refusal::new(StatusCode::BAD_REQUEST, message)
         })?;
         let body = serde_json::to_vec(self).unwrap_or_default();
@@ -135,6 +143,13 @@ pub(super) struct Network {
 }
 
 impl Network {
+    /// The same for a sandbox that is there.
+    pub(super) fn parse_change(&self) -> Answer<(atoll_model::Network, Policy)> {
+        let given = self.allow_public_traffic.map(|_| Value::Bool(true));
+        refuse_if_given(given.as_ref(), "a change of allowPublicTraffic")?;
+        self.parse(None)
+    }
+
     /// In our words. What is allowed wins over what is denied, as with us.
     pub(super) fn parse(&self, internet: Option<bool>) -> Answer<(atoll_model::Network, Policy)> {
         for (value, what) in [
@@ -186,7 +201,13 @@ pub(super) struct Refresh {
 
 impl Refresh {
     pub(super) fn seconds(&self) -> Answer<u32> {
-        seconds(self.duration, 0)
+        match seconds(self.duration, 0)? {
+            seconds @ ..=3600 => Ok(seconds),
+            more => {
+                let message = format!("duration: {more} is more than 3600");
+                Err(Refusal::new(StatusCode::BAD_REQUEST, message))
+            }
+        }
     }
 }
 
@@ -197,34 +218,50 @@ pub(super) struct Connect {
 }
 
 impl Connect {
-    pub(super) fn seconds(&self) -> Answer<u32> {
-        seconds(self.timeout, 300)
-    }
-
-    pub(super) fn memory(&self) -> bool {
-        self.memory.unwrap_or(true)
+    pub(super) fn meant(&self) -> Answer<atoll_core::Connect> {
+        Ok(atoll_core::Connect {
+            seconds: seconds(self.timeout, 300)?,
+            with_memory: self.memory.unwrap_or(true),
+            only_asleep: false,
+            on_timeout: None,
+        })
     }
 }
 
+/// As older clients connect, to what is paused only.
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Resume {
     timeout: Option<i64>,
     memory: Option<bool>,
+    auto_pause: Option<bool>,
 }
 
 impl Resume {
-    pub(super) fn seconds(&self) -> Answer<u32> {
-        seconds(self.timeout, 15)
-    }
-
-    pub(super) fn memory(&self) -> bool {
-        self.memory.unwrap_or(true)
+    pub(super) fn meant(&self) -> Answer<atoll_core::Connect> {
+        let on_timeout = self.auto_pause.map(|pauses| {
+            if pauses {
+                Ending::Pause
+            } else {
+                Ending::Destroy
+            }
+        });
+        Ok(atoll_core::Connect {
+            seconds: seconds(self.timeout, 15)?,
+            with_memory: self.memory.unwrap_or(true),
+            only_asleep: true,
+            on_timeout,
+        })
     }
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Pause {
     memory: Option<bool>,
+    /// Always so: nobody inside is asked, and who does not run cannot be paused.
+    #[serde(rename = "requireHealthyGuest")]
+    _require_healthy_guest: Option<bool>,
 }
 
 impl Pause {

@@ -50,6 +50,8 @@ pub(super) struct Sandbox {
     id: String,
     #[serde(rename = "clientID")]
     client: &'static str,
+    /// Of the template.
+    alias: String,
     envd_version: &'static str,
     envd_access_token: String,
     /// Asked of who wants what it serves, if not everybody may have that.
@@ -66,6 +68,7 @@ impl Sandbox {
             template: row.template.clone(),
             id: row.id.to_string(),
             client: CLIENT,
+            alias: row.template.clone(),
             envd_version: ENVD_VERSION,
             envd_access_token: app.core.token(&row.id, Door::Agent),
             traffic_access_token: (!row.public_ports).then(|| app.core.token(&row.id, Door::Ports)),
@@ -84,8 +87,8 @@ pub(super) struct Listed {
     id: String,
     #[serde(rename = "clientID")]
     client: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alias: Option<String>,
+    /// Of the template.
+    alias: String,
     started_at: Time,
     end_at: Time,
     cpu_count: u64,
@@ -121,7 +124,7 @@ impl From<&SandboxView> for Listed {
             template: row.template.clone(),
             id: row.id.to_string(),
             client: CLIENT,
-            alias: row.alias.clone(),
+            alias: row.template.clone(),
             started_at: Time::new(started),
             end_at: Time::new(end),
             cpu_count: row.limits.cpus.0.div_ceil(1000).max(1).into(),

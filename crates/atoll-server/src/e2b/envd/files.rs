@@ -26,7 +26,7 @@ pub(super) fn routes() -> Router<App> {
 
 /// Lets the caller of a request in.
 async fn enter(step: &Doorstep, parts: &Parts) -> Answer<(Place, Asked)> {
-    let asked = Asked::of(&parts.uri)?;
+    let asked = Asked::told(&parts.uri)?;
     asked.admit(step, &parts.method, &parts.headers)?;
     let place = Place::enter(step, asked.username.clone()).await?;
     Ok((place, asked))

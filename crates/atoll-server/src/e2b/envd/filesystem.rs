@@ -154,7 +154,7 @@ async fn list_dir(place: Place, Unary(asked): Unary<List>) -> Result<Json<Value>
     let (entries, more) = listed.await.map_err(|error| place.fault(error))?;
     if more {
         let message = format!("{path} has more than {ENTRIES} entries: list less of it");
-        return Err(Fault::new("resource_exhausted", message));
+        return Err(Fault::new("failed_precondition", message));
     }
     let entries: Vec<EntryInfo> = entries.into_iter().map(EntryInfo::from).collect();
     Ok(Json(json!({ "entries": entries })))

@@ -190,11 +190,15 @@ async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault
                 Program::Shell(line) => ("/bin/sh".into(), vec!["-c".into(), line.clone()]),
             };
             // What a command was given as variables is nobody else's business.
-            let config = json!({
-                "cmd": cmd, "args": args, "envs": {},
-                "cwd": exec.spec.directory.as_ref().map(text),
-            });
-            json!({ "config": config, "pid": exec.pid, "tag": exec.spec.tag })
+            let mut config = json!({ "cmd": cmd, "args": args, "envs": {} });
+            if let Some(directory) = &exec.spec.directory {
+                config["cwd"] = text(directory).into();
+            }
+            let mut process = json!({ "config": config, "pid": exec.pid });
+            if let Some(tag) = exec.spec.tag {
+                process["tag"] = tag.into();
+            }
+            process
         })
         .collect();
     Ok(Json(json!({ "processes": processes })))
@@ -291,11 +295,14 @@ async fn send_input(
     Ok(Json(json!({})))
 }
 
-/// What a stream of input consists of; signs of life say nothing.
+/// What a stream of input consists of.
 #[derive(Debug, Deserialize)]
 struct Piece {
     start: Option<Selected>,
     data: Option<Given>,
+    /// A sign of life, which says nothing.
+    #[serde(default, rename = "keepalive")]
+    _keepalive: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]

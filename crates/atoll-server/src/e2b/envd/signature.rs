@@ -10,6 +10,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::e2b::edge;
+use crate::e2b::lenient::Noted;
 use crate::e2b::refusal::Refusal;
 
 /// The longest path that is compared: no file has a longer one.
@@ -29,7 +30,16 @@ pub(in crate::e2b) struct Asked {
 }
 
 impl Asked {
-    pub(in crate::e2b) fn of(uri: &Uri) -> Result<Self, Refusal> {
+    /// As a request is read that is going to be answered.
+    pub(super) fn told(uri: &Uri) -> Result<Self, Refusal> {
+        Ok(Self::read(uri)?.told())
+    }
+
+    fn of(uri: &Uri) -> Result<Self, Refusal> {
+        Ok(Self::read(uri)?.sent())
+    }
+
+    fn read(uri: &Uri) -> Result<Noted<Self>, Refusal> {
         let query = uri.query().unwrap_or_default();
         serde_urlencoded::from_str(query).map_err(|error| {
             let message = format!("the query cannot be read: {error}");

@@ -7,6 +7,8 @@ import {
   InvalidArgumentError,
   NotFoundError,
   Sandbox,
+  SandboxError,
+  SandboxNotFoundError,
   TimeoutError,
 } from 'e2b'
 
@@ -51,7 +53,14 @@ async function background({ commands }) {
   await commands.sendStdin(handle.pid, 'more\n')
   await commands.closeStdin(handle.pid)
   same((await handle.wait()).stdout, 'got a line\nmore\n')
-  await assert.rejects(commands.sendStdin(handle.pid, 'too late'))
+  await assert.rejects(commands.sendStdin(handle.pid, 'too late'), SandboxError)
+  // The handle's own ways to it.
+  const own = await commands.run('cat', { background: true, stdin: true })
+  await own.sendStdin('by the handle\n')
+  await own.closeStdin()
+  same((await own.wait()).stdout, 'by the handle\n')
+  // How it ended is known for a while to who comes later.
+  same((await (await commands.connect(own.pid)).wait()).exitCode, 0)
   // Who goes away ends nothing.
   const left = await commands.run('read line; echo $line', { background: true, stdin: true })
   await left.disconnect()
@@ -77,15 +86,30 @@ async function terminals({ pty }) {
   same(await pty.kill(other.pid), true)
   await assert.rejects(other.wait(), CommandExitError)
   same(await pty.kill(other.pid), false)
+  // Who comes back to a terminal sees what it shows from then on.
+  const left = await pty.create({ cols: 80, rows: 24, onData })
+  await left.disconnect()
+  let again = ''
+  const back = await pty.connect(left.pid, { onData: (data) => void (again += text.decode(data)) })
+  await pty.sendInput(left.pid, new TextEncoder().encode('echo still $((20 + 22)); exit\n'))
+  await back.wait()
+  assert(again.includes('still 42'), again)
 }
 
+/** A command whose sandbox is killed, or comes to its end: it has not failed, its sandbox is gone. */
 async function deaths() {
-  const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
-  const handle = await sandbox.commands.run('echo begun; sleep 600', { background: true })
-  const ended = assert.rejects(handle.wait())
-  same(await sandbox.kill(), true)
-  await ended
-  await assert.rejects(sandbox.commands.run('true'))
+  for (const end of [(sandbox) => sandbox.kill(), (sandbox) => sandbox.setTimeout(0)]) {
+    const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+    const handle = await sandbox.commands.run('echo begun; sleep 600', { background: true })
+    const ended = assert.rejects(handle.wait(), TimeoutError)
+    await end(sandbox)
+    await ended
+    // On its first event the client calls the same thing by another name.
+    await assert.rejects(sandbox.commands.run('true'), (error) =>
+      [TimeoutError, SandboxNotFoundError].some((kind) => error instanceof kind))
+    await assert.rejects(sandbox.files.read('x'), TimeoutError)
+    same(await sandbox.isRunning(), false)
+  }
 }
 
 const sandbox = await Sandbox.create({ timeoutMs: 300_000, envs: { ONE: '1', TWO: '2' } })

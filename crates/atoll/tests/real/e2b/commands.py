@@ -67,10 +67,16 @@ def background(sandbox):
     same([(info.cmd, info.args[:2]) for info in listed], [("/bin/bash", ["-l", "-c"])])
     commands.send_stdin(handle.pid, "a line\n")
     commands.send_stdin(handle.pid, b"bytes\n")
-    if hasattr(handle, "send_stdin"):
-        handle.send_stdin("of the handle\n")
+    handle.send_stdin("of the handle\n")
     commands.close_stdin(handle.pid)
     same(handle.wait().stdout, "first\ngot a line\nbytes\nof the handle\n")
+    # The handle's own ways to it.
+    handle = commands.run("cat", background=True, stdin=True)
+    handle.send_stdin("by the handle\n")
+    handle.close_stdin()
+    same(handle.wait().stdout, "by the handle\n")
+    # How it ended is known for a while to who comes later.
+    same(commands.connect(handle.pid).wait().exit_code, 0)
     with raises(SandboxException):
         commands.send_stdin(handle.pid, "too late")
     same([info for info in commands.list() if info.pid == handle.pid], [])
@@ -134,6 +140,17 @@ def terminals(sandbox):
     with raises(CommandExitException):
         handle.wait()
     same(pty.kill(handle.pid), False)
+    # Who comes back to a terminal sees what it shows from then on.
+    handle = pty.create(PtySize(rows=24, cols=80))
+    handle.disconnect()
+    again = pty.connect(handle.pid)
+    same(again.pid, handle.pid)
+    pty.send_stdin(handle.pid, b"echo still $((20 + 22)); exit\n")
+    seen.clear()
+    again.wait(on_pty=seen.extend)
+    assert b"still 42" in seen, bytes(seen)
+    with raises(NotFoundException):
+        pty.connect(999_999)
     if hasattr(pty, "stream_input"):
         handle = pty.create(PtySize(rows=24, cols=80))
         pty.stream_input(handle.pid, ["echo one", " two\n", b"exit\n"])
@@ -143,17 +160,24 @@ def terminals(sandbox):
 
 
 def deaths():
-    """A command whose sandbox is killed."""
-    sandbox = Sandbox.create(timeout=60)
-    handle = sandbox.commands.run("echo begun; sleep 600", background=True)
-    begin = time.monotonic()
-    same(sandbox.kill(), True)
-    # In newer releases a sandbox that is gone is a kind of TimeoutException.
-    with raises((TimeoutException, SandboxException)):
-        handle.wait()
-    assert time.monotonic() - begin < 20
-    with raises((TimeoutException, SandboxException)):
-        sandbox.commands.run("true")
+    """A command whose sandbox is killed, or comes to its end: it has not failed, its sandbox is gone."""
+    for end in [Sandbox.kill, lambda sandbox: sandbox.set_timeout(0)]:
+        sandbox = Sandbox.create(timeout=60)
+        handle = sandbox.commands.run("echo begun; sleep 600", background=True)
+        terminal = sandbox.pty.create(PtySize(rows=24, cols=80))
+        begin = time.monotonic()
+        end(sandbox)
+        # A sandbox that is gone is a kind of TimeoutException.
+        with raises(TimeoutException):
+            handle.wait()
+        with raises(TimeoutException):
+            terminal.wait()
+        assert time.monotonic() - begin < 20
+        with raises(TimeoutException):
+            sandbox.commands.run("true")
+        with raises(TimeoutException):
+            sandbox.files.read("x")
+        same(sandbox.is_running(), False)
 
 
 with Sandbox.create(timeout=300, envs={"ONE": "1", "TWO": "2"}) as sandbox:

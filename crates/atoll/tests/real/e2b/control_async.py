@@ -9,13 +9,12 @@ from e2b import (
     InvalidArgumentException,
     NotFoundException,
     PtySize,
-    SandboxException,
     SandboxQuery,
     SandboxState,
     TimeoutException,
 )
 
-from expect import raises, same
+from expect import leave, raises, same
 
 
 async def commands(sandbox):
@@ -84,6 +83,8 @@ async def terminals(sandbox):
     assert b"30 100\r\nyes\r\n" in seen, bytes(seen)
     handle = await pty.create(PtySize(rows=24, cols=80), on_data=seen.extend)
     same(await pty.kill(handle.pid), True)
+    with raises(CommandExitException):
+        await handle.wait()
 
 
 async def life(sandbox):
@@ -111,8 +112,15 @@ async def endings():
     sandbox = await AsyncSandbox.create(timeout=60)
     handle = await sandbox.commands.run("sleep 600", background=True)
     same((await sandbox.kill(), await sandbox.kill()), (True, False))
-    with raises((TimeoutException, SandboxException)):
+    with raises(TimeoutException):
         await asyncio.wait_for(handle.wait(), 20)
+    sandbox = await AsyncSandbox.create(timeout=60)
+    handle = await sandbox.commands.run("sleep 600", background=True)
+    await sandbox.set_timeout(0)
+    with raises(TimeoutException):
+        await asyncio.wait_for(handle.wait(), 20)
+    with raises(TimeoutException):
+        await sandbox.commands.run("true")
     # Many at once.
     made = await asyncio.gather(*(AsyncSandbox.create(timeout=60) for _ in range(10)))
     same(await asyncio.gather(*(sandbox.kill() for sandbox in made)), [True] * 10)
@@ -129,3 +137,4 @@ async def main():
 
 
 asyncio.run(main())
+leave()

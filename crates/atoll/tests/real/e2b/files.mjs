@@ -98,7 +98,14 @@ async function watched(files) {
     wake()
   }
   const until = async (condition) => {
-    while (!condition()) await new Promise((resolve) => (wake = resolve))
+    const late = AbortSignal.timeout(20_000)
+    while (!condition()) {
+      late.throwIfAborted()
+      await new Promise((resolve) => {
+        wake = resolve
+        late.addEventListener('abort', resolve, { once: true })
+      })
+    }
   }
   await files.makeDir('w')
   const handle = await files.watchDir('w', onEvent, { recursive: true, includeEntry: true })

@@ -30,7 +30,7 @@ pub(super) fn routes() -> Router<App> {
         .route("/filesystem.Filesystem/RemoveWatcher", post(remove))
 }
 
-/// What is to be watched. Whether that may be on a network does not matter: sandboxes have no such file systems.
+/// What is to be watched.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Asked {
@@ -40,6 +40,9 @@ struct Asked {
     recursive: bool,
     #[serde(default, alias = "include_entry")]
     include_entry: bool,
+    /// No matter: sandboxes have no such file systems.
+    #[serde(default, alias = "allow_network_mounts", rename = "allowNetworkMounts")]
+    _allow_network_mounts: Option<bool>,
 }
 
 impl Asked {
@@ -85,7 +88,7 @@ fn told(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Fault> {
         }
         WatchEvent::Limit => {
             return Err(Fault::new(
-                "resource_exhausted",
+                "failed_precondition",
                 "there are more directories than can be watched: watch fewer",
             ));
         }
@@ -176,6 +179,8 @@ impl State {
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
                 Err(_) => return Some(connect::message(&json!({ "keepalive": {} }))),
                 Ok(Ok(Some(event))) => self.happened(&event).await,
+                // Its sandbox took it along.
+                Ok(Ok(None) | Err(_)) if self.used.is_over() => self.end(Fault::over().envelope()),
                 Ok(Ok(None)) => self.end(connect::done()),
                 Ok(Err(error)) => self.end(Fault::from(error).envelope()),
             }

@@ -17,6 +17,9 @@ use crate::e2b::connect::{self, Fault};
 /// How often something is said, if nothing else is asked for.
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
+/// What the processes of a sandbox that ends are sent.
+const KILL: i32 = 9;
+
 /// How often a client wants to hear something.
 pub(in crate::e2b) fn keepalive(headers: &HeaderMap) -> Duration {
     let asked = headers.get("keepalive-ping-interval");
@@ -79,24 +82,26 @@ impl State {
     }
 
     async fn happens(&mut self) -> Bytes {
-        loop {
-            let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
-            self.used.touch();
-            match next {
-                Err(_) => return event(&json!({ "keepalive": {} })),
-                Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => {
-                    return self.data(stream, &bytes);
-                }
-                // Too slow: they have no word for it.
-                Ok(Ok(Some(Chunk::Gap { .. }))) => {}
-                Ok(Ok(Some(Chunk::Exit(status)))) => return self.end(status),
-                Ok(Ok(None)) => return self.end(self.control.info().status.unwrap_or_default()),
-                Ok(Err(error)) => {
-                    self.at = At::Over;
-                    return Fault::from(error).envelope();
-                }
+        let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
+        self.used.touch();
+        match next {
+            Err(_) => event(&json!({ "keepalive": {} })),
+            Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
+            // The process goes on; whoever listens must not take what is left for all of it.
+            Ok(Ok(Some(Chunk::Gap { from, to }))) => {
+                let lost = to - from;
+                let message = format!("{lost} bytes of output came faster than they were read");
+                self.fail(&Fault::new("data_loss", message))
             }
+            Ok(Ok(Some(Chunk::Exit(status)))) => self.end(status),
+            Ok(Ok(None)) => self.end(self.control.info().status.unwrap_or_default()),
+            Ok(Err(error)) => self.fail(&Fault::from(error)),
         }
+    }
+
+    fn fail(&mut self, fault: &Fault) -> Bytes {
+        self.at = At::Over;
+        fault.envelope()
     }
 
     fn data(&self, stream: Stream, bytes: &[u8]) -> Bytes {
@@ -111,8 +116,12 @@ impl State {
 
     fn end(&mut self, status: ExecStatus) -> Bytes {
         if status.timed_out {
-            self.at = At::Over;
-            return Fault::new("deadline_exceeded", "context deadline exceeded").envelope();
+            let message = "context deadline exceeded";
+            return self.fail(&Fault::new("deadline_exceeded", message));
+        }
+        // Its sandbox took it along: that is no end of its own.
+        if status.signal == Some(KILL) && self.used.is_over() {
+            return self.fail(&Fault::over());
         }
         self.at = At::Ending(connect::done());
         event(&json!({ "end": ended(status) }))

@@ -1,0 +1,98 @@
+//! Somebody wants a sandbox to run, whatever it does now: one decision, made while nobody else changes it.
+
+use atoll_model::{Code, Ending, Error, SandboxState, Scope};
+
+use crate::ledger::Held;
+use crate::sandboxes::{MICROSECONDS, always, check_timeout, joined};
+use crate::{Context, Core, SandboxView, now, spawn};
+
+/// How a sandbox is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Connect {
+    /// For at least so many seconds.
+    pub seconds: u32,
+    /// What is paused goes on; if not, it boots.
+    pub with_memory: bool,
+    /// One that runs is refused.
+    pub only_asleep: bool,
+    /// What happens at its end from now on; `None` stays.
+    pub on_timeout: Option<Ending>,
+}
+
+/// What it did before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// It ran.
+    Ran,
+    /// It was paused or stopped.
+    Slept,
+}
+
+impl Core {
+    /// Makes a sandbox run if it does not. What somebody else does to it just now is waited for; the end of one that
+    /// runs is never nearer than before.
+    pub async fn connect(
+        &self,
+        context: &Context,
+        name: &str,
+        asked: Connect,
+    ) -> Result<(SandboxView, Before), Error> {
+        context.require(Scope::Sandboxes)?;
+        check_timeout(&context.org, Some(asked.seconds))?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let core = self.clone();
+        let work = spawn(async move {
+            let held = core.inner.ledger.hold(entry).await.map_err(deleted)?;
+            core.connect_held(&held, asked).await
+        });
+        joined(work.await)
+    }
+
+    async fn connect_held(
+        &self,
+        held: &Held,
+        asked: Connect,
+    ) -> Result<(SandboxView, Before), Error> {
+        let entry = &held.entry;
+        let state = entry.with(|row| row.state);
+        let before = match state {
+            SandboxState::Running if asked.only_asleep => return Err(state.refusal("resumed")),
+            SandboxState::Running => Before::Ran,
+            SandboxState::Paused if asked.with_memory => {
+                self.resume_held(held, Some(Some(asked.seconds))).await?;
+                Before::Slept
+            }
+            _ => {
+                if state == SandboxState::Paused {
+                    self.stop_held(held, always()).await?;
+                }
+                self.start_held(held).await?;
+                Before::Slept
+            }
+        };
+        let row = entry.row();
+        let mut wanted = row.clone();
+        let end = now() + i64::from(asked.seconds) * MICROSECONDS;
+        wanted.end_at = match state {
+            SandboxState::Running => row.end_at.map(|set| set.max(end)),
+            SandboxState::Paused if asked.with_memory => row.end_at,
+            _ => Some(end),
+        };
+        wanted.lifetime.on_timeout = asked.on_timeout.unwrap_or(row.lifetime.on_timeout);
+        if wanted == row {
+            return Ok((row.into(), before));
+        }
+        let written = entry.write(&self.inner.store, |row| *row = wanted);
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok((row.into(), before))
+    }
+}
+
+/// It was there when somebody asked for it, and somebody else deleted it first.
+fn deleted(error: Error) -> Error {
+    match error.code {
+        Code::SandboxNotFound => Error::new(Code::Conflict, "the sandbox is being deleted"),
+        _ => error,
+    }
+}

@@ -1,0 +1,29 @@
+// What comes later: each says so in words.
+
+import assert from 'node:assert/strict'
+import { AuthenticationError, Sandbox, Secret, Template, Volume } from 'e2b'
+
+const template = Template().fromImage('debian').runCmd('true')
+const sandbox = await Sandbox.create({ timeoutMs: 60_000 })
+try {
+  for (const [what, call] of [
+    ['forks', () => sandbox.fork()],
+    ['snapshots', () => sandbox.createSnapshot()],
+    ['snapshots', () => sandbox.listSnapshots().nextItems()],
+    ['template', () => Template.build(template, 'x')],
+    ['template', () => Template.exists('x')],
+    ['volumes', () => Volume.create('x')],
+    ['volumes', () => Volume.list()],
+    ['secrets', () => Secret.create('x', 'y')],
+    ['secrets', () => Secret.list().nextItems()],
+    ['code interpreter', () => Sandbox.create('code-interpreter-v1', { timeoutMs: 60_000 })],
+  ]) {
+    const error = await call().then(() => assert.fail(`${what}: nothing happened`), (error) => error)
+    assert.match(error.message, /does not support/, what)
+    assert(error.message.includes(what), error.message)
+  }
+  // Who has no key is told that, not what there is.
+  await assert.rejects(Volume.list({ apiKey: 'e2b_' + '0'.repeat(64) }), AuthenticationError)
+} finally {
+  await sandbox.kill()
+}

@@ -1,0 +1,26 @@
+"""A server that takes few requests a second: who sends more is told so, in calls and in streams."""
+
+import asyncio
+
+from e2b import AsyncSandbox, RateLimitException
+
+from expect import leave
+
+
+async def main():
+    sandbox = await AsyncSandbox.create(timeout=60)
+    for call in [
+        lambda: sandbox.commands.run("true"),
+        lambda: sandbox.commands.list(),
+        lambda: sandbox.files.list("/"),
+        lambda: sandbox.files.read("/etc/hostname"),
+    ]:
+        results = await asyncio.gather(*(call() for _ in range(30)), return_exceptions=True)
+        refused = [result for result in results if isinstance(result, Exception)]
+        assert refused, results
+        for error in refused:
+            assert isinstance(error, RateLimitException), repr(error)
+
+
+asyncio.run(main())
+leave()

@@ -1,0 +1,270 @@
+//! Streams: what keeps them alive, and every way in which they end.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::calls::{Agent, Stream};
+use crate::api::{Client, Server};
+use crate::world::DEADLINE;
+
+/// How a stream failed: one envelope, the last, and no `end` before it.
+async fn failure(stream: &mut Stream) -> (String, String) {
+    let rest = stream.rest().await;
+    let [(true, end)] = &rest[..] else {
+        panic!("{rest:?}");
+    };
+    let text = |name: &str| end["error"][name].as_str().unwrap().to_owned();
+    (text("code"), text("message"))
+}
+
+fn over() -> (String, String) {
+    ("unavailable".into(), "The sandbox was not found".into())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_stream_says_that_it_lives_as_often_as_it_is_asked_to() {
+    let server = Server::start().await;
+    let agent = Agent::make(&server.client()).await;
+    let often = [("keepalive-ping-interval", "1")];
+    let (started, pid) = agent.start("exec sleep 600", &often).await;
+    let process = json!({ "process": { "pid": pid } });
+    let mut joined = agent
+        .open("process.Process/Connect", &process, &often)
+        .await;
+    let (_, first) = joined.next().await.unwrap();
+    assert_eq!(first, json!({ "event": { "start": { "pid": pid } } }));
+    let place = json!({ "path": "/tmp" });
+    let watch = agent.open("filesystem.Filesystem/WatchDir", &place, &often);
+    let mut watch = watch.await;
+    assert_eq!(watch.next().await.unwrap().1, json!({ "start": {} }));
+    let event = json!({ "event": { "keepalive": {} } });
+    for (mut stream, sign) in [
+        (started, event.clone()),
+        (joined, event),
+        (watch, json!({ "keepalive": {} })),
+    ] {
+        for _ in 0..2 {
+            let begin = Instant::now();
+            assert_eq!(stream.next().await.unwrap(), (false, sign.clone()));
+            // What waits in a buffer comes at once; nothing comes later than it should.
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        }
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_its_deadline_a_stream_fails_and_has_no_end_of_its_process() {
+    let server = Server::start().await;
+    let agent = Agent::make(&server.client()).await;
+    let soon = [("connect-timeout-ms", "300")];
+    let (mut stream, pid) = agent.start("exec sleep 600", &soon).await;
+    let (code, message) = failure(&mut stream).await;
+    assert_eq!(
+        (code.as_str(), message.as_str()),
+        ("deadline_exceeded", "context deadline exceeded")
+    );
+    // It ended all the same, and can be asked how for a while.
+    let process = json!({ "process": { "pid": pid } });
+    let mut again = agent.open("process.Process/Connect", &process, &[]).await;
+    assert_eq!(again.next().await.unwrap().1["event"]["start"]["pid"], pid);
+    assert_eq!(failure(&mut again).await.0, "deadline_exceeded");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_joins_a_process_that_has_ended_is_told_how() {
+    let server = Server::start().await;
+    let agent = Agent::make(&server.client()).await;
+    let (mut stream, pid) = agent.start("echo said; exit 3", &[]).await;
+    let end = json!({ "exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3" });
+    let ended = [
+        (false, json!({ "event": { "end": end } })),
+        (true, json!({})),
+    ];
+    assert_eq!(stream.rest().await, ended);
+    let process = json!({ "process": { "pid": pid } });
+    let mut again = agent.open("process.Process/Connect", &process, &[]).await;
+    assert_eq!(again.next().await.unwrap().1["event"]["start"]["pid"], pid);
+    assert_eq!(again.rest().await, ended);
+    server.close().await;
+}
+
+/// Ends a sandbox in a way, while a command and a watch are listened to; how those fail.
+async fn ends(client: &Client, act: impl AsyncFnOnce(&str)) {
+    let agent = Agent::make(client).await;
+    let (mut command, _) = agent.start("exec sleep 600", &[]).await;
+    let place = json!({ "path": "/tmp" });
+    let watch = agent.open("filesystem.Filesystem/WatchDir", &place, &[]);
+    let mut watch = watch.await;
+    watch.next().await.unwrap();
+    act(&agent.id).await;
+    assert_eq!(failure(&mut command).await, over());
+    assert_eq!(failure(&mut watch).await, over());
+    let gone =
+        json!({ "sandboxId": agent.id, "message": "The sandbox was not found", "code": 502 });
+    let path = json!({ "path": "/tmp" });
+    for answer in [
+        agent.call("filesystem.Filesystem/Stat", &path).await,
+        agent.ask("GET", "/health", &[], "").await,
+    ] {
+        assert_eq!((answer.status, answer.json()), (502, gone.clone()));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_listened_to_does_not_end_by_itself_when_its_sandbox_does() {
+    let server = Server::start().await;
+    let client = server.client();
+    let post = async |path: String, body: Value| {
+        let answer = client.post(&path, &body).await;
+        assert_eq!(answer.status, 204, "{answer:?}");
+    };
+    ends(&client, async |id| {
+        client.delete(&format!("/e2b/sandboxes/{id}")).await;
+    })
+    .await;
+    ends(&client, async |id| {
+        post(
+            format!("/e2b/sandboxes/{id}/timeout"),
+            json!({ "timeout": 0 }),
+        )
+        .await;
+    })
+    .await;
+    ends(&client, async |id| {
+        post(
+            format!("/e2b/sandboxes/{id}/pause"),
+            json!({ "memory": false }),
+        )
+        .await;
+    })
+    .await;
+    // A process that is killed alone ends as one that is killed.
+    let agent = Agent::make(&client).await;
+    let (mut stream, _) = agent.start("kill -9 $$", &[]).await;
+    let rest = stream.rest().await;
+    assert_eq!(rest[0].1["event"]["end"]["status"], "signal: killed");
+    assert_eq!(rest[1], (true, json!({})));
+    server.close().await;
+}
+
+/// Asks all the time, until the sandbox is gone, and tells of each answer. `slow` is under way most of the time.
+async fn ask_until_gone(agent: &Agent, slow: bool, answered: &Notify) {
+    loop {
+        let answer = if slow {
+            let asked = json!({ "path": "/usr", "depth": 3 });
+            agent.call("filesystem.Filesystem/ListDir", &asked).await
+        } else {
+            let octets = [("content-type", "application/octet-stream")];
+            agent.ask("POST", "/files?path=x", &octets, "x").await
+        };
+        if answer.status != 200 {
+            let gone = (answer.status, answer.json()["message"].clone());
+            assert_eq!(gone, (502, json!("The sandbox was not found")));
+            return;
+        }
+        answered.notify_one();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
+    let server = Server::start().await;
+    let client = server.client();
+    for act in ["kill", "stop"] {
+        let agent = Agent::make(&client).await;
+        let answered = Notify::new();
+        let askers = (0..6).map(|n| ask_until_gone(&agent, n % 2 == 0, &answered));
+        let acting = async {
+            answered.notified().await;
+            let path = format!("/e2b/sandboxes/{}", agent.id);
+            if act == "kill" {
+                return client.delete(&path).await;
+            }
+            let files_only = json!({ "memory": false });
+            client.post(&format!("{path}/pause"), &files_only).await
+        };
+        let both = async { tokio::join!(join_all(askers), acting) };
+        let (_, acted) = tokio::time::timeout(DEADLINE, both).await.unwrap();
+        assert_eq!(acted.status, 204, "{acted:?}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn output_that_is_lost_is_no_output_that_never_was() {
+    let server = Server::start().await;
+    let client = server.client();
+    let agent = Agent::make(&client).await;
+    // More than is kept; whoever reads nothing holds it back for a while only.
+    let line = "head -c 150000000 /dev/zero; touch /tmp/written; exec sleep 600";
+    let (mut stream, _) = agent.start(line, &[]).await;
+    let written = async {
+        let path = json!({ "path": "/tmp/written" });
+        while agent.call("filesystem.Filesystem/Stat", &path).await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let patience = DEADLINE + Duration::from_mins(1);
+    tokio::time::timeout(patience, written).await.unwrap();
+    let (code, message) = failure(&mut stream).await;
+    assert_eq!(code, "data_loss");
+    assert!(message.contains("bytes of output"), "{message}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn too_many_requests_are_refused_in_the_form_of_what_was_called() {
+    let mut server = Server::start_with(&["--rate-limit", "5"]).await;
+    let client = server.client();
+    let agent = Agent::make(&client).await;
+    let mut refused = None;
+    for _ in 0..1000 {
+        let answer = agent.call("process.Process/List", &json!({})).await;
+        if answer.status != 200 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.unwrap();
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (429, &json!("resource_exhausted"))
+    );
+    let mut limited = Vec::new();
+    for _ in 0..1000 {
+        let asked = json!({ "process": { "pid": 1 } });
+        let mut stream = agent.open("process.Process/Connect", &asked, &[]).await;
+        assert_eq!(stream.status, 200);
+        limited.push(failure(&mut stream).await.0);
+        if limited.last().unwrap() == "resource_exhausted" {
+            break;
+        }
+    }
+    assert_eq!(limited.last().unwrap(), "resource_exhausted");
+    // The same for who asks by a key.
+    let mut refused = None;
+    for _ in 0..1000 {
+        let answer = client.get("/e2b/v2/sandboxes").await;
+        if answer.status != 200 {
+            refused = Some(answer);
+            break;
+        }
+    }
+    let refused = refused.unwrap();
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (429, &json!(429))
+    );
+    assert_eq!(refused.headers["retry-after"], "1");
+    // A key that is no good is no good, however often it comes.
+    let nobody = client.with_key(Some("e2b_00"));
+    assert_eq!(nobody.get("/e2b/v2/sandboxes").await.status, 401);
+    // Whoever clears up must not be refused.
+    server.kill_and_start_with(&[]);
+    server.close().await;
+}
