@@ -43,7 +43,7 @@ over_both! {
     a_run_is_a_run_over_any_line, a_run_is_a_run_over_a_bad_line => runs;
 }
 
-async fn sandboxes(_: &Server, line: &impl Line) {
+async fn sandboxes(server: &Server, line: &impl Line) {
     let id = said(
         line,
         &["sandbox", "create", "--name", "web", "--timeout", "1h"],
@@ -137,6 +137,7 @@ async fn sandboxes(_: &Server, line: &impl Line) {
         json(line, &["sandbox", "ls", "--json"]),
         Value::Array(Vec::new())
     );
+    assert!(server.client().get("/sandboxes").await.array().is_empty());
 }
 
 async fn commands(server: &Server, line: &impl Line) {

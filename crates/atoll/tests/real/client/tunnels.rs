@@ -33,7 +33,7 @@ fn echo(stream: &mut TcpStream) {
 /// The lowest number of a descriptor that a process does not have.
 fn free(child: &Child) -> u64 {
     let held = |number: &u64| fs::symlink_metadata(format!("/proc/{}/fd/{number}", child.id()));
-    (0..).find(|number| held(number).is_err()).unwrap()
+    (0..1 << 20).find(|number| held(number).is_err()).unwrap()
 }
 
 /// Processor time that a process has used, in hundredths of a second.
