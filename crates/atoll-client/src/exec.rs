@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use atoll_model::{Code, Error};
+use atoll_model::{Code, Error, RequestId};
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +17,9 @@ use crate::{Client, Request, path, query};
 const PART: usize = 256 << 10;
 /// How often a command that takes no input now is asked again: at first, and at last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
+/// What does no harm twice: the end, and that nobody reads, which every further write says too.
+const TWICE: [i32; 2] = [9, 13];
 
 /// A command that runs, or ran.
 #[derive(Debug)]
@@ -61,18 +64,12 @@ pub enum Said {
 }
 
 impl<'a> Exec<'a> {
-    /// Starts a command. An answer that got lost is asked for by the command's tag, which must be its own.
+    /// Starts a command, once: the key tells a request that is said again.
     pub async fn start(client: &'a Client, sandbox: &str, asked: &Value) -> Result<Self, Error> {
         let commands = path(&["sandboxes", sandbox, "commands"]);
-        let begin = Request::post(&commands, asked);
-        let tag = asked["tag"].as_str().unwrap_or_default();
-        let found = Request::get(path(&[
-            "sandboxes",
-            sandbox,
-            "commands",
-            &format!("tag:{tag}"),
-        ]));
-        let begun = client.start(&begin, &found, Code::ExecNotFound).await?;
+        let key = RequestId::random();
+        let begin = Request::post(&commands, asked).header("idempotency-key", key.as_str());
+        let begun = client.call(&begin.repeatable()).await?;
         Self::find(
             client,
             sandbox,
@@ -184,10 +181,14 @@ pub struct Remote<'a> {
 }
 
 impl Remote<'_> {
-    /// Sends a signal; 9 ends everything that the command started.
+    /// Sends a signal; 9 ends everything that the command started. Others may mean more when they come twice: one whose
+    /// answer got lost is not sent again.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
         let path = format!("{}/signal", self.path);
-        let request = Request::post(path, &json!({ "signal": signal })).repeatable();
+        let mut request = Request::post(path, &json!({ "signal": signal }));
+        if TWICE.contains(&signal) {
+            request = request.repeatable();
+        }
         self.client.ask(&request).await.map(|_| ())
     }
 
@@ -251,8 +252,8 @@ impl Client {
         loop {
             match self.try_once(begin).await {
                 Ok(begun) => return Ok(begun),
-                Err(Failure::Broken(error)) => {
-                    patience.after(self, Failure::Broken(error)).await?;
+                Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => {
+                    patience.after(self, failure).await?;
                     match self.call(found).await {
                         Err(error) if error.code == missing => {}
                         found => return found,

@@ -24,6 +24,8 @@ pub enum Failure {
     Unreachable(Error),
     /// The line broke: it may have been heard or not.
     Broken(Error),
+    /// Nothing is said for too long: it may have been heard or not.
+    Silent(Error),
     /// The server says no.
     Refused(Error),
 }
@@ -31,7 +33,10 @@ pub enum Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Unreachable(error) | Failure::Broken(error) | Failure::Refused(error) => error,
+            Failure::Unreachable(error)
+            | Failure::Broken(error)
+            | Failure::Silent(error)
+            | Failure::Refused(error) => error,
         }
     }
 }
@@ -77,10 +82,24 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         }
         error.details.insert(REQUEST.to_owned(), request);
     }
-    if matches!(error.code, Code::Unauthenticated) || is_unknown_key(&error) {
-        error.remedy = Some("say ATOLL_API_KEY, or log in again: `atoll login`".into());
+    if let Some(remedy) = own_remedy(&error) {
+        error.remedy = Some(remedy.into());
     }
     Failure::Refused(error)
+}
+
+const LOG_IN: &str = "say ATOLL_API_KEY, or log in again: `atoll login`";
+
+/// What to do where the server speaks of its routes, and a user of the command has commands.
+fn own_remedy(error: &Error) -> Option<&'static str> {
+    Some(match error.code {
+        Code::Unauthenticated => LOG_IN,
+        Code::PermissionDenied if is_unknown_key(error) => LOG_IN,
+        Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
+        Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
+        Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",
+        _ => return None,
+    })
 }
 
 /// A key that is known, and may not do this, is another thing: the server says which one may.
@@ -92,6 +111,7 @@ fn is_unknown_key(error: &Error) -> bool {
 #[derive(Debug)]
 pub struct Patience {
     repeatable: bool,
+    heard: bool,
     since: Option<Instant>,
     pause: Duration,
 }
@@ -101,6 +121,7 @@ impl Patience {
     pub fn new(repeatable: bool) -> Self {
         Self {
             repeatable,
+            heard: false,
             since: None,
             pause: PAUSES.0,
         }
@@ -108,12 +129,17 @@ impl Patience {
 
     /// Something worked: the next trouble is another one.
     pub fn reset(&mut self) {
-        (self.since, self.pause) = (None, PAUSES.0);
+        (self.heard, self.since, self.pause) = (false, None, PAUSES.0);
     }
 
     /// It was said before.
     pub fn has_tried(&self) -> bool {
         self.since.is_some()
+    }
+
+    /// It was said before, and may have been done.
+    pub fn may_be_done(&self) -> bool {
+        self.heard
     }
 
     /// Waits a moment before the next try, or gives up.
@@ -122,9 +148,12 @@ impl Patience {
             // A server that was never there is not waited for.
             Failure::Unreachable(_) => client.met(),
             Failure::Broken(_) => self.repeatable,
+            // Whoever never said a word will not now.
+            Failure::Silent(_) => self.repeatable && client.met(),
             // Nothing was done.
             Failure::Refused(error) => error.code == Code::RateLimited,
         };
+        self.heard |= matches!(failure, Failure::Broken(_) | Failure::Silent(_));
         let since = *self.since.get_or_insert_with(Instant::now);
         if !worth || since.elapsed() >= client.away {
             return Err(failure.into());

@@ -10,6 +10,8 @@ mod request;
 mod socket;
 mod stream;
 mod target;
+#[cfg(test)]
+mod tests;
 mod tunnel;
 
 use std::path::PathBuf;
@@ -153,9 +155,9 @@ impl Client {
                 Ok(answer) => return Ok(answer),
                 // It was done, and we were not told.
                 Err(Failure::Refused(error))
-                    if patience.has_tried()
+                    if patience.may_be_done()
                         && request.is_delete()
-                        && error.code == Code::SandboxNotFound =>
+                        && matches!(error.code, Code::SandboxNotFound | Code::FileNotFound) =>
                 {
                     let (body, next) = (Bytes::new(), None);
                     return Ok(Answer { body, next });
@@ -289,6 +291,6 @@ impl Client {
     fn silent(&self, to: &str, time: Duration) -> Failure {
         let seconds = time.as_secs();
         let message = format!("{} said nothing {to} for {seconds} s", self.target);
-        Failure::Broken(Error::new(Code::Timeout, message).remedy(connect::WHERE))
+        Failure::Silent(Error::new(Code::Timeout, message).remedy(connect::WHERE))
     }
 }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::{Client, Request};
 
 /// Servers ask every 30 seconds whether we are there: a line that is silent for so long is dead.
-const SILENCE: Duration = Duration::from_secs(75);
+pub(crate) const SILENCE: Duration = Duration::from_secs(75);
 /// How long a frame of ours may take.
 const SENDING: Duration = Duration::from_mins(1);
 

@@ -1,13 +1,22 @@
 //! A connection of ours joined with a port of a sandbox. Each way goes on by itself: neither waits for the other.
 
+use std::time::Duration;
+
 use atoll_model::{Code, Error};
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::socket::{Socket, refusal};
+use crate::socket::{self, Socket, refusal};
 
+/// Servers ask here too whether we are there.
+const SILENCE: Duration = if cfg!(test) {
+    Duration::from_millis(200)
+} else {
+    socket::SILENCE
+};
 /// How much is sent in a frame.
 const MOST: usize = 64 << 10;
 
@@ -29,7 +38,16 @@ impl Socket {
             }
         };
         let down = async {
-            while let Some(Ok(message)) = source.next().await {
+            loop {
+                let message = match timeout(SILENCE, source.next()).await {
+                    Ok(Some(Ok(message))) => message,
+                    Ok(_) => return Err(Error::new(Code::Timeout, "the tunnel broke")),
+                    // The server asks now and then, whatever the sandbox says.
+                    Err(_) => {
+                        let message = format!("the tunnel was dead for {} s", SILENCE.as_secs());
+                        return Err(Error::new(Code::Timeout, message));
+                    }
+                };
                 match message {
                     Message::Binary(bytes) if bytes.is_empty() => {
                         let _ = to_us.shutdown().await;
@@ -47,7 +65,6 @@ impl Socket {
                     _ => {}
                 }
             }
-            Err(Error::new(Code::Timeout, "the tunnel broke"))
         };
         tokio::pin!(up, down);
         tokio::select! {

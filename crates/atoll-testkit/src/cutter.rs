@@ -18,6 +18,15 @@ pub struct Cutter {
 impl Cutter {
     /// Stands in front of `server`. Where it cuts follows from the seed.
     pub fn new(server: &str, seed: u64) -> Self {
+        Self::start(server, seed, false)
+    }
+
+    /// One that cuts every other connection in the middle of the first words: short requests are cut too.
+    pub fn hasty(server: &str, seed: u64) -> Self {
+        Self::start(server, seed, true)
+    }
+
+    fn start(server: &str, seed: u64, hasty: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("the port");
         let (cuts, over) = (
@@ -29,6 +38,7 @@ impl Cutter {
             let (cuts, over) = (Arc::clone(&cuts), Arc::clone(&over));
             std::thread::spawn(move || {
                 let mut random = seed.wrapping_mul(2).wrapping_add(1);
+                let mut short = false;
                 for client in listener.incoming() {
                     if over.load(Ordering::SeqCst) {
                         return;
@@ -41,7 +51,12 @@ impl Cutter {
                         .wrapping_add(0x1405_7b7e);
                     // From a part of a head to some hundred kilobytes, each size as likely as its double.
                     let doublings = 8 + (random >> 59) % 12;
-                    let most = (1_i64 << doublings) + ((random >> 20) % (1 << doublings)) as i64;
+                    let mut most =
+                        (1_i64 << doublings) + ((random >> 20) % (1 << doublings)) as i64;
+                    short = hasty && !short;
+                    if short {
+                        most = most % 1000 + 1;
+                    }
                     join(client, server, most, &cuts);
                 }
             })

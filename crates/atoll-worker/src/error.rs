@@ -87,7 +87,8 @@ pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
     let path = String::from_utf8_lossy(path).into_owned();
     let error = io::Error::from_raw_os_error(errno);
     use rustix::io::Errno;
-    let (code, what) = match Errno::from_raw_os_error(errno) {
+    let errno = Errno::from_raw_os_error(errno);
+    let (code, what) = match errno {
         Errno::NOENT => (Code::FileNotFound, "no such file or directory".to_owned()),
         Errno::ACCESS | Errno::PERM => (
             Code::PermissionDenied,
@@ -113,11 +114,37 @@ pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
         }
         _ => (Code::Internal, error.to_string()),
     };
-    let failed = Error::new(code, format!("{path:?}: {what}")).detail("path", path);
-    match code {
-        Code::NotAFile => failed.remedy("name a regular file"),
-        Code::Conflict => failed.remedy("remove it recursively"),
-        _ if errno == Errno::LOOP.raw_os_error() => failed.detail("errno", "ELOOP"),
-        _ => failed,
+    let mut failed = Error::new(code, format!("{path:?}: {what}")).detail("path", path);
+    failed.remedy = remedy(errno).map(ToOwned::to_owned);
+    if errno == Errno::LOOP {
+        return failed.detail("errno", "ELOOP");
     }
+    failed
 }
+
+/// What to do about it.
+fn remedy(errno: rustix::io::Errno) -> Option<&'static str> {
+    use rustix::io::Errno;
+    Some(match errno {
+        Errno::NOENT => "check the path: a relative one starts at the user's home",
+        Errno::ACCESS | Errno::PERM => {
+            "do it as another user of the sandbox, such as root, or in another place"
+        }
+        Errno::ROFS => "choose another place",
+        Errno::EXIST => "choose another name, or remove it first",
+        Errno::NOTDIR => NAME_A_DIRECTORY,
+        Errno::ISDIR => "name a regular file",
+        Errno::NOTEMPTY => "remove it recursively",
+        Errno::NOSPC | Errno::DQUOT => "remove something there, or give the sandbox more disk",
+        Errno::NAMETOOLONG => "choose a shorter one",
+        Errno::LOOP => "name the file itself",
+        Errno::NOTSUP => "leave them out, or choose another place",
+        Errno::XDEV => "copy it, and remove it here",
+        Errno::BUSY | Errno::TXTBSY => "stop what uses it",
+        _ => return None,
+    })
+}
+
+/// For what needs one.
+pub(crate) const NAME_A_DIRECTORY: &str =
+    "name a directory; all parts of a path but the last are directories";

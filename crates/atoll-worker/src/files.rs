@@ -203,6 +203,7 @@ fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
             .detail("path", text),
         Failure::NotADirectory => {
             Error::new(Code::NotADirectory, format!("{text:?} is not a directory"))
+                .remedy(crate::error::NAME_A_DIRECTORY)
                 .detail("path", text)
         }
         Failure::Archive => Error::invalid(

@@ -28,10 +28,11 @@ mod shell;
 mod template;
 mod top;
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
-use atoll_model::Error;
+use atoll_model::{Code, Error};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Config;
@@ -124,7 +125,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Run(run) => return run.run(&config),
         Command::Exec(exec) => return exec.run(&config),
         Command::Shell(shell) => return shell.run(&config),
-        Command::Serve(serve) => serve.run(&config),
+        // Who reads where it serves may leave.
+        Command::Serve(serve) => return ended(serve.run(&config)),
         Command::Sandbox(sandbox) => sandbox.run(&config),
         Command::Cp(cp) => cp.run(&config),
         Command::Files(files) => files.run(&config),
@@ -158,12 +160,22 @@ pub(crate) fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
+    match heard() {
+        Err(_) if left() => ExitCode::from(NOBODY_READS),
+        heard => ended(heard.and(done)),
+    }
+}
+
+/// Says what went wrong, if something did.
+fn ended(done: Result<ExitCode, Error>) -> ExitCode {
     done.unwrap_or_else(|error| {
         complain(&error);
         ExitCode::from(error.code.exit_code())
     })
 }
 
+/// Exit code when whoever read our output has left: what a shell says of SIGPIPE.
+const NOBODY_READS: u8 = 141;
 /// Exit code for failures of Atoll's own, as with env(1) and docker(1).
 const OWN_FAILURE: u8 = 125;
 
@@ -211,8 +223,36 @@ pub(crate) fn say(line: &str) {
     say_bytes(format!("{line}\n").as_bytes());
 }
 
+/// Data as it is, at once: whoever reads may wait for it. What cannot be written is told by [`heard`].
 fn say_bytes(bytes: &[u8]) {
-    let _ = std::io::stdout().write_all(bytes);
+    let mut stdout = io::stdout();
+    if let Err(error) = stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        let _ = UNSAID.set(error);
+    }
+}
+
+/// Why standard output could not be written to.
+static UNSAID: OnceLock<io::Error> = OnceLock::new();
+
+/// Whether all was written that was said. What goes on for long asks, and ends if not.
+pub(crate) fn heard() -> Result<(), Error> {
+    UNSAID.get().map_or(Ok(()), |error| Err(unwritten(error)))
+}
+
+/// Whoever read standard output has left, which needs no words.
+fn left() -> bool {
+    let left = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    UNSAID.get().is_some_and(left)
+}
+
+/// Our output cannot be written.
+pub(crate) fn unwritten(error: &io::Error) -> Error {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull => Code::DiskFull,
+        _ => Code::InvalidRequest,
+    };
+    let message = format!("standard output cannot be written: {error}");
+    Error::new(code, message).remedy("free some space there, or send it elsewhere")
 }
 
 /// Colours a word for people; a pipe gets it plain.

@@ -270,7 +270,10 @@ fn find(used: &atoll_core::Use, name: &str) -> Result<Control, Error> {
     if let Some(tag) = name.strip_prefix("tag:") {
         return runtime.find_exec_by_tag(used.id(), tag);
     }
-    let unknown = |_| Error::new(Code::ExecNotFound, "there is no such command");
+    let unknown = |_| {
+        Error::new(Code::ExecNotFound, "there is no such command")
+            .remedy("list the sandbox's commands: the oldest of those that ended are forgotten")
+    };
     runtime.find_exec(used.id(), &name.parse().map_err(unknown)?)
 }
 

@@ -453,5 +453,6 @@ fn unknown(by: &str, value: &str) -> Error {
         Code::ExecNotFound,
         format!("there is no command with {by} {value}"),
     )
+    .remedy("list the sandbox's commands: the oldest of those that ended are forgotten")
     .detail(by, value)
 }

@@ -11,6 +11,8 @@ use crate::config::Config;
 
 /// Let programs that are written for E2B use this server.
 #[derive(Debug, Subcommand)]
+#[command(after_help = "Example:
+  eval \"$(atoll e2b env)\"")]
 pub(crate) enum E2b {
     Env(Env),
 }

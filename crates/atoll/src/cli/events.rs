@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::Value;
 
 use super::remote::{Remote, below, find, plain, text};
-use super::say;
+use super::{heard, say};
 use crate::config::Config;
 
 /// Tell what happens to your sandboxes, or what happened to one.
@@ -65,6 +65,7 @@ impl Events {
                 last = event["number"].as_i64().unwrap_or(last);
                 self.show(event);
             }
+            heard()?;
             if events.is_empty() {
                 return Ok(last);
             }
@@ -87,6 +88,7 @@ impl Events {
             if id.is_none_or(|id| text(&event.data, "sandboxID") == id) {
                 self.show(&event.data);
             }
+            heard()?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_client::{Client, Exec as Command, Exit, Said};
-use atoll_model::{Bytes as Size, Error, RequestId, parse_duration};
+use atoll_model::{Bytes as Size, Category, Error, parse_duration};
 use bytes::Bytes;
 use clap::Args;
 use serde_json::{Value, json};
@@ -13,10 +13,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc;
 
-use super::remote::{Remote, find};
-use super::run::{Signals, pass_on, stdin_is_null};
+use super::remote::{Remote, find, say_json};
+use super::run::{Signals, ended_by, pass_on, stdin_is_null};
 use super::template::variables;
-use super::{as_command, note, say};
+use super::{as_command, complain, heard, note, say, unwritten};
 use crate::config::Config;
 
 /// Run a command in a sandbox, with our own input, output and exit code.
@@ -46,6 +46,9 @@ pub(crate) struct Exec {
     /// Start it and print its id; `atoll logs` shows what it writes.
     #[arg(long, short)]
     detach: bool,
+    /// Print JSON instead of the id.
+    #[arg(long, requires = "detach")]
+    json: bool,
     #[command(flatten)]
     remote: Remote,
     /// Id, name, or the beginning of one.
@@ -76,15 +79,20 @@ impl Exec {
         self.remote.with(config, async |client| {
             let sandbox = find(client, &self.sandbox).await?;
             if self.detach {
-                say(&Command::start(client, &sandbox, &asked.body(Input::Null))
+                let id = Command::start(client, &sandbox, &asked.body(Input::Null))
                     .await?
-                    .id);
-                return Ok(0);
+                    .id;
+                if self.json {
+                    say_json(&json!({ "sandboxID": sandbox, "execID": id }))?;
+                } else {
+                    say(&id);
+                }
+                return heard().map(|()| 0);
             }
             // From here on signals are ours to pass on.
             let mut signals = Signals::new()?;
             let exit = asked.pass(client, &sandbox, &mut signals).await?;
-            asked.explain(exit, None);
+            explain(exit, self.timeout, None);
             Ok(exit.exit_code as u8)
         })
     }
@@ -108,7 +116,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// As the API wants it. The tag is for us: it tells whether a request that was not answered was heard.
+    /// As the API wants it.
     fn body(&self, input: Input) -> Value {
         let (program, args) = match self.command.split_first() {
             Some((program, args)) => (program.as_str(), args),
@@ -121,7 +129,6 @@ impl Asked<'_> {
             "timeout": self.deadline.map_or(0.0, |deadline| deadline.as_secs_f64()),
             "background": true,
             "openStdin": input == Input::Open,
-            "tag": RequestId::random().as_str(),
         });
         for (name, value) in [("cwd", self.cwd), ("user", self.user)] {
             if let Some(value) = value {
@@ -143,7 +150,9 @@ impl Asked<'_> {
         } else {
             Input::Open
         };
-        let mut command = Command::start(client, sandbox, &self.body(input)).await?;
+        let body = self.body(input);
+        let starting = Command::start(client, sandbox, &body);
+        let mut command = signals.unless(starting).await?;
         let remote = command.remote();
         let mut input = (input == Input::Open).then(|| (command.remote(), read_input()));
         let fed = async {
@@ -158,39 +167,61 @@ impl Asked<'_> {
             }
             std::future::pending::<()>().await;
         };
-        let heard = async {
-            loop {
-                let number = signals.next().await;
-                // The first is passed on; a second one means business.
-                let sent = if signals.before { 9 } else { number };
-                signals.before = true;
-                if let Err(error) = remote.signal(sent).await {
-                    return error;
-                }
-            }
-        };
+        let signalled = pass_signals(&remote, signals);
         tokio::select! {
             exit = pass_output(&mut command) => exit,
-            error = heard => Err(error),
+            error = signalled => Err(error),
             () = fed => Ok(Exit::default()),
         }
     }
+}
 
-    /// Says why it was killed, if it was us or the kernel on our behalf.
-    pub(crate) fn explain(&self, exit: Exit, memory: Option<Size>) {
-        if exit.oom_killed {
-            let much = memory.map_or_else(String::new, |memory| {
-                format!(" ({memory}); give it more with --memory")
-            });
-            note(&format!(
-                "atoll: killed: the sandbox ran out of memory{much}"
-            ));
-        } else if exit.timed_out {
-            let after = self.deadline.unwrap_or_default();
-            note(&format!(
-                "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
-            ));
-        }
+/// Says why a command was killed, if it was us or the kernel on our behalf.
+pub(crate) fn explain(exit: Exit, deadline: Option<Duration>, memory: Option<Size>) {
+    if exit.oom_killed {
+        let much = memory.map_or_else(String::new, |memory| {
+            format!(" ({memory}); give it more with --memory")
+        });
+        note(&format!(
+            "atoll: killed: the sandbox ran out of memory{much}"
+        ));
+    } else if exit.timed_out {
+        let after = deadline.unwrap_or_default();
+        note(&format!(
+            "atoll: killed: the deadline of {after:?} was reached; set another with --timeout"
+        ));
+    }
+}
+
+/// Passes the first signal on; a second one means business, and comes at once; a third leaves the command alone.
+async fn pass_signals(remote: &atoll_client::Remote<'_>, signals: &mut Signals) -> Error {
+    let mut number = signals.next().await;
+    loop {
+        let last = signals.before;
+        signals.before = true;
+        let sent = remote.signal(if last { 9 } else { number });
+        number = tokio::select! {
+            sent = sent => {
+                match sent {
+                    Ok(()) => {}
+                    // It has ended meanwhile, as its output tells.
+                    Err(error) if error.code.category() == Category::NotFound => {}
+                    // It may have come or not: the next one may be the first.
+                    Err(error) if !last && error.code.category() == Category::Unavailable => {
+                        signals.before = false;
+                        note("atoll: the connection broke: the signal may not have come");
+                    }
+                    Err(error) => return error,
+                }
+                signals.next().await
+            }
+            next = signals.next() => {
+                if last {
+                    return ended_by(next);
+                }
+                next
+            }
+        };
     }
 }
 
@@ -223,7 +254,10 @@ async fn pass_output(command: &mut Command<'_>) -> Result<Exit, Error> {
             }
             Said::Exit(exit) => return Ok(exit),
         };
-        if written.is_err() {
+        if let Err(error) = written {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                complain(&unwritten(&error));
+            }
             // What a closed pipe would have told it without a sandbox around it.
             let pipe = SignalKind::pipe().as_raw_value();
             command.remote().signal(pipe).await?;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use atoll_client::{Client, Request};
+use atoll_client::{Client, Event, Request};
 use atoll_model::{Bytes, Error};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::cp::download;
 use super::remote::{Remote, file_call, find, plain, say_json, text};
-use super::{note, say};
+use super::{heard, note, say};
 use crate::config::Config;
 
 /// Look at the files of a sandbox, and change which there are.
@@ -220,24 +220,27 @@ impl Watch {
             let path = self.common.path(&id, &["watch"], &asked);
             let mut events = client.events(Request::get(path)).without_numbers();
             while let Some(event) = events.next().await? {
-                let mut data = event.data;
-                if self.json {
-                    data["event"] = json!(event.name);
-                    say(&data.to_string());
-                    continue;
-                }
-                let path = plain(text(&data, "path"));
-                match event.name.as_str() {
-                    "rename" => say(&format!("rename {} → {path}", plain(text(&data, "from")))),
-                    "overflow" => note("atoll: some events are missing: look again at everything"),
-                    "break" => note("atoll: the connection broke: look again at everything"),
-                    "limit" => note("atoll: more directories than can be watched"),
-                    "end" => note(&format!("atoll: over: {}", text(&data, "reason"))),
-                    name => say(&format!("{name} {path}")),
-                }
+                self.show(event);
+                heard()?;
             }
             Ok(())
         })
+    }
+
+    fn show(&self, Event { name, mut data }: Event) {
+        if self.json {
+            data["event"] = json!(name);
+            return say(&data.to_string());
+        }
+        let path = plain(text(&data, "path"));
+        match name.as_str() {
+            "rename" => say(&format!("rename {} → {path}", plain(text(&data, "from")))),
+            "overflow" => note("atoll: some events are missing: look again at everything"),
+            "break" => note("atoll: the connection broke: look again at everything"),
+            "limit" => note("atoll: more directories than can be watched"),
+            "end" => note(&format!("atoll: over: {}", text(&data, "reason"))),
+            name => say(&format!("{name} {path}")),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::time::Duration;
 
 use atoll_client::{Client, Request};
 use atoll_model::{Code, Error};
@@ -13,6 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use super::remote::{Remote, below, find};
 use super::{note, say};
 use crate::config::Config;
+
+/// When nobody can be let in, the next try is so much later.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Let ports of this machine lead to ports of a sandbox.
 ///
@@ -109,13 +113,18 @@ async fn serve(
     let mut open = futures_util::stream::FuturesUnordered::new();
     loop {
         tokio::select! {
-            accepted = listener.accept() => {
-                // The client may be gone already.
-                if let Ok((stream, _)) = accepted {
-                    open.push(join(client, &path, stream));
-                }
-            }
+            stream = accept(listener) => open.push(join(client, &path, stream)),
             Some(()) = futures_util::StreamExt::next(&mut open) => {}
+        }
+    }
+}
+
+/// Somebody who comes. One who is gone already is no trouble; one for whom there is no room waits until there is.
+async fn accept(listener: &TcpListener) -> TcpStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(_) => tokio::time::sleep(PAUSE).await,
         }
     }
 }

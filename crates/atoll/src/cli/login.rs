@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use atoll_client::{Client, Request, Target};
 use atoll_model::{Code, Error};
 use clap::Args;
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
+use super::run::{Signals, terminal::Raw};
 use super::{block_on, note};
 use crate::config::Config;
 use crate::config::profiles::{Profile, Profiles};
@@ -45,7 +45,14 @@ impl Login {
             ));
         };
         let mut profiles = Profiles::read(file)?;
-        let key = if self.no_key { None } else { Some(key()?) };
+        let key = if self.no_key {
+            None
+        } else {
+            match block_on(key())? {
+                Ok(key) => Some(key),
+                Err(number) => return Ok(ExitCode::from((128 + number) as u8)),
+            }
+        };
         let client = Client::new(target.clone(), key.clone());
         let client = client.authorities(config.authorities.clone());
         block_on(client.ask(&Request::get("/sandboxes?limit=1")))?;
@@ -65,29 +72,36 @@ impl Login {
     }
 }
 
-/// The key, which is not shown.
-fn key() -> Result<String, Error> {
-    let stdin = std::io::stdin();
-    let unread = |error: std::io::Error| {
-        Error::new(
-            Code::InvalidRequest,
-            format!("the key cannot be read: {error}"),
-        )
-    };
-    let mut line = String::new();
-    if stdin.is_terminal() {
+/// The key, which is not shown; or the signal that came instead.
+async fn key() -> Result<Result<String, i32>, Error> {
+    let asked = std::io::stdin().is_terminal();
+    let mut signals = Signals::new()?;
+    let silent = asked.then(Raw::without_echo).transpose()?;
+    if asked {
         let _ = write!(std::io::stderr(), "key: ");
-        let before = tcgetattr(&stdin).map_err(|errno| unread(errno.into()))?;
-        let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO);
-        tcsetattr(&stdin, OptionalActions::Now, &silent).map_err(|errno| unread(errno.into()))?;
-        let read = stdin.lock().read_line(&mut line);
-        let _ = tcsetattr(&stdin, OptionalActions::Now, &before);
-        note("");
-        read.map_err(unread)?;
-    } else {
-        stdin.lock().read_line(&mut line).map_err(unread)?;
     }
+    let (read, line) = tokio::sync::oneshot::channel();
+    // A thread of its own: a read of a terminal cannot be taken back.
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let done = std::io::stdin().lock().read_line(&mut line);
+        let _ = read.send(done.map(|_| line));
+    });
+    let line = tokio::select! {
+        line = line => line,
+        number = signals.next() => return Ok(Err(number)),
+    };
+    drop(silent);
+    if asked {
+        note("");
+    }
+    let line = line
+        .unwrap_or_else(|_| Ok(String::new()))
+        .map_err(|error| {
+            let message = format!("the key cannot be read: {error}");
+            Error::new(Code::InvalidRequest, message)
+                .remedy("type it, or give it on standard input")
+        })?;
     let key = line.trim();
     if key.is_empty() || key.chars().any(|letter| !letter.is_ascii_graphic()) {
         return Err(Error::invalid(
@@ -96,5 +110,5 @@ fn key() -> Result<String, Error> {
             "a key is atl_ and 64 hex digits; --no-key is for a server that wants none",
         ));
     }
-    Ok(key.to_owned())
+    Ok(Ok(key.to_owned()))
 }

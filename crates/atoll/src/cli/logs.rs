@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::remote::{Remote, below, find, text};
-use super::{note, say, say_bytes};
+use super::{heard, note, say, say_bytes};
 use crate::config::Config;
 
 /// Show what the commands of a sandbox wrote, one command after the other.
@@ -59,6 +59,7 @@ impl Logs {
             for line in answer.json()?.as_array().into_iter().flatten() {
                 self.show(line);
             }
+            heard()?;
             match answer.next {
                 Some(next) => after = Some(next),
                 None => return Ok(()),
@@ -71,6 +72,7 @@ impl Logs {
         let mut events = client.events(Request::get(path));
         while let Some(event) = events.next().await? {
             self.show(&event.data);
+            heard()?;
         }
         Ok(())
     }
@@ -101,6 +103,7 @@ impl Logs {
             } else {
                 say_bytes(&bytes);
             }
+            heard()?;
         }
     }
 

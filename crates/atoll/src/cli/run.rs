@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::progress::Bar;
 use super::remote::Remote;
 use super::template::{store, variables};
-use super::{as_command, block_on, complain, note};
+use super::{as_command, block_on, complain, note, unwritten};
 use crate::config::Config;
 use transfer::Transfer;
 
@@ -173,9 +173,13 @@ impl Run {
         let limits = spec.limits;
         let id = runtime.create(spec).await?.id;
         let caller = caller(self.user.clone());
-        for upload in &self.upload {
-            upload.upload(runtime, &id, &caller).await?;
-        }
+        let uploading = async {
+            for upload in &self.upload {
+                upload.upload(runtime, &id, &caller).await?;
+            }
+            Ok(())
+        };
+        signals.unless(uploading).await?;
         let exec = runtime.exec(&id, exec).await?;
         let status = if self.tty {
             on_terminal(&exec.control, &mut signals).await?
@@ -184,7 +188,8 @@ impl Run {
         };
         explain(&status, limits, self.timeout);
         let code = status.exit_code() as u8;
-        bring_out(&self.download, runtime, &id, &caller, code).await?;
+        let bringing = bring_out(&self.download, runtime, &id, &caller, code);
+        signals.unless(bringing).await?;
         if self.keep {
             keep(runtime, &id, config).await?;
         }
@@ -344,6 +349,19 @@ impl Signals {
             .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
     }
 
+    /// Does something that the next signal ends.
+    pub(crate) async fn unless<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            // One that came before is not forgotten.
+            biased;
+            number = self.next() => Err(ended_by(number)),
+            done = work => done,
+        }
+    }
+
     pub(crate) async fn next(&mut self) -> i32 {
         std::future::poll_fn(|context| {
             for (number, stream) in &mut self.streams {
@@ -355,6 +373,12 @@ impl Signals {
         })
         .await
     }
+}
+
+/// A signal came: the exit code is what a shell says of it.
+pub(crate) fn ended_by(number: i32) -> Error {
+    let message = format!("ended by signal {number}");
+    Error::new(Code::Conflict, message).detail("exitCode", (128 + number).to_string())
 }
 
 /// Shows the command on our own terminal.
@@ -430,7 +454,12 @@ async fn pass_output(
 ) -> Result<(), Error> {
     match copy(&mut output, to).await? {
         None => Ok(()),
-        Some(_) => control.signal(SignalKind::pipe().as_raw_value()).await,
+        Some(error) => {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                complain(&unwritten(&error));
+            }
+            control.signal(SignalKind::pipe().as_raw_value()).await
+        }
     }
 }
 

@@ -159,6 +159,9 @@ pub(crate) struct Several {
     /// Ids, names, or beginnings of them.
     #[arg(required = true, value_name = "SANDBOX")]
     sandboxes: Vec<String>,
+    /// Print JSON, a line a sandbox, instead of ids.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     remote: Remote,
 }
@@ -173,6 +176,9 @@ pub(crate) struct Timeout {
     /// From now on; 0 is without end.
     #[arg(value_parser = parse_duration)]
     duration: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     remote: Remote,
 }
@@ -407,7 +413,8 @@ impl Several {
             let mut failed = None;
             for name in &self.sandboxes {
                 match change(client, name, verb).await {
-                    Ok(id) => say(&id),
+                    Ok(changed) if self.json => say(&changed.to_string()),
+                    Ok(changed) => say(text(&changed, "sandboxID")),
                     Err(error) => {
                         complain(&error);
                         failed = failed.or(Some(error.code.exit_code()));
@@ -420,18 +427,21 @@ impl Several {
     }
 }
 
-/// Has a sandbox changed, or taken away; its id.
-async fn change(client: &Client, name: &str, verb: Option<&str>) -> Result<String, Error> {
+/// Has a sandbox changed, or taken away; what it is then.
+async fn change(client: &Client, name: &str, verb: Option<&str>) -> Result<Value, Error> {
     let id = find(client, name).await?;
     let request = match verb {
         // Asking for what is already so changes nothing.
         Some(verb) => Request::post(below(&id, &[verb]), &json!({})).repeatable(),
         None => Request::delete(below(&id, &[])),
     };
-    client
-        .ask(&request.deadline(Duration::from_mins(2)))
+    let changed = client
+        .call(&request.deadline(Duration::from_mins(2)))
         .await?;
-    Ok(id)
+    Ok(match changed {
+        Value::Null => json!({ "sandboxID": id }),
+        changed => changed,
+    })
 }
 
 impl Timeout {
@@ -443,6 +453,9 @@ impl Timeout {
             client.ask(&request).await?;
             client.call(&Request::get(below(&id, &[]))).await
         })?;
+        if self.json {
+            return say_json(&sandbox);
+        }
         match text(&sandbox, "endAt") {
             "" => say("without end"),
             end => say(end),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use atoll_client::{Client, Exit, Failure, Heard, Patience, Request, Socket};
+use atoll_client::{Client, Exec, Exit, Failure, Heard, Patience, Request, Socket};
 use atoll_model::{Category, Code, Error, RequestId, TerminalSize};
 use bytes::Bytes;
 use clap::Args;
@@ -24,6 +25,8 @@ use crate::config::Config;
 
 /// What ends the wait for a server, as it would end a command.
 const INTERRUPT: u8 = 3;
+/// The exit code of what was ended by its deadline.
+const TIMED_OUT: i32 = 124;
 
 /// Open a shell in a sandbox, on this terminal.
 ///
@@ -183,14 +186,17 @@ impl<'a> Session<'a> {
             }
             let again = async {
                 patience.after(self.client, failure).await?;
-                Ok(self.client.socket(&path).await)
+                Ok::<_, Error>(self.client.socket(&path).await)
             };
             next = tokio::select! {
                 again = again => match again {
                     Ok(again) => again,
-                    Err(error) => break Err(error),
+                    Err(error) => break Err(error.remedy(self.goes_on())),
                 },
-                () = interrupted(&mut keys, &mut held) => break Err(given_up()),
+                () = interrupted(&mut keys, &mut held) => {
+                    let message = "the connection broke, and was given up";
+                    break Err(Error::new(Code::Timeout, message).remedy(self.goes_on()));
+                }
                 number = signals.next() => break Ok(left(number)),
             };
         };
@@ -201,10 +207,38 @@ impl<'a> Session<'a> {
         ended
     }
 
+    /// The same, and ends its program and all it started when its time is up.
+    pub(crate) async fn show_for(
+        &self,
+        time: Option<Duration>,
+        signals: &mut Signals,
+    ) -> Result<Exit, Error> {
+        let Some(time) = time else {
+            return self.show(signals).await;
+        };
+        tokio::select! {
+            exit = self.show(signals) => return exit,
+            () = tokio::time::sleep(time) => {}
+        }
+        note("");
+        let program = Exec::find(self.client, self.sandbox, &self.program())?;
+        program.remote().signal(9).await?;
+        Ok(Exit {
+            exit_code: TIMED_OUT,
+            timed_out: true,
+            ..Exit::default()
+        })
+    }
+
+    /// What runs there, as a command.
+    fn program(&self) -> String {
+        self.id.replacen("pty_", "exec_", 1)
+    }
+
     /// How its program ended.
     async fn ended(&self) -> Result<Exit, Error> {
-        let exec = self.id.replacen("pty_", "exec_", 1);
-        let request = Request::get(below(self.sandbox, &["commands", &exec, "wait"]));
+        let program = self.program();
+        let request = Request::get(below(self.sandbox, &["commands", &program, "wait"]));
         let about = self.client.call(&request).await?;
         serde_json::from_value(about).map_err(|_| {
             Error::new(
@@ -224,12 +258,17 @@ impl<'a> Session<'a> {
         let sandbox = Request::get(below(self.sandbox, &[]));
         self.client.call(&sandbox).await?;
         self.ended().await.map_err(|_| {
-            let list = format!(
-                "GET /sandboxes/{}/pty lists those that there are",
-                self.sandbox
-            );
-            Error::new(Code::TerminalNotFound, error.message).remedy(list)
+            let another = format!("`atoll shell {}` opens another", self.sandbox);
+            Error::new(Code::TerminalNotFound, error.message).remedy(another)
         })
+    }
+
+    /// That nothing is lost with a connection.
+    fn goes_on(&self) -> String {
+        format!(
+            "the terminal goes on in its sandbox: `atoll shell {} --attach {}` joins it",
+            self.sandbox, self.id
+        )
     }
 }
 
@@ -291,11 +330,6 @@ async fn interrupted(keys: &mut mpsc::Receiver<Vec<u8>>, held: &mut Vec<u8>) {
         held.extend_from_slice(&typed);
     }
     std::future::pending::<()>().await;
-}
-
-fn given_up() -> Error {
-    Error::new(Code::Timeout, "the connection broke, and was given up")
-        .remedy("the terminal goes on in its sandbox: --attach joins it")
 }
 
 /// A line beside what a terminal shows, which is raw now.

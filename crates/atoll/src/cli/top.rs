@@ -12,11 +12,11 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table};
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::remote::{Remote, below, plain, say_json, text};
 use super::run::Signals;
-use super::sandbox::{since, state, until};
+use super::sandbox::{since, span, state, until};
 use super::say;
 use crate::config::Config;
 
@@ -24,6 +24,9 @@ use crate::config::Config;
 const MOST: usize = 100;
 /// How many answers latencies are told of.
 const REMEMBERED: usize = 60;
+
+/// How long a look may take: after that what was seen before is shown, and that it is old.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Show what sandboxes use, how often they are made, and how fast the server answers.
 ///
@@ -69,19 +72,25 @@ impl Top {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Until a signal comes, whatever is being waited for.
     async fn live(&self, client: &Client, latencies: &mut VecDeque<Duration>) -> Result<(), Error> {
         let mut signals = Signals::new()?;
+        tokio::select! {
+            _ = signals.next() => Ok(()),
+            ended = self.draw(client, latencies) => ended,
+        }
+    }
+
+    async fn draw(&self, client: &Client, latencies: &mut VecDeque<Duration>) -> Result<(), Error> {
         let mut events = client.events(Request::get("/events"));
-        let period = Duration::from_secs(self.interval);
-        let mut ticks = interval(period);
+        let mut ticks = interval(Duration::from_secs(self.interval));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut made, mut deleted) = (0_u32, 0_u32);
         let mut seen = look(client, latencies).await?;
+        let (mut at, mut last) = (Instant::now(), Instant::now());
         let _screen = Screen::new();
-        let mut last = Instant::now();
         loop {
             tokio::select! {
-                _ = signals.next() => return Ok(()),
                 event = events.next() => match event? {
                     Some(event) => {
                         made += u32::from(event.name == "sandbox.created");
@@ -90,12 +99,22 @@ impl Top {
                     None => events = client.events(Request::get("/events")),
                 },
                 _ = ticks.tick() => {
-                    seen = look(client, latencies).await.unwrap_or(seen);
+                    let trouble = match timeout(SOON, look(client, latencies)).await {
+                        Ok(Ok(new)) => {
+                            (seen, at) = (new, Instant::now());
+                            None
+                        }
+                        Ok(Err(error)) => Some(error.message),
+                        Err(_) => Some(format!("{} does not answer", client.target())),
+                    };
                     let passed = last.elapsed().as_secs_f64().max(0.1);
                     let rates = (f64::from(made) / passed, f64::from(deleted) / passed);
                     (made, deleted, last) = (0, 0, Instant::now());
                     let page = page(client, &seen, latencies, Some(rates));
-                    Screen::show(&page);
+                    let old = trouble.map_or_else(String::new, |trouble| {
+                        format!("as it was {} ago: {}\n", span(at.elapsed().as_secs()), plain(&trouble))
+                    });
+                    Screen::show(&format!("{old}{page}"));
                 }
             }
         }
@@ -205,7 +224,9 @@ struct Screen;
 
 impl Screen {
     fn new() -> Self {
-        let _ = write!(std::io::stdout(), "\x1b[?1049h\x1b[?25l");
+        let mut stdout = std::io::stdout();
+        let _ = write!(stdout, "\x1b[?1049h\x1b[?25l");
+        let _ = stdout.flush();
         Self
     }
 

@@ -38,12 +38,15 @@ pub(crate) struct Profiles {
 }
 
 impl Profiles {
-    /// Reads the file; none is there, or it is somebody else's: nothing is said.
+    /// Reads the file; none is there, or it is in a directory of somebody else's: nothing is said.
     pub(crate) fn read(file: &Path) -> Result<Self, Error> {
         use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
         let text = match fs::read_to_string(file) {
             Ok(text) => text,
-            Err(error) if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied) => {
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => {
+                return Ok(Self::default());
+            }
+            Err(error) if error.kind() == PermissionDenied && fs::metadata(file).is_err() => {
                 return Ok(Self::default());
             }
             Err(error) => return Err(wrong(file, &error.to_string())),

@@ -120,6 +120,29 @@ fn without_root_doctor_fails_and_run_says_why() {
     let output = nobody(&["doctor"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(told(&output).contains("Grade F"), "{}", told(&output));
+    // A file of theirs that they cannot read is not taken for none.
+    let config = scratch.join("config");
+    std::fs::create_dir_all(config.join("atoll")).unwrap();
+    let file = config.join("atoll/config.toml");
+    std::fs::write(
+        &file,
+        "default = \"x\"\n[profiles.x]\nurl = \"http://127.0.0.1:1\"\n",
+    )
+    .unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command.arg(&copy).args(["sandbox", "ls"]);
+    command
+        .env("XDG_CONFIG_HOME", &config)
+        .env_remove("ATOLL_URL");
+    let output = run_within(command.stdin(Stdio::null()), Duration::from_mins(1), b"");
+    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert!(
+        told(&output).contains("cannot be read"),
+        "{}",
+        told(&output)
+    );
     let output = nobody(&["run", "--", "true"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
@@ -143,27 +166,15 @@ fn open_to_all(path: &std::path::Path) {
 
 #[test]
 fn every_command_shows_examples_and_shells_complete_them() {
-    for command in [
-        "run",
-        "sandbox",
-        "exec",
-        "shell",
-        "cp",
-        "files",
-        "logs",
-        "ports",
-        "forward",
-        "events",
-        "top",
-        "login",
-        "ls",
-        "rm",
-        "doctor",
-        "bench",
-        "template",
-        "gc",
-        "completions",
-    ] {
+    let help = told(&done(&["--help"]));
+    let (_, listed) = help.split_once("Commands:\n").unwrap();
+    let lines = listed.lines().take_while(|line| !line.is_empty());
+    // What a name is for may take several lines.
+    let begins = lines.filter_map(|line| line.strip_prefix("  ").filter(|it| !it.starts_with(' ')));
+    let names = begins.filter_map(|line| line.split_whitespace().next());
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() > 22, "{help}");
+    for command in names {
         let output = done(&[command, "--help"]);
         let text = told(&output);
         assert!(

@@ -4,13 +4,20 @@ mod bad;
 mod breaks;
 mod commands;
 mod copies;
+mod holder;
+mod pipes;
+pub mod screen;
 mod served;
 mod shell;
+mod signals;
+mod terminals;
+mod tunnels;
+mod which;
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use atoll_testkit::run_within;
+use atoll_testkit::{Cutter, run_within};
 use serde_json::Value;
 
 use crate::api::Server;
@@ -29,17 +36,60 @@ fn plain(args: &[&str]) -> Command {
     command
 }
 
+/// A way to a server.
+trait Line {
+    /// Where it begins.
+    fn address(&self) -> String;
+    /// What the server is asked with.
+    fn key(&self) -> String;
+}
+
+impl Line for Server {
+    fn address(&self) -> String {
+        self.address().to_owned()
+    }
+
+    fn key(&self) -> String {
+        self.client().key.unwrap()
+    }
+}
+
+/// One that breaks again and again.
+struct Bad<'a> {
+    server: &'a Server,
+    cutter: Cutter,
+}
+
+impl<'a> Bad<'a> {
+    fn new(server: &'a Server, seed: u64) -> Self {
+        let cutter = Cutter::hasty(server.address(), seed);
+        Self { server, cutter }
+    }
+}
+
+impl Line for Bad<'_> {
+    fn address(&self) -> String {
+        self.cutter.address()
+    }
+
+    fn key(&self) -> String {
+        self.server.key()
+    }
+}
+
 /// `atoll` for a server that is somewhere.
 fn at(server: &Server, address: &str, args: &[&str]) -> Command {
-    let mut command = plain(args);
+    let mut command = atoll(server, args);
     command.env("ATOLL_URL", format!("http://{address}"));
-    command.env("ATOLL_API_KEY", server.client().key.unwrap());
     command
 }
 
 /// `atoll` for a server.
-fn atoll(server: &Server, args: &[&str]) -> Command {
-    at(server, server.address(), args)
+fn atoll(line: &impl Line, args: &[&str]) -> Command {
+    let mut command = plain(args);
+    command.env("ATOLL_URL", format!("http://{}", line.address()));
+    command.env("ATOLL_API_KEY", line.key());
+    command
 }
 
 /// `atoll` over the operator's socket, whose place stays when the server is started again.
@@ -57,8 +107,8 @@ fn done(mut command: Command, input: &[u8]) -> Output {
 
 /// What it wrote, when it ended with 0 and said nothing beside its data.
 #[track_caller]
-fn said(server: &Server, args: &[&str]) -> String {
-    let output = done(atoll(server, args), b"");
+fn said(line: &impl Line, args: &[&str]) -> String {
+    let output = done(atoll(line, args), b"");
     assert_eq!(output.status.code(), Some(0), "{args:?}: {}", told(&output));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
     String::from_utf8(output.stdout).unwrap()
@@ -66,14 +116,14 @@ fn said(server: &Server, args: &[&str]) -> String {
 
 /// The same as JSON.
 #[track_caller]
-fn json(server: &Server, args: &[&str]) -> Value {
-    let text = said(server, args);
+fn json(line: &impl Line, args: &[&str]) -> Value {
+    let text = said(line, args);
     serde_json::from_str(&text).unwrap_or_else(|_| panic!("{args:?}: {text}"))
 }
 
 /// Output and exit code of one that need not work.
 #[track_caller]
-fn tried(server: &Server, args: &[&str]) -> (String, Option<i32>) {
-    let output = done(atoll(server, args), b"");
+fn tried(line: &impl Line, args: &[&str]) -> (String, Option<i32>) {
+    let output = done(atoll(line, args), b"");
     (told(&output), output.status.code())
 }

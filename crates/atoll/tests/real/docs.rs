@@ -1,6 +1,8 @@
 //! The documents say what is true: every `$ …` line of a `console` block is run, and what follows
 //! it is what comes out. A line of `...` stands for anything.
 
+mod readme;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;

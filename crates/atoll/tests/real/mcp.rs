@@ -7,19 +7,23 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use atoll_testkit::Scratch;
+use atoll_testkit::{Cutter, Scratch};
 
 use crate::api::Server;
 use crate::sdk::python::tools;
 use crate::world::binary;
 
 macro_rules! programs {
-    ($( $fact:ident => $program:literal; )*) => {$(
+    ($( $fact:ident => $program:literal $(, $line:ident)?; )*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $fact() {
             let mut server = Server::start().await;
-            let mut program = Program::start($program, &server);
+            let line: Option<Cutter> = None $( .or(Some($line(&server))) )?;
+            let mut program = Program::start($program, &server, line.as_ref());
             tokio::task::block_in_place(|| program.run(&mut server));
+            if let Some(line) = line {
+                assert!(line.cuts() > 10, "{} cuts", line.cuts());
+            }
             // The sessions left nothing.
             let left = server.client().get("/sandboxes").await.array();
             assert!(left.is_empty(), "{left:?}");
@@ -28,11 +32,18 @@ macro_rules! programs {
     )*};
 }
 
+/// A line that breaks again and again.
+fn bad(server: &Server) -> Cutter {
+    Cutter::hasty(server.address(), 29)
+}
+
 programs! {
     agents_work_with_every_tool => "tools.py";
+    agents_work_with_every_tool_over_a_bad_line => "tools.py", bad;
     what_is_wrong_is_told_to_agents => "faults.py";
     commands_of_agents_are_bounded_told_and_cancelled => "commands.py";
     a_session_removes_what_it_made => "sessions.py";
+    a_session_removes_what_it_made_over_a_bad_line => "sessions.py", bad;
     a_session_outlives_its_server => "restart.py";
 }
 
@@ -44,14 +55,16 @@ struct Program {
 }
 
 impl Program {
-    fn start(name: &'static str, server: &Server) -> Self {
+    fn start(name: &'static str, server: &Server, line: Option<&Cutter>) -> Self {
         let scratch = Scratch::new();
+        let line = line.map_or_else(|| server.address().to_owned(), Cutter::address);
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/real/mcp");
         let child = Command::new(tools("mcp").join("bin/python"))
             .arg("-B")
             .arg(program.join(name))
             .env("ATOLL_BIN", binary())
             .env("ATOLL_URL", format!("http://{}", server.address()))
+            .env("LINE", format!("http://{line}"))
             .env("ATOLL_API_KEY", server.client().key.unwrap())
             // Another way to it, which stays the same when it is started again.
             .env("ATOLL_DATA_DIR", server.data())

@@ -1,4 +1,4 @@
 //! Our own SDKs, against the binary that users run.
 
 pub mod python;
-mod typescript;
+pub mod typescript;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use atoll_client::{Exec, Exit, Said};
-use atoll_model::{Error, RequestId};
+use atoll_model::Error;
 use rmcp::RoleServer;
 use rmcp::model::{ProgressNotificationParam, ProgressToken};
 use rmcp::schemars::{self, JsonSchema};
@@ -97,14 +97,13 @@ impl Tool for RunCommand {
 }
 
 impl RunCommand {
-    /// As the API wants it. The tag tells whether a request that was not answered was heard.
+    /// As the API wants it.
     fn asked(self, timeout: f64) -> Value {
         let mut asked = json!({
             "cmd": self.command,
             "envs": self.env.unwrap_or_default(),
             "timeout": timeout,
             "background": true,
-            "tag": RequestId::random().as_str(),
         });
         if let Some(args) = self.args {
             asked["args"] = json!(args);

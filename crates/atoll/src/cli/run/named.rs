@@ -138,7 +138,8 @@ impl Run {
                 (info, control.follow(), asked, false)
             }
             None if self.begins() => {
-                let (info, exec, asked) = self.begin(runtime, place, spec, exec).await?;
+                let begun = self.begin(runtime, place, spec, exec, signals);
+                let (info, exec, asked) = begun.await?;
                 (info, exec, asked, true)
             }
             None => return Err(unknown(&place.name)),
@@ -165,7 +166,9 @@ impl Run {
         } else {
             &self.download
         };
-        bring_out(downloads, runtime, &info.id, &caller(spec.user), code).await?;
+        let who = caller(spec.user);
+        let bringing = bring_out(downloads, runtime, &info.id, &who, code);
+        signals.unless(bringing).await?;
         if self.keep || asked.keep {
             keep(runtime, &info.id, config).await?;
         }
@@ -179,6 +182,7 @@ impl Run {
         place: &Place,
         spec: SandboxSpec,
         exec: ExecSpec,
+        signals: &mut Signals,
     ) -> Result<(SandboxInfo, Exec, Asked), Error> {
         // A beginning that was cut off: nobody was told of it.
         for info in runtime.list() {
@@ -199,10 +203,14 @@ impl Run {
         };
         asked.write(place)?;
         let info = runtime.create(spec).await?;
-        for upload in &self.upload {
+        let uploading = async {
             let caller = caller(self.user.clone());
-            upload.upload(runtime, &info.id, &caller).await?;
-        }
+            for upload in &self.upload {
+                upload.upload(runtime, &info.id, &caller).await?;
+            }
+            Ok(())
+        };
+        signals.unless(uploading).await?;
         let exec = runtime.exec(&info.id, exec).await?;
         Ok((info, exec, asked))
     }

@@ -7,17 +7,20 @@ use std::time::Duration;
 
 use atoll_client::{Client, Exit, Request};
 use atoll_model::{Code, Error, Limits};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::super::cp::{Files, check_source};
 use super::super::remote::{below, text};
 use super::super::sandbox::{create, described};
 use super::super::template::variables;
 use super::super::{complain, exec, shell};
-use super::{Run, Signals, terminal};
+use super::{Run, Signals, ended_by, terminal};
 
 /// How long a sandbox outlives us.
 const LEFT: u32 = 120;
+/// How long a sandbox that nobody wants any more is waited for; one that is left ends by itself.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// How often it is told that we are there.
 const RENEWED: Duration = Duration::from_secs(30);
 
@@ -35,20 +38,16 @@ impl Run {
         let asked = asked.into();
         // From here on signals are ours to pass on; the sandbox must not outlive us.
         let mut signals = Signals::new()?;
-        let made = create(client, &asked).await?;
+        let made = made(client, &asked, &mut signals).await?;
         let id = text(&made, "sandboxID");
         let done = tokio::select! {
             done = self.in_served(client, id, limits, &mut signals) => done,
             error = renew(client, id) => Err(error),
         };
         // Whatever happened, nothing of the sandbox stays.
-        let deleted = client.ask(&Request::delete(below(id, &[]))).await;
+        let deleted = deleted(client, id, &mut signals).await;
         let code = done?;
-        match deleted {
-            // Its time was up, or somebody else was quicker.
-            Err(error) if error.code != Code::SandboxNotFound => Err(error),
-            _ => Ok(code),
-        }
+        deleted.map(|()| code)
     }
 
     async fn in_served(
@@ -60,11 +59,14 @@ impl Run {
     ) -> Result<u8, Error> {
         let user = self.user.as_deref();
         let files = Files::new(client, id, user);
-        for upload in &self.upload {
-            files
-                .upload(Path::new(&upload.source), &upload.target)
-                .await?;
-        }
+        let uploading = async {
+            for upload in &self.upload {
+                let source = Path::new(&upload.source);
+                files.upload(source, &upload.target).await?;
+            }
+            Ok(())
+        };
+        signals.unless(uploading).await?;
         let command = words(&self.command)?;
         let environment = variables(&self.env)?.into_iter().collect();
         let cwd = self.cwd.as_deref();
@@ -76,8 +78,11 @@ impl Run {
                 user,
             };
             let size = terminal::size()?;
-            let session = shell::Session::make(client, id, &asked, size).await?;
-            session.show(signals).await?
+            let making = shell::Session::make(client, id, &asked, size);
+            let session = signals.unless(making).await?;
+            let exit = session.show_for(self.timeout, signals).await?;
+            exec::explain(exit, self.timeout, Some(limits.memory));
+            exit
         } else {
             let asked = exec::Asked {
                 command: &command,
@@ -87,20 +92,24 @@ impl Run {
                 deadline: self.timeout,
             };
             let exit = asked.pass(client, id, signals).await?;
-            asked.explain(exit, Some(limits.memory));
+            exec::explain(exit, self.timeout, Some(limits.memory));
             exit
         };
         let code = exit.exit_code as u8;
-        for download in &self.download {
-            let target = Path::new(&download.target);
-            if let Err(error) = files.download(&download.source, target).await {
-                // A command that failed has said so already; its code is the one to tell.
-                if code == 0 {
-                    return Err(error);
+        let downloading = async {
+            for download in &self.download {
+                let target = Path::new(&download.target);
+                if let Err(error) = files.download(&download.source, target).await {
+                    // A command that failed has said so already; its code is the one to tell.
+                    if code == 0 {
+                        return Err(error);
+                    }
+                    complain(&error);
                 }
-                complain(&error);
             }
-        }
+            Ok(())
+        };
+        signals.unless(downloading).await?;
         Ok(code)
     }
 
@@ -122,6 +131,42 @@ impl Run {
             ),
             "leave it out, or add --local",
         ))
+    }
+}
+
+/// Makes the sandbox. If a signal comes first, one that is made all the same is taken away.
+async fn made(client: &Client, asked: &Value, signals: &mut Signals) -> Result<Value, Error> {
+    let making = create(client, asked);
+    tokio::pin!(making);
+    let number = tokio::select! {
+        made = &mut making => return made,
+        number = signals.next() => number,
+    };
+    let taken_away = async {
+        let made = making.await?;
+        delete(client, text(&made, "sandboxID")).await
+    };
+    let _ = timeout(FAREWELL, taken_away).await;
+    Err(ended_by(number))
+}
+
+/// Takes the sandbox away; when a signal comes, within a moment.
+async fn deleted(client: &Client, id: &str, signals: &mut Signals) -> Result<(), Error> {
+    let deleting = delete(client, id);
+    tokio::pin!(deleting);
+    let number = tokio::select! {
+        deleted = &mut deleting => return deleted,
+        number = signals.next() => number,
+    };
+    let deleted = timeout(FAREWELL, deleting).await;
+    deleted.unwrap_or_else(|_| Err(ended_by(number)))
+}
+
+/// Takes the sandbox away. Its time may have been up, or somebody else quicker.
+async fn delete(client: &Client, id: &str) -> Result<(), Error> {
+    match client.ask(&Request::delete(below(id, &[]))).await {
+        Err(error) if error.code != Code::SandboxNotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

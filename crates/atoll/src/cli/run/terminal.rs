@@ -4,7 +4,9 @@ use std::os::fd::AsFd;
 
 use atoll_model::{Chunk, Code, Error, ExecStatus, TerminalSize};
 use atoll_worker::{Control, LogReader};
-use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{
+    LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr,
+};
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -32,11 +34,21 @@ pub(crate) fn current(terminal: std::os::fd::BorrowedFd<'_>) -> TerminalSize {
     }
 }
 
-/// Our terminal while it is raw: every key goes to the command.
+/// Our terminal while it is changed; then it is as it was.
 pub(crate) struct Raw(Termios);
 
 impl Raw {
+    /// Every key goes to the command.
     pub(crate) fn new() -> Result<Self, Error> {
+        Self::changed(Termios::make_raw)
+    }
+
+    /// What is typed is not shown.
+    pub(crate) fn without_echo() -> Result<Self, Error> {
+        Self::changed(|modes| modes.local_modes.remove(LocalModes::ECHO))
+    }
+
+    fn changed(change: impl FnOnce(&mut Termios)) -> Result<Self, Error> {
         let failed = |error: rustix::io::Errno| {
             Error::new(
                 Code::Internal,
@@ -44,9 +56,9 @@ impl Raw {
             )
         };
         let before = tcgetattr(std::io::stdin()).map_err(failed)?;
-        let mut raw = before.clone();
-        raw.make_raw();
-        tcsetattr(std::io::stdin(), OptionalActions::Now, &raw).map_err(failed)?;
+        let mut changed = before.clone();
+        change(&mut changed);
+        tcsetattr(std::io::stdin(), OptionalActions::Now, &changed).map_err(failed)?;
         Ok(Self(before))
     }
 }

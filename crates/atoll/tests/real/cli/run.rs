@@ -85,6 +85,87 @@ fn a_run_ends_as_a_shell_user_expects() {
 }
 
 #[test]
+fn a_run_that_cannot_begin_leaves_nothing() {
+    let scratch = Scratch::new();
+    let data = own_data(&scratch);
+    let run = |words: &[&str], name: &[&str]| {
+        let words = [
+            &["run", "--template", "one"],
+            name,
+            words,
+            &["--", "/probe", "echo", "hi"],
+        ];
+        let mut command = atoll(&words.concat());
+        command.env("ATOLL_DATA_DIR", &data);
+        run_within(&mut command, Duration::from_mins(1), b"")
+    };
+    let found = || {
+        let mut find = Command::new("find");
+        let found = run_within(find.arg(&data), Duration::from_mins(1), b"");
+        let mut found: Vec<String> = told(&found).lines().map(ToOwned::to_owned).collect();
+        found.sort();
+        found
+    };
+    for name in [&[][..], &["--name", "build"]] {
+        assert_eq!(told(&run(&[], name)), "hi\nexit 0");
+        let before = found();
+        for words in [
+            &["--user", "nobody-here"][..],
+            &["--cwd", "/nowhere"],
+            &["--upload", "/etc/hostname:/proc/x"],
+            &["--mount", "/nowhere:/x"],
+        ] {
+            let output = run(words, name);
+            assert_eq!(
+                output.status.code(),
+                Some(125),
+                "{words:?}: {}",
+                told(&output)
+            );
+            assert_eq!(found(), before, "{words:?}");
+        }
+    }
+}
+
+/// The upload of a file whose end is far away.
+#[test]
+fn a_signal_ends_a_run_that_copies_files() {
+    let scratch = Scratch::new();
+    let data = own_data(&scratch);
+    let big = scratch.join("big");
+    std::fs::File::create(&big)
+        .unwrap()
+        .set_len(4 << 30)
+        .unwrap();
+    let upload = format!("{}:/home/user/big", big.display());
+    for name in [&[][..], &["--name", "build"]] {
+        let words = [
+            &["run", "--template", "one", "--upload", &upload],
+            name,
+            &["--", "/probe", "echo", "hi"],
+        ];
+        let mut command = atoll(&words.concat());
+        command.env("ATOLL_DATA_DIR", &data).stderr(Stdio::null());
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        // It is being copied.
+        let mut du = Command::new("sh");
+        du.arg("-c").arg("du -sk \"$0\" | cut -f1").arg(&data);
+        atoll_testkit::wait_for("some of it", Duration::from_mins(1), || {
+            let size = run_within(&mut du, Duration::from_mins(1), b"");
+            let size = String::from_utf8_lossy(&size.stdout).trim().parse::<u64>();
+            size.unwrap_or(0) > 50 << 10
+        });
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(told(&output), "exit 130");
+        let size = run_within(&mut du, Duration::from_mins(1), b"");
+        let size = String::from_utf8_lossy(&size.stdout).trim().parse::<u64>();
+        assert!(size.unwrap() < 50 << 10);
+    }
+}
+
+#[test]
 fn an_unknown_template_is_refused_with_the_known_ones() {
     let text = told(&done(&["run", "--template", "zz", "--", "true"]));
     assert!(

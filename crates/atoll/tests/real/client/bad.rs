@@ -27,11 +27,10 @@ fn refused(command: Command, code: i32, words: &str) {
         "{name}: {text}"
     );
     let lines: Vec<&str> = text.lines().collect();
-    assert!(lines.len() <= 2, "{name}: {text}");
-    assert!(
-        lines.len() < 2 || lines[1].starts_with("  hint: "),
-        "{name}: {text}"
-    );
+    assert_eq!(lines.len(), 2, "{name}: {text}");
+    assert!(lines[1].starts_with("  hint: "), "{name}: {text}");
+    // Routes are for programs.
+    assert!(!text.contains("GET /"), "{name}: {text}");
     assert_eq!(output.stdout, b"", "{name}");
 }
 
@@ -78,7 +77,7 @@ async fn keys_urls_and_servers_that_are_not_there() {
     }
     // Neither said nor on this machine.
     refused(plain(&["sandbox", "ls"]), 7, "no server can be reached");
-    // Nor one of ours: it says something else, or nothing at all.
+    // Nor one of ours: it says something else.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = other.local_addr().unwrap();
     let answering = std::thread::spawn(move || {
@@ -105,44 +104,125 @@ async fn sandboxes_and_files_that_are_not_there() {
         client.delete(&format!("/sandboxes/{gone}")).await.status,
         204
     );
-    for (args, code) in [
-        (vec!["sandbox", "get", &gone], 4),
-        (vec!["sandbox", "get", "nobody"], 4),
-        (vec!["exec", &gone, "true"], 125),
-        (vec!["files", "ls", &gone], 4),
-        (vec!["logs", &gone], 4),
-        (vec!["ports", &gone], 4),
-        (vec!["forward", &gone, "0:80"], 4),
-        (vec!["events", "nobody"], 4),
-        (vec!["cp", "/etc/hostname", "nobody:x"], 4),
-        (vec!["files", "cat", "web", "/etc"], 2),
-        (vec!["files", "cat", "web", "nothing"], 4),
-        (vec!["files", "ls", "web", "nothing"], 4),
-        (vec!["files", "ls", "web", "/etc/hostname"], 2),
-        (vec!["files", "rm", "web", "nothing"], 4),
-        (vec!["files", "watch", "web", "nothing"], 4),
-        (vec!["files", "cat", "web", "/etc/shadow"], 3),
-        (vec!["cp", "web:nothing", "."], 4),
-        (vec!["cp", "/nothing", "web:"], 4),
-        (vec!["cp", "web:/etc/hostname", "/nowhere/at/all"], 4),
-        (vec!["cp", "one", "two"], 2),
-        (vec!["cp", "web:one", "web:two"], 2),
-        (vec!["sandbox", "create", "--template", "nothing"], 2),
-        (vec!["sandbox", "create", "--name", "web"], 5),
-        (vec!["sandbox", "create", "--memory", "1000000"], 2),
+    let full = json!({ "path": "full/of" });
+    let made = client.post("/sandboxes/web/files/mkdir", &full).await;
+    assert_eq!(made.status, 204);
+    let ls = "hint: `atoll sandbox ls`";
+    let path = "hint: check the path";
+    for (args, code, words) in [
+        (vec!["sandbox", "get", &gone], 4, ls),
+        (vec!["sandbox", "get", "nobody"], 4, ls),
+        (vec!["sandbox", "rm", "nobody"], 4, ls),
+        (vec!["sandbox", "timeout", &gone, "1h"], 4, ls),
+        (vec!["exec", &gone, "true"], 125, ls),
+        (vec!["files", "ls", &gone], 4, ls),
+        (vec!["logs", &gone], 4, ls),
+        (vec!["logs", &gone, "-f"], 4, ls),
+        (vec!["ports", &gone], 4, ls),
+        (vec!["forward", &gone, "0:80"], 4, ls),
+        (vec!["events", "nobody"], 4, ls),
+        (vec!["cp", "/etc/hostname", "nobody:x"], 4, ls),
+        (
+            vec!["files", "cat", "web", "/etc"],
+            2,
+            "name a regular file",
+        ),
+        (vec!["files", "cat", "web", "nothing"], 4, path),
+        (vec!["files", "ls", "web", "nothing"], 4, path),
+        (
+            vec!["files", "ls", "web", "/etc/hostname"],
+            2,
+            "name a directory",
+        ),
+        (
+            vec!["files", "mkdir", "web", "/etc/hostname/x"],
+            2,
+            "name a directory",
+        ),
+        (vec!["files", "rm", "web", "nothing"], 4, path),
+        (
+            vec!["files", "rm", "web", "full"],
+            5,
+            "remove it recursively",
+        ),
+        (vec!["files", "watch", "web", "nothing"], 4, path),
+        (
+            vec!["files", "cat", "web", "/etc/shadow"],
+            3,
+            "such as root",
+        ),
+        (vec!["files", "mkdir", "web", "/proc/x"], 4, path),
+        (vec!["cp", "web:nothing", "."], 4, path),
+        (vec!["cp", "/nothing", "web:"], 4, "/nothing cannot be read"),
+        (
+            vec!["cp", "web:/etc/hostname", "/nowhere/at/all"],
+            4,
+            "/nowhere/at/all cannot be written",
+        ),
+        (vec!["cp", "one", "two"], 2, "SANDBOX:PATH"),
+        (vec!["cp", "web:one", "web:two"], 2, "SANDBOX:PATH"),
+        (
+            vec!["sandbox", "create", "--template", "nothing"],
+            2,
+            "\"nothing\"",
+        ),
+        (
+            vec!["sandbox", "create", "--name", "web"],
+            5,
+            "the alias is taken",
+        ),
+        (
+            vec!["sandbox", "create", "--memory", "1000000"],
+            2,
+            "whole mebibytes",
+        ),
         (
             vec!["logs", "web", "--exec", "exec_aaaaabbbbbcccccddddd"],
             4,
+            "atoll logs --json",
         ),
-        (vec!["exec", "--cwd", "/nothing", "web", "true"], 125),
-        (vec!["exec", "--user", "nobody-here", "web", "true"], 125),
-        (vec!["exec", "-e", "odd", "web", "true"], 125),
-        (vec!["shell", "web"], 125),
-        (vec!["run", "--mount", "/etc:/x", "--", "true"], 125),
-        (vec!["run", "--name", "build", "--", "true"], 125),
+        (vec!["logs", "web", "--exec", "odd"], 4, "atoll logs --json"),
+        (
+            vec!["exec", "--cwd", "/nothing", "web", "true"],
+            125,
+            "\"/nothing\" cannot be entered",
+        ),
+        (
+            vec!["exec", "--user", "nobody-here", "web", "true"],
+            125,
+            "\"nobody-here\" is not known",
+        ),
+        (
+            vec!["exec", "-e", "odd", "web", "true"],
+            125,
+            "write --env NAME=VALUE",
+        ),
+        (vec!["shell", "web"], 125, "`atoll exec` runs commands"),
+        (
+            vec!["run", "--mount", "/etc:/x", "--", "true"],
+            125,
+            "add --local",
+        ),
+        (
+            vec!["run", "--name", "build", "--", "true"],
+            125,
+            "add --local",
+        ),
+        (
+            vec!["run", "--cwd", "/nothing", "--", "true"],
+            125,
+            "\"/nothing\" cannot be entered",
+        ),
+        (
+            vec!["run", "--user", "nobody-here", "--", "true"],
+            125,
+            "\"nobody-here\" is not known",
+        ),
     ] {
-        refused(atoll(&server, &args), code, "");
+        refused(atoll(&server, &args), code, words);
     }
+    // Nothing came of any of them.
+    assert_eq!(client.get("/sandboxes").await.array().len(), 1);
     assert_eq!(
         client.post("/sandboxes/web/stop", &json!({})).await.status,
         200

@@ -1,28 +1,57 @@
 //! What each command does, and that programs can read it.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::net::TcpStream;
 use std::process::Stdio;
 
 use atoll_testkit::{Scratch, wait_for};
 use serde_json::Value;
 
-use super::{atoll, done, json, operator, plain, said, tried};
+use super::{Bad, Line, atoll, done, json, operator, said, tried};
 use crate::api::Server;
 use crate::cli::told;
 use crate::world::DEADLINE;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_are_made_listed_changed_and_removed() {
-    let server = Server::start().await;
+/// Each holds over a line that holds, and over one that breaks again and again.
+macro_rules! over_both {
+    ($( $fact:ident, $bad:ident => $work:ident; )*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $fact() {
+            let server = Server::start().await;
+            $work(&server, &server).await;
+            server.close().await;
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $bad() {
+            let server = Server::start().await;
+            let line = Bad::new(&server, 17);
+            $work(&server, &line).await;
+            assert!(line.cutter.cuts() > 3, "{} cuts", line.cutter.cuts());
+            drop(line);
+            server.close().await;
+        }
+    )*};
+}
+
+over_both! {
+    sandboxes_are_made_listed_changed_and_removed, sandboxes_over_a_bad_line => sandboxes;
+    a_command_has_our_input_output_and_code, commands_over_a_bad_line => commands;
+    files_are_listed_read_made_watched_and_removed, files_over_a_bad_line => files;
+    a_port_of_a_sandbox_is_a_port_of_ours, ports_over_a_bad_line => ports;
+    what_happens_is_told_as_it_happens, what_happens_is_told_over_a_bad_line => events;
+    a_run_is_a_run_over_any_line, a_run_is_a_run_over_a_bad_line => runs;
+}
+
+async fn sandboxes(server: &Server, line: &impl Line) {
     let id = said(
-        &server,
+        line,
         &["sandbox", "create", "--name", "web", "--timeout", "1h"],
     );
     let id = id.trim();
     assert_eq!(id.len(), 21, "{id}");
     let made = json(
-        &server,
+        line,
         &[
             "sandbox", "create", "--json", "--memory", "512M", "--cpus", "0.5", "-e", "A=b",
         ],
@@ -32,19 +61,16 @@ async fn sandboxes_are_made_listed_changed_and_removed() {
         (&512.into(), &0.5.into())
     );
     let other = made["sandboxID"].as_str().unwrap();
-    let listed = json(&server, &["sandbox", "ls", "--json"]);
+    let listed = json(line, &["sandbox", "ls", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 2);
-    assert_eq!(said(&server, &["sandbox", "ls", "-q"]).lines().count(), 2);
-    let table = said(&server, &["sandbox", "ls"]);
+    assert_eq!(said(line, &["sandbox", "ls", "-q"]).lines().count(), 2);
+    let table = said(line, &["sandbox", "ls"]);
     assert!(
         table.contains(id) && table.contains("web") && table.contains("512 MiB"),
         "{table}"
     );
     // Its variables are there.
-    assert_eq!(
-        said(&server, &["exec", other, "sh", "-c", "echo $A"]),
-        "b\n"
-    );
+    assert_eq!(said(line, &["exec", other, "sh", "-c", "echo $A"]), "b\n");
     // By id, by name, and by a beginning of either that only it has.
     let beginning = (1..id.len()).map(|length| &id[..length]);
     let beginning = beginning
@@ -53,12 +79,12 @@ async fn sandboxes_are_made_listed_changed_and_removed() {
         .unwrap();
     for name in [id, "web", "we", beginning] {
         assert_eq!(
-            json(&server, &["sandbox", "get", name, "--json"])["sandboxID"],
+            json(line, &["sandbox", "get", name, "--json"])["sandboxID"],
             id,
             "{name}"
         );
     }
-    let (text, code) = tried(&server, &["sandbox", "get", "i"]);
+    let (text, code) = tried(line, &["sandbox", "get", "i"]);
     assert!(
         code == Some(2) && text.contains("2 sandboxes begin with"),
         "{text}"
@@ -69,55 +95,62 @@ async fn sandboxes_are_made_listed_changed_and_removed() {
         ("stop", "stopped"),
         ("start", "running"),
     ] {
-        assert_eq!(said(&server, &["sandbox", verb, "web"]), format!("{id}\n"));
+        assert_eq!(said(line, &["sandbox", verb, "web"]), format!("{id}\n"));
         assert_eq!(
-            json(&server, &["sandbox", "get", "web", "--json"])["state"],
+            json(line, &["sandbox", "get", "web", "--json"])["state"],
             state
         );
     }
+    let changed = json(line, &["sandbox", "pause", "web", "--json"]);
     assert_eq!(
-        said(&server, &["sandbox", "timeout", "web", "0"]),
+        (&changed["sandboxID"], &changed["state"]),
+        (&id.into(), &"paused".into())
+    );
+    assert_eq!(
+        json(line, &["sandbox", "resume", "web", "--json"])["state"],
+        "running"
+    );
+    let timed = json(line, &["sandbox", "timeout", "web", "1h", "--json"]);
+    assert!(timed["endAt"].is_string(), "{timed}");
+    assert_eq!(
+        said(line, &["sandbox", "timeout", "web", "0"]),
         "without end\n"
     );
-    assert!(said(&server, &["sandbox", "timeout", "web", "10m"]).starts_with("20"));
+    assert!(said(line, &["sandbox", "timeout", "web", "10m"]).starts_with("20"));
     assert!(
-        json(&server, &["top", "--json"])["sandboxes"]
+        json(line, &["top", "--json"])["sandboxes"]
             .as_array()
             .unwrap()
             .len()
             == 2
     );
-    assert!(said(&server, &["top"]).contains("pool"));
+    assert!(said(line, &["top"]).contains("pool"));
     assert_eq!(
-        said(&server, &["sandbox", "rm", "web", other])
-            .lines()
-            .count(),
+        said(line, &["sandbox", "rm", "web", other]).lines().count(),
         2
     );
-    assert_eq!(tried(&server, &["sandbox", "rm", "web"]).1, Some(4));
+    assert_eq!(tried(line, &["sandbox", "rm", "web"]).1, Some(4));
+    let id = said(line, &["sandbox", "create"]);
+    let removed = json(line, &["sandbox", "rm", id.trim(), "--json"]);
+    assert_eq!(removed, serde_json::json!({ "sandboxID": id.trim() }));
     assert_eq!(
-        json(&server, &["sandbox", "ls", "--json"]),
+        json(line, &["sandbox", "ls", "--json"]),
         Value::Array(Vec::new())
     );
-    server.close().await;
+    assert!(server.client().get("/sandboxes").await.array().is_empty());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_has_our_input_output_and_code() {
-    let server = Server::start().await;
+async fn commands(server: &Server, line: &impl Line) {
     let id = server
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
-    assert_eq!(said(&server, &["exec", &id, "echo", "hi"]), "hi\n");
-    let output = done(
-        atoll(&server, &["exec", "web", "tr", "a-z", "A-Z"]),
-        b"hello",
-    );
+    assert_eq!(said(line, &["exec", &id, "echo", "hi"]), "hi\n");
+    let output = done(atoll(line, &["exec", "web", "tr", "a-z", "A-Z"]), b"hello");
     assert_eq!(told(&output), "HELLOexit 0");
     let output = done(
         atoll(
-            &server,
+            line,
             &[
                 "exec",
                 "web",
@@ -135,7 +168,7 @@ async fn a_command_has_our_input_output_and_code() {
     );
     assert_eq!(output.status.code(), Some(3));
     let there = said(
-        &server,
+        line,
         &[
             "exec",
             "--cwd",
@@ -152,93 +185,118 @@ async fn a_command_has_our_input_output_and_code() {
     );
     assert_eq!(there, "/etc\n0\nb c\n");
     assert_eq!(
-        tried(&server, &["exec", "--timeout", "1s", "web", "sleep", "60"]).1,
+        tried(line, &["exec", "--timeout", "1s", "web", "sleep", "60"]).1,
         Some(124)
     );
     assert_eq!(
-        tried(&server, &["exec", "web", "no-such-program"]).1,
+        tried(line, &["exec", "web", "no-such-program"]).1,
         Some(127)
     );
-    assert_eq!(
-        tried(&server, &["exec", "web", "/etc/hostname"]).1,
-        Some(126)
-    );
-    assert_eq!(tried(&server, &["exec", "nobody", "true"]).1, Some(125));
-    assert_eq!(tried(&server, &["exec", "web"]).1, Some(125));
+    assert_eq!(tried(line, &["exec", "web", "/etc/hostname"]).1, Some(126));
+    assert_eq!(tried(line, &["exec", "nobody", "true"]).1, Some(125));
+    assert_eq!(tried(line, &["exec", "web"]).1, Some(125));
     // Without a URL, root's own socket.
     assert_eq!(
         told(&done(
-            operator(&server, &["exec", "web", "echo", "root"]),
+            operator(server, &["exec", "web", "echo", "root"]),
             b""
         )),
         "root\nexit 0"
     );
     // In the background: its id, and what it wrote.
-    let exec = said(&server, &["exec", "-d", "web", "sh", "-c", "echo late"]);
+    let exec = said(line, &["exec", "-d", "web", "sh", "-c", "echo late"]);
     let exec = exec.trim();
-    assert_eq!(
-        said(&server, &["logs", "web", "--exec", exec, "-f"]),
-        "late\n"
-    );
-    let all = said(&server, &["logs", "web"]);
+    assert_eq!(said(line, &["logs", "web", "--exec", exec, "-f"]), "late\n");
+    let exec = json(line, &["exec", "-d", "--json", "web", "true"]);
+    assert_eq!(exec["sandboxID"], id);
+    let exec = exec["execID"].as_str().unwrap();
+    assert_eq!(said(line, &["logs", "web", "--exec", exec, "-f"]), "");
+    let all = said(line, &["logs", "web"]);
     assert!(
         all.starts_with("hi\nHELLO") && all.ends_with("late\n"),
         "{all}"
     );
-    for line in said(&server, &["logs", "web", "--json"]).lines() {
+    let mut follow = atoll(line, &["logs", "web", "-f"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let mut followed = vec![0; all.len()];
+    let mut stdout = follow.stdout.take().unwrap();
+    stdout.read_exact(&mut followed).unwrap();
+    assert_eq!(String::from_utf8_lossy(&followed), all);
+    follow.kill().unwrap();
+    follow.wait().unwrap();
+    for line in said(line, &["logs", "web", "--json"]).lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         assert!(line["execID"].is_string(), "{line}");
     }
-    let happened = said(&server, &["events", "web", "--json"]);
+    let happened = said(line, &["events", "web", "--json"]);
     let first: Value = serde_json::from_str(happened.lines().next().unwrap()).unwrap();
     assert_eq!(first["type"], "sandbox.created");
-    server.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_are_listed_read_made_watched_and_removed() {
-    let server = Server::start().await;
+async fn files(server: &Server, line: &impl Line) {
     server
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
-    assert_eq!(said(&server, &["files", "mkdir", "web", "a/b"]), "");
-    let mut watch = atoll(&server, &["files", "watch", "web", "a", "-r", "--json"]);
+    assert_eq!(said(line, &["files", "mkdir", "web", "a/b"]), "");
+    let mut watch = atoll(line, &["files", "watch", "web", "a", "-r", "--json"]);
     let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     // It may begin a moment after it was started: something happens until it is heard.
-    let heard = std::thread::spawn(move || lines.next().unwrap().unwrap());
+    let heard = std::thread::spawn(move || {
+        let mut lines = lines.map(Result::unwrap);
+        lines.find(|line| !line.contains("\"break\"")).unwrap()
+    });
     wait_for("an event", DEADLINE, || {
-        said(&server, &["exec", "web", "sh", "-c", "echo x > a/b/c"]);
+        said(line, &["exec", "web", "sh", "-c", "echo x > a/b/c"]);
         heard.is_finished()
     });
     let event: Value = serde_json::from_str(&heard.join().unwrap()).unwrap();
     assert_eq!(event["path"], "b/c", "{event}");
+    // For people: a word and a path; that something may be missing is told beside it.
+    let mut people = atoll(line, &["files", "watch", "web", "a", "-r"]);
+    let people = people.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut people = people.spawn().unwrap();
+    let mut told = BufReader::new(people.stdout.take().unwrap()).lines();
+    let heard =
+        std::thread::spawn(move || told.find(|line| line.as_ref().unwrap() == "create b/d"));
+    wait_for("a line", DEADLINE, || {
+        said(
+            line,
+            &["exec", "web", "sh", "-c", "rm -f a/b/d; echo x > a/b/d"],
+        );
+        heard.is_finished()
+    });
+    assert!(heard.join().unwrap().is_some());
+    people.kill().unwrap();
+    let aside = people.wait_with_output().unwrap().stderr;
+    for line in String::from_utf8(aside).unwrap().lines() {
+        assert!(line.starts_with("atoll: the connection broke"), "{line}");
+    }
+    said(line, &["exec", "web", "rm", "-f", "a/b/d"]);
     watch.kill().unwrap();
     watch.wait().unwrap();
-    assert_eq!(said(&server, &["files", "cat", "web", "a/b/c"]), "x\n");
-    let listed = json(
-        &server,
-        &["files", "ls", "web", "a", "--depth", "2", "--json"],
-    );
+    assert_eq!(said(line, &["files", "cat", "web", "a/b/c"]), "x\n");
+    let listed = json(line, &["files", "ls", "web", "a", "--depth", "2", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 2);
-    assert!(said(&server, &["files", "ls", "web", "a"]).contains("b/"));
-    let (text, code) = tried(&server, &["files", "rm", "web", "a"]);
+    assert!(said(line, &["files", "ls", "web", "a"]).contains("b/"));
+    let (text, code) = tried(line, &["files", "rm", "web", "a"]);
     assert_ne!(code, Some(0), "{text}");
-    assert_eq!(said(&server, &["files", "rm", "-r", "web", "a"]), "");
-    assert_eq!(tried(&server, &["files", "ls", "web", "a"]).1, Some(4));
-    server.close().await;
+    assert_eq!(said(line, &["files", "rm", "-r", "web", "a"]), "");
+    assert_eq!(tried(line, &["files", "ls", "web", "a"]).1, Some(4));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_of_a_sandbox_is_a_port_of_ours() {
-    let server = Server::start().await;
+async fn ports(server: &Server, line: &impl Line) {
     server
         .client()
         .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
         .await;
     said(
-        &server,
+        line,
+        &["exec", "web", "sh", "-c", "echo this is known > known"],
+    );
+    said(
+        line,
         &[
             "exec",
             "-d",
@@ -252,104 +310,106 @@ async fn a_port_of_a_sandbox_is_a_port_of_ours() {
         ],
     );
     wait_for("the port", DEADLINE, || {
-        json(&server, &["ports", "web", "--json"])[0]["port"] == 8000
+        json(line, &["ports", "web", "--json"])[0]["port"] == 8000
     });
-    assert!(said(&server, &["ports", "web"]).contains("8000"));
-    let mut forward = atoll(&server, &["forward", "web", "0:8000", "--json"]);
+    assert!(said(line, &["ports", "web"]).contains("8000"));
+    let mut forward = atoll(line, &["forward", "web", "0:8000", "--json"]);
     let mut forward = forward.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(forward.stdout.take().unwrap()).lines();
-    let line: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-    for _ in 0..3 {
-        let mut stream = std::net::TcpStream::connect(line["local"].as_str().unwrap()).unwrap();
-        stream.write_all(b"GET /etc/ HTTP/1.0\r\n\r\n").unwrap();
+    let place: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+    // A connection of somebody's breaks with the line below it; the port stays.
+    let mut whole = 0;
+    wait_for("whole answers", DEADLINE, || {
+        let mut stream = TcpStream::connect(place["local"].as_str().unwrap()).unwrap();
+        let _ = stream.write_all(b"GET /known HTTP/1.0\r\n\r\n");
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(
-            answer.contains("200 OK") || answer.contains("404"),
-            "{answer}"
-        );
-    }
+        let _ = stream.read_to_string(&mut answer);
+        whole += usize::from(answer.contains("200 OK") && answer.ends_with("this is known\n"));
+        whole == 3
+    });
     forward.kill().unwrap();
     forward.wait().unwrap();
-    server.close().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
-    let server = Server::start().await;
-    let scratch = Scratch::new();
-    let (url, key) = (
-        format!("http://{}", server.address()),
-        server.client().key.unwrap(),
-    );
-    let here = |args: &[&str], input: &str| {
-        let mut command = plain(args);
-        command.env("XDG_CONFIG_HOME", scratch.path());
-        done(command, input.as_bytes())
-    };
-    let wrong = here(&["login", &url], "atl_0000\n");
-    assert_eq!(wrong.status.code(), Some(3), "{}", told(&wrong));
-    let file = scratch.join("atoll/config.toml");
-    assert!(!file.exists());
-    let right = here(&["login", &url, "--profile", "here"], &format!("{key}\n"));
-    assert_eq!(right.status.code(), Some(0), "{}", told(&right));
-    assert_eq!(String::from_utf8_lossy(&right.stdout), "");
-    assert!(!told(&right).contains(&key));
-    let text = std::fs::read_to_string(&file).unwrap();
-    assert!(
-        text.contains("default = \"here\"") && text.contains("[profiles.here]"),
-        "{text}"
-    );
-    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
-    assert_eq!(told(&here(&["sandbox", "ls", "-q"], "")), "exit 0");
-    let unknown = here(&["sandbox", "ls", "--profile", "there"], "");
-    assert_eq!(unknown.status.code(), Some(4), "{}", told(&unknown));
-    assert!(
-        told(&unknown).contains("there are: here"),
-        "{}",
-        told(&unknown)
-    );
-    std::fs::write(&file, "default = 7").unwrap();
-    let broken = here(&["sandbox", "ls"], "");
-    assert_eq!(broken.status.code(), Some(2), "{}", told(&broken));
-    server.close().await;
+async fn events(server: &Server, line: &impl Line) {
+    let client = server.client();
+    let mut follow = atoll(line, &["events", "--after", "0"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let follow_lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    let id = client
+        .sandbox(&serde_json::json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let mut one = atoll(line, &["events", "web", "-f", "--json"]);
+    let mut one = one.stdout(Stdio::piped()).spawn().unwrap();
+    let one_lines = BufReader::new(one.stdout.take().unwrap()).lines();
+    let mut kinds = vec!["sandbox.created", "sandbox.running"];
+    for number in 0..20 {
+        let verb = if number % 2 == 0 { "pause" } else { "resume" };
+        said(line, &["sandbox", verb, "web"]);
+        // Somebody else's, which those of one do not hear.
+        let other = client.sandbox(&serde_json::json!({})).await;
+        client.delete(&format!("/sandboxes/{other}")).await;
+        kinds.push(if number % 2 == 0 {
+            "sandbox.paused"
+        } else {
+            "sandbox.running"
+        });
+    }
+    // Every one, once, and in order. What is asked for again is a change, if it comes to that.
+    let own: Vec<Value> = one_lines
+        .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+        .filter(|event: &Value| event["type"] != "sandbox.changed")
+        .take(kinds.len())
+        .collect();
+    let kind = |event: &Value| event["type"].as_str().unwrap().to_owned();
+    assert_eq!(own.iter().map(kind).collect::<Vec<_>>(), kinds);
+    let all = follow_lines
+        .map(Result::unwrap)
+        .filter(|line| line.contains(&id) && !line.contains("sandbox.changed"));
+    for (kind, told) in kinds.iter().zip(all) {
+        assert!(told.contains(kind), "{told}");
+    }
+    for child in [&mut follow, &mut one] {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    // Behind a number: what came after it, and nothing else.
+    let after = own[19]["number"].to_string();
+    let last = said(line, &["events", "web", "--after", &after, "--json"]);
+    let last = last.lines().map(|line| serde_json::from_str(line).unwrap());
+    let last: Vec<Value> = last
+        .filter(|event: &Value| event["type"] != "sandbox.changed")
+        .collect();
+    assert_eq!(last, own[20..]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
+async fn runs(server: &Server, line: &impl Line) {
     let scratch = Scratch::new();
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let (certificate, key) = (scratch.join("cert.pem"), scratch.join("key.pem"));
-    std::fs::write(&certificate, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let flags = [
-        "--tls-cert",
-        certificate.to_str().unwrap(),
-        "--tls-key",
-        key.to_str().unwrap(),
-    ];
-    let server = Server::start_with(&flags).await;
-    let made = done(
-        operator(&server, &["sandbox", "create", "--name", "web"]),
-        b"",
-    );
-    assert!(made.status.success(), "{}", told(&made));
-    let (_, port) = server.address().split_once(':').unwrap();
-    let mut command = atoll(&server, &["exec", "web", "cat"]);
-    command.env("ATOLL_URL", format!("https://localhost:{port}"));
-    let unknown = done(command, b"");
-    assert_eq!(unknown.status.code(), Some(125), "{}", told(&unknown));
-    assert!(
-        told(&unknown).contains("ATOLL_CA_FILE"),
-        "{}",
-        told(&unknown)
-    );
-    let mut command = atoll(&server, &["exec", "web", "cat"]);
-    command.env("ATOLL_URL", format!("https://localhost:{port}"));
-    command.env("ATOLL_CA_FILE", &certificate);
-    assert_eq!(told(&done(command, b"hidden")), "hiddenexit 0");
-    let gone = done(operator(&server, &["sandbox", "rm", "web"]), b"");
-    assert!(gone.status.success(), "{}", told(&gone));
-    server.end_and_clear();
+    let (there, back) = (scratch.join("there"), scratch.join("back"));
+    std::fs::write(&there, atoll_testkit::pattern(100_000).to_vec()).unwrap();
+    let upload = format!("{}:there", there.display());
+    let download = format!("there:{}", back.display());
+    for number in 0..5 {
+        let command = format!("cat; exit {number}");
+        let args = [
+            "run",
+            "--upload",
+            &upload,
+            "--download",
+            &download,
+            "--",
+            "sh",
+            "-c",
+            &command,
+        ];
+        let output = done(atoll(line, &args), b"in");
+        assert_eq!(told(&output), format!("inexit {number}"));
+        assert_eq!(
+            std::fs::read(&back).unwrap(),
+            std::fs::read(&there).unwrap()
+        );
+        std::fs::remove_file(&back).unwrap();
+    }
+    let left = server.client().get("/sandboxes").await.array();
+    assert!(left.is_empty(), "{left:?}");
 }

@@ -1,87 +1,15 @@
 //! A shell on a terminal, which stays whatever becomes of the line and of the server.
 
-use std::fs::File;
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::process::{Child, Command};
-use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use atoll_testkit::{Cutter, wait_for};
-use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
-use rustix::termios::{Winsize, tcsetwinsize};
+use rustix::process::Signal;
 use serde_json::json;
 
-use super::{at, atoll, operator};
+use super::screen::Screen;
+use super::{at, atoll, operator, plain};
 use crate::api::Server;
 use crate::world::DEADLINE;
-
-/// A command on a terminal of ours, and what it shows.
-struct Screen {
-    master: File,
-    seen: Arc<Mutex<Vec<u8>>>,
-    child: Child,
-}
-
-impl Screen {
-    fn start(mut command: Command) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master = openpt(flags).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let size = Winsize {
-            ws_row: 20,
-            ws_col: 90,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        tcsetwinsize(&master, size).unwrap();
-        let peer = || -> OwnedFd { ioctl_tiocgptpeer(&master, flags).unwrap() };
-        let child = command
-            .stdin(peer())
-            .stdout(peer())
-            .stderr(peer())
-            .spawn()
-            .unwrap();
-        // Else the terminal would not end with the child.
-        drop(command);
-        let master = File::from(master);
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let (mut from, into) = (master.try_clone().unwrap(), Arc::clone(&seen));
-        std::thread::spawn(move || {
-            let mut part = [0; 4096];
-            while let Ok(count @ 1..) = from.read(&mut part) {
-                into.lock().unwrap().extend_from_slice(&part[..count]);
-            }
-        });
-        Self {
-            master,
-            seen,
-            child,
-        }
-    }
-
-    fn kind(&mut self, keys: &str) {
-        self.master.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// What it shows, once it shows this; all before is forgotten.
-    #[track_caller]
-    fn until(&self, text: &str) -> String {
-        let mut shown = String::new();
-        let wanted = format!("{text:?}");
-        wait_for(&wanted, DEADLINE, || {
-            let seen = self.seen.lock().unwrap();
-            shown = String::from_utf8_lossy(&seen).into_owned();
-            shown.contains(text)
-        });
-        self.seen.lock().unwrap().clear();
-        shown
-    }
-
-    fn end(mut self) -> Option<i32> {
-        self.child.wait().unwrap().code()
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {
@@ -126,18 +54,16 @@ async fn a_shell_over_a_bad_line_is_one_shell() {
     // Keys on their way are lost with the line; what was typed is seen, and typed again if it was not.
     for round in 0..5 {
         let word = format!("round {round}");
+        let mut typed = None;
         wait_for(&word, DEADLINE, || {
-            screen.kind(&format!("\nseq 2000; echo ro''und {round}\n"));
-            let begin = std::time::Instant::now();
-            loop {
-                if String::from_utf8_lossy(&screen.seen.lock().unwrap()).contains(&word) {
-                    return true;
-                }
-                if begin.elapsed().as_secs() > 5 {
-                    return false;
-                }
-                std::thread::yield_now();
+            if screen.shows(&word) {
+                return true;
             }
+            if typed.is_none_or(|typed: Instant| typed.elapsed() > Duration::from_secs(5)) {
+                screen.kind(&format!("\nseq 2000; echo ro''und {round}\n"));
+                typed = Some(Instant::now());
+            }
+            false
         });
     }
     assert!(cutter.cuts() > 1, "{} cuts", cutter.cuts());
@@ -168,7 +94,7 @@ async fn a_terminal_runs_a_program_is_left_and_joined_again() {
     screen.until("it's is here");
     screen.kind("\x03");
     assert_eq!(screen.end(), Some(130));
-    let screen = Screen::start(atoll(&server, &["shell", "web", "--attach", &pty]));
+    let mut screen = Screen::start(atoll(&server, &["shell", "web", "--attach", &pty]));
     assert_eq!(screen.end(), Some(130));
     // A run on a terminal is the same.
     let mut screen = Screen::start(atoll(
@@ -179,5 +105,85 @@ async fn a_terminal_runs_a_program_is_left_and_joined_again() {
     screen.kind("4\n");
     assert_eq!(screen.end(), Some(4));
     assert_eq!(client.get("/sandboxes").await.array().len(), 1);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_that_is_given_up_says_how_it_is_joined_again() {
+    let mut server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let mut screen = Screen::start(operator(&server, &["shell", "web"]));
+    screen.kind("x=kept; echo be''gun\n");
+    screen.until("begun");
+    server.end();
+    screen.until("waiting for the server");
+    // Raw: the key itself, not a signal.
+    screen.kind("\x03");
+    assert_eq!(screen.end(), Some(125));
+    let shown = screen.until("joins it");
+    assert!(screen.is_usual(), "{shown}");
+    let line = shown.split('`').nth(1).unwrap().to_owned();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    assert_eq!(
+        (words[0], words[1], words[3]),
+        ("atoll", "shell", "--attach")
+    );
+    server.kill_and_start();
+    let mut screen = Screen::start(operator(&server, &words[1..]));
+    screen.kind("echo $x a''gain; exit 3\n");
+    screen.until("kept again");
+    assert_eq!(screen.end(), Some(3));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_that_cannot_be_had_leaves_the_terminal_as_it_was() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let gone = client.sandbox(&json!({})).await;
+    let deleted = client.delete(&format!("/sandboxes/{gone}")).await;
+    assert_eq!(deleted.status, 204);
+    let mut wrong = atoll(&server, &["shell", &id]);
+    wrong.env("ATOLL_API_KEY", format!("atl_{}", "0".repeat(64)));
+    let mut nobody = plain(&["shell", &id]);
+    nobody.env("ATOLL_URL", "http://127.0.0.1:1");
+    let none = "pty_aaaaabbbbbcccccddddd";
+    for (command, words) in [
+        (wrong, "atoll login"),
+        (nobody, "no server can be reached"),
+        (atoll(&server, &["shell", &gone]), "atoll sandbox ls"),
+        (atoll(&server, &["shell", "nobody"]), "atoll sandbox ls"),
+        (
+            atoll(&server, &["shell", &id, "--attach", none]),
+            "opens another",
+        ),
+    ] {
+        let mut screen = Screen::start(command);
+        assert_eq!(screen.end(), Some(125), "{words}");
+        screen.until(words);
+        assert!(screen.is_usual(), "{words}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_on_a_terminal_of_a_server_has_a_deadline_and_can_be_ended() {
+    let server = Server::start().await;
+    let args = ["run", "-it", "--timeout", "1s", "--", "sleep", "1000"];
+    let mut screen = Screen::start(atoll(&server, &args));
+    assert_eq!(screen.end(), Some(124));
+    screen.until("the deadline of 1s was reached");
+    assert!(screen.is_usual());
+    let line = "echo be''gun; exec sleep 1000";
+    let mut screen = Screen::start(atoll(&server, &["run", "-it", "--", "sh", "-c", line]));
+    screen.until("begun");
+    screen.send(Signal::TERM);
+    assert_eq!(screen.end(), Some(143));
+    assert!(screen.is_usual());
+    assert_eq!(server.client().get("/sandboxes").await.array().len(), 0);
     server.close().await;
 }

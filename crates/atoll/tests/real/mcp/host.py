@@ -56,7 +56,7 @@ class Session:
 @asynccontextmanager
 async def host(*flags, mode="auto", **changed):
     """A session with these flags, and these variables changed; None takes one away."""
-    env = {name: os.environ[name] for name in VARIABLES} | changed
+    env = {name: os.environ[name] for name in VARIABLES} | {"ATOLL_URL": os.environ["LINE"]} | changed
     env = {name: value for name, value in env.items() if value is not None}
     before = children()
     asked = StdioServerParameters(command=BINARY, args=["mcp", *flags], env=env)

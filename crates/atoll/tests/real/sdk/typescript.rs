@@ -14,13 +14,18 @@ use crate::world::{World, binary, data};
 const DEADLINE: Duration = Duration::from_secs(160);
 
 /// The package as it is committed, with what it is made from, in a place of its own: nothing is left beside the sources.
-struct Package {
+pub struct Package {
     scratch: Scratch,
 }
 
 impl Package {
     /// Compiles it with its tests, with these words for the compiler; anything that it says is a failure.
     fn build(words: &[&str]) -> Self {
+        Self::build_with(words, ("tests/nothing.ts", "export {};\n"))
+    }
+
+    /// With a file more.
+    pub fn build_with(words: &[&str], (name, text): (&str, &str)) -> Self {
         let scratch = Scratch::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let package = Self { scratch };
@@ -44,6 +49,7 @@ impl Package {
         let modules = installed().join("node_modules");
         std::os::unix::fs::symlink(modules, package.place().join("node_modules")).unwrap();
         run(&mut package.node(&["scripts/examples.mjs"]));
+        std::fs::write(package.place().join(name), text).unwrap();
         let compiler = ["node_modules/typescript/bin/tsc", "-p", "tests"];
         run(package.node(&compiler).args(words));
         package
@@ -53,7 +59,7 @@ impl Package {
         self.scratch.join("sdks/typescript")
     }
 
-    fn node(&self, words: &[&str]) -> Command {
+    pub fn node(&self, words: &[&str]) -> Command {
         let mut node = Command::new("node");
         node.args(words).current_dir(self.place());
         for name in ["ATOLL_URL", "ATOLL_API_KEY", "NODE_OPTIONS"] {

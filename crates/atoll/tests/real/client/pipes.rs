@@ -1,0 +1,116 @@
+//! Whoever reads our output may leave, and a disk may be full: what goes on for long ends, and says so where it must.
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use atoll_testkit::wait_for;
+use serde_json::json;
+
+use super::signals::code;
+use super::{atoll, said};
+use crate::api::Server;
+use crate::cli::told;
+
+/// A command of which the first line was read, and no more will be.
+fn read_once(mut command: Command, begin: impl Fn()) -> Child {
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let line = std::thread::spawn(move || lines.next().unwrap().unwrap());
+    wait_for("the first line", crate::world::DEADLINE, || {
+        begin();
+        line.is_finished()
+    });
+    assert!(!line.join().unwrap().is_empty());
+    child
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_reads_any_more_ends() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let happen = || {
+        said(&server, &["sandbox", "pause", "web"]);
+        said(&server, &["sandbox", "resume", "web"]);
+        said(
+            &server,
+            &[
+                "exec",
+                "web",
+                "sh",
+                "-c",
+                "echo hi; mktemp -p ~ > /dev/null",
+            ],
+        );
+    };
+    let exec = [
+        "exec",
+        "-d",
+        "web",
+        "sh",
+        "-c",
+        "while :; do echo .; sleep 0.01; done",
+    ];
+    let exec = said(&server, &exec);
+    for args in [
+        &["logs", "web", "-f"][..],
+        &["logs", "web", "-f", "--json"],
+        &["logs", "web", "--exec", exec.trim(), "-f"],
+        &["events"],
+        &["events", "web", "-f", "--json"],
+        &["files", "watch", "web"],
+    ] {
+        let mut child = read_once(atoll(&server, args), happen);
+        wait_for("its end", crate::world::DEADLINE, || {
+            happen();
+            child.try_wait().unwrap().is_some()
+        });
+        assert_eq!(code(&mut child), 141, "{args:?}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_written_is_no_success() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    said(&server, &["exec", "web", "echo", "hi"]);
+    for (args, expected) in [
+        (&["sandbox", "ls"][..], 6),
+        (&["sandbox", "get", "web", "--json"], 6),
+        (&["logs", "web"], 6),
+        (&["files", "ls", "web", "/etc"], 6),
+        (&["files", "cat", "web", "/etc/passwd"], 6),
+        (&["completions", "bash"], 6),
+        (&["exec", "-d", "web", "true"], 125),
+        // Its end is that of a command whose output nobody takes.
+        (&["exec", "web", "yes"], 141),
+        (&["run", "--", "yes"], 141),
+    ] {
+        let mut command = atoll(&server, args);
+        command.stdout(File::options().write(true).open("/dev/full").unwrap());
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let text = told(&output);
+        assert_eq!(output.status.code(), Some(expected), "{args:?}: {text}");
+        assert!(text.contains("No space left"), "{args:?}: {text}");
+    }
+    let mut local = crate::cli::atoll(&["run", "--", "yes"]);
+    local.stdout(File::options().write(true).open("/dev/full").unwrap());
+    let output = local.output().unwrap();
+    assert!(told(&output).contains("No space left"), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(141));
+    // Without a word when it is only that nobody reads.
+    for args in [&["sandbox", "ls"][..], &["completions", "bash"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = atoll(&server, args).stdout(writer).output().unwrap();
+        assert_eq!(told(&output), "exit 141", "{args:?}");
+    }
+    server.close().await;
+}

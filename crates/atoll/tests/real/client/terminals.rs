@@ -1,0 +1,101 @@
+//! Commands on a terminal of ours: what they show there, what they pass on, and that it is as it was when they have ended.
+
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+
+use atoll_testkit::{Scratch, wait_for};
+use rustix::process::Signal;
+use serde_json::json;
+
+use super::screen::Screen;
+use super::{atoll, plain};
+use crate::api::Server;
+use crate::world::{DEADLINE, World};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {
+    World::open().await.close().await;
+    let run = |args: &[&str]| Screen::start(crate::cli::atoll(&[&["run", "-it"], args].concat()));
+    let mut screen = run(&["--", "sh", "-c", "stty size; read x; stty size; exit $x"]);
+    screen.until("20 90");
+    // Every key is the command's, which echoes it itself.
+    assert!(!screen.is_usual());
+    screen.resize(33, 77);
+    screen.kind("5\n");
+    screen.until("33 77");
+    assert_eq!(screen.end(), Some(5));
+    assert!(screen.is_usual());
+    // A shell to stay in; Ctrl-C is a key there.
+    let mut screen = run(&[]);
+    screen.kind("echo be''gun; sleep 1000\n");
+    screen.until("begun");
+    screen.kind("\x03");
+    screen.kind("echo $? go''es on; exit 6\n");
+    screen.until("130 goes on");
+    assert_eq!(screen.end(), Some(6));
+    assert!(screen.is_usual());
+    // However it ends.
+    let mut screen = run(&["--timeout", "1s", "--", "sleep", "1000"]);
+    assert_eq!(screen.end(), Some(124));
+    assert!(screen.is_usual());
+    let mut screen = run(&["--", "sh", "-c", "echo be''gun; exec sleep 1000"]);
+    screen.until("begun");
+    screen.send(Signal::TERM);
+    assert_eq!(screen.end(), Some(143));
+    assert!(screen.is_usual());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_asked_for_is_not_shown_and_ctrl_c_leaves_the_terminal_as_it_was() {
+    let server = Server::start().await;
+    let scratch = Scratch::new();
+    let url = format!("http://{}", server.address());
+    let login = || {
+        let mut command = plain(&["login", &url]);
+        command.env("XDG_CONFIG_HOME", scratch.path());
+        Screen::start(command)
+    };
+    let mut screen = login();
+    screen.until("key: ");
+    wait_for("silence", DEADLINE, || !screen.echoes());
+    screen.send(Signal::INT);
+    assert_eq!(screen.end(), Some(130));
+    assert!(screen.is_usual());
+    assert!(!scratch.join("atoll/config.toml").exists());
+    let key = server.client().key.unwrap();
+    let mut screen = login();
+    screen.until("key: ");
+    wait_for("silence", DEADLINE, || !screen.echoes());
+    screen.kind(&format!("{key}\n"));
+    assert_eq!(screen.end(), Some(0));
+    let shown = screen.until("logged in to");
+    assert!(!shown.contains(&key), "{shown}");
+    assert!(screen.is_usual());
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_shows_how_far_it_is_to_people_alone() {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let scratch = Scratch::new();
+    let (big, back) = (scratch.join("big"), scratch.join("back"));
+    let file = fs::File::create(&big).unwrap();
+    file.set_len(300 << 20).unwrap();
+    file.write_at(b"end", (300 << 20) - 3).unwrap();
+    for (from, to) in [
+        (big.to_str().unwrap(), "web:big"),
+        ("web:big", back.to_str().unwrap()),
+    ] {
+        let mut screen = Screen::start(atoll(&server, &["cp", from, to]));
+        assert_eq!(screen.end(), Some(0));
+        let shown = screen.until("300.00 MiB");
+        assert!(shown.contains("MiB/s"), "{shown}");
+    }
+    assert_eq!(fs::metadata(&back).unwrap().len(), 300 << 20);
+    assert_eq!(super::said(&server, &["cp", "web:big", "/dev/null"]), "");
+    server.close().await;
+}
