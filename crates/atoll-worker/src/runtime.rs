@@ -336,6 +336,7 @@ impl LocalRuntime {
         let opened = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(config.templates)?;
+            templates.lend_to(&config.data)?;
             let instance = Instance::lasting(&config.data, own, held, config.storage, &facts)?;
             let network = network::Network::new(&instance.tag, config.network, addresses)?;
             Ok((facts, templates, instance, network, config.amend))

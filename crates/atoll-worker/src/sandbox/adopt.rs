@@ -27,8 +27,11 @@ impl Sandbox {
         mut record: Record,
         mut found: Found,
     ) -> Result<Arc<Self>, Error> {
-        let template = shared.templates.get(&record.spec.template);
+        let template = shared
+            .templates
+            .get_layer(&record.spec.template, record.layer.as_deref());
         let template = template.map_err(|error| internal("lease the template", &error))?;
+        record.layer.clone_from(&template.meta.id);
         let ids = record.ids();
         shared.instance.ranges.inherit(ids);
         let group = shared.instance.cgroups.group(record.info.id.as_str(), ids);

@@ -21,6 +21,10 @@ pub(crate) struct Record {
     /// The first of its ids on the host, while it runs.
     id_base: u32,
     id_count: u32,
+    /// The id of the template's layer it was made from, whatever has the template's name now. Those from before layers had
+    /// ids have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layer: Option<String>,
     /// Its link with the world, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) linked: Option<Linked>,
@@ -39,6 +43,7 @@ impl Record {
             spec,
             id_base: ids.base,
             id_count: ids.count,
+            layer: None,
             linked: None,
             boot: boot(),
             pooled: false,

@@ -3,6 +3,7 @@
 
 mod churn;
 mod follow;
+mod layers;
 mod pauses;
 mod versions;
 
