@@ -33,7 +33,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use crate::inside;
 use crate::rootfs::new_mount;
 use crate::sys;
-use crate::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper, VERSION};
+use crate::wire::{Channel, Fault, FromKeeper, Packet, Spoken, ToKeeper, VERSION};
 use crate::{Error, Step};
 use cradle::Cradle;
 
@@ -220,6 +220,7 @@ fn run() -> Result<(), Error> {
     sys::be_quick();
     sys::put_session_first();
     build_root()?;
+    let _ = sys::respect_quotas();
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts
     // per user it counts per sandbox; changing ids must not cost us our capabilities.
@@ -360,7 +361,7 @@ impl Keeper {
             return Ok(());
         };
         let held: Vec<_> = self.held.iter().map(AsFd::as_fd).collect();
-        server.send(&FromKeeper::Hello { version: VERSION }, &held)?;
+        server.send(&FromKeeper::Hello(Spoken::OURS), &held)?;
         for (&pid, kept) in &self.sandboxes {
             kept.tell(server, pid)?;
         }

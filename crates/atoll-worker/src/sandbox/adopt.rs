@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use atoll_jail::wire::Channel;
@@ -11,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Record, Sandbox, TERMINALS, connection, variables};
 use crate::error::internal;
-use crate::exec::{self, table::Table};
+use crate::exec;
 use crate::init::Init;
 use crate::keeper::Found;
 use crate::runtime::Shared;
@@ -45,7 +46,7 @@ impl Sandbox {
         record.write(&directory)?;
         let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
         let terminals = terminals.into_iter().next();
-        let execs = Table::new(directory.join("execs"), true, shared.mark(&record.info.id));
+        let execs = shared.table(&record.info.id, &directory, true);
         let records = exec::record::Record::all(execs.directory());
         let running: Vec<u32> = records
             .iter()
@@ -78,9 +79,10 @@ impl Sandbox {
             link: Mutex::default(),
             namespace: connection::number(found.parent.pid),
             token: found.parent.token,
-            keeper: Arc::clone(&shared.keeper),
+            keeper: found.keeper,
             meters: shared.meters.clone(),
             patience: shared.patience,
+            oom_kills: AtomicU64::default(),
             leaves: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
@@ -94,7 +96,10 @@ impl Sandbox {
                 streams: held(record.request),
                 input: held(exec::input_of(record.request)),
             };
-            take_exec(&sandbox, record, held, &mut ends)?;
+            if let Err(error) = take_exec(&sandbox, record, held, &mut ends) {
+                sandbox.abandon();
+                return Err(error);
+            }
         }
         // Of those that nobody wrote down nobody was told either.
         for request in found.execs.into_keys() {

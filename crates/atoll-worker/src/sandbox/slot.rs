@@ -12,6 +12,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,6 @@ use tokio::task::JoinHandle;
 use super::connection::{self, Linked};
 use super::{Record, Sandbox, TERMINALS, Variables, blocking, size, variables};
 use crate::error::{host_file, internal, jail};
-use crate::exec::table::Table;
 use crate::init::{Init, gone};
 use crate::keeper::Parent;
 use crate::network::Link;
@@ -438,11 +438,7 @@ impl Embryo {
         record.layer.clone_from(&wish.template.meta.id);
         record.linked = self.link.as_deref().map(Linked::from);
         let files = self.files;
-        let execs = Table::new(
-            files.directory.join("execs"),
-            !files.old,
-            shared.mark(&record.info.id),
-        );
+        let execs = shared.table(&record.info.id, &files.directory, !files.old);
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
             link.stay();
         }
@@ -463,6 +459,7 @@ impl Embryo {
             keeper: Arc::clone(&shared.keeper),
             meters: shared.meters.clone(),
             patience: shared.patience,
+            oom_kills: AtomicU64::default(),
             leaves: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),

@@ -2,6 +2,7 @@
 //! be killed at any point.
 
 mod churn;
+mod doubtful;
 mod follow;
 mod layers;
 mod pauses;
