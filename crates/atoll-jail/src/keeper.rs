@@ -111,10 +111,20 @@ pub fn connect(
         Err(error) => return Err(Error::step(step(), error)),
     }
     let channel = Channel::new(socket);
-    channel
-        .send(&ToKeeper::Hello { version: VERSION }, &[])
-        .step(|| "greet the keeper".into())?;
-    Ok(Some(channel))
+    match channel.send(&ToKeeper::Hello { version: VERSION }, &[]) {
+        Ok(()) => Ok(Some(channel)),
+        // It was on its way out.
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(Error::step("greet the keeper", error)),
+    }
+}
+
+/// Whoever was at the other end has ended.
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// A path to a socket that is short however long the directory's is.

@@ -241,12 +241,13 @@ impl Foreign {
     }
 }
 
-/// What a keeper says next.
+/// What a keeper says next; nothing if it has ended.
 fn hear(channel: &Channel<ToKeeper, FromKeeper>) -> Result<Option<Packet<FromKeeper>>, Error> {
-    channel.receive().map_err(|error| match error {
-        error if is_silence(&error) => silent(),
-        error => internal("take the keeper over", &error),
-    })
+    match channel.receive() {
+        Err(error) if atoll_jail::keeper::is_gone(&error) => Ok(None),
+        Err(error) if is_silence(&error) => Err(silent()),
+        received => received.map_err(|error| internal("take the keeper over", &error)),
+    }
 }
 
 fn is_silence(error: &std::io::Error) -> bool {

@@ -88,7 +88,8 @@ async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
     }
     let runtime = place.open().await;
     runtime.stop(&bad).await.unwrap();
-    assert!(!lives(pid));
+    // Its keeper reaps it when it comes to that.
+    wait_for("it to be reaped", DEADLINE, || !lives(pid));
     let error = runtime.start(&bad).await.unwrap_err();
     assert_eq!(error.code, Code::UnknownTemplate, "{error:?}");
     fs::rename(place.file("taken"), place.data().join("templates/two")).unwrap();
@@ -117,7 +118,9 @@ async fn one_that_stands_apart_can_end_and_be_deleted() {
         runtime.get(&ids[0]).unwrap().state == SandboxState::Stopped
     });
     runtime.delete(&ids[1]).await.unwrap();
-    assert!(pids.iter().all(|pid| !lives(*pid)));
+    wait_for("both to be reaped", DEADLINE, || {
+        pids.iter().all(|pid| !lives(*pid))
+    });
     assert!(!directory(&place, &ids[1]).exists());
     fs::rename(place.file("taken"), &template).unwrap();
     runtime.start(&ids[0]).await.unwrap();

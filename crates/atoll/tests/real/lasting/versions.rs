@@ -294,7 +294,9 @@ async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() 
         runtime.stop(&ids[1]).await.unwrap().state,
         SandboxState::Stopped
     );
-    assert!(before.iter().all(|pid| !lives(*pid)));
+    wait_for("both to be reaped", DEADLINE, || {
+        before.iter().all(|pid| !lives(*pid))
+    });
     // A stopped one is like any other.
     runtime.start(&ids[1]).await.unwrap();
     echoes(&runtime, &ids[1]).await;
