@@ -23,6 +23,11 @@ use crate::facts::{CONTROLLERS, Facts};
 use crate::plan::{IdRange, Limits};
 use crate::{Error, Step};
 
+/// How long processes may take to stand still, or to be gone.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long most take to stand still, also where others use all processors.
+const MOMENT: Duration = Duration::from_millis(20);
+
 /// The parent of an instance's sandboxes.
 #[derive(Debug, Clone)]
 pub struct Tree {
@@ -346,7 +351,20 @@ impl Group {
 
     /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
     pub fn freeze(&self) -> Result<(), Error> {
+        if self.begin_to_freeze()? {
+            return Ok(());
+        }
+        self.come_to_a_halt()
+    }
+
+    /// Lets every process of the sandbox stand still; whether they do after a moment.
+    pub fn begin_to_freeze(&self) -> Result<bool, Error> {
         write(&self.v2.join("cgroup.freeze"), "1")?;
+        Ok(becomes_so(MOMENT, || self.stands_still()))
+    }
+
+    /// Waits until they do. If one does not in time, all go on.
+    pub fn come_to_a_halt(&self) -> Result<(), Error> {
         let what = || format!("wait until {} stands still", self.v2.display());
         wait_until(what, || self.stands_still()).inspect_err(|_| {
             let _ = self.thaw();
@@ -400,6 +418,11 @@ impl Group {
     pub fn is_frozen(&self) -> bool {
         let set = fs::read_to_string(self.v2.join("cgroup.freeze"));
         set.is_ok_and(|set| set.trim() == "1")
+    }
+
+    /// It has processes.
+    pub fn is_inhabited(&self) -> bool {
+        counter(&self.v2.join("cgroup.events"), "populated") != 0
     }
 
     /// How many processes of the sandbox the kernel killed for want of memory.
@@ -614,20 +637,27 @@ fn wait_empty(path: &Path) -> Result<(), Error> {
 
 /// Waits until something is so, which takes a moment.
 fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
-    const PATIENCE: Duration = Duration::from_secs(10);
+    if becomes_so(PATIENCE, is_so) {
+        return Ok(());
+    }
+    let busy = io::Error::from_raw_os_error(libc::EBUSY);
+    Err(Error::step(what(), busy))
+}
+
+/// Whether something is so before long.
+fn becomes_so(patience: Duration, is_so: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     // A poll on the kernel's files wakes at most once in 10 ms, so they are read again and again: the less often the longer
     // it takes, for the reader may stand in the way of those it waits for.
     const SHORTEST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(1);
     while !is_so() {
-        if begin.elapsed() > PATIENCE {
-            let busy = io::Error::from_raw_os_error(libc::EBUSY);
-            return Err(Error::step(what(), busy));
+        if begin.elapsed() > patience {
+            return false;
         }
         std::thread::sleep((begin.elapsed() / 2).clamp(SHORTEST, LONGEST));
     }
-    Ok(())
+    true
 }
 
 /// Removes a directory and those below it. A group whose last process is still on its way out is

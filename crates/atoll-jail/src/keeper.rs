@@ -33,7 +33,7 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use crate::inside;
 use crate::rootfs::new_mount;
 use crate::sys;
-use crate::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper, VERSION};
+use crate::wire::{Channel, Fault, FromKeeper, Packet, Spoken, ToKeeper, VERSION};
 use crate::{Error, Step};
 use cradle::Cradle;
 
@@ -111,10 +111,20 @@ pub fn connect(
         Err(error) => return Err(Error::step(step(), error)),
     }
     let channel = Channel::new(socket);
-    channel
-        .send(&ToKeeper::Hello { version: VERSION }, &[])
-        .step(|| "greet the keeper".into())?;
-    Ok(Some(channel))
+    match channel.send(&ToKeeper::Hello { version: VERSION }, &[]) {
+        Ok(()) => Ok(Some(channel)),
+        // It was on its way out.
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(Error::step("greet the keeper", error)),
+    }
+}
+
+/// Whoever was at the other end has ended.
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
 
 /// A path to a socket that is short however long the directory's is.
@@ -220,6 +230,7 @@ fn run() -> Result<(), Error> {
     sys::be_quick();
     sys::put_session_first();
     build_root()?;
+    let _ = sys::respect_quotas();
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts
     // per user it counts per sandbox; changing ids must not cost us our capabilities.
@@ -360,7 +371,7 @@ impl Keeper {
             return Ok(());
         };
         let held: Vec<_> = self.held.iter().map(AsFd::as_fd).collect();
-        server.send(&FromKeeper::Hello { version: VERSION }, &held)?;
+        server.send(&FromKeeper::Hello(Spoken::OURS), &held)?;
         for (&pid, kept) in &self.sandboxes {
             kept.tell(server, pid)?;
         }

@@ -6,8 +6,9 @@
 //! never accompanied by descriptors.
 //!
 //! Both ends are mostly built from one source, but a server may meet the keeper, and the sandboxes, of
-//! an older version: [`VERSION`] is exchanged in the first message, and a server speaks every version
-//! from [`OLDEST`] on.
+//! another version. Each says in its first message what it speaks: up to [`VERSION`], from [`OLDEST`] on. Where the
+//! two have a version in common they speak with each other, and neither says what the other's version does not
+//! have. The form of the two `Hello`s, and of the `Hold` for nobody, never changes.
 
 mod codec;
 mod describe;
@@ -25,9 +26,52 @@ pub use watch::Change;
 pub(crate) use codec::wire;
 
 /// The version of everything in this module. Raise it with any change to a message.
-pub const VERSION: u32 = 5;
-/// The oldest version that servers of this one still speak.
+pub const VERSION: u32 = 6;
+/// The oldest version that this one still speaks. Raise it when a message changes or goes, not when one is added.
 pub const OLDEST: u32 = 5;
+
+/// The versions that somebody speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spoken {
+    /// The newest, its own.
+    pub version: u32,
+    /// The oldest.
+    pub oldest: u32,
+}
+
+impl Spoken {
+    /// What we speak.
+    pub const OURS: Self = Self {
+        version: VERSION,
+        oldest: OLDEST,
+    };
+
+    /// We have a version in common.
+    pub fn is_understood(self) -> bool {
+        self.version >= OLDEST && self.oldest <= VERSION
+    }
+}
+
+impl Encode for Spoken {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.version.encode(out);
+        self.oldest.encode(out);
+    }
+}
+
+impl Decode for Spoken {
+    /// Version 5 said its own alone; later ones may say more than we know of.
+    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+        let version = u32::decode(input)?;
+        let oldest = if input.is_empty() {
+            version
+        } else {
+            u32::decode(input)?
+        };
+        *input = &[];
+        Ok(Self { version, oldest })
+    }
+}
 
 /// A step of the set-up that failed, told by its name and the kernel's errno.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,11 +125,8 @@ wire!(enum ToKeeper {
 /// What a keeper says to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
-    /// The answer to `Hello`. Descriptors: what the keeper holds as long as it lives.
-    Hello {
-        /// The keeper's [`VERSION`].
-        version: u32,
-    },
+    /// The answer to `Hello`: what the keeper speaks, and its sandboxes. Descriptors: what it holds as long as it lives.
+    Hello(Spoken),
     /// PID 1 exists and its ids are mapped. Descriptor: its user namespace, if it has one.
     Spawned {
         /// The token of the request.
@@ -128,7 +169,7 @@ pub enum FromKeeper {
     Complete,
 }
 wire!(enum FromKeeper {
-    0 => Hello { version },
+    0 => Hello(spoken),
     1 => Spawned { token, pid },
     2 => Refused { token, fault },
     3 => Died { token, status },

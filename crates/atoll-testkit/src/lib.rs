@@ -1,5 +1,4 @@
-//! What tests of the other crates stand on: the static probe, scratch directories that go away, cages that hold a bomb, and
-//! a list of what must not be left behind.
+//! What tests of the other crates stand on: the static probe, scratch directories that go away, and small disks to fill.
 //!
 //! Nothing here is shipped. A fixture that cannot be had panics and says why: there is no skipping.
 
@@ -15,7 +14,6 @@ mod deb;
 #[path = "../probe/mountinfo.rs"]
 mod mountinfo;
 mod probe;
-mod residue;
 mod run;
 mod scratch;
 #[path = "../probe/screen.rs"]
@@ -28,7 +26,6 @@ pub use cutter::Cutter;
 pub use deb::make_deb;
 pub use mountinfo::{Mount, mounts};
 pub use probe::{Attempt, attempts, probe, static_layer};
-pub use residue::Residue;
 pub use run::{run, run_within, wait_for};
 pub use scratch::Scratch;
 pub use screen::{STOPS, until_stop};

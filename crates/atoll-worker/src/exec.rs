@@ -4,6 +4,7 @@
 //! it wrote (`ID.log`), what it was given to read (`ID.in`). A task sees it to its end, whoever listens;
 //! after a kill the next server starts the task again with what the keeper held.
 
+pub(crate) mod budget;
 mod input;
 pub(crate) mod log;
 pub(crate) mod logs;
@@ -15,6 +16,7 @@ mod task;
 mod terminal;
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -41,6 +43,8 @@ const KILLED: ExecStatus = ExecStatus {
     timed_out: false,
 };
 
+const SIGKILL: i32 = 9;
+
 /// A command, as all who have to do with it see it.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -58,6 +62,8 @@ pub(crate) struct Shared {
     record: Mutex<Record>,
     /// What of it stands in the sandbox's journal.
     pub(crate) noted: Noted,
+    /// Somebody had it killed.
+    killed: AtomicBool,
 }
 
 impl Shared {
@@ -97,6 +103,7 @@ impl Shared {
             }),
             record: Mutex::new(record),
             noted: Noted::default(),
+            killed: AtomicBool::default(),
         }
     }
 
@@ -194,7 +201,9 @@ pub(crate) fn adopt(
     let failed = |error: std::io::Error| internal("take a command over", &error);
     let stem = record.stem().to_owned();
     let log = Log::open(stem.clone()).map_err(failed)?;
-    let log = log.patience(sandbox.patience);
+    let log = log
+        .patience(sandbox.patience)
+        .within(sandbox.execs.budget());
     let mut streams = held.streams.into_iter();
     let mut next = || streams.next();
     let (first, second, third) = (next(), next(), next());
@@ -376,6 +385,9 @@ impl Control {
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
         let request = self.shared.request;
         let message = ToInit::Signal { request, signal };
+        if signal == SIGKILL {
+            self.shared.killed.store(true, Ordering::Relaxed);
+        }
         match &self.sandbox {
             Some(sandbox) => sandbox.say(&message, &[]).await,
             None => Ok(()),
@@ -384,6 +396,7 @@ impl Control {
 
     /// Ends everything it started.
     pub fn kill(&self) -> Result<(), Error> {
+        self.shared.killed.store(true, Ordering::Relaxed);
         match &self.shared.leaf {
             Some(leaf) => leaf
                 .kill()

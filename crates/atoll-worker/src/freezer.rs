@@ -1,9 +1,11 @@
 //! Pausing and resuming, on a thread of its own that goes before all others: sandboxes that spin on
-//! every processor would otherwise keep the one who thaws, or freezes, them waiting.
+//! every processor would otherwise keep the one who thaws, or freezes, them waiting. A sandbox that takes long is waited
+//! for elsewhere, so that it keeps no other waiting.
 
 use std::sync::mpsc;
 
 use atoll_model::{Code, Error};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::error::internal;
@@ -15,6 +17,15 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Freezer {
     jobs: mpsc::Sender<Job>,
 }
+
+/// How far something came on that thread.
+pub(crate) enum Step<T> {
+    Done(T),
+    /// The rest takes long.
+    Later(Rest<T>),
+}
+
+pub(crate) type Rest<T> = Box<dyn FnOnce() -> Result<T, Error> + Send>;
 
 impl Freezer {
     pub(crate) fn start() -> Result<Self, Error> {
@@ -36,14 +47,49 @@ impl Freezer {
     /// Does something there, to its end whether or not the caller waits for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+        work: impl FnOnce() -> Result<Step<T>, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (done, answer) = oneshot::channel();
+        let handle = Handle::current();
         let job = Box::new(move || {
-            let _ = done.send(work());
+            let _ = match work() {
+                Ok(Step::Done(value)) => done.send(Ok(value)),
+                Err(error) => done.send(Err(error)),
+                Ok(Step::Later(rest)) => {
+                    handle.spawn_blocking(move || done.send(rest()));
+                    return;
+                }
+            };
         });
         let lost = || Error::new(Code::Internal, "the thread that pauses sandboxes has ended");
         self.jobs.send(job).map_err(|_| lost())?;
         answer.await.map_err(|_| lost())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_that_takes_long_keeps_no_other_waiting() {
+        let freezer = Freezer::start().expect("a thread");
+        let (go_on, waits) = mpsc::channel::<()>();
+        let slow = freezer.run(move || {
+            Ok(Step::Later(Box::new(move || {
+                waits.recv().map_err(|error| internal("wait", &error))?;
+                Ok("slow")
+            })))
+        });
+        let mut slow = std::pin::pin!(slow);
+        let quick = freezer.run(|| Ok(Step::Done("quick")));
+        let first = tokio::select! {
+            biased;
+            first = &mut slow => first,
+            first = quick => first,
+        };
+        assert_eq!(first.expect("it is done"), "quick");
+        go_on.send(()).expect("it waits");
+        assert_eq!(slow.await.expect("it is done"), "slow");
     }
 }

@@ -1,4 +1,6 @@
-//! The worker's end of its conversation with the keeper.
+//! The worker's end of its conversation with the keeper. How keepers of earlier servers are found is in `left`.
+
+pub(crate) mod left;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -6,7 +8,7 @@ use std::path::Path;
 use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_jail::wire::{Channel, Fault, FromKeeper, OLDEST, Packet, ToKeeper, VERSION};
+use atoll_jail::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper};
 use atoll_model::{Code, Error};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -51,14 +53,6 @@ pub(crate) struct Keeper {
     reader: tokio::task::JoinHandle<()>,
 }
 
-/// What a keeper kept for us.
-#[derive(Debug, Default)]
-pub(crate) struct Inventory {
-    /// What it holds as long as it lives.
-    pub(crate) held: Vec<OwnedFd>,
-    pub(crate) sandboxes: Vec<Found>,
-}
-
 /// A sandbox that outlived its server.
 #[derive(Debug)]
 pub(crate) struct Found {
@@ -67,6 +61,7 @@ pub(crate) struct Found {
     /// Descriptors of its execs.
     pub(crate) execs: HashMap<u32, Vec<OwnedFd>>,
     pub(crate) parent: Parent,
+    pub(crate) keeper: Arc<Keeper>,
 }
 
 impl Keeper {
@@ -81,29 +76,6 @@ impl Keeper {
         let (channel, child) =
             atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
         Self::with(channel, Some(child), Waiting::default())
-    }
-
-    /// Takes over the keeper that another server left, if there is one.
-    pub(crate) fn take_over(
-        directory: BorrowedFd<'_>,
-        name: &str,
-    ) -> Result<Option<(Self, Inventory)>, Error> {
-        let connected = atoll_jail::keeper::connect(directory, name);
-        let connected = connected.map_err(|error| match &error {
-            atoll_jail::Error::Step { source, .. } if is_silence(source) => silent(),
-            _ => jail(&error),
-        });
-        let Some(channel) = connected? else {
-            return Ok(None);
-        };
-        let mut waiting = Waiting::default();
-        let Some(inventory) = take_inventory(&channel, &mut waiting)? else {
-            return Ok(None);
-        };
-        rustix::io::ioctl_fionbio(&channel, true)
-            .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
-        let keeper = Self::with(channel, None, waiting)?;
-        Ok(Some((keeper, inventory)))
     }
 
     fn with(
@@ -235,68 +207,11 @@ impl Keeper {
     }
 }
 
-/// Hears what a keeper has; nothing if it ended meanwhile.
-fn take_inventory(
-    channel: &Channel<ToKeeper, FromKeeper>,
-    waiting: &mut Waiting,
-) -> Result<Option<Inventory>, Error> {
-    let mut inventory = Inventory::default();
-    loop {
-        let received = channel.receive();
-        let Some(Packet {
-            message,
-            descriptors,
-        }) = received.map_err(|error| match error {
-            error if is_silence(&error) => silent(),
-            error => internal("take the keeper over", &error),
-        })?
-        else {
-            return Ok(None);
-        };
-        match message {
-            FromKeeper::Hello { version } if (OLDEST..=VERSION).contains(&version) => {
-                inventory.held = descriptors;
-            }
-            FromKeeper::Hello { version } => {
-                let message = format!(
-                    "the running sandboxes speak protocol {version}, this atoll {OLDEST} to {VERSION}"
-                );
-                return Err(Error::new(Code::Conflict, message)
-                    .remedy("start the atoll that made them, and stop them with it"));
-            }
-            FromKeeper::Sandbox { token, name, pid } => {
-                let Some(control) = descriptors.into_iter().next() else {
-                    continue;
-                };
-                waiting.next = waiting.next.max(token);
-                let (death, died) = watch::channel(None);
-                waiting.deaths.insert(token, death);
-                inventory.sandboxes.push(Found {
-                    name,
-                    control,
-                    execs: HashMap::new(),
-                    parent: Parent {
-                        token,
-                        pid,
-                        user_namespace: None,
-                        died,
-                    },
-                });
-            }
-            FromKeeper::Held { token, request } => {
-                let mut found = inventory.sandboxes.iter_mut();
-                if let Some(found) = found.find(|found| found.parent.token == token) {
-                    found.execs.insert(request, descriptors);
-                }
-            }
-            FromKeeper::Died { token, status } => {
-                if let Some(death) = waiting.deaths.remove(&token) {
-                    death.send_replace(Some(status));
-                }
-            }
-            FromKeeper::Complete => return Ok(Some(inventory)),
-            FromKeeper::Spawned { .. } | FromKeeper::Refused { .. } => {}
-        }
+impl Drop for Keeper {
+    /// One that has no sandboxes left ends when we have nothing to say to it any more.
+    fn drop(&mut self) {
+        self.reader.abort();
+        let _ = rustix::net::shutdown(self.channel.get_ref(), rustix::net::Shutdown::Both);
     }
 }
 
@@ -307,19 +222,6 @@ pub(crate) fn fault(step: &str, errno: i32) -> Error {
         step: step.to_owned(),
         source,
     })
-}
-
-fn is_silence(error: &std::io::Error) -> bool {
-    error.kind() == std::io::ErrorKind::WouldBlock
-}
-
-/// It is there, and nothing was changed.
-fn silent() -> Error {
-    Error::new(
-        Code::Timeout,
-        "the keeper of the running sandboxes does not answer",
-    )
-    .remedy("see whether the process atoll-keeper is stopped, and start atoll again")
 }
 
 fn lost() -> Error {
@@ -384,7 +286,7 @@ async fn listen(
         };
         match message {
             // Told to a server that takes over, before it listens here.
-            FromKeeper::Hello { .. }
+            FromKeeper::Hello(_)
             | FromKeeper::Complete
             | FromKeeper::Sandbox { .. }
             | FromKeeper::Held { .. } => {}

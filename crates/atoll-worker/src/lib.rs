@@ -15,6 +15,7 @@ mod keeper;
 mod meters;
 pub mod network;
 mod nursery;
+pub mod orphans;
 mod pool;
 mod reserve;
 mod runtime;

@@ -1,6 +1,7 @@
 //! Sandboxes on this machine.
 
 mod adopt;
+mod apart;
 mod connection;
 mod files;
 mod history;
@@ -24,12 +25,14 @@ use tokio::sync::watch;
 
 use crate::busy::Busy;
 use crate::error::{host_file, internal};
+use crate::exec::budget::{self, Kept};
 use crate::exec::table::Table;
 use crate::exec::{self, Control, Exec};
-use crate::freezer::Freezer;
+use crate::freezer::{Freezer, Step};
 use crate::instance::Instance;
 use crate::journal::Journals;
-use crate::keeper::{Inventory, Keeper};
+use crate::keeper::Keeper;
+use crate::keeper::left::{self, Foreign, Inventory};
 use crate::meters::Meters;
 use crate::network;
 use crate::nursery::Nursery;
@@ -39,6 +42,7 @@ use crate::samples::{self, Samples};
 use crate::sandbox::{Record, Sandbox, blocking, lock, size};
 use crate::template;
 use crate::trash::{Item, Trash};
+use apart::Apart;
 pub use connection::PortWatch;
 
 /// Changes a plan before it is carried out. Attack tests take one defence away with it, to show
@@ -88,6 +92,8 @@ pub struct Config {
     /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
     /// nothing while the command waits for it.
     pub patience: Duration,
+    /// How much of what a command writes is kept: at least 1 MiB, and 16 times as much of all commands of a sandbox.
+    pub window: Bytes,
     /// What is run in sandboxes is written to a journal beside their files.
     pub journal: bool,
     /// See [`Amend`].
@@ -120,6 +126,7 @@ impl Config {
             storage: crate::Storage::default(),
             reserve: Reserve::default(),
             patience: Duration::from_secs(30),
+            window: budget::WINDOW,
             journal: false,
             amend: None,
         }
@@ -140,11 +147,15 @@ pub(crate) struct Shared {
     pub(crate) instance: Instance,
     pub(crate) templates: template::Store,
     pub(crate) keeper: Arc<Keeper>,
+    /// Keepers that we do not speak with.
+    foreign: Mutex<Vec<Foreign>>,
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
     pub(crate) admission: Admission,
     pub(crate) patience: Duration,
+    /// How much of what commands write is kept.
+    kept: Kept,
     /// Nothing if nobody keeps them.
     pub(crate) journals: Option<Arc<Journals>>,
     pub(crate) amend: Option<Amend>,
@@ -194,6 +205,8 @@ pub(crate) enum Place {
     Live(Arc<Sandbox>),
     /// It has only files.
     Stopped(Box<Record>, Arc<Table>),
+    /// It has processes, and we cannot speak with it.
+    Apart(Arc<Apart>),
     /// It is being deleted, or was.
     Gone,
 }
@@ -219,15 +232,17 @@ impl Entry {
         match self.place() {
             Place::Live(sandbox) => Some(sandbox.info()),
             Place::Stopped(record, _) => Some(record.info),
+            Place::Apart(apart) => Some(apart.record.info.clone()),
             Place::Gone => None,
         }
     }
 
-    fn execs(&self) -> Option<(Arc<Table>, Option<Arc<Sandbox>>)> {
+    fn execs(&self, id: &SandboxId) -> Result<(Arc<Table>, Option<Arc<Sandbox>>), Error> {
         match self.place() {
-            Place::Live(sandbox) => Some((Arc::clone(&sandbox.execs), Some(sandbox))),
-            Place::Stopped(_, execs) => Some((execs, None)),
-            Place::Gone => None,
+            Place::Live(sandbox) => Ok((Arc::clone(&sandbox.execs), Some(sandbox))),
+            Place::Stopped(_, execs) => Ok((execs, None)),
+            Place::Apart(apart) => Err(apart.refusal()),
+            Place::Gone => Err(unknown(id)),
         }
     }
 }
@@ -252,6 +267,10 @@ impl LocalRuntime {
         }
         let (binary, patience, lasting) = (config.binary.clone(), config.patience, config.lasting);
         let (journals, reserve) = (config.journal.then(Arc::default), config.reserve);
+        let kept = Kept {
+            window: config.window.max(budget::SMALLEST),
+            reserve: reserve.disk,
+        };
         let (nursery, pool) = (Nursery::new(config.embryos), Pool::new(config.warm));
         let opened = if config.lasting {
             Self::open_lasting(config, binary).await?
@@ -265,11 +284,13 @@ impl LocalRuntime {
             facts,
             instance,
             templates,
-            keeper: Arc::new(keeper),
+            keeper,
+            foreign: Mutex::default(),
             nursery,
             pool,
             network,
             patience,
+            kept,
             journals,
             amend,
             freezer: Freezer::start()?,
@@ -299,6 +320,7 @@ impl LocalRuntime {
         lock(&runtime.shared.tending).extend([nursery, pool]);
         if lasting {
             tokio::spawn(samples::watch(Arc::downgrade(&runtime.shared)));
+            tokio::spawn(crate::orphans::tend(Arc::downgrade(&runtime.shared)));
         }
         runtime.keep_journals();
         Ok(runtime)
@@ -317,25 +339,24 @@ impl LocalRuntime {
         let held = holdings(&instance, &network);
         let keeper = Keeper::start(&binary, &instance.tag, None, &held)?;
         settle(&keeper, &instance);
+        let keeper = Arc::new(keeper);
         Ok((facts, templates, instance, network, keeper, amend, None))
     }
 
     async fn open_lasting(config: Config, binary: PathBuf) -> Result<Opened, Error> {
-        const SOCKET: &str = "keeper.sock";
         let data = config.data.clone();
         let own = blocking(move || crate::instance::lock_data(&data)).await?;
         let run = config.data.join("run");
         crate::instance::private_directory(&run)?;
+        let place = run.clone();
         let run = std::fs::File::open(&run).map_err(|error| host_file("open", &run, &error))?;
-        let (found, mut inventory) = match Keeper::take_over(run.as_fd(), SOCKET)? {
-            Some((keeper, inventory)) => (Some(keeper), inventory),
-            None => (None, Inventory::default()),
-        };
+        let (found, mut inventory) = left::take_over(&place, run.as_fd())?;
         let mut held = std::mem::take(&mut inventory.held);
         let addresses = (held.len() > 2).then(|| held.remove(2));
         let opened = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(config.templates)?;
+            templates.lend_to(&config.data)?;
             let instance = Instance::lasting(&config.data, own, held, config.storage, &facts)?;
             let network = network::Network::new(&instance.tag, config.network, addresses)?;
             Ok((facts, templates, instance, network, config.amend))
@@ -344,12 +365,12 @@ impl LocalRuntime {
         let keeper = if let Some(keeper) = found {
             keeper
         } else {
-            let listener = atoll_jail::keeper::listen(run.as_fd(), SOCKET);
+            let listener = atoll_jail::keeper::listen(run.as_fd(), left::SOCKET);
             let listener = listener.map_err(|error| crate::error::jail(&error))?;
             let held = holdings(&instance, &network);
             let keeper = Keeper::start(&binary, &instance.tag, Some(listener), &held)?;
             settle(&keeper, &instance);
-            keeper
+            Arc::new(keeper)
         };
         let inventory = Some(inventory);
         Ok((
@@ -498,6 +519,7 @@ impl LocalRuntime {
                 state => Err(state.refusal("used")),
             },
             Place::Stopped(record, _) => Err(record.info.state.refusal("used")),
+            Place::Apart(apart) => Err(apart.refusal()),
             Place::Gone => Err(unknown(id)),
         }
     }
@@ -542,15 +564,23 @@ impl LocalRuntime {
         let gate = Arc::clone(&entry.gate).lock_owned().await;
         let id = id.clone();
         let work = move || {
-            let _gate = gate;
-            match entry.place() {
+            let step = match entry.place() {
                 Place::Live(sandbox) => sandbox.freeze(transition)?,
-                Place::Gone => {}
+                Place::Gone => Step::Done(()),
+                Place::Apart(apart) => return Err(apart.refusal()),
                 place @ Place::Stopped(..) => {
                     state_of(&place).next(transition)?;
+                    Step::Done(())
                 }
-            }
-            entry.info().ok_or_else(|| unknown(&id))
+            };
+            let info = move || {
+                let _gate = gate;
+                entry.info().ok_or_else(|| unknown(&id))
+            };
+            Ok(match step {
+                Step::Done(()) => Step::Done(info()?),
+                Step::Later(rest) => Step::Later(Box::new(move || rest().and_then(|()| info()))),
+            })
         };
         self.shared.freezer.run(work).await
     }
@@ -576,6 +606,7 @@ impl LocalRuntime {
                     record.set_limits(limits);
                     runtime.rewrite(&entry, record, execs)
                 }
+                Place::Apart(apart) => Err(apart.refusal()),
                 Place::Gone => Ok(()),
             }
         })
@@ -595,10 +626,15 @@ impl LocalRuntime {
         let _time = self.time("stop");
         self.change(id, |runtime, entry, place| async move {
             state_of(&place).next(Transition::Stop)?;
+            let shared = &runtime.shared;
+            if let Place::Apart(apart) = &place {
+                apart.end(shared).await?;
+                entry.set(apart.stopped(shared, None)?);
+                runtime.dismiss_keepers(None).await;
+            }
             let Place::Live(sandbox) = place else {
                 return Ok(());
             };
-            let shared = &runtime.shared;
             sandbox.state.send_replace(SandboxState::Stopping);
             sandbox.stop(shared).await?;
             stopped(shared, &entry, &sandbox, None).await
@@ -640,6 +676,9 @@ impl LocalRuntime {
     /// Ends a sandbox's processes and moves its files to a directory of the caller's choice on the
     /// same file system.
     pub async fn keep(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
+        if !self.shared.instance.disk.can_keep() {
+            return Err(cannot_keep());
+        }
         self.end(id, Some(directory), None).await
     }
 
@@ -647,11 +686,10 @@ impl LocalRuntime {
     /// in the way.
     pub async fn set_aside(&self, id: &SandboxId) -> Result<(), Error> {
         let instance = &self.shared.instance;
-        if instance.disk.can_keep() {
-            let aside = instance.directory.join("orphaned").join(id.as_str());
-            return self.keep(id, aside).await;
-        }
-        self.stop(id).await.map(drop)
+        crate::orphans::mark(&instance.sandboxes().join(id.as_str()));
+        let aside = crate::orphans::place(&instance.directory).join(id.as_str());
+        // What is in an image stays where it is.
+        self.end(id, Some(aside), None).await
     }
 
     async fn end(
@@ -664,9 +702,6 @@ impl LocalRuntime {
         let name = id.clone();
         let ended = self.change(id, |runtime, entry, place| async move {
             let shared = &runtime.shared;
-            if keep.is_some() && !shared.instance.disk.can_keep() {
-                return Err(cannot_keep());
-            }
             let from = match &place {
                 Place::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
@@ -675,6 +710,12 @@ impl LocalRuntime {
                         sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
                     }
                     sandbox.directory().to_owned()
+                }
+                Place::Apart(apart) => {
+                    apart.end(shared).await?;
+                    apart.stopped(shared, None)?;
+                    runtime.dismiss_keepers(Some(&name)).await;
+                    shared.instance.sandboxes().join(name.as_str())
                 }
                 _ => shared.instance.sandboxes().join(name.as_str()),
             };
@@ -689,7 +730,7 @@ impl LocalRuntime {
                 std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
             })
             .await?;
-            if let Some((execs, _)) = entry.execs() {
+            if let Ok((execs, _)) = entry.execs(&name) {
                 execs.close();
             }
             entry.set(Place::Gone);
@@ -711,6 +752,7 @@ impl LocalRuntime {
         let place = self.entry(id)?.place();
         let sandbox = match &place {
             Place::Live(sandbox) if sandbox.died.borrow().is_none() => sandbox,
+            Place::Apart(apart) => return Err(apart.refusal()),
             _ => return Err(SandboxState::Stopped.refusal("measured")),
         };
         let usage = sandbox.group.usage();
@@ -744,7 +786,7 @@ impl LocalRuntime {
     }
 
     pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<Table>, Error> {
-        let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        let (table, _) = self.entry(id)?.execs(id)?;
         Ok(table)
     }
 
@@ -768,7 +810,7 @@ impl LocalRuntime {
         id: &SandboxId,
         find: impl FnOnce(&Table) -> Result<Arc<exec::Shared>, Error>,
     ) -> Result<Control, Error> {
-        let (table, sandbox) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        let (table, sandbox) = self.entry(id)?.execs(id)?;
         Ok(Control::new(find(&table)?, sandbox))
     }
 
@@ -776,6 +818,7 @@ impl LocalRuntime {
     pub fn host_pid(&self, id: &SandboxId) -> Result<i32, Error> {
         match self.entry(id)?.place() {
             Place::Live(sandbox) => Ok(sandbox.pid),
+            Place::Apart(apart) => Err(apart.refusal()),
             place => Err(state_of(&place).refusal("found among processes")),
         }
     }
@@ -802,6 +845,7 @@ impl LocalRuntime {
 
     async fn finish(self, lasting: bool) -> Result<(), Error> {
         self.shared.busy.quiet().await;
+        let keepers = self.keepers();
         self.shared.pool.shut();
         self.shared.nursery.shut();
         // What is just being made is taken back by who makes it.
@@ -832,7 +876,9 @@ impl LocalRuntime {
         }
         self.shared.trash.hurry();
         self.shared.aftermath.quiet().await;
-        self.shared.keeper.stop(lasting).await;
+        for keeper in keepers {
+            keeper.stop(lasting).await;
+        }
         if lasting && let Some(own) = &self.shared.instance.lasting {
             self.shared.network.leave().await?;
             // The next server may come, whoever still holds something of ours.
@@ -843,6 +889,22 @@ impl LocalRuntime {
         let shared = self.shared;
         shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
+    }
+}
+
+impl LocalRuntime {
+    /// Our own keeper, and those of other versions that still have sandboxes.
+    fn keepers(&self) -> Vec<Arc<Keeper>> {
+        let mut all = vec![Arc::clone(&self.shared.keeper)];
+        for entry in self.sandboxes().values() {
+            if let Place::Live(sandbox) = entry.place() {
+                let keeper = sandbox.keeper();
+                if !all.iter().any(|known| Arc::ptr_eq(known, &keeper)) {
+                    all.push(keeper);
+                }
+            }
+        }
+        all
     }
 }
 
@@ -863,7 +925,7 @@ type Opened = (
     template::Store,
     Instance,
     network::Network,
-    Keeper,
+    Arc<Keeper>,
     Option<Amend>,
     Option<Inventory>,
 );
@@ -894,6 +956,7 @@ fn state_of(place: &Place) -> SandboxState {
     match place {
         Place::Live(sandbox) => *sandbox.state.borrow(),
         Place::Stopped(record, _) => record.info.state,
+        Place::Apart(apart) => apart.record.info.state,
         Place::Gone => SandboxState::Failed,
     }
 }

@@ -9,6 +9,7 @@ mod slot;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,13 +23,15 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::error::{internal, jail};
 use crate::exec::table::Table;
+use crate::freezer::Step;
 use crate::init::Init;
 use crate::keeper::Keeper;
 use crate::meters::Meters;
 use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
-pub(crate) use record::{Record, boot};
+pub(crate) use connection::Linked;
+pub(crate) use record::{Record, Unread, boot};
 pub(crate) use slot::Embryo;
 
 /// A sandbox with processes.
@@ -60,6 +63,8 @@ pub(crate) struct Sandbox {
     pub(crate) meters: Meters,
     /// How long it may be silent when it is asked for something.
     pub(crate) patience: Duration,
+    /// How many of the kernel's kills for want of memory are told of some command.
+    oom_kills: AtomicU64,
     /// Directories of ended execs.
     leaves: Mutex<Leaves>,
     /// We have nothing to do with it any more: somebody else will.
@@ -203,21 +208,32 @@ impl Sandbox {
         Ok(record.clone())
     }
 
-    /// Lets all its processes stand still, or go on.
-    pub(crate) fn freeze(&self, transition: Transition) -> Result<(), Error> {
+    /// Lets all its processes stand still, or go on. Those that take longer than a moment are waited for later.
+    pub(crate) fn freeze(self: &Arc<Self>, transition: Transition) -> Result<Step<()>, Error> {
         let now = *self.state.borrow();
         let next = now.next(transition)?;
         if next == now {
-            return Ok(());
+            return Ok(Step::Done(()));
         }
-        let frozen = if next == SandboxState::Paused {
-            self.group.freeze()
+        let done = if next == SandboxState::Paused {
+            self.group.begin_to_freeze()
         } else {
-            self.group.thaw()
+            self.group.thaw().map(|()| true)
         };
-        frozen.map_err(|error| jail(&error))?;
-        self.state.send_replace(next);
-        self.write_down(|info| info.state = next).map(|_| ())
+        if done.map_err(|error| jail(&error))? {
+            return self.became(next).map(Step::Done);
+        }
+        let sandbox = Arc::clone(self);
+        Ok(Step::Later(Box::new(move || {
+            let halted = sandbox.group.come_to_a_halt();
+            halted.map_err(|error| jail(&error))?;
+            sandbox.became(next)
+        })))
+    }
+
+    fn became(&self, state: SandboxState) -> Result<(), Error> {
+        self.state.send_replace(state);
+        self.write_down(|info| info.state = state).map(drop)
     }
 
     /// Ends all its processes and takes its control groups away; its files stay.
@@ -298,6 +314,11 @@ impl Sandbox {
         })
     }
 
+    /// Whose child its PID 1 is.
+    pub(crate) fn keeper(&self) -> Arc<Keeper> {
+        Arc::clone(&self.keeper)
+    }
+
     /// The keeper has ended.
     pub(crate) fn keeper_is_lost(&self) -> bool {
         self.keeper.is_lost()
@@ -352,6 +373,20 @@ impl Sandbox {
         self.release(request);
         // A keeper that is gone holds nothing.
         let _ = self.hold(request, &[]).await;
+    }
+
+    /// The kernel killed for want of memory since it had done so often, and no command that ended by that was told yet. It
+    /// counts for the sandbox, not for each command: one kill is told of one.
+    pub(crate) fn claim_oom_kill(&self, before: u64) -> bool {
+        let kills = self.group.oom_kills();
+        let claim = |told: u64| {
+            let known = told.max(before);
+            (kills > known).then_some(known + 1)
+        };
+        let claimed = self
+            .oom_kills
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
+        claimed.is_ok()
     }
 
     /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.

@@ -5,14 +5,16 @@
 //! templates/.lock-base       held by whoever builds `base`; others wait for the result
 //! templates/NAME/            lock  template.json  layer/
 //! templates/.new-XXXX/       the same, being built; its builder holds `lock` exclusively
-//! templates/.old-XXXX/       the same, replaced or removed, waiting until nobody holds `lock`
+//! templates/.old-XXXX/       the same, replaced or removed, waiting until no sandbox needs it
+//! templates/.data-XXXX       names a data directory elsewhere whose sandboxes are made from these
 //! ```
 //!
-//! Invariant: a layer never changes after it got its name, and is deleted only by someone who holds its `lock` exclusively.
-//! A running sandbox holds that lock shared (its lease), so replacing a template under it is safe. Names change by rename
-//! under `.lock`, so a template is either complete or absent, whenever a process dies.
+//! Invariant: a layer never changes after it got its name, and is deleted only by someone who holds its `lock` exclusively
+//! and finds no record of a sandbox that names it. A server holds that lock shared (its lease) for each running sandbox; a
+//! record counts for those that stand still, and for those whose server is gone. So replacing a template under a sandbox is safe.
+//! Names change by rename under `.lock`, so a template is either complete or absent, whenever a process dies.
 //!
-//! It does not mount anything, and does not know sandboxes.
+//! It does not mount anything, and knows of sandboxes only what their records say of layers.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,11 +35,13 @@ mod copy;
 mod error;
 mod import;
 mod inside;
+mod lease;
 mod meta;
 mod meter;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod users;
 
 use build::{Build, Taken};
 pub use error::Error;
@@ -137,37 +141,6 @@ impl Store {
         Ok(names)
     }
 
-    /// The template `name`, leased.
-    pub fn get(&self, name: &str) -> Result<Template, Error> {
-        check_name(name)?;
-        let _names = self.lock_names(FlockOperation::LockShared)?;
-        let path = self.path.join(name);
-        let dir = match rustix::fs::openat(&self.dir, name, OPEN_DIRECTORY, Mode::empty()) {
-            Ok(dir) => dir,
-            Err(Errno::NOENT) => {
-                return Err(Error::Unknown {
-                    name: name.to_owned(),
-                    known: self.list()?,
-                });
-            }
-            Err(error) => return Err(failed("open", path)(error)),
-        };
-        let lease = open_lock(&dir, &path)?;
-        flock(&lease, FlockOperation::LockShared).map_err(failed("lease", &path))?;
-        let meta = Meta::read(&dir, name, &path)?;
-        let layer = path.join("layer");
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = rustix::fs::openat(&dir, "layer", flags, Mode::empty())
-            .map_err(failed("open", &layer))?;
-        Ok(Template {
-            name: name.to_owned(),
-            layer,
-            meta,
-            root,
-            lease,
-        })
-    }
-
     /// Makes the template `name` from `source`. When it fails, nothing of it is left.
     pub fn add(
         &self,
@@ -262,25 +235,25 @@ impl Store {
         self.get(BASE)
     }
 
-    /// Removes the template `name`, which no sandbox may use.
+    /// Removes the template `name`, which no sandbox may need, running or not.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         check_name(name)?;
         let path = self.path.join(name);
         let names = self.lock_names(FlockOperation::LockExclusive)?;
-        let dir = match rustix::fs::openat(&self.dir, name, OPEN_DIRECTORY, Mode::empty()) {
-            Ok(dir) => dir,
-            Err(Errno::NOENT) => {
-                return Err(Error::Unknown {
-                    name: name.to_owned(),
-                    known: self.list()?,
-                });
-            }
-            Err(error) => return Err(failed("open", path)(error)),
+        let dir = self.open_tree(name)?;
+        let users = self.users()?;
+        // A damaged one can be removed too.
+        let id = Meta::read(&dir, name, &path).ok().and_then(|meta| meta.id);
+        let sandboxes = users.of(name, id.as_deref());
+        let in_use = |sandboxes| Error::InUse {
+            name: name.to_owned(),
+            sandboxes,
         };
+        if !sandboxes.is_empty() {
+            return Err(in_use(sandboxes));
+        }
         let Some(_lock) = try_lock(&dir, &path)? else {
-            return Err(Error::InUse {
-                name: name.to_owned(),
-            });
+            return Err(in_use(sandboxes));
         };
         let old = self.set_aside(name)?;
         drop(names);
@@ -291,19 +264,11 @@ impl Store {
     /// removed. What is still in use stays for the next time.
     pub fn sweep(&self) -> Result<usize, Error> {
         let names = self.lock_names(FlockOperation::LockExclusive)?;
+        let users = self.users()?;
+        self.forget_data()?;
         let mut free = Vec::new();
-        for name in self.entries()? {
-            if !(name.starts_with(".new-") || name.starts_with(".old-")) {
-                continue;
-            }
-            let path = self.path.join(&name);
-            let dir =
-                match rustix::fs::openat(&self.dir, name.as_str(), OPEN_DIRECTORY, Mode::empty()) {
-                    Ok(dir) => dir,
-                    Err(Errno::NOENT) => continue,
-                    Err(error) => return Err(failed("open", path)(error)),
-                };
-            if let Some(lock) = try_lock(&dir, &path)? {
+        for name in self.aside()? {
+            if let Some(lock) = self.free(&name, &users)? {
                 free.push((name, lock));
             }
         }

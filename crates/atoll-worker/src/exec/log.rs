@@ -5,7 +5,7 @@
 //! number each time the stream changes, written *before* the bytes, so that the last one always reaches
 //! to the end of the file. Positions are offsets of the file and count both streams together.
 //!
-//! Only the last part is kept (the window): what is older is punched out of the file, whose length
+//! Only the last part is kept (the window, which a [`Budget`] gives it): what is older is punched out of the file, whose length
 //! goes on growing. Neither file is made before there is something to write.
 
 use std::collections::HashMap;
@@ -22,8 +22,8 @@ use rustix::fs::FallocateFlags;
 use rustix::pipe::SpliceFlags;
 use tokio::sync::{Notify, watch};
 
-/// How much of a command's output is kept.
-pub(crate) const WINDOW: u64 = 64 << 20;
+use super::budget::Budget;
+
 /// Old bytes are given up in pieces of at least this size.
 const PIECE: u64 = 1 << 20;
 /// What may still arrive when the window is full: two pipes' contents.
@@ -46,6 +46,7 @@ pub(crate) struct Log {
     pub(super) moved: Notify,
     /// A reader that takes nothing for so long does not hold the command back any more.
     patience: Duration,
+    budget: Arc<Budget>,
 }
 
 #[derive(Debug, Default)]
@@ -179,7 +180,9 @@ impl Log {
             entries,
             last,
         };
-        Ok(Self::with(stem, inner))
+        let log = Self::with(stem, inner);
+        log.budget.add(end - start);
+        Ok(log)
     }
 
     fn with(stem: PathBuf, inner: Inner) -> Self {
@@ -191,12 +194,22 @@ impl Log {
             grown,
             moved: Notify::new(),
             patience: Duration::ZERO,
+            budget: Arc::default(),
         }
     }
 
     /// Waits so long for a reader that takes nothing.
     pub(crate) fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// Takes no more than this has left.
+    pub(crate) fn within(mut self, budget: &Arc<Budget>) -> Self {
+        let kept = self.inner().kept();
+        self.budget.give_back(kept);
+        self.budget = Arc::clone(budget);
+        self.budget.add(kept);
         self
     }
 
@@ -243,8 +256,13 @@ impl Log {
                 }
                 Err(error) => return Err(error.into()),
             };
+        self.budget.add(taken);
+        if inner.end / PIECE != (inner.end + taken) / PIECE {
+            self.budget.look();
+        }
         inner.end += taken;
-        inner.give_up_old()?;
+        let given_up = inner.give_up_old(self.budget.window());
+        self.budget.give_back(given_up?);
         self.grown.send_replace(inner.end);
         Ok(Taken::Some)
     }
@@ -252,20 +270,31 @@ impl Log {
     /// Whether the command may go on writing: a reader that is attached and reads holds it back, one
     /// that does not read is let go.
     pub(crate) fn room(&self) -> Room {
-        let end = self.inner().reckoned_end(WINDOW - REST);
+        let far = self.budget.window() - REST;
+        let end = self.inner().reckoned_end(far);
         let mut readers = self.readers();
         let now = Instant::now();
-        readers.at.retain(|_, (position, since)| {
-            *position + (WINDOW - REST) > end || now < *since + self.patience
-        });
+        readers
+            .at
+            .retain(|_, (position, since)| *position + far > end || now < *since + self.patience);
         let behind = readers
             .at
             .values()
-            .filter(|(position, _)| *position + (WINDOW - REST) <= end);
+            .filter(|(position, _)| *position + far <= end);
         match behind.map(|(_, since)| *since + self.patience).min() {
             Some(until) => Room::Full(until),
             None => Room::Yes,
         }
+    }
+
+    /// Gives up what was written but for the last of it, for others that have no room; false if it has nothing to give.
+    pub(super) fn give_way(&self) -> bool {
+        let mut inner = self.inner();
+        let end = inner.end;
+        // What cannot be given up takes its room as before.
+        let given_up = inner.give_up_before(end / PAGE * PAGE).unwrap_or(0);
+        self.budget.give_back(given_up);
+        given_up > 0
     }
 
     /// Whether there may be files of it.
@@ -344,6 +373,12 @@ impl Log {
     }
 }
 
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.budget.give_back(self.inner().kept());
+    }
+}
+
 impl Inner {
     /// The end as it counts for readers that must not be `far` behind: who is as many changes of stream behind as are
     /// kept is so far behind, however few bytes that are.
@@ -358,24 +393,39 @@ impl Inner {
         oldest.map_or(self.end, |(_, oldest)| self.end.max(oldest + far))
     }
 
-    /// Gives up what is before the window, or before the last changes of stream that are kept.
-    fn give_up_old(&mut self) -> io::Result<()> {
+    /// How much is kept.
+    fn kept(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Gives up what is before the window, or before the last changes of stream that are kept; how much that was.
+    fn give_up_old(&mut self, window: u64) -> io::Result<u64> {
         let Some(files) = &self.files else {
-            return Ok(());
+            return Ok(0);
         };
-        let mut keep = self.end.saturating_sub(WINDOW);
+        let mut keep = self.end.saturating_sub(window);
         if self.entries - self.first > CHANGES + CHANGES / 4 {
             keep = keep.max(read_entry(&files.index, self.entries - CHANGES)?.1);
         }
         let few = self.entries - self.first <= CHANGES + CHANGES / 4;
         let keep = keep / PAGE * PAGE;
-        if keep <= self.start || (few && keep < self.start + PIECE) {
-            return Ok(());
+        if few && keep < self.start + PIECE {
+            return Ok(0);
         }
+        self.give_up_before(keep)
+    }
+
+    /// Gives up what is before the beginning of a page; how much that was.
+    fn give_up_before(&mut self, keep: u64) -> io::Result<u64> {
+        let Some(files) = self.files.as_ref().filter(|_| keep > self.start) else {
+            return Ok(0);
+        };
         punch(&files.log, keep)?;
+        let given_up = keep - self.start;
         self.start = keep;
         self.first = find(&files.index, self.first, self.entries, keep)?;
-        punch(&files.index, self.first * ENTRY / PAGE * PAGE)
+        punch(&files.index, self.first * ENTRY / PAGE * PAGE)?;
+        Ok(given_up)
     }
 }
 
@@ -427,9 +477,12 @@ fn look(pipe: BorrowedFd<'_>) -> io::Result<Taken> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::{self, Kept};
     use super::*;
     use std::io::Write;
     use std::os::fd::AsFd;
+
+    const WINDOW: u64 = budget::WINDOW.0;
 
     struct Place(PathBuf);
 
@@ -614,5 +667,43 @@ mod tests {
         assert_eq!(take(), Taken::Some);
         assert_eq!(take(), Taken::Closed);
         assert!(place.0.join("x.log").exists());
+    }
+
+    #[test]
+    fn where_only_the_reserve_is_left_a_log_does_not_grow() {
+        let place = Place::new();
+        let feed_all = |reserve: u64| {
+            let kept = Kept {
+                reserve: Some(atoll_model::Bytes(reserve)),
+                ..Kept::default()
+            };
+            let budget = Arc::new(Budget::new(kept, place.0.clone()));
+            let log = Log::new(place.0.join(reserve.to_string())).within(&budget);
+            let turn = vec![7; 60_000];
+            while log.bounds().1 < 8 * PIECE {
+                feed(&log, Stream::Stdout, &turn);
+            }
+            let (start, end) = log.bounds();
+            end - start
+        };
+        assert!(feed_all(0) > 8 * PIECE - 1);
+        let left = feed_all(u64::MAX);
+        assert!(left <= 3 * PIECE, "{left}");
+    }
+
+    #[test]
+    fn what_gives_way_keeps_its_end_also_for_the_next_reader() {
+        let place = Place::new();
+        let budget = Arc::new(Budget::new(Kept::default(), place.0.clone()));
+        let log = Log::new(place.0.join("x")).within(&budget);
+        feed(&log, Stream::Stdout, &vec![7; 100_000]);
+        feed(&log, Stream::Stderr, b"last");
+        assert!(log.give_way() && !log.give_way());
+        let (start, end) = log.bounds();
+        assert_eq!((start, end), (100_004 / PAGE * PAGE, 100_004));
+        let again = Log::open(place.0.join("x")).expect("it opens");
+        assert_eq!(again.bounds(), (start, end));
+        let all = pieces(&again);
+        assert_eq!(all.last(), Some(&(Stream::Stderr, b"last".to_vec())));
     }
 }

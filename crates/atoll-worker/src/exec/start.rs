@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use atoll_jail::cgroup::Leaf;
@@ -57,12 +58,17 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         started_at: record.started_at,
         request: begun.request,
         leaf: Some(Arc::new(begun.leaf)),
-        log: Arc::new(Log::new(stem).patience(sandbox.patience)),
+        log: Arc::new(
+            Log::new(stem)
+                .patience(sandbox.patience)
+                .within(sandbox.execs.budget()),
+        ),
         input: streams.input,
         terminal: streams.terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
         noted: Noted::default(),
+        killed: AtomicBool::default(),
         spec,
     });
     let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));

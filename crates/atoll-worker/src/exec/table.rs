@@ -11,6 +11,7 @@ use atoll_store::Journal;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::budget::{Budget, Kept};
 use super::record::Record;
 use super::{Shared, log::Log};
 use crate::journal::Mark;
@@ -35,6 +36,8 @@ pub(crate) struct Table {
     directory: PathBuf,
     /// Where it says that something happened, if that is written down.
     mark: Option<Mark>,
+    /// What their logs may take.
+    budget: Arc<Budget>,
     inner: Mutex<Inner>,
     /// How many rows of the journal were taken since it was last pruned.
     taken: AtomicU32,
@@ -79,6 +82,7 @@ impl Table {
             ..Inner::default()
         };
         let table = Self {
+            budget: Arc::new(Budget::new(Kept::default(), directory.clone())),
             directory,
             mark,
             inner: Mutex::new(inner),
@@ -94,6 +98,34 @@ impl Table {
             table.has_news();
         }
         table
+    }
+
+    /// Their logs may take so much.
+    pub(crate) fn keeping(mut self, kept: Kept) -> Self {
+        self.budget = Arc::new(Budget::new(kept, self.directory.clone()));
+        self
+    }
+
+    /// What their logs may take.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Has the oldest of those that have ended give up what they wrote, where there is no room for what others write.
+    pub(crate) fn make_room(&self) {
+        if !self.budget.presses() && !self.budget.is_tight() {
+            return;
+        }
+        let inner = self.inner();
+        for exec in inner.all.values().filter(|exec| exec.closed()) {
+            if !self.budget.presses() {
+                break;
+            }
+            if exec.log.give_way() {
+                self.budget.look();
+            }
+        }
+        self.budget.settle();
     }
 
     /// Where the journal is.
@@ -117,7 +149,7 @@ impl Table {
         let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
         let mut old = inner.behind;
         if old {
-            let (earlier, all) = inner.earlier(&self.directory);
+            let (earlier, all) = inner.earlier(&self.directory, &self.budget);
             commands.extend(earlier.into_iter().map(Arc::new));
             old = all;
         }
@@ -189,7 +221,7 @@ impl Table {
     fn complete(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner();
         if !inner.complete {
-            let (earlier, all) = inner.earlier(&self.directory);
+            let (earlier, all) = inner.earlier(&self.directory, &self.budget);
             let newer = std::mem::take(&mut inner.all);
             inner.open.clear();
             for shared in earlier {
@@ -236,7 +268,7 @@ impl Table {
 
     /// Adds a command that ended before we were there.
     pub(crate) fn add_ended(&self, record: Record) {
-        if let Ok(shared) = Shared::of_ended(record) {
+        if let Ok(shared) = Shared::of_ended(record, &self.budget) {
             self.add(Arc::new(shared));
         }
     }
@@ -399,12 +431,14 @@ impl Drop for Room<'_> {
 impl Inner {
     /// Those that are written down in a directory and are not here, and whether that is all of them: one without an
     /// end may be about to begin, and is then not one of an earlier server.
-    fn earlier(&self, directory: &Path) -> (Vec<Shared>, bool) {
+    fn earlier(&self, directory: &Path, budget: &Arc<Budget>) -> (Vec<Shared>, bool) {
         let records = Record::all(directory).into_iter();
         let records = records.filter(|record| !self.numbers.contains_key(&record.id));
         let begins = |record: &Record| record.status.is_none() && self.beginning.0 > 0;
         let (doubtful, earlier): (Vec<Record>, Vec<Record>) = records.partition(begins);
-        let earlier = earlier.into_iter().map(Shared::of_ended);
+        let earlier = earlier
+            .into_iter()
+            .map(|record| Shared::of_ended(record, budget));
         (earlier.flatten().collect(), doubtful.is_empty())
     }
 
@@ -442,8 +476,8 @@ impl Inner {
 
 impl Shared {
     /// A command that ended before we were there; without a word of its end it was killed.
-    fn of_ended(record: Record) -> std::io::Result<Self> {
-        let log = Log::open(record.stem().to_owned())?;
+    fn of_ended(record: Record, budget: &Arc<Budget>) -> std::io::Result<Self> {
+        let log = Log::open(record.stem().to_owned())?.within(budget);
         Ok(Self::with(record, log))
     }
 }

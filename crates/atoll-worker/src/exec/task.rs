@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use atoll_model::{ExecStatus, SandboxState, Stream};
@@ -133,7 +134,10 @@ impl Task {
                             let _ = leaf.kill();
                         }
                     }
-                    () = flow(&shared.log, &mut flows) => show(&shared).await,
+                    () = flow(&shared.log, &mut flows) => {
+                        sandbox.execs.make_room();
+                        show(&shared).await;
+                    }
                 }
             };
             for flow in &mut flows {
@@ -147,7 +151,8 @@ impl Task {
             let mut status = decode(raw.unwrap_or(9));
             status.timed_out = timed_out;
             let killed = status.signal == Some(9) || status.code == Some(137);
-            status.oom_killed = killed && !timed_out && sandbox.group.oom_kills() > before;
+            let asked = timed_out || shared.killed.load(Ordering::Relaxed);
+            status.oom_killed = killed && !asked && sandbox.claim_oom_kill(before);
             let ended_at = super::now();
             shared.progress.send_modify(|progress| {
                 (progress.status, progress.ended_at) = (Some(status), Some(ended_at));
@@ -174,6 +179,7 @@ impl Task {
         // Children that live on may go on writing.
         while flows.iter().any(|flow| flow.pipe.is_some()) {
             flow(&shared.log, &mut flows).await;
+            sandbox.execs.make_room();
         }
         shared
             .progress

@@ -1,25 +1,28 @@
 //! Going on with the sandboxes of a server that is gone.
 //!
-//! Records say what there should be, the keeper what there is. Running and known to the keeper: taken
-//! over. Not known to it: stopped, its files are there. Known to the keeper alone: never told to
-//! anybody, ended. A record that cannot be understood is set aside with its files, not removed.
+//! Records say what there should be, keepers what there is. Running and known to a keeper: taken over. Known to none:
+//! stopped, its files are there. Known to the keeper alone: never told to anybody, ended. A record that cannot be understood is
+//! set aside with its files, not removed. One that cannot be read stops everything before it begins.
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_model::{Error, Reason, SandboxId, SandboxState};
 
+use super::apart::Apart;
 use super::{Entry, LocalRuntime, Place};
 use crate::error::host_file;
-use crate::exec::table::Table;
-use crate::keeper::{Found, Inventory};
-use crate::sandbox::{Record, Sandbox, blocking, boot, lock};
+use crate::keeper::Found;
+use crate::keeper::left::Inventory;
+use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
 
 impl LocalRuntime {
     /// Goes on with what the last server left.
-    pub(super) async fn take_over(&self, inventory: Inventory) -> Result<(), Error> {
+    pub(super) async fn take_over(&self, mut inventory: Inventory) -> Result<(), Error> {
+        let keepers = std::mem::take(&mut inventory.keepers);
+        lock(&self.shared.foreign).clone_from(&inventory.foreign);
         let runtime = self.clone();
         let handle = tokio::runtime::Handle::current();
         blocking(move || {
@@ -27,41 +30,33 @@ impl LocalRuntime {
             runtime.take_all_over(inventory)
         })
         .await?;
-        // That it is gone will be noticed soon enough.
-        let _ = self.shared.keeper.accept().await;
+        for keeper in keepers {
+            // That it is gone will be noticed soon enough.
+            let _ = keeper.accept().await;
+        }
+        self.dismiss_keepers(None).await;
         Ok(())
     }
 
     fn take_all_over(&self, inventory: Inventory) -> Result<(), Error> {
-        let keeper_stayed = !inventory.sandboxes.is_empty();
+        let instance = &self.shared.instance;
+        let sandboxes = instance.sandboxes();
+        // Before anything is changed: a record that the host does not give us is not one that is not there.
+        let records = read_all(&sandboxes)?;
+        let foreign = inventory.foreign.iter().map(|keeper| keeper.version).max();
+        let stayed = !inventory.sandboxes.is_empty();
         let mut found: HashMap<String, Found> = inventory
             .sandboxes
             .into_iter()
             .map(|found| (found.name.clone(), found))
             .collect();
-        let instance = &self.shared.instance;
-        let sandboxes = instance.sandboxes();
-        let entries = fs::read_dir(&sandboxes);
-        let entries = entries.map_err(|error| host_file("read", &sandboxes, &error))?;
-        for entry in entries {
-            let path = entry
-                .map_err(|error| host_file("read", &sandboxes, &error))?
-                .path();
-            let Some(id) = name_of(&path) else { continue };
-            match Record::read(&path) {
-                Ok(Some(record)) => {
-                    self.take_one_over(&path, record, found.remove(id.as_str()), keeper_stayed)?;
-                }
+        for (id, path, record) in records {
+            let found = found.remove(id.as_str());
+            match record {
+                Some(Ok(record)) => self.take_one_over(path, record, found, (stayed, foreign)),
                 // It never came to be.
-                Ok(None) => self.end_unknown(&id, &path, found.remove(id.as_str())),
-                Err(_) => {
-                    let aside = instance.directory.join("orphaned").join(id.as_str());
-                    if let Some(found) = found.remove(id.as_str()) {
-                        self.kill(&found.name);
-                    }
-                    let moved = fs::rename(&path, &aside);
-                    moved.map_err(|error| host_file("set aside", &path, &error))?;
-                }
+                None => self.end_unknown(&id, &path, found),
+                Some(Err(Senseless)) => self.orphan(&id, &path),
             }
         }
         // Without files there is nobody to be.
@@ -73,7 +68,8 @@ impl LocalRuntime {
                 continue;
             };
             let live = self.entry(&id).map(|entry| entry.place());
-            if !matches!(live, Ok(Place::Live(_))) && !self.shared.pool.has(&id) {
+            let lives = matches!(live, Ok(Place::Live(_) | Place::Apart(_)));
+            if !lives && !self.shared.pool.has(&id) {
                 self.kill(&name);
             }
         }
@@ -90,63 +86,88 @@ impl LocalRuntime {
         Ok(())
     }
 
+    /// Takes one over. One that cannot be goes on, apart from the others.
     fn take_one_over(
         &self,
-        path: &Path,
+        path: PathBuf,
         mut record: Record,
         found: Option<Found>,
-        keeper_stayed: bool,
-    ) -> Result<(), Error> {
-        let id = record.info.id.clone();
+        (keeper_stayed, foreign): (bool, Option<u32>),
+    ) {
+        let (id, pooled) = (record.info.id.clone(), record.pooled);
         let ran = record.info.state != SandboxState::Stopped;
         let alive = found.as_ref().is_some_and(|found| found.parent.pid != 0);
         if ran
             && alive
             && let Some(found) = found
         {
-            let pooled = record.pooled;
-            let sandbox = Sandbox::adopt(&self.shared, path.to_owned(), record, found)?;
-            if pooled {
-                self.shared.pool.asked(&sandbox.info().template);
-                let _ = self.shared.pool.add(sandbox);
-            } else {
-                self.add(&sandbox);
+            let as_it_was = record.clone();
+            match Sandbox::adopt(&self.shared, path.clone(), record, found) {
+                Ok(sandbox) if pooled => {
+                    self.shared.pool.asked(&sandbox.info().template);
+                    let _ = self.shared.pool.add(sandbox);
+                }
+                Ok(sandbox) => drop(self.add(&sandbox)),
+                // Nobody was told of it.
+                Err(_) if pooled => self.end_unknown(&id, &path, None),
+                Err(error) => self.add_apart(Apart::new(&self.shared, path, as_it_was, error)),
             }
-            return Ok(());
+            return;
         }
-        if record.pooled {
-            self.end_unknown(&id, path, None);
-            return Ok(());
+        if pooled {
+            self.end_unknown(&id, &path, None);
+            return;
+        }
+        let mut reason = if record.boot != boot() {
+            Reason::HostRestart
+        } else if keeper_stayed {
+            Reason::Exited
+        } else {
+            Reason::KeeperLost
+        };
+        let group = self
+            .shared
+            .instance
+            .cgroups
+            .group(id.as_str(), record.ids());
+        if ran && let Some(version) = foreign {
+            if group.is_inhabited() {
+                let apart = Apart::foreign(&self.shared, path, record, version);
+                self.add_apart(apart);
+                return;
+            }
+            reason = Reason::Exited;
         }
         if ran {
             record.info.state = SandboxState::Stopped;
-            record.info.reason = Some(if record.boot != boot() {
-                Reason::HostRestart
-            } else if keeper_stayed {
-                Reason::Exited
-            } else {
-                Reason::KeeperLost
-            });
-            record.write(path)?;
-            let group = self
-                .shared
-                .instance
-                .cgroups
-                .group(id.as_str(), record.ids());
+            record.info.reason = Some(reason);
+            // What cannot be written down now the next server finds as we did.
+            let _ = record.write(&path);
             let _ = group.remove();
         }
-        let mark = self.shared.mark(&id);
-        let execs = Arc::new(Table::new(path.join("execs"), false, mark));
+        let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
-        Ok(())
+    }
+
+    /// Sets one aside of which nobody will ever know what it was. If it cannot be, it stays as it is.
+    fn orphan(&self, id: &SandboxId, path: &Path) {
+        crate::orphans::mark(path);
+        let aside = crate::orphans::place(&self.shared.instance.directory);
+        if fs::rename(path, aside.join(id.as_str())).is_ok() {
+            self.kill(id.as_str());
+        }
     }
 
     /// Goes on with the links of sandboxes that live. One whose link is not there any more gets another.
     fn reconnect(&self) -> Result<(), Error> {
         let entries: Vec<_> = self.sandboxes().values().cloned().collect();
         let live = entries.into_iter().filter_map(|entry| match entry.place() {
-            Place::Live(sandbox) => sandbox.linked().map(|linked| (sandbox, linked)),
+            Place::Live(sandbox) => sandbox.linked().map(|linked| (Ok(sandbox), linked)),
+            Place::Apart(apart) => {
+                let linked = (apart.linked()?, apart.record.spec.policy.clone());
+                Some((Err(apart), linked))
+            }
             _ => None,
         });
         let mut live: Vec<_> = live.collect();
@@ -160,6 +181,13 @@ impl LocalRuntime {
             .collect();
         let links = self.shared.network.resume(gateway, &known)?;
         for ((sandbox, (_, policy)), link) in live.into_iter().zip(links) {
+            let sandbox = match sandbox {
+                Ok(sandbox) => sandbox,
+                Err(apart) => {
+                    apart.relink(link);
+                    continue;
+                }
+            };
             if let Some(link) = link {
                 sandbox.relink(link)?;
                 continue;
@@ -195,6 +223,33 @@ impl LocalRuntime {
         let _ = group.kill();
         let _ = group.remove();
     }
+}
+
+/// A record that nobody will ever understand.
+struct Senseless;
+
+/// A directory of a sandbox, and what stands there.
+type Written = (SandboxId, PathBuf, Option<Result<Record, Senseless>>);
+
+/// All records.
+fn read_all(sandboxes: &Path) -> Result<Vec<Written>, Error> {
+    let failed = |error: std::io::Error| host_file("read", sandboxes, &error);
+    let mut all = Vec::new();
+    for entry in fs::read_dir(sandboxes).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let Some(id) = name_of(&path) else { continue };
+        let record = match Record::read(&path) {
+            Ok(record) => record.map(Ok),
+            Err(Unread::Senseless) => Some(Err(Senseless)),
+            Err(Unread::Unknown(error)) => {
+                return Err(
+                    error.remedy("nothing was changed: see to the disk, and start atoll again")
+                );
+            }
+        };
+        all.push((id, path, record));
+    }
+    Ok(all)
 }
 
 fn name_of(path: &Path) -> Option<SandboxId> {

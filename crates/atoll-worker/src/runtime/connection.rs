@@ -37,6 +37,7 @@ impl LocalRuntime {
                     record.spec.policy = policy;
                     runtime.rewrite(&entry, record, execs)
                 }
+                Place::Apart(apart) => Err(apart.refusal()),
                 Place::Gone => Ok(()),
             }
         })
@@ -76,6 +77,7 @@ impl LocalRuntime {
                     record.set_network(network, policy);
                     runtime.rewrite(&entry, record, execs)
                 }
+                Place::Apart(apart) => Err(apart.refusal()),
                 Place::Gone => Ok(()),
             }
         })

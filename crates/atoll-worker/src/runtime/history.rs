@@ -1,6 +1,7 @@
 //! What was run in sandboxes, for whoever keeps it for longer than they live.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use atoll_model::{Error, SandboxId, SandboxState};
 use atoll_store::CommandRow;
 use tokio::time::MissedTickBehavior;
 
-use super::{Entry, Farewell, LocalRuntime, Place, Shared, unknown};
+use super::{Entry, Farewell, LocalRuntime, Place, Shared};
 use crate::error::internal;
 use crate::exec::table::Table;
 use crate::journal::{Health, Journals, LOOK, Mark};
@@ -18,11 +19,16 @@ const SEEN: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Where the commands of a sandbox are noted.
-    pub(crate) fn mark(&self, id: &SandboxId) -> Option<Mark> {
+    fn mark(&self, id: &SandboxId) -> Option<Mark> {
         self.journals.as_ref().map(|journals| Mark {
             id: id.clone(),
             journals: Arc::clone(journals),
         })
+    }
+
+    /// The commands of a sandbox, below its directory; `complete` if nobody ran one in it before.
+    pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> Table {
+        Table::new(directory.join("execs"), complete, self.mark(id)).keeping(self.kept)
     }
 }
 
@@ -74,7 +80,7 @@ impl LocalRuntime {
     }
 
     fn journal(&self, id: &SandboxId) -> Result<Option<(&Journals, Arc<Table>)>, Error> {
-        let (table, _) = self.entry(id)?.execs().ok_or_else(|| unknown(id))?;
+        let (table, _) = self.entry(id)?.execs(id)?;
         Ok(self.shared.journals.as_deref().map(|all| (all, table)))
     }
 
@@ -89,6 +95,8 @@ impl LocalRuntime {
         let (table, sandbox) = match place {
             Place::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
             Place::Stopped(_, table) => (Arc::clone(table), None),
+            // Its processes have been ended.
+            Place::Apart(apart) => (apart.execs(&self.shared), None),
             Place::Gone => return Ok(()),
         };
         let Some(journals) = &self.shared.journals else {

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use atoll_jail::wire::Channel;
@@ -11,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Record, Sandbox, TERMINALS, connection, variables};
 use crate::error::internal;
-use crate::exec::{self, table::Table};
+use crate::exec;
 use crate::init::Init;
 use crate::keeper::Found;
 use crate::runtime::Shared;
@@ -27,8 +28,11 @@ impl Sandbox {
         mut record: Record,
         mut found: Found,
     ) -> Result<Arc<Self>, Error> {
-        let template = shared.templates.get(&record.spec.template);
+        let template = shared
+            .templates
+            .get_layer(&record.spec.template, record.layer.as_deref());
         let template = template.map_err(|error| internal("lease the template", &error))?;
+        record.layer.clone_from(&template.meta.id);
         let ids = record.ids();
         shared.instance.ranges.inherit(ids);
         let group = shared.instance.cgroups.group(record.info.id.as_str(), ids);
@@ -42,7 +46,7 @@ impl Sandbox {
         record.write(&directory)?;
         let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
         let terminals = terminals.into_iter().next();
-        let execs = Table::new(directory.join("execs"), true, shared.mark(&record.info.id));
+        let execs = shared.table(&record.info.id, &directory, true);
         let records = exec::record::Record::all(execs.directory());
         let running: Vec<u32> = records
             .iter()
@@ -75,9 +79,10 @@ impl Sandbox {
             link: Mutex::default(),
             namespace: connection::number(found.parent.pid),
             token: found.parent.token,
-            keeper: Arc::clone(&shared.keeper),
+            keeper: found.keeper,
             meters: shared.meters.clone(),
             patience: shared.patience,
+            oom_kills: AtomicU64::default(),
             leaves: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
@@ -91,7 +96,10 @@ impl Sandbox {
                 streams: held(record.request),
                 input: held(exec::input_of(record.request)),
             };
-            take_exec(&sandbox, record, held, &mut ends)?;
+            if let Err(error) = take_exec(&sandbox, record, held, &mut ends) {
+                sandbox.abandon();
+                return Err(error);
+            }
         }
         // Of those that nobody wrote down nobody was told either.
         for request in found.execs.into_keys() {

@@ -21,6 +21,10 @@ pub(crate) struct Record {
     /// The first of its ids on the host, while it runs.
     id_base: u32,
     id_count: u32,
+    /// The id of the template's layer it was made from, whatever has the template's name now. Those from before layers had
+    /// ids have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layer: Option<String>,
     /// Its link with the world, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) linked: Option<Linked>,
@@ -39,6 +43,7 @@ impl Record {
             spec,
             id_base: ids.base,
             id_count: ids.count,
+            layer: None,
             linked: None,
             boot: boot(),
             pooled: false,
@@ -70,18 +75,26 @@ impl Record {
     }
 
     /// Reads it back; `None` if there is none.
-    pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Unread> {
         let path = directory.join("record.json");
         let text = match fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(host_file("read", &path, &error)),
+            Err(error) => return Err(Unread::Unknown(host_file("read", &path, &error))),
         };
-        let record = serde_json::from_slice(&text);
-        record
+        serde_json::from_slice(&text)
             .map(Some)
-            .map_err(|error| internal("understand a record", &error))
+            .map_err(|_| Unread::Senseless)
     }
+}
+
+/// Why there is no record although there should be one.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    /// It cannot be understood, nor ever will.
+    Senseless,
+    /// The host did not give it to us: what it says is not known.
+    Unknown(Error),
 }
 
 /// Which start of the host this is.

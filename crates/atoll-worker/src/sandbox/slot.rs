@@ -12,6 +12,7 @@
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,6 @@ use tokio::task::JoinHandle;
 use super::connection::{self, Linked};
 use super::{Record, Sandbox, TERMINALS, Variables, blocking, size, variables};
 use crate::error::{host_file, internal, jail};
-use crate::exec::table::Table;
 use crate::init::{Init, gone};
 use crate::keeper::Parent;
 use crate::network::Link;
@@ -95,7 +95,7 @@ impl Sandbox {
         let begin = Instant::now();
         let template = {
             let shared = Arc::clone(shared);
-            blocking(move || check(&shared, &spec).map(|template| (spec, template))).await?
+            blocking(move || check(&shared, &spec, None).map(|template| (spec, template))).await?
         };
         let (spec, template) = template;
         // An embryo's place has the usual size.
@@ -120,10 +120,11 @@ impl Sandbox {
     /// Starts a sandbox again whose files are there.
     pub(crate) async fn start(shared: &Arc<Shared>, record: Record) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
-        let (info, spec) = (record.info, record.spec);
+        let (info, spec, layer) = (record.info, record.spec, record.layer);
         let (spec, template) = {
             let shared = Arc::clone(shared);
-            blocking(move || check(&shared, &spec).map(|template| (spec, template))).await?
+            let check = move || check(&shared, &spec, layer.as_deref()).map(|found| (spec, found));
+            blocking(check).await?
         };
         let kind = Kind::Old(info.created_at);
         Self::make(shared, info.id, spec, template, kind, begin).await
@@ -189,10 +190,10 @@ impl Sandbox {
     }
 }
 
-/// Refuses what cannot be made; the template, leased.
-fn check(shared: &Shared, spec: &SandboxSpec) -> Result<Template, Error> {
+/// Refuses what cannot be made; the template, leased: as it is now, or the layer with this id.
+fn check(shared: &Shared, spec: &SandboxSpec, layer: Option<&str>) -> Result<Template, Error> {
     super::check(shared, spec)?;
-    let template = shared.templates.get(&spec.template);
+    let template = shared.templates.get_layer(&spec.template, layer);
     let template = template.map_err(|error| no_template(&error))?;
     check_mounts(spec)?;
     Ok(template)
@@ -225,7 +226,7 @@ impl Wish {
     /// Something ordinary, for embryos that may become anything.
     pub(crate) fn ordinary(shared: &Shared) -> Result<Self, Error> {
         let spec = SandboxSpec::default();
-        let template = check(shared, &spec)?;
+        let template = check(shared, &spec, None)?;
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
         let (id, kind) = (SandboxId::random(), Kind::New);
@@ -434,13 +435,10 @@ impl Embryo {
         };
         let mut record = Record::new(info, wish.spec, self.ids);
         record.pooled = wish.kind == Kind::Warm;
+        record.layer.clone_from(&wish.template.meta.id);
         record.linked = self.link.as_deref().map(Linked::from);
         let files = self.files;
-        let execs = Table::new(
-            files.directory.join("execs"),
-            !files.old,
-            shared.mark(&record.info.id),
-        );
+        let execs = shared.table(&record.info.id, &files.directory, !files.old);
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
             link.stay();
         }
@@ -461,6 +459,7 @@ impl Embryo {
             keeper: Arc::clone(&shared.keeper),
             meters: shared.meters.clone(),
             patience: shared.patience,
+            oom_kills: AtomicU64::default(),
             leaves: Mutex::default(),
             over: Mutex::default(),
             abandoned: watch::Sender::new(false),
@@ -672,6 +671,9 @@ fn no_template(error: &template::Error) -> Error {
         template::Error::Name(name) => {
             Error::new(Code::UnknownTemplate, error.to_string()).detail("template", name)
         }
+        template::Error::Gone { name } => Error::new(Code::UnknownTemplate, error.to_string())
+            .remedy("its own files are there: delete it, or put the layer back")
+            .detail("template", name),
         error => internal("the template cannot be used", error),
     }
 }

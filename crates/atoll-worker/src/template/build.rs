@@ -1,16 +1,13 @@
 //! A template being built: a `.new-…` directory that either gets its name by one rename or is gone.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use rustix::fs::{FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::fs::{FlockOperation, Mode, RenameFlags};
 use rustix::io::Errno;
 
-use super::{
-    Error, Meta, OPEN_DIRECTORY, Store, create_lock, exists, failed, flock, random, try_lock,
-};
+use super::{Error, Meta, OPEN_DIRECTORY, Store, create_lock, exists, failed, flock, random};
 use crate::tree;
 
 /// What happens to a template that has the name already.
@@ -68,7 +65,7 @@ impl<'a> Build<'a> {
 
     /// Describes the template and gives it its name, in place of what had it.
     pub(super) fn place(mut self, name: &str, meta: &Meta, taken: Taken) -> Result<(), Error> {
-        self.describe(meta)?;
+        meta.write(&self.dir, &self.path())?;
         let target = self.store.path.join(name);
         let names = self.store.lock_names(FlockOperation::LockExclusive)?;
         flock(&self.lock, FlockOperation::Unlock).map_err(failed("unlock", self.path()))?;
@@ -102,34 +99,16 @@ impl<'a> Build<'a> {
             Err(error) => return Err(failed("put in place", target)(error)),
         };
         self.placed = true;
+        // The new template is in place, which is what was asked for: what is in use, and what fails, is left to a sweep.
+        let free = self
+            .store
+            .users()
+            .and_then(|users| self.store.free(&old, &users));
         drop(names);
-        self.discard(&old);
-        Ok(())
-    }
-
-    /// Deletes a replaced template if nobody uses it. Otherwise, and on any failure, a sweep does it later: the new template
-    /// is in place, which is what was asked for.
-    fn discard(&self, old: &str) {
-        let Ok(dir) = rustix::fs::openat(&self.store.dir, old, OPEN_DIRECTORY, Mode::empty())
-        else {
-            return;
-        };
-        if let Ok(Some(_lock)) = try_lock(&dir, &self.store.path.join(old)) {
-            let _ = tree::remove(self.store.dir.as_fd(), old.as_ref());
+        if let Ok(Some(_lock)) = free {
+            let _ = tree::remove(dir.as_fd(), old.as_ref());
         }
-    }
-
-    fn describe(&self, meta: &Meta) -> Result<(), Error> {
-        let path = self.path().join("template.json");
-        let text = serde_json::to_vec_pretty(meta)
-            .map_err(|error| failed("describe", &path)(std::io::Error::from(error)))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.dir, "template.json", flags, Mode::from(0o644))
-            .map_err(failed("make", &path))?;
-        let mut file = File::from(file);
-        file.write_all(&text)
-            .and_then(|()| file.sync_all())
-            .map_err(failed("write", path))
+        Ok(())
     }
 
     fn path(&self) -> PathBuf {

@@ -36,12 +36,20 @@ pub enum Error {
         /// The taken name.
         name: String,
     },
-    /// A sandbox runs on it.
+    /// Sandboxes need it.
     #[error(
-        "template {name:?} is in use by a running sandbox: stop the sandboxes that use it first"
+        "template {name:?} is in use by {}: delete the sandboxes that were made from it first", who(.sandboxes)
     )]
     InUse {
         /// The template.
+        name: String,
+        /// Those that are known, running or not; nobody if one runs that has no record.
+        sandboxes: Vec<String>,
+    },
+    /// What a sandbox was made from is gone, whatever has its name now.
+    #[error("the layer of template {name:?} that the sandbox was made from is gone")]
+    Gone {
+        /// What the template was called.
         name: String,
     },
     /// The template's description cannot be read.
@@ -104,7 +112,7 @@ impl From<Error> for atoll_model::Error {
         use atoll_model::Code;
         let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
         let code = match &error {
-            Error::Unknown { .. } => Code::TemplateNotFound,
+            Error::Unknown { .. } | Error::Gone { .. } => Code::TemplateNotFound,
             Error::Exists { .. } | Error::InUse { .. } => Code::Conflict,
             Error::Full => Code::DiskFull,
             Error::Io { source, .. } if full(source) => Code::DiskFull,
@@ -118,6 +126,15 @@ impl From<Error> for atoll_model::Error {
             message = format!("{message}: {source}");
         }
         Self::new(code, message)
+    }
+}
+
+/// Sandboxes by name, as far as one wants to read that.
+fn who(sandboxes: &[String]) -> String {
+    match sandboxes {
+        [] => "a running sandbox".to_owned(),
+        [one] => format!("sandbox {one}"),
+        [one, rest @ ..] => format!("sandbox {one} and {} more", rest.len()),
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::IDS;
 use super::error::{Error, failed};
 use super::meter::Report;
+use super::{IDS, random};
 
 /// The user that commands run as.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +67,10 @@ impl Default for User {
 pub struct Meta {
     /// Version of this description's form, now 1.
     pub version: u32,
+    /// Names its layer for good, whatever becomes of the template's name. Those from before there were ids get one when
+    /// they are first used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// When it was made, in seconds since 1970.
     pub created_at: u64,
     /// What it was made from: "host system", "directory X" or "archive X".
@@ -140,6 +144,7 @@ impl Meta {
             .unwrap_or_default();
         Self {
             version: 1,
+            id: Some(random()),
             created_at: now.as_secs(),
             source,
             user: User::default(),
@@ -166,5 +171,21 @@ impl Meta {
             path,
             source,
         })
+    }
+
+    /// Writes it into the directory of a template, whole or not at all.
+    pub(super) fn write(&self, dir: &OwnedFd, path: &Path) -> Result<(), Error> {
+        const NEW: &str = "template.json.new";
+        let path = path.join("template.json");
+        let text = serde_json::to_vec_pretty(self)
+            .map_err(|error| failed("describe", &path)(std::io::Error::from(error)))?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(dir, NEW, flags, Mode::from(0o644))
+            .map_err(failed("make", &path))?;
+        let mut file = File::from(file);
+        file.write_all(&text)
+            .and_then(|()| file.sync_all())
+            .map_err(failed("write", &path))?;
+        rustix::fs::renameat(dir, NEW, dir, "template.json").map_err(failed("write", path))
     }
 }

@@ -11,6 +11,7 @@ use super::*;
 mod archives;
 mod bases;
 mod stores;
+mod users;
 
 fn quiet() -> impl FnMut(Progress) {
     |_| {}

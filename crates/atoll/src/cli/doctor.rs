@@ -8,7 +8,7 @@ use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
 use atoll_worker::storage::{self, Space};
 use atoll_worker::template::{BASE, Options, Source, Store};
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
 use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
@@ -264,6 +264,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
         found,
         remedy.unwrap_or_default(),
     ));
+    checks.extend(set_aside(config));
     let sudo = Path::new("/usr/bin/sudo").exists();
     checks.push(recommended(
         "sudo in base",
@@ -277,6 +278,27 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
         "apt-get install sudo && atoll template rebuild base".into(),
     ));
     checks
+}
+
+/// Sandboxes that nobody knows of any more, if there are some.
+fn set_aside(config: &Config) -> Option<Check> {
+    let all = orphans::all(&config.data);
+    let oldest = all.first()?;
+    let day = Duration::from_hours(24).as_micros() as i64;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let age = now.map_or(0, |now| now.as_micros() as i64 - oldest.since) / day;
+    let left = (orphans::KEPT.as_micros() as i64 / day - age).max(0);
+    Some(Check {
+        feature: "lost sandboxes",
+        ok: true,
+        weight: Weight::Recommended,
+        found: format!(
+            "{} set aside in {}, of which no server knows; the oldest is removed in {left} days",
+            all.len(),
+            config.data.join("orphaned").display()
+        ),
+        remedy: None,
+    })
 }
 
 /// The first directory on the way up that is there.

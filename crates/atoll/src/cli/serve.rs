@@ -91,11 +91,13 @@ impl Complete {
         let at = listener
             .local_addr()
             .map_err(|error| failed("ask for the port", &error))?;
+        let serving = RuntimeConfig::serving(&config.data);
         let sandboxes = RuntimeConfig {
             storage: config.storage,
             templates: config.templates(),
             reserve: self.reserve,
-            ..RuntimeConfig::serving(&config.data)
+            window: self.window.unwrap_or(serving.window),
+            ..serving
         };
         let sandboxes = LocalRuntime::open(sandboxes).await?;
         let store = Store::open(&config.data.join("atoll.db"))

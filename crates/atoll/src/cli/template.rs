@@ -55,7 +55,7 @@ pub(crate) enum Template {
         /// Its name.
         name: String,
     },
-    /// Remove a template.
+    /// Remove a template that no sandbox needs, running or not.
     Rm {
         /// Its name.
         name: String,
@@ -174,6 +174,12 @@ fn list(store: &Store, json: bool) -> Result<(), Error> {
         ]);
     }
     say(&table.to_string());
+    for (name, count) in store.replaced()? {
+        let sandboxes = if count == 1 { "sandbox" } else { "sandboxes" };
+        say(&format!(
+            "an older {name} stays for {count} {sandboxes} made from it; atoll gc removes it after them"
+        ));
+    }
     Ok(())
 }
 

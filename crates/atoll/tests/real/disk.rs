@@ -2,6 +2,7 @@
 //! without room holds sandboxes back and loses nothing of theirs.
 
 mod full;
+mod halted;
 mod mounts;
 
 use std::path::{Path, PathBuf};

@@ -4,6 +4,8 @@
 mod ending;
 mod flood;
 mod identity;
+mod kept;
+mod memory;
 mod streams;
 
 use std::collections::BTreeMap;

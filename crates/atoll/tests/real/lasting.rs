@@ -2,7 +2,9 @@
 //! be killed at any point.
 
 mod churn;
+mod doubtful;
 mod follow;
+mod layers;
 mod pauses;
 mod pool;
 mod reboot;

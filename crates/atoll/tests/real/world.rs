@@ -250,6 +250,7 @@ fn add_static(data: &Path, name: &str) {
     let _ = fs::remove_dir_all(&new);
     static_layer(&new.join("layer"));
     let meta = Meta {
+        id: None,
         version: 1,
         created_at: 0,
         source: "one static binary".to_owned(),

@@ -173,7 +173,7 @@ fn leased_template_is_not_removed() {
     let template = fixture.store.get("one").unwrap();
     let error = fixture.store.remove("one").unwrap_err();
     assert!(
-        matches!(&error, Error::InUse { name } if name == "one"),
+        matches!(&error, Error::InUse { name, .. } if name == "one"),
         "{error}"
     );
     drop(template);

@@ -59,6 +59,9 @@ pub(super) struct Settings {
     /// The same for memory [default: 5 %, 512 MiB to 4 GiB].
     #[arg(long, value_name = "SIZE")]
     pub(super) memory_reserve: Option<Size>,
+    /// How much of a command's output is kept; of all commands of a sandbox 16 times as much [default: 64M].
+    #[arg(long, value_name = "SIZE")]
+    pub(super) output_window: Option<Size>,
     /// How many requests a second a key may send [default: no limit].
     #[arg(long, value_name = "NUMBER")]
     pub(super) rate_limit: Option<NonZeroU32>,
@@ -194,6 +197,7 @@ impl Settings {
             stopped_retention,
             disk_reserve,
             memory_reserve,
+            output_window,
             rate_limit,
             max_connections,
             client_timeout,
@@ -257,6 +261,7 @@ impl Settings {
                 disk: self.disk_reserve.map(|size| size.0),
                 memory: self.memory_reserve.map(|size| size.0),
             },
+            window: self.output_window.map(|size| size.0),
             rules: atoll_core::Config {
                 stopped_retention: self
                     .stopped_retention
@@ -316,6 +321,7 @@ pub(super) struct Complete {
     pub(super) watching: Watching,
     pub(super) on_exit: OnExit,
     pub(super) reserve: Reserve,
+    pub(super) window: Option<Bytes>,
     pub(super) rules: atoll_core::Config,
     pub(super) patience: atoll_server::Patience,
 }
@@ -381,6 +387,7 @@ mod tests {
         all.tls_cert = Some("c.pem".into());
         all.client_timeout = Some(Time(Duration::from_millis(1500)));
         all.memory_reserve = Some(Size(Bytes(5000)));
+        all.output_window = Some(Size(Bytes(8 << 20)));
         all.rate_limit = NonZeroU32::new(7);
         let text = all.to_toml().expect("text");
         let again = read(&text).expect("it is right");

@@ -1,8 +1,8 @@
-//! A server that meets the keeper of another version: it takes over what it can speak with, and leaves the rest as
-//! it is.
+//! A server that meets the keeper of another version: it takes over what it can speak with, leaves the rest as it is, and
+//! serves new sandboxes either way.
 //!
-//! What a keeper says first is its version. Here somebody stands between the two who passes everything on and says
-//! another number: so the sandboxes, and all descriptors, are real.
+//! What a keeper says first is what it speaks. Here somebody stands between the two who passes everything on and says
+//! other numbers: so the sandboxes, and all descriptors, are real.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use atoll_jail::keeper as jail;
-use atoll_jail::wire::{Channel, FromKeeper, OLDEST, Packet, ToKeeper, VERSION};
-use atoll_model::{Code, SandboxState};
+use atoll_jail::wire::{Channel, FromKeeper, OLDEST, Packet, Spoken, ToKeeper, VERSION};
+use atoll_model::{Code, SandboxId, SandboxState};
 use atoll_testkit::wait_for;
 use atoll_worker::{Config, LocalRuntime};
 use rustix::event::{PollFd, PollFlags};
@@ -26,12 +26,13 @@ const BEHIND: &str = "behind.sock";
 /// Stands in front of a keeper until it is dropped.
 struct Between {
     run: PathBuf,
+    spoken: Spoken,
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Between {
-    fn new(place: &Place, version: u32) -> Self {
+    fn new(place: &Place, spoken: Spoken) -> Self {
         let run = place.data().join("run");
         std::fs::rename(run.join(SOCKET), run.join(BEHIND)).unwrap();
         let directory = File::open(&run).unwrap();
@@ -40,12 +41,15 @@ impl Between {
         let pass = move || {
             while ready(&stopped, &[listener.as_fd()]) {
                 let server = rustix::net::accept(&listener).unwrap();
-                let behind = jail::connect(directory.as_fd(), BEHIND).unwrap().unwrap();
-                pass_on(&stopped, &Channel::new(server), &behind, version).unwrap();
+                // One that has gone has nobody who answers.
+                if let Some(behind) = jail::connect(directory.as_fd(), BEHIND).unwrap() {
+                    pass_on(&stopped, &Channel::new(server), &behind, spoken).unwrap();
+                }
             }
         };
         Self {
             run,
+            spoken,
             stop: Some(stop),
             thread: Some(std::thread::spawn(pass)),
         }
@@ -56,7 +60,12 @@ impl Drop for Between {
     fn drop(&mut self) {
         self.stop = None;
         let passed = self.thread.take().unwrap().join();
-        std::fs::rename(self.run.join(BEHIND), self.run.join(SOCKET)).unwrap();
+        // Where the server put us; it has a keeper of its own if we were none.
+        let at = match self.spoken.version {
+            VERSION => SOCKET.to_owned(),
+            other => format!("keeper-{other}.sock"),
+        };
+        std::fs::rename(self.run.join(BEHIND), self.run.join(at)).unwrap();
         if !std::thread::panicking() {
             passed.unwrap();
         }
@@ -76,7 +85,7 @@ fn pass_on(
     stopped: &OwnedFd,
     server: &Channel<FromKeeper, ToKeeper>,
     keeper: &Channel<ToKeeper, FromKeeper>,
-    version: u32,
+    spoken: Spoken,
 ) -> io::Result<()> {
     for socket in [server.as_fd(), keeper.as_fd()] {
         rustix::io::ioctl_fionbio(socket, true)?;
@@ -96,15 +105,16 @@ fn pass_on(
                 keeper.send(&message, &descriptors)?;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(None) | Err(_) => return Ok(()),
+            Ok(None) => return hang_up(keeper),
+            Err(_) => return Ok(()),
         }
         match keeper.receive() {
             Ok(Some(Packet {
                 mut message,
                 descriptors,
             })) => {
-                if let FromKeeper::Hello { version: said } = &mut message {
-                    *said = version;
+                if let FromKeeper::Hello(said) = &mut message {
+                    *said = spoken;
                 }
                 let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
                 // A server that refuses does not hear all of it.
@@ -116,6 +126,14 @@ fn pass_on(
             other => panic!("the keeper went: {other:?}"),
         }
     }
+    Ok(())
+}
+
+/// Goes as the server did: what it said last is heard.
+fn hang_up(keeper: &Channel<ToKeeper, FromKeeper>) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(keeper, false)?;
+    rustix::net::shutdown(keeper, rustix::net::Shutdown::Write)?;
+    while matches!(keeper.receive(), Ok(Some(_))) {}
     Ok(())
 }
 
@@ -135,106 +153,189 @@ fn pids(runtime: &LocalRuntime) -> Vec<i32> {
         .collect()
 }
 
+/// How many keepers there are of an instance.
+fn keepers(tag: &str) -> usize {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let of = |entry: std::fs::DirEntry| {
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let ours =
+            line.starts_with("atoll-keeper\0") && line.split(['\0', ' ']).nth(1) == Some(tag);
+        ours.then_some(())
+    };
+    all.filter_map(of).count()
+}
+
+async fn echoes(runtime: &LocalRuntime, id: &SandboxId) {
+    let exec = runtime.exec(id, probe_spec(&["echo", "on"])).await;
+    let done = exec.unwrap().finish(b"", 10).await.unwrap();
+    assert_eq!(done.stdout, b"on\n");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
     runtime.close().await.unwrap();
-    for version in OLDEST..=VERSION {
-        let between = Between::new(&place, version);
+    let spoken = |version, oldest| Spoken { version, oldest };
+    // The same, an older and newer ones that still speak ours.
+    for spoken in [
+        Spoken::OURS,
+        spoken(OLDEST, OLDEST),
+        spoken(VERSION + 1, VERSION),
+        spoken(u32::MAX, OLDEST),
+    ] {
+        let between = Between::new(&place, spoken);
         let runtime = place.open().await;
-        assert_eq!(pids(&runtime), before, "version {version}");
+        assert_eq!(pids(&runtime), before, "{spoken:?}");
         for info in runtime.list() {
             assert_eq!(info.state, SandboxState::Running);
             let long = runtime.find_exec_by_tag(&info.id, "long").unwrap();
             assert_eq!(long.info().status, None);
-            let exec = runtime.exec(&info.id, probe_spec(&["echo", "on"])).await;
-            let done = exec.unwrap().finish(b"", 10).await.unwrap();
-            assert_eq!(done.stdout, b"on\n", "version {version}");
+            echoes(&runtime, &info.id).await;
         }
-        // And its keeper makes new ones.
+        // New ones come from a keeper of our own version.
         let made = runtime.create(spec()).await.unwrap().id;
+        echoes(&runtime, &made).await;
+        let own = usize::from(spoken.version != VERSION);
+        assert_eq!(keepers(runtime.tag()), 1 + own, "{spoken:?}");
         runtime.delete(&made).await.unwrap();
         runtime.close().await.unwrap();
         drop(between);
+        let runtime = place.open().await;
+        assert_eq!(pids(&runtime), before, "{spoken:?}");
+        runtime.close().await.unwrap();
     }
     let runtime = place.open().await;
-    assert_eq!(pids(&runtime), before);
     place.close(runtime).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_of_a_version_that_is_not_spoken_are_left_alone() {
+async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
     let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
-    // One ends while there is no server: what it said last is not lost to who is refused.
-    let last = runtime.exec(&ids[0], probe_spec(&["echo", "last"])).await;
-    let last = last.unwrap().control;
-    last.wait().await;
     runtime.close().await.unwrap();
     for version in [OLDEST - 1, VERSION + 1, u32::MAX] {
-        let between = Between::new(&place, version);
+        let spoken = Spoken {
+            version,
+            oldest: version,
+        };
+        let between = Between::new(&place, spoken);
+        let mut new = None;
         for _ in 0..2 {
-            let error = try_open(&place).await.unwrap_err();
-            assert_eq!(error.code, Code::Conflict, "{error:?}");
-            let ours = format!("{OLDEST} to {VERSION}");
-            assert!(
-                error.message.contains(&format!("protocol {version},"))
-                    && error.message.contains(&ours),
-                "{error:?}"
-            );
-            let remedy = error.remedy.unwrap();
-            assert!(
-                remedy.contains("start the atoll that made them"),
-                "{remedy}"
-            );
+            let runtime = place.open().await;
+            for id in &ids {
+                assert_eq!(runtime.get(id).unwrap().state, SandboxState::Running);
+                let error = runtime.exec(id, probe_spec(&["true"])).await.unwrap_err();
+                assert_eq!(error.code, Code::Conflict, "{error:?}");
+                assert!(
+                    error.message.contains(&format!("protocol {version}")),
+                    "{error:?}"
+                );
+                assert!(error.remedy.unwrap().contains("stop"));
+                for refused in [runtime.pause(id).await, runtime.resume(id).await] {
+                    assert_eq!(refused.unwrap_err().code, Code::Conflict);
+                }
+                assert!(runtime.find_exec_by_tag(id, "long").is_err());
+            }
+            // The next server goes on with the one that this one makes.
+            let made = match new.take() {
+                Some(made) => made,
+                None => runtime.create(spec()).await.unwrap().id,
+            };
+            echoes(&runtime, &made).await;
+            assert_eq!(runtime.list().len(), 3);
+            assert_eq!(keepers(runtime.tag()), 2);
+            new = Some(made);
+            runtime.close().await.unwrap();
         }
         drop(between);
+        // Who speaks with both goes on with all of them.
         let runtime = place.open().await;
+        let new = new.unwrap();
+        echoes(&runtime, &new).await;
+        runtime.delete(&new).await.unwrap();
         assert_eq!(pids(&runtime), before, "version {version}");
         for id in &ids {
             let long = runtime.find_exec_by_tag(id, "long").unwrap();
             assert_eq!(long.info().status, None, "version {version}");
+            echoes(&runtime, id).await;
         }
         runtime.close().await.unwrap();
+        // The keeper beside it has nobody left: the old one is the only one again.
+        place.open().await.close().await.unwrap();
     }
     let runtime = place.open().await;
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() {
+    let place = Place::new();
+    let runtime = after_a_kill(&place, 2).await;
+    let before = pids(&runtime);
+    let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
+    let old = keeper(runtime.tag()).unwrap();
+    runtime.close().await.unwrap();
+    let spoken = Spoken {
+        version: VERSION + 1,
+        oldest: VERSION + 1,
+    };
+    let between = Between::new(&place, spoken);
+    let runtime = place.open().await;
+    runtime.delete(&ids[0]).await.unwrap();
+    assert!(runtime.get(&ids[0]).is_err());
+    let lives = |pid: i32| PathBuf::from(format!("/proc/{pid}")).exists();
+    assert!(lives(old), "it has one left");
+    assert_eq!(
+        runtime.stop(&ids[1]).await.unwrap().state,
+        SandboxState::Stopped
+    );
+    wait_for("both to be reaped", DEADLINE, || {
+        before.iter().all(|pid| !lives(*pid))
+    });
+    // A stopped one is like any other.
+    runtime.start(&ids[1]).await.unwrap();
+    echoes(&runtime, &ids[1]).await;
+    wait_for("the old keeper to go", DEADLINE, || !lives(old));
+    assert_eq!(keepers(runtime.tag()), 1);
+    drop(between);
     place.close(runtime).await;
 }
 
 /// How one ended is told to the server that goes on, not to one that could not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_ended_meanwhile_is_told_after_a_refusal() {
+async fn what_ended_meanwhile_is_known_without_its_keeper() {
     let place = Place::new();
     let runtime = after_a_kill(&place, 2).await;
     let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
     let pid = runtime.host_pid(&ids[0]).unwrap();
-    let keeper = keeper(runtime.tag()).unwrap();
-    let held = || {
-        let all = std::fs::read_dir(format!("/proc/{keeper}/fd"));
-        all.unwrap().count()
-    };
     runtime.close().await.unwrap();
-    let open = held();
     let signal = rustix::process::Signal::KILL;
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("PID 1 to be reaped", DEADLINE, || !gone.exists());
-    let between = Between::new(&place, VERSION + 1);
-    try_open(&place).await.unwrap_err();
-    drop(between);
-    // What it had is still held, for who comes next; a server's own socket comes and goes.
-    assert!(held() + 1 >= open, "{} of {open} descriptors", held());
+    let spoken = Spoken {
+        version: VERSION + 1,
+        oldest: VERSION + 1,
+    };
+    let states = |runtime: &LocalRuntime| {
+        let all = ids.iter();
+        all.map(|id| runtime.get(id).unwrap().state)
+            .collect::<Vec<_>>()
+    };
+    let between = Between::new(&place, spoken);
     let runtime = place.open().await;
-    let states: Vec<_> = ids
-        .iter()
-        .map(|id| runtime.get(id).unwrap().state)
-        .collect();
-    assert_eq!(states, [SandboxState::Stopped, SandboxState::Running]);
-    wait_for("the keeper to let go", DEADLINE, || held() + 2 < open);
+    let expected = [SandboxState::Stopped, SandboxState::Running];
+    assert_eq!(states(&runtime), expected);
+    runtime.close().await.unwrap();
+    drop(between);
+    let runtime = place.open().await;
+    assert_eq!(states(&runtime), expected);
+    runtime.start(&ids[0]).await.unwrap();
     place.close(runtime).await;
 }
 

@@ -1,0 +1,66 @@
+//! Sandboxes of data directories elsewhere need layers too.
+
+use super::*;
+
+/// Writes the record of a sandbox of a data directory.
+fn record(data: &Path, sandbox: &str, template: &Template) -> PathBuf {
+    let directory = data.join("sandboxes").join(sandbox);
+    fs::create_dir_all(&directory).unwrap();
+    let record = serde_json::json!({
+        "spec": { "template": template.name },
+        "layer": template.meta.id,
+    });
+    let path = directory.join("record.json");
+    fs::write(&path, record.to_string()).unwrap();
+    path
+}
+
+fn replaced() -> Options {
+    Options {
+        replace: true,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
+    let fixture = Fixture::new();
+    let data = fixture.path("elsewhere");
+    fs::create_dir(&data).unwrap();
+    fixture
+        .add("one", &fixture.small("1"), &Options::default())
+        .unwrap();
+    let record = record(&data, "i1", &fixture.store.get("one").unwrap());
+    let old = fixture.store.get("one").unwrap().meta.id.unwrap();
+    fixture.store.lend_to(&data).unwrap();
+    fixture.store.lend_to(&data).unwrap();
+    let error = fixture.store.remove("one").unwrap_err();
+    assert!(
+        matches!(&error, Error::InUse { sandboxes, .. } if *sandboxes == ["i1"]),
+        "{error}"
+    );
+    fixture
+        .add("one", &fixture.small("2"), &replaced())
+        .unwrap();
+    assert_eq!(fixture.store.sweep().unwrap(), 0);
+    assert_eq!(fixture.store.replaced().unwrap(), [("one".to_owned(), 1)]);
+    let leased = fixture.store.get_layer("one", Some(&old)).unwrap();
+    assert!(leased.is_replaced());
+    drop(leased);
+    // A record that cannot be read is not one that is not there.
+    let kept = fs::read(&record).unwrap();
+    fs::remove_file(&record).unwrap();
+    fs::create_dir(&record).unwrap();
+    assert!(matches!(fixture.store.sweep(), Err(Error::Io { .. })));
+    fs::remove_dir(&record).unwrap();
+    fs::write(&record, kept).unwrap();
+    assert_eq!(fixture.store.sweep().unwrap(), 0);
+    // With the data directory all of it goes.
+    fs::remove_dir_all(&data).unwrap();
+    assert_eq!(fixture.store.sweep().unwrap(), 1);
+    assert_eq!(fixture.entries(), ["one"]);
+    assert!(matches!(
+        fixture.store.get_layer("one", Some(&old)),
+        Err(Error::Gone { .. })
+    ));
+}

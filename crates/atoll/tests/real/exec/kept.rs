@@ -1,0 +1,57 @@
+//! How much of what commands wrote is kept.
+
+use atoll_model::{Bytes, Chunk};
+use atoll_worker::Control;
+
+use crate::world::{DEADLINE, Kind, World, probe_spec};
+
+const MIB: u64 = 1 << 20;
+
+/// How much of a command's output can still be read, and where that begins.
+async fn kept(exec: &Control) -> (u64, u64) {
+    let (mut first, mut bytes) = (None, 0);
+    let mut reader = exec.output(0);
+    while let Some(chunk) = reader.next().await.unwrap() {
+        if let Chunk::Data {
+            position,
+            bytes: some,
+            ..
+        } = chunk
+        {
+            first.get_or_insert(position);
+            bytes += some.len() as u64;
+        }
+    }
+    (first.unwrap_or(0), bytes)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
+    let world = World::open_as(|config| config.window = Bytes(MIB)).await;
+    let id = world.sandbox(Kind::Base).await;
+    let mut all = Vec::new();
+    for _ in 0..24 {
+        let write = atoll_model::ExecSpec::shell("head -c 1000000 /dev/zero").deadline(DEADLINE);
+        let exec = world.runtime.exec(&id, write).await.unwrap();
+        assert!(exec.wait().await.success());
+        all.push(exec.control);
+    }
+    let mut sums = Vec::new();
+    for exec in &all {
+        sums.push(kept(exec).await.1);
+    }
+    let sum: u64 = sums.iter().sum();
+    assert!(sum <= 18 * MIB && sum > 8 * MIB, "{sums:?}");
+    assert!(sums[0] <= 4096 && sums[1] <= 4096, "{sums:?}");
+    assert_eq!(sums.last(), Some(&1_000_000), "{sums:?}");
+    // What one command keeps is what was set.
+    let long = atoll_model::ExecSpec::shell("head -c 9000000 /dev/zero").deadline(DEADLINE);
+    let exec = world.runtime.exec(&id, long).await.unwrap();
+    exec.wait().await;
+    let (first, bytes) = kept(&exec.control).await;
+    assert_eq!(first + bytes, 9_000_000);
+    assert!((MIB..3 * MIB).contains(&bytes), "{bytes}");
+    let done = world.exec(&id, probe_spec(&["true"])).await;
+    assert!(done.status.success());
+    world.close().await;
+}

@@ -1,0 +1,209 @@
+//! What a server does with sandboxes that it cannot take over: it leaves them as they are, and goes on with the others.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use atoll_model::{Code, SandboxId, SandboxState};
+use atoll_testkit::{static_layer, wait_for};
+use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::{Config, LocalRuntime, Storage, orphans};
+
+use super::{Place, keeper, spec};
+use crate::world::{DEADLINE, binary, probe_spec};
+
+fn directory(place: &Place, id: &SandboxId) -> PathBuf {
+    place.data().join("sandboxes").join(id.as_str())
+}
+
+fn lives(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_cannot_be_read_stops_the_server_and_no_sandbox() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let [one, other] = [runtime.create(spec()), runtime.create(spec())];
+    let ids = [one.await.unwrap().id, other.await.unwrap().id];
+    let pids = ids.clone().map(|id| runtime.host_pid(&id).unwrap());
+    runtime.close().await.unwrap();
+    // Something that the host does not read: what it says is not known.
+    let record = directory(&place, &ids[0]).join("record.json");
+    let kept = record.with_extension("kept");
+    fs::rename(&record, &kept).unwrap();
+    fs::create_dir(&record).unwrap();
+    let config = Config {
+        binary: binary(),
+        lasting: true,
+        ..Config::new(place.data())
+    };
+    let error = LocalRuntime::open(config).await.unwrap_err();
+    assert!(
+        error.message.contains(record.to_str().unwrap()),
+        "{error:?}"
+    );
+    assert!(error.remedy.unwrap().contains("nothing was changed"));
+    assert!(pids.iter().all(|pid| lives(*pid)));
+    assert!(
+        ids.iter()
+            .all(|id| directory(&place, id).join("upper").is_dir())
+    );
+    fs::remove_dir(&record).unwrap();
+    fs::rename(&kept, &record).unwrap();
+    let runtime = place.open().await;
+    assert_eq!(ids.clone().map(|id| runtime.host_pid(&id).unwrap()), pids);
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
+    let place = Place::new();
+    let store = Store::open(place.data().join("templates")).unwrap();
+    let layer = place.file("other-layer");
+    static_layer(&layer);
+    let layer = Source::Directory(layer);
+    store
+        .add("two", &layer, &Options::default(), &mut |_| {})
+        .unwrap();
+    let runtime = place.open().await;
+    let good = runtime.create(spec()).await.unwrap().id;
+    let mut other = spec();
+    other.template = "two".into();
+    let bad = runtime.create(other).await.unwrap().id;
+    let pid = runtime.host_pid(&bad).unwrap();
+    runtime.close().await.unwrap();
+    // Somebody took away what it stands on.
+    fs::rename(place.data().join("templates/two"), place.file("taken")).unwrap();
+    for _ in 0..2 {
+        let runtime = place.open().await;
+        let done = runtime.exec(&good, probe_spec(&["true"])).await.unwrap();
+        assert!(done.wait().await.success());
+        assert_eq!(runtime.get(&bad).unwrap().state, SandboxState::Running);
+        let error = runtime.exec(&bad, probe_spec(&["true"])).await.unwrap_err();
+        assert!(error.message.contains("template"), "{error:?}");
+        assert!(error.remedy.unwrap().contains("stop"));
+        assert!(runtime.pause(&bad).await.is_err());
+        assert!(lives(pid));
+        runtime.close().await.unwrap();
+    }
+    let runtime = place.open().await;
+    runtime.stop(&bad).await.unwrap();
+    // Its keeper reaps it when it comes to that.
+    wait_for("it to be reaped", DEADLINE, || !lives(pid));
+    let error = runtime.start(&bad).await.unwrap_err();
+    assert_eq!(error.code, Code::UnknownTemplate, "{error:?}");
+    fs::rename(place.file("taken"), place.data().join("templates/two")).unwrap();
+    runtime.start(&bad).await.unwrap();
+    let done = runtime.exec(&bad, probe_spec(&["true"])).await.unwrap();
+    assert!(done.wait().await.success());
+    place.close(runtime).await;
+}
+
+/// It ends by itself, or is deleted: either way nothing of it is left to keep others waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_stands_apart_can_end_and_be_deleted() {
+    let place = Place::new();
+    let runtime = place.open().await;
+    let [one, other] = [runtime.create(spec()), runtime.create(spec())];
+    let ids = [one.await.unwrap().id, other.await.unwrap().id];
+    let pids = ids.clone().map(|id| runtime.host_pid(&id).unwrap());
+    runtime.close().await.unwrap();
+    let template = place.data().join("templates/one");
+    fs::rename(&template, place.file("taken")).unwrap();
+    let runtime = place.open().await;
+    let signal = rustix::process::Signal::KILL;
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pids[0]).unwrap(), signal)
+        .unwrap();
+    wait_for("its end to be noticed", DEADLINE, || {
+        runtime.get(&ids[0]).unwrap().state == SandboxState::Stopped
+    });
+    runtime.delete(&ids[1]).await.unwrap();
+    wait_for("both to be reaped", DEADLINE, || {
+        pids.iter().all(|pid| !lives(*pid))
+    });
+    assert!(!directory(&place, &ids[1]).exists());
+    fs::rename(place.file("taken"), &template).unwrap();
+    runtime.start(&ids[0]).await.unwrap();
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_nobody_knows_is_kept_for_a_week() {
+    for storage in [Storage::Plain, Storage::Image] {
+        let place = Place::new();
+        let open = async || {
+            let config = Config {
+                binary: binary(),
+                lasting: true,
+                storage,
+                ..Config::new(place.data())
+            };
+            LocalRuntime::open(config).await.unwrap()
+        };
+        let runtime = open().await;
+        let [one, other] = [runtime.create(spec()), runtime.create(spec())];
+        let ids = [one.await.unwrap().id, other.await.unwrap().id];
+        for id in &ids {
+            runtime.set_aside(id).await.unwrap();
+            assert!(runtime.get(id).is_err());
+        }
+        let all = || orphans::all(&place.data());
+        assert_eq!(all().len(), 2, "{storage}");
+        let week = orphans::KEPT.as_micros() as i64;
+        let old = all()[0].clone();
+        fs::write(old.directory.join("aside"), (old.since - week).to_string()).unwrap();
+        runtime.close().await.unwrap();
+        let done = std::process::Command::new(binary())
+            .args(["doctor", "--json"])
+            .env("ATOLL_DATA_DIR", place.data())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+        assert!(
+            said.contains("lost sandboxes") && said.contains("2 set aside"),
+            "{said}"
+        );
+        // The next start tells nobody of them again.
+        let runtime = open().await;
+        assert_eq!(runtime.list(), []);
+        wait_for("the old one to go", DEADLINE, || all().len() == 1);
+        assert_ne!(all()[0].id, old.id);
+        let files = |id: &SandboxId| match storage {
+            Storage::Plain => place
+                .data()
+                .join("orphaned")
+                .join(id.as_str())
+                .join("upper"),
+            Storage::Image => place.data().join("storage").join(id.as_str()).join("upper"),
+        };
+        assert!(files(&all()[0].id).is_dir(), "{storage}");
+        assert!(!files(&old.id).exists(), "{storage}");
+        place.close(runtime).await;
+    }
+}
+
+/// Root with it writes past quotas.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_keeper_cannot_write_past_quotas() {
+    const SYS_RESOURCE: u32 = 24;
+    let place = Place::new();
+    let runtime = place.open().await;
+    let pid = keeper(runtime.tag()).unwrap();
+    let sets = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let set = |line: &str| {
+            let set = line
+                .strip_prefix("Cap")?
+                .split_once(':')?
+                .1
+                .trim()
+                .to_owned();
+            Some(u64::from_str_radix(&set, 16).unwrap())
+        };
+        status.lines().filter_map(set).collect::<Vec<_>>()
+    };
+    wait_for("the keeper to be one", DEADLINE, || {
+        sets().iter().all(|set| set & (1 << SYS_RESOURCE) == 0)
+    });
+    place.close(runtime).await;
+}
