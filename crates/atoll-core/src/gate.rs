@@ -70,7 +70,7 @@ impl Use {
     /// Whether the sandbox has ended meanwhile, or is about to.
     pub fn is_over(&self) -> bool {
         use SandboxState::{Paused, Running};
-        let now = self.runtime.get(&self.id);
+        let now = self.runtime().get(&self.id);
         self.entry.with(|row| row.deleted_at.is_some())
             || !now.is_ok_and(|now| matches!(now.state, Running | Paused))
     }

@@ -193,6 +193,14 @@ pub(crate) fn explain(exit: Exit, deadline: Option<Duration>, memory: Option<Siz
     }
 }
 
+/// Whether it is not known what became of what was asked.
+fn is_broken(error: &Error) -> bool {
+    matches!(
+        error.code.category(),
+        Category::ProviderUnavailable | Category::ProviderTimeout
+    )
+}
+
 /// Passes the first signal on; a second one means business, and comes at once; a third leaves the command alone.
 async fn pass_signals(remote: &atoll_client::Remote<'_>, signals: &mut Signals) -> Error {
     let mut number = signals.next().await;
@@ -207,7 +215,7 @@ async fn pass_signals(remote: &atoll_client::Remote<'_>, signals: &mut Signals) 
                     // It has ended meanwhile, as its output tells.
                     Err(error) if error.code.category() == Category::NotFound => {}
                     // It may have come or not: the next one may be the first.
-                    Err(error) if !last && error.code.category() == Category::Unavailable => {
+                    Err(error) if !last && is_broken(&error) => {
                         signals.before = false;
                         note("atoll: the connection broke: the signal may not have come");
                     }
