@@ -4,7 +4,7 @@
 //! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL understands too,
 //! but for one thing: those that are all written or none go as one text from `BEGIN IMMEDIATE` to `COMMIT`, whose
 //! parameters all of them share. PostgreSQL takes no parameters in such a text: there it is a transaction with a
-//! trip for each. What knows of it is [`Store::write_whole`] and the texts that it is given, in `sandboxes` alone. No function
+//! trip for each. What knows of it is `Store::write_whole` and the texts that it is given, in `sandboxes` alone. No function
 //! here contains a rule.
 
 mod backup;
