@@ -239,34 +239,3 @@ fn gone(error: &Error) -> bool {
 fn odd(error: &serde_json::Error) -> Error {
     Error::new(Code::Internal, format!("the server's word is odd: {error}"))
 }
-
-impl Client {
-    /// Starts something once: if the answer gets lost, it is looked for before it is started again.
-    pub async fn start(
-        &self,
-        begin: &Request,
-        found: &Request,
-        missing: Code,
-    ) -> Result<Value, Error> {
-        let mut patience = Patience::new(true);
-        loop {
-            match self.try_once(begin).await {
-                Ok(begun) => return Ok(begun),
-                Err(failure @ (Failure::Broken(_) | Failure::Silent(_))) => {
-                    patience.after(self, failure).await?;
-                    match self.call(found).await {
-                        Err(error) if error.code == missing => {}
-                        found => return found,
-                    }
-                }
-                Err(failure) => patience.after(self, failure).await?,
-            }
-        }
-    }
-
-    async fn try_once(&self, request: &Request) -> Result<Value, Failure> {
-        let (response, sender) = self.exchange(request, request.body()).await?;
-        let answer = self.finish(response, sender).await?;
-        answer.json().map_err(Failure::Refused)
-    }
-}

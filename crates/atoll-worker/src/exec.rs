@@ -203,7 +203,8 @@ pub(crate) fn adopt(
     let log = Log::open(stem.clone()).map_err(failed)?;
     let log = log
         .patience(sandbox.patience)
-        .within(sandbox.execs.budget());
+        .within(sandbox.execs.budget())
+        .expecting_readers();
     let mut streams = held.streams.into_iter();
     let mut next = || streams.next();
     let (first, second, third) = (next(), next(), next());

@@ -30,6 +30,8 @@ const PIECE: u64 = 1 << 20;
 const REST: u64 = 256 << 10;
 /// Changes of stream that are kept.
 const CHANGES: u64 = 1 << 20;
+/// How long readers have to come back after their server was killed, where a log is full.
+const RETURN: Duration = Duration::from_secs(5);
 const ENTRY: u64 = size_of::<u64>() as u64;
 const PAGE: u64 = 4096;
 
@@ -75,6 +77,8 @@ struct Readers {
     next: u64,
     /// Where each reader is, and when it last got there.
     at: HashMap<u64, (u64, Instant)>,
+    /// Until when readers may come back that another server had: they may be anywhere in what is kept.
+    expected: Option<Instant>,
 }
 
 /// What became of an attempt to take bytes out of a pipe.
@@ -204,6 +208,13 @@ impl Log {
         self
     }
 
+    /// Readers of the server before may come back: what they have not read is not given up before the first of them did, or had
+    /// its time.
+    pub(crate) fn expecting_readers(self) -> Self {
+        self.readers().expected = Some(Instant::now() + RETURN);
+        self
+    }
+
     /// Takes no more than this has left.
     pub(crate) fn within(mut self, budget: &Arc<Budget>) -> Self {
         let kept = self.inner().kept();
@@ -271,9 +282,13 @@ impl Log {
     /// that does not read is let go.
     pub(crate) fn room(&self) -> Room {
         let far = self.budget.window() - REST;
-        let end = self.inner().reckoned_end(far);
+        let (start, end) = {
+            let inner = self.inner();
+            (inner.start, inner.reckoned_end(far))
+        };
         let mut readers = self.readers();
         let now = Instant::now();
+        readers.expected = readers.expected.filter(|until| now < *until);
         readers
             .at
             .retain(|_, (position, since)| *position + far > end || now < *since + self.patience);
@@ -281,7 +296,12 @@ impl Log {
             .at
             .values()
             .filter(|(position, _)| *position + far <= end);
-        match behind.map(|(_, since)| *since + self.patience).min() {
+        let awaited = readers.expected.filter(|_| start + far <= end);
+        match behind
+            .map(|(_, since)| *since + self.patience)
+            .chain(awaited)
+            .min()
+        {
             Some(until) => Room::Full(until),
             None => Room::Yes,
         }
@@ -360,6 +380,7 @@ impl Log {
                 readers.next
             });
             readers.at.insert(number, (position, Instant::now()));
+            readers.expected = None;
             number
         };
         self.moved.notify_one();
@@ -649,6 +670,33 @@ mod tests {
         feed(&log, Stream::Stderr, b"x");
         assert_eq!(log.bounds().0, 0);
         log.arrive(Some(reader), changes / 2);
+        assert!(matches!(log.room(), Room::Yes));
+    }
+
+    /// A server that was killed had a reader that was far behind: the next one waits for it before it gives anything up.
+    #[test]
+    fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
+        let place = Place::new();
+        let log = Log::new(place.0.join("x")).patience(Duration::from_mins(1));
+        let _reader = log.arrive(None, 0);
+        let turn = vec![7; 60_000];
+        while matches!(log.room(), Room::Yes) {
+            feed(&log, Stream::Stdout, &turn);
+        }
+        drop(log);
+        let open = || {
+            let log = Log::open(place.0.join("x")).expect("it opens");
+            log.patience(Duration::from_mins(1))
+        };
+        assert!(matches!(open().room(), Room::Yes));
+        let log = open().expecting_readers();
+        assert!(matches!(log.room(), Room::Full(_)));
+        let reader = log.arrive(None, PIECE);
+        assert!(matches!(log.room(), Room::Yes));
+        log.depart(reader);
+        // Nobody came.
+        let log = open().expecting_readers();
+        log.readers().expected = Some(Instant::now());
         assert!(matches!(log.room(), Room::Yes));
     }
 

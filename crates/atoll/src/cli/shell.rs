@@ -121,12 +121,10 @@ impl<'a> Session<'a> {
         asked: &Asked<'_>,
         size: TerminalSize,
     ) -> Result<Self, Error> {
-        let tag = RequestId::random();
         let mut body = json!({
             "cols": size.columns,
             "rows": size.rows,
             "envs": asked.environment,
-            "tag": tag.as_str(),
         });
         if let Some((program, args)) = asked.command.split_first() {
             body["shell"] = json!(program);
@@ -137,9 +135,11 @@ impl<'a> Session<'a> {
                 body[name] = json!(value);
             }
         }
+        // Made once: the key tells a request that is said again.
+        let key = RequestId::random();
         let begin = Request::post(below(sandbox, &["pty"]), &body);
-        let found = Request::get(below(sandbox, &["pty", &format!("tag:{}", tag.as_str())]));
-        let made = client.start(&begin, &found, Code::TerminalNotFound).await?;
+        let begin = begin.header("idempotency-key", key.as_str());
+        let made = client.call(&begin.repeatable()).await?;
         Ok(Self::attach(client, sandbox, text(&made, "ptyID")))
     }
 

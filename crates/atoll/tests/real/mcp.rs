@@ -42,6 +42,7 @@ programs! {
     agents_work_with_every_tool_over_a_bad_line => "tools.py", bad;
     what_is_wrong_is_told_to_agents => "faults.py";
     commands_of_agents_are_bounded_told_and_cancelled => "commands.py";
+    commands_of_agents_are_bounded_told_and_cancelled_over_a_bad_line => "commands.py", bad;
     a_session_removes_what_it_made => "sessions.py";
     a_session_removes_what_it_made_over_a_bad_line => "sessions.py", bad;
     a_session_outlives_its_server => "restart.py";
