@@ -18,7 +18,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use atoll_testkit::{Cutter, run_within};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::Server;
 use crate::cli::told;
@@ -34,6 +34,16 @@ fn plain(args: &[&str]) -> Command {
         .env("XDG_CONFIG_HOME", "/nowhere")
         .env("ATOLL_DATA_DIR", "/nowhere");
     command
+}
+
+/// A server with a sandbox `web` that stays.
+async fn with_web() -> Server {
+    let server = Server::start().await;
+    server
+        .client()
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    server
 }
 
 /// A way to a server.

@@ -5,9 +5,8 @@ use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 
 use atoll_testkit::{Cutter, Scratch, fnv64, wait_for};
-use serde_json::json;
 
-use super::{at, done, operator, said};
+use super::{at, done, operator, said, with_web};
 use crate::api::Server;
 use crate::cli::told;
 use crate::world::DEADLINE;
@@ -24,11 +23,7 @@ fn numbers(count: u64) -> Vec<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_command_over_a_bad_line_is_run_once_and_told_whole() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let cutter = Cutter::new(server.address(), 11);
     let away = |args: &[&str], input: &[u8]| done(at(&server, &cutter.address(), args), input);
     let line = "echo once >> ran; seq 100000 & seq 100000 >&2; wait; exit 5";
@@ -120,11 +115,7 @@ async fn sandboxes_and_files_over_a_bad_line() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn output_goes_on_when_the_server_was_killed_and_started_again() {
-    let mut server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let mut server = with_web().await;
     let line = "for i in $(seq 400); do echo $i; sleep 0.01; done; cat; exit 9";
     let mut command = operator(&server, &["exec", "web", "sh", "-c", line]);
     let mut child = command

@@ -6,10 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use atoll_testkit::{Scratch, run};
-use serde_json::json;
 
-use super::{atoll, done, said, tried};
-use crate::api::Server;
+use super::{atoll, done, said, tried, with_web};
 use crate::cli::told;
 
 fn set_mode(path: &Path, mode: u32) {
@@ -49,11 +47,7 @@ fn alike(one: &Path, other: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_comes_back_as_it_went() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let scratch = Scratch::new();
     let (there, back) = (scratch.join("tree"), scratch.join("back"));
     tree(&there);
@@ -94,11 +88,7 @@ async fn a_directory_comes_back_as_it_went() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_keeps_its_mode_and_takes_its_place_at_once() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let scratch = Scratch::new();
     let file = scratch.join("tool");
     fs::write(&file, "#!/bin/sh\necho tool\n").unwrap();
@@ -159,11 +149,7 @@ async fn a_file_keeps_its_mode_and_takes_its_place_at_once() {
 /// A sandbox chooses the names: none of them leads out of the directory that was named.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_a_sandbox_is_written_through_a_link() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let scratch = Scratch::new();
     let (target, outside) = (scratch.join("target"), scratch.join("outside"));
     fs::create_dir_all(&outside).unwrap();

@@ -5,11 +5,9 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use atoll_testkit::wait_for;
-use serde_json::json;
 
 use super::signals::code;
-use super::{atoll, said};
-use crate::api::Server;
+use super::{atoll, said, with_web};
 use crate::cli::told;
 
 /// A command of which the first line was read, and no more will be.
@@ -27,11 +25,7 @@ fn read_once(mut command: Command, begin: impl Fn()) -> Child {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_reads_any_more_ends() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let happen = || {
         said(&server, &["sandbox", "pause", "web"]);
         said(&server, &["sandbox", "resume", "web"]);
@@ -75,11 +69,7 @@ async fn what_nobody_reads_any_more_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_written_is_no_success() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     said(&server, &["exec", "web", "echo", "hi"]);
     for (args, expected) in [
         (&["sandbox", "ls"][..], 6),

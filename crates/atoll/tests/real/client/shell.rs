@@ -7,17 +7,13 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use super::screen::Screen;
-use super::{at, atoll, operator, plain};
+use super::{at, atoll, operator, plain, with_web};
 use crate::api::Server;
 use crate::world::DEADLINE;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_goes_on_when_the_server_was_killed_and_started_again() {
-    let mut server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let mut server = with_web().await;
     let mut screen = Screen::start(operator(&server, &["shell", "web"]));
     screen.kind("x=kept; stty size; echo be''gun\n");
     assert!(screen.until("begun").contains("20 90"));
@@ -110,11 +106,7 @@ async fn a_terminal_runs_a_program_is_left_and_joined_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shell_that_is_given_up_says_how_it_is_joined_again() {
-    let mut server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let mut server = with_web().await;
     let mut screen = Screen::start(operator(&server, &["shell", "web"]));
     screen.kind("x=kept; echo be''gun\n");
     screen.until("begun");

@@ -5,10 +5,9 @@ use std::os::unix::fs::FileExt as _;
 
 use atoll_testkit::{Scratch, wait_for};
 use rustix::process::Signal;
-use serde_json::json;
 
 use super::screen::Screen;
-use super::{atoll, plain};
+use super::{atoll, plain, with_web};
 use crate::api::Server;
 use crate::world::{DEADLINE, World};
 
@@ -76,11 +75,7 @@ async fn a_key_that_is_asked_for_is_not_shown_and_ctrl_c_leaves_the_terminal_as_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_shows_how_far_it_is_to_people_alone() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     let scratch = Scratch::new();
     let (big, back) = (scratch.join("big"), scratch.join("back"));
     let file = fs::File::create(&big).unwrap();

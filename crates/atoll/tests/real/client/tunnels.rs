@@ -8,10 +8,9 @@ use std::time::{Duration, Instant};
 
 use atoll_testkit::wait_for;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::{atoll, said};
-use crate::api::Server;
+use super::{atoll, said, with_web};
 use crate::world::DEADLINE;
 
 /// Says again what it is told, to each who comes.
@@ -46,11 +45,7 @@ fn used(child: &Child) -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_forward_that_has_no_room_rests_until_it_has() {
-    let server = Server::start().await;
-    server
-        .client()
-        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
-        .await;
+    let server = with_web().await;
     said(&server, &["exec", "-d", "web", "python3", "-c", ECHO]);
     wait_for("the port", DEADLINE, || {
         said(&server, &["ports", "web"]).contains("8000")
