@@ -27,8 +27,8 @@ fn read_once(mut command: Command, begin: impl Fn()) -> Child {
 async fn what_nobody_reads_any_more_ends() {
     let server = with_web().await;
     let happen = || {
-        said(&server, &["sandbox", "pause", "web"]);
-        said(&server, &["sandbox", "resume", "web"]);
+        // An event that leaves the sandbox running.
+        said(&server, &["sandbox", "timeout", "web", "1h"]);
         said(
             &server,
             &[
