@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use atoll_jail::cgroup::Tree;
 use atoll_jail::facts::Facts;
 use atoll_jail::ids::Ranges;
-use atoll_model::{Code, Error};
+use atoll_model::{Code, Error, SandboxId};
 
 use crate::error::{host_file, internal, jail};
 use crate::storage::{self, Disk, Storage};
@@ -144,6 +144,16 @@ impl Instance {
     /// Where its sandboxes' files are.
     pub(crate) fn sandboxes(&self) -> PathBuf {
         self.directory.join("sandboxes")
+    }
+
+    /// Where those of one of them are.
+    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.sandboxes().join(id.as_str())
+    }
+
+    /// Where files wait to be removed.
+    pub(crate) fn trash(&self) -> PathBuf {
+        self.directory.join("trash")
     }
 
     /// Takes everything of this instance away. Its sandboxes have ended before.

@@ -8,7 +8,7 @@ pub(crate) mod size;
 mod slot;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -91,11 +91,6 @@ struct Over {
 }
 
 impl Sandbox {
-    /// Where its files are.
-    pub(crate) fn directory(&self) -> &Path {
-        &self.directory
-    }
-
     /// What it is now.
     pub(crate) fn info(&self) -> SandboxInfo {
         let state = *self.state.borrow();

@@ -75,14 +75,14 @@ impl LocalRuntime {
         }
         instance.ranges.release_others();
         self.reconnect()?;
-        let aside = instance.directory.join("orphaned");
+        let aside = crate::orphans::place(&instance.directory);
         let known = |id: &SandboxId| {
             [&sandboxes, &aside]
                 .iter()
                 .any(|at| at.join(id.as_str()).exists())
         };
         instance.disk.sweep(&known)?;
-        empty(&instance.directory.join("trash"));
+        empty(&instance.trash());
         Ok(())
     }
 
@@ -208,13 +208,8 @@ impl LocalRuntime {
         if let Some(found) = found {
             self.kill(&found.name);
         }
-        let target = self
-            .shared
-            .instance
-            .directory
-            .join("trash")
-            .join(id.as_str());
-        let _ = fs::rename(path, target);
+        let trash = self.shared.instance.trash();
+        let _ = fs::rename(path, trash.join(id.as_str()));
     }
 
     fn kill(&self, name: &str) {

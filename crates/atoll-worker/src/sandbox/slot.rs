@@ -502,7 +502,7 @@ impl Files {
         size: Bytes,
         old: bool,
     ) -> Result<Self, Error> {
-        let directory = shared.instance.sandboxes().join(id.as_str());
+        let directory = shared.instance.sandbox(&id);
         let disk = &shared.instance.disk;
         let prepared = (|| {
             let make =

@@ -1,0 +1,89 @@
+//! How a runtime ends.
+
+use std::sync::Arc;
+
+use atoll_model::{Code, Error, SandboxId};
+
+use super::{LocalRuntime, Place};
+use crate::error::internal;
+use crate::keeper::Keeper;
+use crate::nursery::Nursery;
+use crate::pool::Pool;
+use crate::sandbox::{blocking, lock};
+
+impl LocalRuntime {
+    /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
+    /// everything of its instance away.
+    pub async fn close(self) -> Result<(), Error> {
+        let lasting = self.shared.instance.lasting.is_some();
+        self.finish(lasting).await
+    }
+
+    /// Ends the runtime for good: deletes its sandboxes and takes everything of its instance away, the data
+    /// directory of a lasting one included.
+    pub async fn take_away(self) -> Result<(), Error> {
+        self.finish(false).await
+    }
+
+    async fn finish(self, lasting: bool) -> Result<(), Error> {
+        self.shared.busy.quiet().await;
+        let keepers = self.keepers();
+        self.shared.pool.shut();
+        self.shared.nursery.shut();
+        // What is just being made is taken back by who makes it.
+        let tending = std::mem::take(&mut *lock(&self.shared.tending));
+        for task in tending {
+            let _ = task.await;
+        }
+        Pool::close(&self.shared).await;
+        Nursery::close(&self.shared).await;
+        if !lasting {
+            let ids: Vec<SandboxId> = self.sandboxes().keys().cloned().collect();
+            for id in ids {
+                match self.delete(&id).await {
+                    Err(error) if error.code != Code::SandboxNotFound => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        if lasting {
+            for entry in self.sandboxes().values() {
+                if let Place::Live(sandbox) = entry.place() {
+                    sandbox.abandon();
+                }
+            }
+        }
+        if let Some(journals) = &self.shared.journals {
+            journals.close().await;
+        }
+        self.shared.trash.hurry();
+        self.shared.aftermath.quiet().await;
+        for keeper in keepers {
+            keeper.stop(lasting).await;
+        }
+        if lasting && let Some(own) = &self.shared.instance.lasting {
+            self.shared.network.leave().await?;
+            // The next server may come, whoever still holds something of ours.
+            return own
+                .unlock()
+                .map_err(|error| internal("unlock the data directory", &error));
+        }
+        let shared = self.shared;
+        shared.network.dismantle().await?;
+        blocking(move || shared.instance.dismantle()).await
+    }
+
+    /// Our own keeper, and those of other versions that still have sandboxes.
+    fn keepers(&self) -> Vec<Arc<Keeper>> {
+        let mut all = vec![Arc::clone(&self.shared.keeper)];
+        for entry in self.sandboxes().values() {
+            if let Place::Live(sandbox) = entry.place() {
+                let keeper = sandbox.keeper();
+                if !all.iter().any(|known| Arc::ptr_eq(known, &keeper)) {
+                    all.push(keeper);
+                }
+            }
+        }
+        all
+    }
+}

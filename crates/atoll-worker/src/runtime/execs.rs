@@ -1,0 +1,63 @@
+//! Commands of sandboxes: started, and found again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, SandboxId};
+
+use super::LocalRuntime;
+use crate::exec::table::Table;
+use crate::exec::{self, Control, Exec};
+
+impl LocalRuntime {
+    /// Starts a command.
+    pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
+        self.shared.busy.touch();
+        let _time = self.time("exec");
+        exec::start::start(self.find(id)?, spec).await
+    }
+
+    /// The variables that every command of a running sandbox has: the template's and its own.
+    pub fn variables(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let all = self.find(id)?.environment();
+        Ok(all
+            .iter()
+            .map(|(name, value)| (text(name), text(value)))
+            .collect())
+    }
+
+    /// The commands of a sandbox, newest first.
+    pub fn execs(&self, id: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
+        Ok(self.execs_of(id)?.list())
+    }
+
+    pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<Table>, Error> {
+        let (table, _) = self.entry(id)?.execs(id)?;
+        Ok(table)
+    }
+
+    /// A command of a sandbox, running or ended, by its id.
+    pub fn find_exec(&self, id: &SandboxId, exec: &ExecId) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find(exec))
+    }
+
+    /// A command by its pid inside.
+    pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find_pid(pid))
+    }
+
+    /// The newest command with a tag.
+    pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<Control, Error> {
+        self.exec_by(id, |table| table.find_tag(tag))
+    }
+
+    fn exec_by(
+        &self,
+        id: &SandboxId,
+        find: impl FnOnce(&Table) -> Result<Arc<exec::Shared>, Error>,
+    ) -> Result<Control, Error> {
+        let (table, sandbox) = self.entry(id)?.execs(id)?;
+        Ok(Control::new(find(&table)?, sandbox))
+    }
+}

@@ -1,0 +1,181 @@
+//! How a sandbox gets from one state to another: one change at a time, each to its end.
+
+use std::sync::Arc;
+
+use atoll_model::{Error, Reason, SandboxId, SandboxInfo, SandboxState, Transition};
+
+use super::{Entry, LocalRuntime, Place, Shared, unknown};
+use crate::error::internal;
+use crate::exec::table::Table;
+use crate::freezer::Step;
+use crate::sandbox::{Record, Sandbox, blocking};
+
+impl LocalRuntime {
+    /// Gets a sandbox from one state to another, one at a time, and to the end whether or not the caller
+    /// waits for it.
+    pub(super) async fn change<F, W>(&self, id: &SandboxId, change: F) -> Result<SandboxInfo, Error>
+    where
+        F: FnOnce(Self, Arc<Entry>, Place) -> W + Send + 'static,
+        W: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let (runtime, id) = (self.clone(), id.clone());
+        let entry = self.entry(&id)?;
+        let work = tokio::spawn(async move {
+            let _gate = entry.gate.lock().await;
+            let place = entry.place();
+            let Some(info) = entry.info() else {
+                return Err(unknown(&id));
+            };
+            change(runtime, Arc::clone(&entry), place).await?;
+            Ok(entry.info().unwrap_or(info))
+        });
+        work.await
+            .map_err(|error| internal("a change of state failed", &error))?
+    }
+
+    /// Lets all processes of a sandbox stand still.
+    pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("pause");
+        self.freeze(id, Transition::Pause).await
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("resume");
+        self.freeze(id, Transition::Resume).await
+    }
+
+    async fn freeze(&self, id: &SandboxId, transition: Transition) -> Result<SandboxInfo, Error> {
+        let _busy = self.shared.busy.begin();
+        let entry = self.entry(id)?;
+        let gate = Arc::clone(&entry.gate).lock_owned().await;
+        let id = id.clone();
+        let work = move || {
+            let step = match entry.place() {
+                Place::Live(sandbox) => sandbox.freeze(transition)?,
+                Place::Gone => Step::Done(()),
+                Place::Apart(apart) => return Err(apart.refusal()),
+                place @ Place::Stopped(..) => {
+                    place.state().next(transition)?;
+                    Step::Done(())
+                }
+            };
+            let info = move || {
+                let _gate = gate;
+                entry.info().ok_or_else(|| unknown(&id))
+            };
+            Ok(match step {
+                Step::Done(()) => Step::Done(info()?),
+                Step::Later(rest) => Step::Later(Box::new(move || rest().and_then(|()| info()))),
+            })
+        };
+        self.shared.freezer.run(work).await
+    }
+
+    /// Ends a sandbox's processes; its files stay.
+    pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _time = self.time("stop");
+        self.change(id, |runtime, entry, place| async move {
+            place.state().next(Transition::Stop)?;
+            let shared = &runtime.shared;
+            if let Place::Apart(apart) = &place {
+                apart.end(shared).await?;
+                entry.set(apart.stopped(shared, None)?);
+                runtime.dismiss_keepers(None).await;
+            }
+            let Place::Live(sandbox) = place else {
+                return Ok(());
+            };
+            sandbox.state.send_replace(SandboxState::Stopping);
+            sandbox.stop(shared).await?;
+            stopped(shared, &entry, &sandbox, None).await
+        })
+        .await
+    }
+
+    /// Makes a stopped sandbox run again, with its files.
+    pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
+        let _busy = self.shared.busy.begin();
+        let _time = self.time("start");
+        self.change(id, |runtime, entry, place| async move {
+            place.state().next(Transition::Start)?;
+            let Place::Stopped(record, execs) = place else {
+                return Ok(());
+            };
+            let sandbox = Sandbox::start(&runtime.shared, *record).await?;
+            entry.set(Place::Live(Arc::clone(&sandbox)));
+            execs.close();
+            runtime.watch_over(&entry, &sandbox);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Notices when a sandbox's processes end although nobody asked for that.
+    pub(super) fn watch_over(&self, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) {
+        let (shared, entry) = (Arc::downgrade(&self.shared), Arc::downgrade(entry));
+        let mut died = sandbox.died.clone();
+        let sandbox = Arc::downgrade(sandbox);
+        tokio::spawn(async move {
+            let Ok(status) = died.wait_for(Option::is_some).await.map(|status| *status) else {
+                return;
+            };
+            let Some(entry) = entry.upgrade() else { return };
+            let _gate = entry.gate.lock().await;
+            let (Some(shared), Some(sandbox)) = (shared.upgrade(), sandbox.upgrade()) else {
+                return;
+            };
+            // Not if it was stopped or deleted meanwhile.
+            if matches!(entry.place(), Place::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
+                let reason = reason(&sandbox, status.unwrap_or(9));
+                let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
+                shared.ended.send_replace(());
+            }
+        });
+    }
+
+    /// Has a sandbox without processes be something else.
+    pub(super) fn rewrite(
+        &self,
+        entry: &Entry,
+        record: Box<Record>,
+        execs: Arc<Table>,
+    ) -> Result<(), Error> {
+        record.write(&self.shared.instance.sandbox(&record.info.id))?;
+        entry.set(Place::Stopped(record, execs));
+        Ok(())
+    }
+}
+
+/// Why a sandbox ended by itself.
+fn reason(sandbox: &Sandbox, raw: i32) -> Reason {
+    if sandbox.keeper_is_lost() {
+        Reason::KeeperLost
+    } else if raw & 0x7f == 9 && sandbox.group.oom_kills() > 0 {
+        Reason::Oom
+    } else {
+        Reason::Exited
+    }
+}
+
+/// Writes down that only its files are left, once its processes are gone.
+async fn stopped(
+    shared: &Arc<Shared>,
+    entry: &Entry,
+    sandbox: &Arc<Sandbox>,
+    reason: Option<Reason>,
+) -> Result<(), Error> {
+    sandbox.clear(shared).await?;
+    let record = {
+        let sandbox = Arc::clone(sandbox);
+        blocking(move || {
+            sandbox.write_down(|info| {
+                info.state = SandboxState::Stopped;
+                info.reason = reason;
+            })
+        })
+        .await?
+    };
+    entry.set(Place::Stopped(Box::new(record), Arc::clone(&sandbox.execs)));
+    Ok(())
+}
