@@ -1,38 +1,41 @@
 //! One sandbox that has processes: what is known of it, how it is paused and how it ends. How it is made
-//! is in `slot`, how it is taken over from another server in `adopt`.
+//! is in `make`, how it is taken over from another server in `adopt`.
 
 mod adopt;
 mod connection;
+mod embryo;
+mod make;
+mod process;
 mod record;
 pub(crate) mod size;
 mod slot;
+mod warm;
+mod wish;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use atoll_jail::cgroup::{End, Group, Leaf};
 use atoll_jail::plan::IdRange;
 use atoll_jail::wire::ToInit;
-use atoll_model::{
-    Code, Error, Network, SandboxInfo, SandboxSpec, SandboxState, Timings, Transition,
-};
+use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Transition};
 use tokio::sync::{Semaphore, watch};
 
 use crate::error::{internal, jail};
 use crate::exec::table::Table;
 use crate::freezer::Step;
 use crate::init::Init;
-use crate::keeper::Keeper;
+use crate::keeper::{Keeper, Parent};
 use crate::meters::Meters;
 use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
 pub(crate) use connection::Linked;
+pub(crate) use embryo::Embryo;
 pub(crate) use record::{Record, Unread, boot};
-pub(crate) use slot::Embryo;
 
 /// A sandbox with processes.
 #[derive(Debug)]
@@ -90,100 +93,56 @@ struct Over {
     released: Vec<u32>,
 }
 
+/// What differs between one that was made and one that was taken over.
+struct Parts {
+    record: Record,
+    environment: Arc<Variables>,
+    init: Init,
+    group: Group,
+    parent: Parent,
+    keeper: Arc<Keeper>,
+    execs: Table,
+    link: Option<Arc<Link>>,
+    directory: PathBuf,
+    terminals: Option<OwnedFd>,
+    template: Template,
+}
+
 impl Sandbox {
+    fn new(shared: &Shared, parts: Parts) -> Self {
+        Self {
+            state: watch::Sender::new(parts.record.info.state),
+            init: parts.init,
+            group: parts.group,
+            died: parts.parent.died,
+            pid: parts.parent.pid,
+            execs: Arc::new(parts.execs),
+            watches: crate::watch::places(),
+            environment: Mutex::new(parts.environment),
+            ids: parts.record.ids(),
+            record: Mutex::new(parts.record),
+            link: Mutex::new(parts.link),
+            namespace: connection::number(parts.parent.pid),
+            token: parts.parent.token,
+            keeper: parts.keeper,
+            meters: shared.meters.clone(),
+            patience: shared.patience,
+            oom_kills: AtomicU64::default(),
+            leaves: Mutex::default(),
+            abandoned: watch::Sender::new(false),
+            over: Mutex::default(),
+            directory: parts.directory,
+            terminals: parts.terminals,
+            template: parts.template,
+        }
+    }
+
     /// What it is now.
     pub(crate) fn info(&self) -> SandboxInfo {
         let state = *self.state.borrow();
         SandboxInfo {
             state,
             ..lock(&self.record).info.clone()
-        }
-    }
-
-    /// It is alive, and made from this template as that is now.
-    pub(crate) fn is_made_from(&self, template: &str) -> bool {
-        self.died.borrow().is_none()
-            && lock(&self.record).spec.template == template
-            && !self.template.is_replaced()
-    }
-
-    /// It is as it was made, and so could be anybody's.
-    fn suits(&self, spec: &SandboxSpec) -> bool {
-        spec.limits == lock(&self.record).info.limits && spec.network == Network::None
-    }
-
-    /// Gets the size and the network that somebody asks for: until now it was only warm. What is asked for is
-    /// checked; if it cannot be given after all, nothing is left of it.
-    pub(crate) async fn fit(
-        self: Arc<Self>,
-        shared: &Arc<Shared>,
-        spec: &SandboxSpec,
-    ) -> Result<Arc<Self>, Error> {
-        let fitted = async {
-            *lock(&self.environment) = variables(&self.template, spec)?;
-            if self.suits(spec) {
-                return Ok(());
-            }
-            // A server that is killed from here on leaves one that is neither warm nor somebody's: without
-            // a record the next one ends it.
-            Record::remove(&self.directory)?;
-            let usual = lock(&self.record).info.limits;
-            self.resize_in_memory(usual.memory, spec.limits.memory)?;
-            let resized = self.resize(shared, usual, spec.limits);
-            let (resized, linked) = tokio::join!(resized, self.link_with(shared, spec));
-            resized.and(linked)
-        };
-        match fitted.await {
-            Ok(()) => Ok(self),
-            Err(error) => {
-                self.undo(shared).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Nobody wants it after all.
-    pub(crate) async fn put_back(self: Arc<Self>, shared: &Arc<Shared>, spec: &SandboxSpec) {
-        let late = if self.suits(spec) {
-            shared.pool.add(self).err()
-        } else {
-            Some(self)
-        };
-        if let Some(late) = late {
-            late.undo(shared).await;
-        }
-    }
-
-    /// Becomes somebody's.
-    pub(crate) async fn belong(
-        self: Arc<Self>,
-        shared: &Arc<Shared>,
-        spec: SandboxSpec,
-        begin: Instant,
-    ) -> Result<Arc<Self>, Error> {
-        let written = {
-            let mut record = lock(&self.record);
-            record.pooled = false;
-            record.info.limits = spec.limits;
-            record.info.network = spec.network;
-            record.spec = spec;
-            record.info.created_at = crate::exec::now();
-            record.info.timings = Timings {
-                slot: begin.elapsed(),
-                ..Timings::default()
-            };
-            record.write(&self.directory)
-        };
-        let told = match written {
-            Ok(()) => self.tell_names().await,
-            Err(error) => Err(error),
-        };
-        match told {
-            Ok(()) => Ok(self),
-            Err(error) => {
-                self.undo(shared).await;
-                Err(error)
-            }
         }
     }
 

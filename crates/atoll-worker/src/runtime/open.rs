@@ -184,8 +184,8 @@ impl Ground {
             self.network.claims(),
         ];
         let keeper = Keeper::start(binary, &instance.tag, listener, &held)?;
-        // It may take as long as all the rest, so it is done beside the first create. A keeper that stays where it was
-        // started works as well.
+        // It moves to its control group beside the first create: that may take as long as all the rest. A keeper that
+        // stays where it was started works as well.
         if let Some(pid) = keeper.pid() {
             let cgroups = instance.cgroups.clone();
             keeper.settle(move || drop(cgroups.adopt(pid)));

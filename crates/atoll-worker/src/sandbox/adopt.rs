@@ -3,14 +3,13 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use atoll_jail::wire::Channel;
 use atoll_model::{Error, SandboxState};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
-use super::{Record, Sandbox, TERMINALS, connection, variables};
+use super::{Parts, Record, Sandbox, TERMINALS, variables};
 use crate::error::internal;
 use crate::exec;
 use crate::init::Init;
@@ -64,32 +63,21 @@ impl Sandbox {
         let channel = Channel::new(found.control);
         let (init, mut ends) = Init::adopt(channel, &running, used + MARGIN)?;
         let environment = variables(&template, &record.spec)?;
-        let sandbox = Arc::new(Self {
-            environment: Mutex::new(environment),
-            state: watch::Sender::new(record.info.state),
+        let parts = Parts {
+            record,
+            environment,
             init,
             group,
-            died: found.parent.died,
-            pid: found.parent.pid,
-            execs: Arc::new(execs),
-            watches: crate::watch::places(),
-            ids,
-            record: Mutex::new(record),
-            // All links are taken over together, later.
-            link: Mutex::default(),
-            namespace: connection::number(found.parent.pid),
-            token: found.parent.token,
+            parent: found.parent,
             keeper: found.keeper,
-            meters: shared.meters.clone(),
-            patience: shared.patience,
-            oom_kills: AtomicU64::default(),
-            leaves: Mutex::default(),
-            over: Mutex::default(),
-            abandoned: watch::Sender::new(false),
+            execs,
+            // All links are taken over together, later.
+            link: None,
             directory,
             terminals,
             template,
-        });
+        };
+        let sandbox = Arc::new(Self::new(shared, parts));
         for record in records {
             let mut held = |request| found.execs.remove(&request).unwrap_or_default();
             let held = exec::Held {

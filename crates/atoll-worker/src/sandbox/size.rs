@@ -7,7 +7,7 @@ use atoll_jail::plan::{self, IdRange, Size};
 use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
 
-use super::{Record, Sandbox, blocking, lock, slot};
+use super::{Record, Sandbox, blocking, lock, wish};
 use crate::error::jail;
 use crate::runtime::Shared;
 use atoll_jail::cgroup::Group;
@@ -29,7 +29,7 @@ pub(super) fn plan(
         limits,
         ..SandboxSpec::default()
     };
-    let spec = slot::jail_spec(id, &spec, template, ids);
+    let spec = wish::jail_spec(id, &spec, template, ids);
     plan::size(&spec, &shared.facts).map_err(|error| jail(&error))
 }
 

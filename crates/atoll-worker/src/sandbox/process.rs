@@ -1,0 +1,101 @@
+//! PID 1 before it is a sandbox: cloned by the keeper into its namespaces and its control group.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use atoll_jail::cgroup::Group;
+use atoll_jail::wire::{self, ToInit};
+use atoll_model::{Error, Timings};
+
+use super::blocking;
+use super::wish::Wish;
+use crate::error::{internal, jail};
+use crate::init::Init;
+use crate::keeper::Parent;
+use crate::runtime::Shared;
+
+/// PID 1 in its namespaces and, on cgroup2, in its limits.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) group: Group,
+    pub(super) init: Init,
+    pub(super) parent: Parent,
+    /// It has been told what to become.
+    pub(super) told: bool,
+    pub(super) timings: Timings,
+}
+
+impl Process {
+    /// Has PID 1 cloned, and tells it what to become if that is known.
+    pub(super) async fn make(
+        shared: &Arc<Shared>,
+        wish: &Wish,
+        boot: Option<ToInit>,
+        begin: Instant,
+    ) -> Result<Self, Error> {
+        let group = {
+            let (shared, id, ids) = (Arc::clone(shared), wish.id.clone(), wish.ids);
+            let plan = Arc::clone(&wish.plan);
+            blocking(move || {
+                let group = shared.instance.cgroups.add(id.as_str(), &plan.limits, ids);
+                group.map_err(|error| jail(&error))
+            })
+            .await?
+        };
+        let slot = begin.elapsed();
+        let begin = Instant::now();
+        let told = boot.is_some();
+        match Self::clone(shared, wish, &group, boot).await {
+            Ok((init, parent)) => Ok(Self {
+                group,
+                init,
+                parent,
+                told,
+                timings: Timings {
+                    slot,
+                    clone: begin.elapsed(),
+                    ..Timings::default()
+                },
+            }),
+            Err(error) => {
+                let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn clone(
+        shared: &Shared,
+        wish: &Wish,
+        group: &Group,
+        boot: Option<ToInit>,
+    ) -> Result<(Init, Parent), Error> {
+        let cgroup = group.open().map_err(|error| jail(&error))?;
+        let (outside, inside) =
+            wire::pair().map_err(|error| internal("make a sandbox's socket", &error))?;
+        let init = Init::new(outside)?;
+        if let Some(boot) = boot {
+            init.send(&boot, &[]).await?;
+        }
+        let plan = &wish.plan;
+        let parent = shared.keeper.spawn(
+            wish.id.as_str(),
+            inside.into_fd(),
+            init.socket(),
+            cgroup,
+            plan.ids,
+            plan.namespaces,
+        );
+        let parent = parent.await?;
+        Ok((init, parent))
+    }
+
+    /// Ends it and takes its control group away.
+    pub(super) async fn give_back(mut self) {
+        let group = self.group.clone();
+        let _ = blocking(move || group.kill().map_err(|error| jail(&error))).await;
+        let _ = self.parent.died.wait_for(Option::is_some).await;
+        let group = self.group;
+        let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+    }
+}

@@ -1,0 +1,175 @@
+//! What a sandbox is to become: checked, with a lease of its template and the plan of its isolation.
+
+use std::fs;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use atoll_jail::plan::{IdRange, Plan, Spec, plan};
+use atoll_jail::wire;
+use atoll_model::{Code, Error, HostMount, SandboxId, SandboxSpec};
+
+use crate::error::{internal, jail};
+use crate::runtime::Shared;
+use crate::template::{self, Template};
+
+/// What a sandbox is to become, checked.
+pub(super) struct Wish {
+    pub(super) id: SandboxId,
+    pub(super) ids: IdRange,
+    pub(super) spec: SandboxSpec,
+    pub(super) template: Template,
+    pub(super) plan: Arc<Plan>,
+    pub(super) kind: Kind,
+}
+
+/// What a sandbox is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Somebody asked for it.
+    New,
+    /// Somebody will.
+    Warm,
+    /// Its files are there already, since then.
+    Old(i64),
+}
+
+impl Kind {
+    pub(super) fn of(pooled: bool) -> Self {
+        if pooled { Self::Warm } else { Self::New }
+    }
+}
+
+impl Wish {
+    pub(super) fn new(
+        shared: &Shared,
+        id: SandboxId,
+        ids: IdRange,
+        spec: SandboxSpec,
+        template: Template,
+        kind: Kind,
+    ) -> Result<Self, Error> {
+        let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
+            .map_err(|error| jail(&error))?;
+        if let Some(amend) = &shared.amend {
+            amend(&mut plan);
+        }
+        Ok(Self {
+            id,
+            ids,
+            spec,
+            template,
+            plan: Arc::new(plan),
+            kind,
+        })
+    }
+
+    /// Something ordinary, for embryos that may become anything.
+    pub(super) fn ordinary(shared: &Shared) -> Result<Self, Error> {
+        let spec = SandboxSpec::default();
+        let template = check(shared, &spec, None)?;
+        let ids = shared.instance.ranges.claim();
+        let ids = ids.map_err(|error| jail(&error))?;
+        let (id, kind) = (SandboxId::random(), Kind::New);
+        let wish = Self::new(shared, id, ids, spec, template, kind);
+        if wish.is_err() {
+            shared.instance.ranges.release(ids);
+        }
+        wish
+    }
+}
+
+/// Refuses what cannot be made; the template, leased: as it is now, or the layer with this id.
+pub(super) fn check(
+    shared: &Shared,
+    spec: &SandboxSpec,
+    layer: Option<&str>,
+) -> Result<Template, Error> {
+    super::check(shared, spec)?;
+    let template = shared.templates.get_layer(&spec.template, layer);
+    let template = template.map_err(|error| no_template(&error))?;
+    check_mounts(spec)?;
+    Ok(template)
+}
+
+/// Refuses what cannot be shown of the host.
+fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
+    for HostMount { source, target } in &spec.mounts {
+        let path = Path::new(target);
+        let plain = path.is_absolute()
+            && !path.components().any(|part| part == Component::ParentDir)
+            && path != Path::new("/");
+        if !plain {
+            return Err(Error::invalid(
+                "mount",
+                format!("the mount target {target:?} is not an absolute path below /"),
+                "write --mount /on/the/host:/in/the/sandbox",
+            ));
+        }
+        if source.to_str().is_none() {
+            let message = format!("the mount source {} is not UTF-8", source.display());
+            return Err(Error::invalid("mount", message, "rename it"));
+        }
+        if let Err(error) = fs::metadata(source) {
+            let source = source.display();
+            return Err(Error::invalid(
+                "mount",
+                format!("the mount source {source} cannot be opened: {error}"),
+                "name a file or directory of this host",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn no_template(error: &template::Error) -> Error {
+    match error {
+        template::Error::Unknown { name, known } => Error::new(
+            Code::UnknownTemplate,
+            format!("there is no template {name:?}"),
+        )
+        .remedy(format!("choose one of: {}", known.join(", ")))
+        .detail("template", name),
+        template::Error::Name(name) => {
+            Error::new(Code::UnknownTemplate, error.to_string()).detail("template", name)
+        }
+        template::Error::Gone { name } => Error::new(Code::UnknownTemplate, error.to_string())
+            .remedy("its own files are there: delete it, or put the layer back")
+            .detail("template", name),
+        error => internal("the template cannot be used", error),
+    }
+}
+
+/// What the jail has to know of it.
+pub(super) fn jail_spec(
+    id: &SandboxId,
+    spec: &SandboxSpec,
+    template: &Template,
+    ids: IdRange,
+) -> Spec {
+    let meta = &template.meta;
+    Spec {
+        id: id.to_string(),
+        ids,
+        millicpus: spec.limits.cpus.0,
+        memory: spec.limits.memory.0,
+        pids: spec.limits.pids,
+        user: wire::User {
+            name: meta.user.name.clone(),
+            uid: meta.user.uid,
+            gid: meta.user.gid,
+            home: meta.user.home.to_string_lossy().into_owned(),
+        },
+        sudo: meta.sudo,
+        nested_user_namespaces: meta.nested_user_namespaces,
+        host_mounts: spec
+            .mounts
+            .iter()
+            .map(|mount| (mount.source.clone(), mount.target.clone()))
+            .collect(),
+        // Another one each time it is read.
+        boot: std::fs::read_to_string("/proc/sys/kernel/random/uuid")
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned(),
+    }
+}
