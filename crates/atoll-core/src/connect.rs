@@ -3,8 +3,8 @@
 use atoll_model::{Code, Ending, Error, SandboxState, Scope};
 
 use crate::ledger::Held;
-use crate::sandboxes::{MICROSECONDS, always, check_timeout, joined};
-use crate::{Context, Core, SandboxView, now, spawn};
+use crate::sandboxes::{always, check_timeout, finish, microseconds};
+use crate::{Context, Core, SandboxView, now};
 
 /// How a sandbox is to run.
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +41,11 @@ impl Core {
         check_timeout(&context.org, Some(asked.seconds))?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let core = self.clone();
-        let work = spawn(async move {
+        finish(async move {
             let held = core.inner.ledger.hold(entry).await.map_err(deleted)?;
             core.connect_held(&held, asked).await
-        });
-        joined(work.await)
+        })
+        .await
     }
 
     async fn connect_held(
@@ -72,7 +72,7 @@ impl Core {
         };
         let row = entry.row();
         let mut wanted = row.clone();
-        let end = now() + i64::from(asked.seconds) * MICROSECONDS;
+        let end = now() + microseconds(asked.seconds);
         wanted.end_at = match state {
             SandboxState::Running => row.end_at.map(|set| set.max(end)),
             SandboxState::Paused if asked.with_memory => row.end_at,

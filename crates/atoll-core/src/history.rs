@@ -8,7 +8,7 @@ use atoll_model::{Code, Error, SandboxId, Scope, SessionId};
 use atoll_store::{CommandKind, CommandRow, Event, Page, SandboxRow, Store};
 use atoll_worker::Farewell;
 
-use crate::sandboxes::Slice;
+use crate::slice::Slice;
 use crate::{Context, Core, Inner, error, now};
 
 /// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is

@@ -9,7 +9,7 @@ use atoll_model::{Ending, Error, SandboxId, SandboxState};
 use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
-use crate::sandboxes::Still;
+use crate::sandboxes::{Still, microseconds};
 use crate::{Config, Core, Inner, now};
 
 /// Idleness begins and ends without a word: looked at at least so often.
@@ -45,7 +45,7 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
     }
     let lifetime_over = row.end_at.map(|end| (end, lifetime.on_timeout));
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
-        let over = |since: i64| since + i64::from(seconds) * 1_000_000;
+        let over = |since: i64| since + microseconds(seconds);
         let since = entry.idle_since()?;
         if over(since) <= now() {
             // A command that runs holds it, and its end is a use, whichever server began it.

@@ -1,0 +1,288 @@
+//! How a sandbox gets from one state to another: while nobody else changes it, to the end whether or not the caller
+//! waits. Which ways there are, [`SandboxState::next`] says.
+//!
+//! ```text
+//!            pause
+//!   running ------> paused
+//!    ^  |   <------   |
+//!    |  |   resume    |
+//!    |  | stop        | stop
+//!    |  v             |
+//!   stopped <---------'
+//! start
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use atoll_model::{Code, Error, SandboxState, Scope, Transition};
+use atoll_store::{Claim, SandboxRow};
+
+use super::times::{check_timeout, end_anew, microseconds};
+use super::{SandboxView, full};
+use crate::ledger::{Entry, Held};
+use crate::lifetimes::kept_until;
+use crate::{Context, Core, error, now, spawn};
+
+/// Whether what is about to happen to a sandbox is still right, given its row before.
+pub(crate) type Still = Box<dyn Fn(&SandboxRow, &Entry) -> bool + Send>;
+
+pub(crate) fn always() -> Still {
+    Box::new(|_, _| true)
+}
+
+/// Shows what runs as stopping, if it is still to be ended: who wants to use it from now on is refused, and who began
+/// before is seen.
+pub(super) fn shown_stopping(entry: &Entry, before: &SandboxRow, still: &Still) -> bool {
+    use SandboxState::{Paused, Running, Stopping};
+    if !still(before, entry) {
+        return false;
+    }
+    if !matches!(before.state, Running | Paused | Stopping) {
+        return true;
+    }
+    entry.show(Stopping);
+    if still(before, entry) {
+        return true;
+    }
+    entry.show(before.state);
+    false
+}
+
+/// How long a start waits for a stop under way.
+const STARTS: Duration = Duration::from_secs(30);
+
+impl Core {
+    /// Ends its processes; its files stay.
+    pub async fn stop(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        let entry = self.own(context, name)?;
+        self.stop_if(entry, always()).await
+    }
+
+    /// Stops it if that is still right when nobody else changes it any more.
+    pub(crate) async fn stop_if(
+        &self,
+        entry: Arc<Entry>,
+        still: Still,
+    ) -> Result<SandboxView, Error> {
+        let core = self.clone();
+        finish(async move {
+            let held = core.inner.ledger.hold(entry).await?;
+            core.stop_held(&held, still).await
+        })
+        .await
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn stop_held(&self, held: &Held, still: Still) -> Result<SandboxView, Error> {
+        let (entry, store) = (&held.entry, &self.inner.store);
+        let before = entry.row();
+        if before.state.next(Transition::Stop)? == SandboxState::Stopped
+            || !shown_stopping(entry, &before, &still)
+        {
+            return Ok(before.into());
+        }
+        // After a crash the runtime says whether it came so far.
+        let row = entry.row();
+        let told = store.update_sandbox(&row, row.state.name(), now());
+        let stopped = match told.await.map_err(error::store) {
+            Ok(()) => self.inner.runtime.stop(&before.id).await,
+            Err(error) => Err(error),
+        };
+        let info = match stopped {
+            Ok(info) => info,
+            Err(error) => {
+                // As it was, also if that cannot be written.
+                let back = entry.write(store, |row| row.state = before.state).await;
+                if back.is_err() {
+                    entry.show(before.state);
+                }
+                return Err(error);
+            }
+        };
+        let written = entry.write(store, |row| {
+            row.state = info.state;
+            row.reason = info.reason;
+            let at = now();
+            row.stopped_at = Some(at);
+            row.end_at = kept_until(&self.inner.config, at);
+            row.time_left = None;
+        });
+        let written = written.await.map(SandboxView::from);
+        if written.is_err() {
+            // What has ended is found, and written then.
+            entry.show(before.state);
+        }
+        written
+    }
+
+    /// Makes a stopped sandbox run again, with its files. One that runs already is fine as it is.
+    pub async fn start(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        let entry = self.own(context, name)?;
+        self.start_entry(entry).await
+    }
+
+    pub(crate) async fn start_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
+        let core = self.clone();
+        finish(async move {
+            // A stop under way is waited for.
+            let held = core.inner.ledger.hold_within(entry, STARTS).await?;
+            core.start_held(&held).await
+        })
+        .await
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn start_held(&self, held: &Held) -> Result<SandboxView, Error> {
+        let entry = &held.entry;
+        let row = entry.row();
+        if row.state.next(Transition::Start)? == SandboxState::Running {
+            return Ok(row.into());
+        }
+        if row.state == SandboxState::Stopped {
+            let org = self.inner.store.org(&row.org).await.map_err(error::store)?;
+            let most = org.and_then(|org| org.max_sandboxes);
+            let claim = self.inner.store.claim_again(&row.id, most).await;
+            if claim.map_err(error::store)? == Claim::Full {
+                return Err(full(most));
+            }
+        }
+        match self.inner.runtime.start(&row.id).await {
+            Ok(info) => {
+                let written = entry.write(&self.inner.store, |row| {
+                    row.state = info.state;
+                    row.reason = None;
+                    row.started_at = Some(now());
+                    row.stopped_at = None;
+                    row.end_at = end_anew(&row.lifetime);
+                });
+                let row = match written.await {
+                    Ok(row) => row,
+                    Err(error) => {
+                        // Nobody is told that it runs. As it was.
+                        let _ = self.inner.runtime.stop(&row.id).await;
+                        let _ = entry.write(&self.inner.store, |_| {}).await;
+                        return Err(error);
+                    }
+                };
+                entry.touch();
+                self.inner.times.notify_one();
+                Ok(row.into())
+            }
+            Err(error) => {
+                // As it was.
+                entry.write(&self.inner.store, |_| {}).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends its processes and starts it again.
+    pub async fn restart(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        self.stop(context, name).await?;
+        self.start(context, name).await
+    }
+    /// Lets all its processes stand still.
+    pub async fn pause(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        let entry = self.own(context, name)?;
+        self.pause_if(entry, always()).await
+    }
+
+    /// Pauses it if that is still right when nobody else changes it any more.
+    pub(crate) async fn pause_if(
+        &self,
+        entry: Arc<Entry>,
+        still: Still,
+    ) -> Result<SandboxView, Error> {
+        let core = self.clone();
+        finish(async move {
+            let held = core.inner.ledger.hold(entry).await?;
+            let entry = &held.entry;
+            let row = entry.row();
+            row.state.next(Transition::Pause)?;
+            if !still(&row, entry) {
+                return Ok(row.into());
+            }
+            let info = core.inner.runtime.pause(&row.id).await?;
+            let written = entry.write(&core.inner.store, |row| {
+                if row.state != info.state {
+                    row.stopped_at = Some(now());
+                }
+                row.state = info.state;
+                if let Some(end) = row.end_at.take() {
+                    row.time_left = Some((end - now()).max(0));
+                }
+            });
+            written.await.map(SandboxView::from)
+        })
+        .await
+    }
+
+    /// Lets them go on, for as long as was left or as is said; inside, `None` is for ever.
+    pub async fn resume(
+        &self,
+        context: &Context,
+        name: &str,
+        timeout: Option<Option<u32>>,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        if let Some(timeout) = timeout {
+            check_timeout(&context.org, timeout)?;
+        }
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        self.resume_entry(&entry, timeout).await
+    }
+
+    pub(crate) async fn resume_entry(
+        &self,
+        entry: &Arc<Entry>,
+        timeout: Option<Option<u32>>,
+    ) -> Result<SandboxView, Error> {
+        let (core, entry) = (self.clone(), Arc::clone(entry));
+        finish(async move {
+            let held = core.inner.ledger.hold(entry).await?;
+            core.resume_held(&held, timeout).await
+        })
+        .await
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn resume_held(
+        &self,
+        held: &Held,
+        timeout: Option<Option<u32>>,
+    ) -> Result<SandboxView, Error> {
+        let entry = &held.entry;
+        let row = entry.row();
+        row.state.next(Transition::Resume)?;
+        if row.state == SandboxState::Running && timeout.is_none() {
+            return Ok(row.into());
+        }
+        let info = self.inner.runtime.resume(&row.id).await?;
+        let written = entry.write(&self.inner.store, |row| {
+            row.state = info.state;
+            row.stopped_at = None;
+            let left = row.time_left.take();
+            let asked = timeout.map(|time| time.map(microseconds));
+            row.end_at = match (asked, left) {
+                // It was paused because its time was up.
+                (None, Some(0)) => end_anew(&row.lifetime),
+                (asked, left) => asked.unwrap_or(left).map(|left| now() + left),
+            };
+        });
+        let row = written.await?;
+        entry.touch();
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+}
+
+/// Does work to its end, whether or not its caller waits for it.
+pub(crate) async fn finish<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    spawn(work).await.unwrap_or_else(|failure| {
+        tracing::error!(%failure, "a change of state failed");
+        Err(Error::new(Code::Internal, "the change of state failed"))
+    })
+}

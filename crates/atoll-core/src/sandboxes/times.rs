@@ -1,0 +1,103 @@
+//! How long a sandbox lives: within its org's limits, from when it begins to run, and longer if somebody says so.
+
+use atoll_model::{Error, Lifetime, Org, SandboxState, Scope};
+
+use super::SandboxView;
+use crate::{Context, Core, now};
+
+/// Times are counted in them.
+pub(crate) fn microseconds(seconds: u32) -> i64 {
+    i64::from(seconds) * 1_000_000
+}
+
+/// When a sandbox that begins to run now must end.
+pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
+    let seconds = lifetime.timeout?;
+    Some(now() + microseconds(seconds))
+}
+
+/// How long a sandbox lives whose own time is none, in seconds, when it runs again.
+const A_WHILE: u32 = 300;
+
+/// When a life that begins again ends. With no time at all it would be over before anybody could use it.
+pub(crate) fn end_anew(lifetime: &Lifetime) -> Option<i64> {
+    let seconds = lifetime.timeout?;
+    let seconds = if seconds == 0 { A_WHILE } else { seconds };
+    Some(now() + microseconds(seconds))
+}
+
+/// Refuses a lifetime that the org does not allow.
+pub(crate) fn check_timeout(org: &Org, timeout: Option<u32>) -> Result<(), Error> {
+    let Some(most) = org.max_timeout else {
+        return Ok(());
+    };
+    if timeout.is_some_and(|seconds| seconds <= most) {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "timeout",
+        match timeout {
+            Some(seconds) => format!("a timeout of {seconds} s is more than your org's {most} s"),
+            None => format!("your org's sandboxes live for at most {most} s: 0, for ever, is more"),
+        },
+        format!("ask for at most {most}, or have the org's maxTimeout raised"),
+    )
+    .detail("max", most.to_string()))
+}
+
+impl Core {
+    /// Sets how long it lives from now; `None` is for ever.
+    pub async fn set_timeout(
+        &self,
+        context: &Context,
+        name: &str,
+        timeout: Option<u32>,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        check_timeout(&context.org, timeout)?;
+        let held = self.held(context, name).await?;
+        let entry = &held.entry;
+        let written = entry.write(&self.inner.store, |row| {
+            row.lifetime.timeout = timeout;
+            match row.state {
+                SandboxState::Paused => {
+                    row.time_left = timeout.map(microseconds);
+                }
+                SandboxState::Running => row.end_at = end_of(&row.lifetime),
+                _ => {}
+            }
+        });
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+
+    /// Sees to it that it lives for so long from now, at least.
+    pub async fn extend(
+        &self,
+        context: &Context,
+        name: &str,
+        seconds: u32,
+    ) -> Result<SandboxView, Error> {
+        context.require(Scope::Sandboxes)?;
+        check_timeout(&context.org, Some(seconds))?;
+        let held = self.held(context, name).await?;
+        let entry = &held.entry;
+        let row = entry.row();
+        let end = now() + microseconds(seconds);
+        if row.end_at.is_none_or(|before| before >= end) {
+            return Ok(row.into());
+        }
+        let written = entry.write(&self.inner.store, |row| row.end_at = Some(end));
+        let row = written.await?;
+        self.inner.times.notify_one();
+        Ok(row.into())
+    }
+
+    /// Counts as a use.
+    pub fn keep_alive(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
+        let entry = self.own(context, name)?;
+        entry.touch();
+        Ok(entry.row().into())
+    }
+}
