@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::{Place, Watcher, open};
+use super::enter::open;
+use super::{Place, Watcher};
 
 /// So long after a rename it is told at the latest, unless the machine stands still.
 const LATE: Duration = Duration::from_secs(2);

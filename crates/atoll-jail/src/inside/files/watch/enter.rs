@@ -1,0 +1,211 @@
+//! Directories that are watched, with all that is below them.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::Watcher;
+use super::doubt::Seen;
+use super::queue::{QUEUE, Told};
+use super::tree::Tree;
+use crate::wire::{Change, FromHelper};
+
+/// After so many directories the server is told that this goes on: it does not wait for who is silent.
+const ALIVE: usize = 4096;
+
+impl Watcher<'_> {
+    /// Watches the top and all that is below it, without a word.
+    pub(super) fn plant(&mut self) -> std::io::Result<()> {
+        let directory = open(&self.top, OFlags::empty())?;
+        self.root = self.add(&directory)?;
+        self.tree.plant(self.root);
+        self.fill(self.root, &directory, false, &mut Vec::new())?;
+        Ok(())
+    }
+
+    pub(super) fn add(&self, directory: &OwnedFd) -> rustix::io::Result<i32> {
+        let what = WatchFlags::CREATE
+            | WatchFlags::MODIFY
+            | WatchFlags::DELETE
+            | WatchFlags::MOVED_FROM
+            | WatchFlags::MOVED_TO
+            | WatchFlags::ATTRIB
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::EXCL_UNLINK
+            | WatchFlags::ONLYDIR;
+        // By descriptor: what is watched is what will be read.
+        let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+        inotify::add_watch(&self.inotify, path, what)
+    }
+
+    /// Watches a directory and all below it; tells what is in it if it is new.
+    pub(super) fn enter(&mut self, parent: i32, name: &[u8], tell: bool) -> std::io::Result<()> {
+        if !self.recursive {
+            return Ok(());
+        }
+        let mut next = vec![(parent, name.to_vec())];
+        while let Some((parent, name)) = next.pop() {
+            self.entered += 1;
+            if self.entered.is_multiple_of(ALIVE) {
+                self.answer.send(&FromHelper::Changes(Vec::new()), &[])?;
+            }
+            let Some(path) = self.tree.path(parent, &name) else {
+                self.say(Change::Overflow)?;
+                continue;
+            };
+            if self.tree.len() >= self.limit {
+                self.limit_reached()?;
+                return Ok(());
+            }
+            let full = self.top.join(OsStr::from_bytes(&path));
+            let watched = open(&full, OFlags::NOFOLLOW)
+                .and_then(|directory| Ok((self.add(&directory)?, directory)));
+            let (watch, directory) = match watched {
+                Ok(found) => found,
+                Err(Errno::NOSPC | Errno::NOMEM | Errno::NAMETOOLONG) => {
+                    self.limit_reached()?;
+                    continue;
+                }
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    self.remember(Seen::Missed((parent, name.clone())));
+                    self.missed.insert((parent, name));
+                    continue;
+                }
+                // The user may not read it.
+                Err(_) => continue,
+            };
+            if let Some(old) = self.tree.child(parent, &name)
+                && old != watch
+            {
+                // Another one took its place; where it went is still to be read.
+                self.drop_tree(old);
+                self.doubt = true;
+            }
+            if !self.tree.put(watch, parent, &name) {
+                self.remember(Seen::Missed((parent, name.clone())));
+                self.missed.insert((parent, name));
+                continue;
+            }
+            self.fill(watch, &directory, tell, &mut next)?;
+            self.remember(Seen::Found(watch));
+            self.remember(Seen::Told((parent, name)));
+            self.fetch();
+            if self.moving > 0 {
+                self.suspects.insert(watch);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a directory that is watched now.
+    fn fill(
+        &mut self,
+        watch: i32,
+        directory: &OwnedFd,
+        tell: bool,
+        next: &mut Vec<(i32, Vec<u8>)>,
+    ) -> std::io::Result<()> {
+        if !self.recursive {
+            return Ok(());
+        }
+        let mut names = HashSet::new();
+        let top = watch == self.root;
+        for entry in fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))?.flatten() {
+            let Ok(kind) = entry.file_type() else {
+                continue;
+            };
+            let name = entry.file_name().into_vec();
+            if tell {
+                let Some(path) = self.tree.path(watch, &name) else {
+                    self.say(Change::Overflow)?;
+                    continue;
+                };
+                let directory = kind.is_dir();
+                // What was written before anyone could see it.
+                let written = kind.is_file() && entry.metadata().is_ok_and(|found| found.len() > 0);
+                self.say(Change::Create {
+                    path: path.clone(),
+                    directory,
+                })?;
+                if written {
+                    self.say(Change::Write { path })?;
+                }
+                // Without its name it may be told twice.
+                if names.len() < QUEUE {
+                    names.insert(name.clone());
+                }
+            }
+            if kind.is_dir() {
+                next.push((watch, name));
+            }
+        }
+        if tell {
+            self.fetch();
+            self.told.names.insert(watch, names);
+            self.told.until.push_back((self.read, watch));
+        }
+        if top {
+            for (parent, name) in std::mem::take(next) {
+                self.enter(parent, &name, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn limit_reached(&mut self) -> std::io::Result<()> {
+        if std::mem::replace(&mut self.limited, true) {
+            return Ok(());
+        }
+        self.say(Change::Limit)
+    }
+
+    pub(super) fn drop_tree(&mut self, watch: i32) {
+        for gone in self.tree.cut(watch) {
+            self.doubt |= self.suspects.remove(&gone);
+            let _ = inotify::remove_watch(&self.inotify, gone);
+        }
+    }
+
+    /// Everything may be different from what was said.
+    pub(super) fn start_anew(&mut self) -> std::io::Result<()> {
+        self.inotify = new_inotify()?;
+        self.tree = Tree::default();
+        self.told = Told::default();
+        self.queue.clear();
+        self.moving = 0;
+        self.missed.clear();
+        self.suspects.clear();
+        self.places.clear();
+        self.recent.clear();
+        (self.moved, self.doubt) = (None, false);
+        self.renamed = None;
+        if self.plant().is_err() {
+            self.ended = true;
+            return self.say(Change::End);
+        }
+        // Said at the end: who looks now sees nothing older than what is watched.
+        self.say(Change::Overflow)
+    }
+}
+
+pub(super) fn new_inotify() -> rustix::io::Result<OwnedFd> {
+    let made = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC);
+    // Too many instances is to the caller what too many watches are.
+    made.map_err(|error| match error {
+        Errno::MFILE => Errno::NOSPC,
+        _ => error,
+    })
+}
+
+pub(super) fn open(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let always = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, always | flags, Mode::empty())
+}

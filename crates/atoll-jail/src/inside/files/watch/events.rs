@@ -1,0 +1,127 @@
+//! What an event means, and what is told of it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+
+use rustix::fs::inotify::ReadFlags;
+
+use super::Watcher;
+use super::doubt::Seen;
+use super::queue::{QUEUE, Raw};
+use crate::wire::Change;
+
+impl Watcher<'_> {
+    pub(super) fn understand(&mut self, raw: &Raw) -> std::io::Result<()> {
+        if raw.what.contains(ReadFlags::QUEUE_OVERFLOW)
+            || self.queue.len().max(self.missed.len()) >= QUEUE
+        {
+            return self.start_anew();
+        }
+        let gone = ReadFlags::DELETE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
+        if raw.watch == self.root && raw.what.intersects(gone | ReadFlags::MOVE_SELF) {
+            self.ended = true;
+            return self.say(Change::End);
+        }
+        if raw.what.intersects(gone) {
+            self.drop_tree(raw.watch);
+            return Ok(());
+        }
+        if !self.tree.has(raw.watch) {
+            return Ok(());
+        }
+        if raw.name.is_empty() {
+            if raw.watch == self.root && raw.what.contains(ReadFlags::ATTRIB) {
+                return self.say(Change::Chmod { path: Vec::new() });
+            }
+            return Ok(());
+        }
+        if self.recursive && raw.directory() {
+            self.remember(Seen::Told((raw.watch, raw.name.clone())));
+        }
+        if raw.what.contains(ReadFlags::MOVED_FROM) {
+            if let Some(to) = self.other_half(raw.cookie) {
+                return self.rename(raw, &to);
+            }
+            return self.vanish(raw, |path| Change::Away { path });
+        }
+        if raw.what.contains(ReadFlags::DELETE) {
+            return self.vanish(raw, |path| Change::Remove { path });
+        }
+        if raw.what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
+            return self.appear(raw);
+        }
+        self.renamed = None;
+        let Some(path) = self.tree.path(raw.watch, &raw.name) else {
+            return self.say(Change::Overflow);
+        };
+        self.say(if raw.what.contains(ReadFlags::MODIFY) {
+            Change::Write { path }
+        } else {
+            Change::Chmod { path }
+        })
+    }
+
+    fn rename(&mut self, from: &Raw, to: &Raw) -> std::io::Result<()> {
+        let known = self.tree.child(from.watch, &from.name);
+        if known.is_none() && to.directory() && self.recursive && !self.limited {
+            // It was found where it is now before its event was read, and told as new; or it will be.
+            self.vanish(from, |path| Change::Remove { path })?;
+            return self.appear(to);
+        }
+        let paths = (
+            self.tree.path(from.watch, &from.name),
+            self.tree.path(to.watch, &to.name),
+        );
+        let (Some(old), Some(new)) = paths else {
+            return self.say(Change::Overflow);
+        };
+        let place = |raw: &Raw| (raw.watch, raw.name.clone());
+        let last = self.renamed.replace((place(from), place(to)));
+        if last == Some((place(to), place(from))) && self.is_there(&old) {
+            // An exchange. Two renames would say that one of the two is gone.
+            return self.start_anew();
+        }
+        self.told.take(from.watch, &from.name);
+        self.told.take(to.watch, &to.name);
+        self.missed.remove(&place(from));
+        if let Some(replaced) = self.tree.child(to.watch, &to.name)
+            && known != Some(replaced)
+        {
+            self.drop_tree(replaced);
+        }
+        self.say(Change::Rename { from: old, to: new })?;
+        match known {
+            Some(known) if !self.tree.put(known, to.watch, &to.name) => self.start_anew(),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_there(&self, path: &[u8]) -> bool {
+        fs::symlink_metadata(self.top.join(OsStr::from_bytes(path))).is_ok()
+    }
+
+    fn vanish(&mut self, raw: &Raw, how: impl FnOnce(Vec<u8>) -> Change) -> std::io::Result<()> {
+        self.told.take(raw.watch, &raw.name);
+        self.missed.remove(&(raw.watch, raw.name.clone()));
+        let path = self.tree.path(raw.watch, &raw.name);
+        if let Some(known) = self.tree.child(raw.watch, &raw.name) {
+            self.drop_tree(known);
+        }
+        self.say(path.map_or(Change::Overflow, how))
+    }
+
+    fn appear(&mut self, raw: &Raw) -> std::io::Result<()> {
+        if self.told.take(raw.watch, &raw.name) {
+            return Ok(());
+        }
+        let directory = raw.directory();
+        let path = self.tree.path(raw.watch, &raw.name);
+        let create = |path| Change::Create { path, directory };
+        self.say(path.map_or(Change::Overflow, create))?;
+        if directory {
+            self.enter(raw.watch, &raw.name, true)?;
+        }
+        Ok(())
+    }
+}
