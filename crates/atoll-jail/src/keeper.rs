@@ -16,154 +16,25 @@
 //! ends when it has neither sandboxes nor a server. Without one it ends its sandboxes with its server.
 
 mod cradle;
+mod root;
+mod spawn;
+mod start;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{CWD, FileType, MemfdFlags, Mode, SealFlags};
-use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 
-use crate::inside;
-use crate::rootfs::new_mount;
 use crate::sys;
-use crate::wire::{Channel, Fault, FromKeeper, Packet, Spoken, ToKeeper, VERSION};
+use crate::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper};
 use crate::{Error, Step};
 use cradle::Cradle;
+pub(crate) use root::{NEW_ROOT, build_root};
+pub use start::{connect, is_gone, listen, start};
 
 /// What the keeper is called: the first argument tells `main` to become one.
 pub const NAME: &str = "atoll-keeper";
-/// How long a server waits for a keeper's next word while it takes over.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What `ps` calls PID 1 inside a sandbox.
-const TITLE: &str = "atoll-init";
-/// Where the keeper's root has a place to put a sandbox's root before it becomes one.
-pub(crate) const NEW_ROOT: &str = "/root";
-
-/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_asked`] first; the caller's
-/// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
-/// holds the given descriptors (locks of the instance) for as long as it lives.
-pub fn start(
-    binary: &Path,
-    label: &str,
-    listener: Option<OwnedFd>,
-    held: &[BorrowedFd<'_>],
-) -> Result<(Channel<ToKeeper, FromKeeper>, Child), Error> {
-    let binary = match shown_read_only(binary) {
-        Ok(shown) => shown,
-        // Without the right to mount.
-        Err(_) => sealed_copy(binary).step(|| format!("copy {}", binary.display()))?,
-    };
-    let (ours, its) = crate::wire::pair().step(|| "make the keeper's socket".into())?;
-    // Room for a title of any length: `ps` shows what fits into the arguments we start with.
-    let child = Command::new(format!("/proc/self/fd/{}", binary.as_raw_fd()))
-        .arg0(NAME)
-        .arg(format!("{label:<24}"))
-        .env_clear()
-        .stdin(Stdio::from(its.into_fd()))
-        .stdout(listener.map_or_else(Stdio::null, Stdio::from))
-        .stderr(Stdio::null())
-        .current_dir("/")
-        .spawn()
-        .step(|| "start the keeper".into())?;
-    ours.send(&ToKeeper::Hello { version: VERSION }, held)
-        .step(|| "greet the keeper".into())?;
-    Ok((ours, child))
-}
-
-/// Makes the socket at which a lasting keeper is found, by an open directory and a name in it.
-pub fn listen(directory: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Error> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let step = || format!("listen at {name}");
-    let _ = rustix::fs::unlinkat(directory, name, rustix::fs::AtFlags::empty());
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .step(step)?;
-    rustix::net::bind(&socket, &address(directory, name)?).step(step)?;
-    rustix::net::listen(&socket, 8).step(step)?;
-    Ok(socket)
-}
-
-/// Speaks to the keeper that is found there; nothing if there is none (any more).
-pub fn connect(
-    directory: BorrowedFd<'_>,
-    name: &str,
-) -> Result<Option<Channel<ToKeeper, FromKeeper>>, Error> {
-    use rustix::net::sockopt::{Timeout, set_socket_timeout};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let step = || format!("connect to {name}");
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .step(step)?;
-    // It answers at once, or something is wrong with it.
-    for way in [Timeout::Send, Timeout::Recv] {
-        set_socket_timeout(&socket, way, Some(PATIENCE)).step(step)?;
-    }
-    match rustix::net::connect(&socket, &address(directory, name)?) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED) => return Ok(None),
-        Err(error) => return Err(Error::step(step(), error)),
-    }
-    let channel = Channel::new(socket);
-    match channel.send(&ToKeeper::Hello { version: VERSION }, &[]) {
-        Ok(()) => Ok(Some(channel)),
-        // It was on its way out.
-        Err(error) if is_gone(&error) => Ok(None),
-        Err(error) => Err(Error::step("greet the keeper", error)),
-    }
-}
-
-/// Whoever was at the other end has ended.
-pub fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-    )
-}
-
-/// A path to a socket that is short however long the directory's is.
-fn address(directory: BorrowedFd<'_>, name: &str) -> Result<rustix::net::SocketAddrUnix, Error> {
-    let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
-    rustix::net::SocketAddrUnix::new(path).step(|| format!("name the socket {name}"))
-}
-
-/// The binary through a mount of its own, read-only and nowhere attached: a sandbox that reached it could change
-/// nothing. What runs from it shares its pages with us.
-fn shown_read_only(binary: &Path) -> io::Result<OwnedFd> {
-    use rustix::mount::{OpenTreeFlags, open_tree};
-    // The file itself: what `/proc/self/exe` leads to.
-    let path = fs::canonicalize(binary)?;
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let shown = open_tree(CWD, &path, flags)?;
-    let attributes = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID;
-    sys::mount_setattr(shown.as_fd(), attributes, None)?;
-    Ok(shown)
-}
-
-/// A copy that nobody can write, where there can be no mount.
-fn sealed_copy(binary: &Path) -> io::Result<OwnedFd> {
-    let copy = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    let own = fs::File::open(binary)?;
-    let mut left = own.metadata()?.len();
-    while left > 0 {
-        let sent = rustix::fs::sendfile(&copy, &own, None, left as usize)?;
-        if sent == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        left -= sent as u64;
-    }
-    rustix::fs::fcntl_add_seals(
-        &copy,
-        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
-    )?;
-    Ok(copy)
-}
 
 /// Becomes a keeper if this process was started as one. Call it first in `main`, before any thread.
 pub fn run_if_asked() {
@@ -403,123 +274,4 @@ impl Keeper {
             }
         }
     }
-
-    fn spawn(
-        &mut self,
-        token: u32,
-        name: String,
-        ids: (u32, u32),
-        namespaces: u64,
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(i32, Option<OwnedFd>), Fault> {
-        let mut descriptors = descriptors.into_iter();
-        let (Some(control), Some(outside)) = (descriptors.next(), descriptors.next()) else {
-            return Err(fault("no control socket", libc::EPROTO));
-        };
-        let cgroup = descriptors.next();
-        let users = namespaces & libc::CLONE_NEWUSER as u64 != 0;
-        if users {
-            sys::set_effective_uid(ids.0).map_err(named("take the sandbox's id"))?;
-        }
-        let cgroup = cgroup.as_ref().map(AsFd::as_fd);
-        // SAFETY: the keeper has one thread.
-        let cloned = unsafe { self.cradle.clone(namespaces, cgroup, control.as_fd(), live) };
-        if users {
-            sys::set_effective_uid(0).map_err(named("take our own id back"))?;
-        }
-        let pid = cloned.map_err(named("clone PID 1"))?;
-        let kept = Kept {
-            token,
-            name,
-            control: outside,
-            execs: BTreeMap::new(),
-        };
-        self.sandboxes.insert(pid, kept);
-        let prepared = map(pid, ids, users).and_then(|namespace| {
-            let gone_on = self.cradle.let_go();
-            gone_on.map_err(named("let PID 1 go on"))?;
-            Ok(namespace)
-        });
-        if prepared.is_err() {
-            let _ = sys::kill(pid, libc::SIGKILL);
-        }
-        prepared.map(|namespace| (pid, namespace))
-    }
-}
-
-/// PID 1, once its ids are mapped.
-fn live(control: OwnedFd) -> ! {
-    sys::set_title(TITLE);
-    sys::set_name(c"atoll-init");
-    inside::init(Channel::new(control));
-    sys::exit(1);
-}
-
-/// Maps the ids of a fresh PID 1; its user namespace.
-fn map(pid: i32, (base, count): (u32, u32), users: bool) -> Result<Option<OwnedFd>, Fault> {
-    if !users {
-        return Ok(None);
-    }
-    let map = format!("0 {base} {count}\n");
-    fs::write(format!("/proc/{pid}/gid_map"), &map).map_err(named("map group ids"))?;
-    fs::write(format!("/proc/{pid}/uid_map"), &map).map_err(named("map user ids"))?;
-    let opened = fs::File::open(format!("/proc/{pid}/ns/user"));
-    let namespace = opened.map_err(named("open the user namespace"))?;
-    Ok(Some(namespace.into()))
-}
-
-fn fault(step: &str, errno: i32) -> Fault {
-    Fault {
-        step: step.into(),
-        errno,
-    }
-}
-
-fn named(step: &'static str) -> impl Fn(io::Error) -> Fault {
-    move |error| fault(step, error.raw_os_error().unwrap_or(libc::EIO))
-}
-
-/// Leaves the host's mounts behind for a root with just what sandboxes share. Of a process with threads
-/// it concerns the calling one.
-pub(crate) fn build_root() -> Result<(), Error> {
-    // SAFETY: a new mount namespace comes with file system state of its own; descriptors are not concerned.
-    unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
-        .step(|| "unshare mounts".into())?;
-    rustix::mount::mount_change(
-        "/",
-        rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
-    )
-    .step(|| "make mounts private".into())?;
-    let root = new_mount("tmpfs", &[("mode", "0755"), ("size", "1m")])?;
-    let proc = new_mount("proc", &[])?;
-    let any = |step: &'static str| move || step.to_owned();
-    // Any directory will do to hang the new root on; this one is always there.
-    move_mount(
-        root.as_fd(),
-        c"",
-        CWD,
-        c"/proc",
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )
-    .step(any("attach the keeper's root"))?;
-    rustix::process::fchdir(&root).step(any("enter the keeper's root"))?;
-    rustix::process::pivot_root(c".", c".").step(any("pivot to the keeper's root"))?;
-    rustix::mount::unmount(c".", UnmountFlags::DETACH).step(any("leave the host's root"))?;
-    rustix::process::chdir(c"/").step(any("enter the keeper's root"))?;
-    for directory in ["proc", "dev"] {
-        fs::create_dir(Path::new("/").join(directory)).step(|| format!("mkdir {directory}"))?;
-    }
-    fs::create_dir(NEW_ROOT).step(any("mkdir the new root"))?;
-    move_mount(
-        proc.as_fd(),
-        c"",
-        CWD,
-        c"/proc",
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )
-    .step(any("attach proc"))?;
-    let null = rustix::fs::makedev(1, 3);
-    let mode = Mode::from_raw_mode(0o666);
-    rustix::fs::mknodat(CWD, c"/dev/null", FileType::CharacterDevice, mode, null)
-        .step(any("make /dev/null"))
 }
