@@ -1,19 +1,26 @@
-//! Bytes between a socket and a file of a sandbox, without copying them through our memory.
+//! Bytes between a file of a sandbox and a file of the host or a socket, without copying them through our memory.
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use atoll_jail::pipes::PIPE;
+use atoll_jail::pipes::{Lock, PIPE};
 use atoll_model::{Code, Error};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::pipe::SpliceFlags;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
-use super::{Reader, SPLICE, Writer, empty_pipe};
+use super::call::silent;
+use super::{Reader, Writer};
 use crate::error::internal;
+use crate::exec::{new_pipe, nonblocking};
 use crate::keeper::watch_for;
+use crate::sandbox::blocking;
+
+const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 /// How far a take came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +32,48 @@ pub enum Taken {
 }
 
 impl Writer {
+    /// Sends a whole file of the host, without copying it through our memory.
+    pub async fn send(&mut self, file: File) -> Result<u64, Error> {
+        let Some(pipe) = self.pipe.take() else {
+            return Ok(0);
+        };
+        let pipe = pipe
+            .into_nonblocking_fd()
+            .map_err(|error| internal("change a pipe", &error))?;
+        let patience = self.call.patience();
+        let (pipe, sent) = blocking(move || {
+            let mut total = 0;
+            loop {
+                match rustix::pipe::splice(&file, None, &pipe, None, PIPE, SPLICE) {
+                    Ok(0) => return Ok((pipe, Some(total))),
+                    Ok(moved) => total += moved as u64,
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => {
+                        if !comes(&pipe, PollFlags::OUT, patience)? {
+                            return Err(silent("the sandbox took nothing", patience));
+                        }
+                    }
+                    Err(Errno::PIPE) => return Ok((pipe, None)),
+                    Err(error) => {
+                        return Err(internal(
+                            "read a file of the host",
+                            &std::io::Error::from(error),
+                        ));
+                    }
+                }
+            }
+        })
+        .await?;
+        match sent {
+            Some(total) => {
+                let pipe = pipe::Sender::from_owned_fd(pipe);
+                self.pipe = Some(pipe.map_err(|error| internal("watch a pipe", &error))?);
+                Ok(total)
+            }
+            None => Err(self.why().await),
+        }
+    }
+
     /// Takes so many bytes out of a socket; whoever sends them may keep quiet for so long. `moved` counts them as they go,
     /// also where it ends early or is given up.
     pub async fn take(
@@ -76,6 +125,36 @@ impl Writer {
 }
 
 impl Reader {
+    /// Moves everything into a file of the host, without copying it through our memory.
+    pub async fn save(mut self, file: File) -> Result<u64, Error> {
+        let pipe = self
+            .pipe
+            .into_nonblocking_fd()
+            .map_err(|error| internal("change a pipe", &error))?;
+        self.pipe = empty_pipe()?;
+        let patience = self.call.patience();
+        let total = blocking(move || {
+            let failed = |error: &std::io::Error| internal("write a file of the host", error);
+            let lock = Lock::new().map_err(|error| failed(&error.into()))?;
+            let mut total = 0;
+            loop {
+                match lock.to_file(&pipe, &file) {
+                    Ok(0) => return Ok(total),
+                    Ok(moved) => total += moved as u64,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                        if !comes(&pipe, PollFlags::IN, patience)? {
+                            return Err(silent("the file gave nothing", patience));
+                        }
+                    }
+                    Err(error) => return Err(failed(&error)),
+                }
+            }
+        })
+        .await?;
+        self.end().await?;
+        Ok(total)
+    }
+
     /// Gives so many bytes to a socket; who gets them may take nothing for so long. `given` counts them as they go, also where it ends early or is given up.
     pub async fn give(
         &mut self,
@@ -123,6 +202,24 @@ impl Reader {
         }
         Ok(())
     }
+}
+
+/// Waits until a pipe can be used, or is at its end; false if that did not come in time.
+fn comes(pipe: &OwnedFd, what: PollFlags, patience: Duration) -> Result<bool, Error> {
+    let failed = |error: Errno| internal("wait for a pipe", &std::io::Error::from(error));
+    let patience = Timespec::try_from(patience).map_err(|_| failed(Errno::INVAL))?;
+    match poll(&mut [PollFd::new(pipe, what)], Some(&patience)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(true),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// A pipe at its end.
+fn empty_pipe() -> Result<pipe::Receiver, Error> {
+    let (reader, _) = new_pipe()?;
+    pipe::Receiver::from_owned_fd(nonblocking(reader)?)
+        .map_err(|error| internal("watch a pipe", &error))
 }
 
 enum Waits {

@@ -272,7 +272,7 @@ impl LocalRuntime {
         path: &[u8],
         wanted: Search,
     ) -> Result<(Vec<Found>, bool), Error> {
-        files::archive::search(self.find(id)?, caller, path, wanted).await
+        files::search(self.find(id)?, caller, path, wanted).await
     }
 
     /// Watches a directory; whatever happens after this returns is told.

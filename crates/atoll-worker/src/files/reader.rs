@@ -1,0 +1,88 @@
+//! A file of a sandbox, read as a stream.
+
+use std::sync::Arc;
+
+use atoll_jail::pipes::PIPE;
+use atoll_jail::wire::{FileWork, FromHelper};
+use atoll_model::{Caller, Code, Entry, Error};
+use bytes::BufMut;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+
+use super::Call;
+use super::entry::entry;
+use crate::error::internal;
+use crate::exec::{new_pipe, nonblocking};
+use crate::sandbox::Sandbox;
+
+/// A file being read.
+#[derive(Debug)]
+pub struct Reader {
+    /// The file as it was when it was opened.
+    pub entry: Entry,
+    pub(super) pipe: pipe::Receiver,
+    pub(super) call: Call,
+}
+
+impl Reader {
+    /// Begins work that describes one thing, then sends its data.
+    pub(super) async fn open(
+        sandbox: Arc<Sandbox>,
+        caller: &Caller,
+        work: FileWork,
+    ) -> Result<Self, Error> {
+        let (outside, inside) = new_pipe()?;
+        let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+        let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
+            .map_err(|error| internal("watch a pipe", &error))?;
+        let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+        match call.next().await? {
+            FromHelper::Entries(mut entries) if entries.len() == 1 => {
+                let entry = entry(entries.remove(0));
+                Ok(Self { entry, pipe, call })
+            }
+            _ => Err(Error::new(
+                Code::Internal,
+                "the sandbox did not describe the file",
+            )),
+        }
+    }
+
+    /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
+    pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
+        match tokio::time::timeout(self.call.patience(), self.pipe.read_buf(&mut buffer)).await {
+            Ok(Ok(0)) => {
+                self.end().await?;
+                Ok(0)
+            }
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(error)) => Err(internal("read a file", &error)),
+            Err(_) => Err(self.call.silent("the file gave nothing")),
+        }
+    }
+
+    /// Reads everything, up to a limit.
+    pub async fn read_to_end(mut self, limit: usize) -> Result<Vec<u8>, Error> {
+        let mut all = Vec::new();
+        loop {
+            all.reserve(64 << 10);
+            if self.read(&mut all).await? == 0 {
+                return Ok(all);
+            }
+            if all.len() > limit {
+                return Err(Error::new(
+                    Code::QuotaExceeded,
+                    format!("the file is longer than {limit} bytes"),
+                ));
+            }
+        }
+    }
+
+    pub(super) async fn end(&mut self) -> Result<(), Error> {
+        if !self.call.finished {
+            self.call.next().await?;
+            self.call.finished = true;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! A file of a sandbox, written as a stream.
+
+use std::sync::Arc;
+
+use atoll_jail::pipes::PIPE;
+use atoll_jail::wire::{FileWork, ToHelper};
+use atoll_model::{Caller, Code, Entry, Error};
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+
+use super::Call;
+use crate::error::internal;
+use crate::exec::{new_pipe, nonblocking};
+use crate::sandbox::Sandbox;
+
+/// A file being written. Nothing has happened until `commit`; dropped before, nothing will have.
+#[derive(Debug)]
+pub struct Writer {
+    pub(super) pipe: Option<pipe::Sender>,
+    pub(super) call: Call,
+}
+
+impl Writer {
+    /// Begins work that takes data, and takes effect when all of it was sent.
+    pub(super) async fn open(
+        sandbox: Arc<Sandbox>,
+        caller: &Caller,
+        work: FileWork,
+    ) -> Result<Self, Error> {
+        let (inside, outside) = new_pipe()?;
+        let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
+        let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
+            .map_err(|error| internal("watch a pipe", &error))?;
+        let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+        // When its pipe and socket are closed, the helper takes away what it has begun; a killed one
+        // could not.
+        call.finished = true;
+        Ok(Self {
+            pipe: Some(pipe),
+            call,
+        })
+    }
+
+    /// Writes all of these bytes.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let Some(pipe) = &mut self.pipe else {
+            return Ok(());
+        };
+        match tokio::time::timeout(self.call.patience(), pipe.write_all(bytes)).await {
+            Ok(Ok(())) => Ok(()),
+            // The helper has closed its end: it says why.
+            Ok(Err(_)) => Err(self.why().await),
+            Err(_) => Err(self.call.silent("the sandbox took nothing")),
+        }
+    }
+
+    /// Makes the write take effect; the file as it is then.
+    pub async fn commit(self) -> Result<Entry, Error> {
+        let (entries, _) = self.sent().await?.entries(1).await?;
+        entries
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
+    }
+
+    /// Says that all was sent; what the helper says to that is still to be heard.
+    pub(super) async fn sent(mut self) -> Result<Call, Error> {
+        self.pipe = None;
+        if self.call.say(&ToHelper::Commit).await.is_err() {
+            return Err(self.why().await);
+        }
+        Ok(self.call)
+    }
+
+    pub(super) async fn why(&mut self) -> Error {
+        match self.call.next().await {
+            Err(error) => error,
+            Ok(_) => Error::new(
+                Code::Internal,
+                "the sandbox closed the file without a reason",
+            ),
+        }
+    }
+}
