@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use atoll_model::{ExecInfo, RunName, SandboxInfo, SandboxSpec, SandboxState};
 
-use super::{SHARED, read_tag, remove_directory};
+use super::registry::{self, read_tag};
+use super::remove_directory;
 use crate::exec::record::Record as ExecRecord;
 use crate::sandbox::{Record, boot};
 use crate::storage;
@@ -53,8 +54,7 @@ impl Place {
         }
         let served = self.server();
         let alive = served.is_some()
-            || read_tag(&self.directory)
-                .is_some_and(|tag| is_locked(&Path::new(SHARED).join("instances").join(tag)));
+            || read_tag(&self.directory).is_some_and(|tag| is_locked(&registry::path().join(tag)));
         let entries = fs::read_dir(self.directory.join("sandboxes"));
         let sandboxes = entries.into_iter().flatten().flatten().filter_map(|entry| {
             let mut record = Record::read(&entry.path()).ok()??;

@@ -1,0 +1,123 @@
+//! Taking away what dead instances left.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use atoll_jail::cgroup::Tree;
+use atoll_jail::facts::Facts;
+use atoll_model::Error;
+
+use super::registry::{self, read_tag};
+use super::{dismantle, named, remove_directory};
+use crate::error::{host_file, internal, jail};
+use crate::storage;
+
+/// What `collect` did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Collected {
+    /// Tags of dead instances that were taken away.
+    pub instances: Vec<String>,
+    /// What could not be taken away, and why.
+    pub problems: Vec<String>,
+}
+
+/// Which dead instances `collect` looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// Those below this data directory.
+    Below(&'a Path),
+    /// Those of the whole host.
+    Host,
+}
+
+/// Takes away what dead instances left: control groups, links, rules, directories, registrations. Living ones,
+/// and what users chose to keep, are not touched.
+pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
+    let mut collected = Collected::default();
+    let registry = registry::path();
+    let entries = match fs::read_dir(&registry) {
+        Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(host_file("read", &registry, &error)),
+    };
+    for tag in entries.iter().filter_map(|name| name.to_str()) {
+        match collect_one(tag, &registry.join(tag), scope, facts) {
+            Ok(true) => collected.instances.push(tag.to_owned()),
+            Ok(false) => {}
+            Err(error) => collected.problems.push(format!("{tag}: {error}")),
+        }
+    }
+    // After a reboot the registrations are gone and only directories are left.
+    if let Scope::Below(data) = scope {
+        for entry in fs::read_dir(data.join("runs"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            if !registry.join(entry.file_name()).exists() {
+                let removed = storage::dismantle(&entry.path());
+                match removed.and_then(|()| remove_directory(&entry.path())) {
+                    Ok(()) => collected
+                        .instances
+                        .push(entry.file_name().to_string_lossy().into_owned()),
+                    Err(error) => collected.problems.push(error.to_string()),
+                }
+            }
+        }
+    }
+    if let Scope::Below(data) = scope {
+        collected.problems.extend(named::sweep(data));
+    }
+    collected.instances.sort();
+    collected.instances.dedup();
+    Ok(collected)
+}
+
+/// Takes one instance away if it is dead and in scope.
+fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Result<bool, Error> {
+    let mut file = match File::open(entry) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(host_file("open", entry, &error)),
+    };
+    if file.try_lock().is_err() {
+        return Ok(false);
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)
+        .map_err(|error| host_file("read", entry, &error))?;
+    use std::os::unix::ffi::OsStringExt;
+    let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
+    let own = read_tag(&directory);
+    // One that died before its tag was written down is told by where it is.
+    let lasting = own.is_some() || named::holds(&directory);
+    if let Scope::Below(data) = scope
+        && !directory.starts_with(data.join("runs"))
+        && !directory.starts_with(data.join(named::DIRECTORY))
+        && !(lasting && directory == data)
+    {
+        return Ok(false);
+    }
+    // An entry without a directory died before it had one.
+    let cgroups = Tree::of(facts, tag).map_err(|error| jail(&error))?;
+    if directory.as_os_str().is_empty() {
+        fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
+        return Ok(true);
+    }
+    crate::network::collect(tag)?;
+    // Only a directory of the form that we make for a run is ever removed.
+    let for_one_run = directory.file_name().is_some_and(|name| name == tag);
+    if lasting || !for_one_run || !directory.exists() {
+        // Its processes are gone; its files are there for good, or somebody removed them.
+        cgroups.destroy().map_err(|error| jail(&error))?;
+        // One that goes on under another tag has its files in use.
+        if own.is_none_or(|own| own == tag) {
+            storage::dismantle(&directory)?;
+        }
+        fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
+        return Ok(true);
+    }
+    dismantle(tag, &directory, &cgroups)?;
+    Ok(true)
+}

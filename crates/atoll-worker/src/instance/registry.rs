@@ -1,0 +1,155 @@
+//! Who is who: an instance is known by its tag, and locked by who serves it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use atoll_model::{Code, Error};
+
+use super::{SHARED, data_directory, private_directory};
+use crate::error::host_file;
+
+/// How long a keeper that was killed may take to be gone.
+const KEEPER_ENDS: Duration = Duration::from_secs(10);
+
+/// Where all instances of this host are registered.
+pub(super) fn path() -> PathBuf {
+    Path::new(SHARED).join("instances")
+}
+
+/// The same, made if it is not there.
+pub(super) fn open() -> Result<PathBuf, Error> {
+    let registry = path();
+    private_directory(Path::new(SHARED))?;
+    private_directory(&registry)?;
+    Ok(registry)
+}
+
+/// Finds a tag nobody has and takes its lock.
+pub(super) fn register(
+    registry: &Path,
+    directory: impl Fn(&str) -> PathBuf,
+) -> Result<(String, File), Error> {
+    for _ in 0..100 {
+        let tag = random_tag();
+        let path = registry.join(&tag);
+        let made = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        let mut file = match made {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(host_file("register an instance in", &path, &error)),
+        };
+        // Between making and locking it a collector may have found it dead and removed it.
+        let locked = file.try_lock().is_ok() && path.exists();
+        if locked {
+            let written = file.write_all(directory(&tag).as_os_str().as_encoded_bytes());
+            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            return Ok((tag, file));
+        }
+    }
+    Err(Error::new(Code::NoCapacity, "no free instance tag was found").remedy("run atoll gc"))
+}
+
+fn random_tag() -> String {
+    atoll_model::SandboxId::random().as_str()[1..5].to_owned()
+}
+
+pub(super) fn read_tag(data: &Path) -> Option<String> {
+    let tag = fs::read_to_string(data.join("tag")).ok()?;
+    let plain = tag.len() == 4 && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    plain.then_some(tag)
+}
+
+/// Registers a data directory's instance, by the tag it had before if that is still free.
+pub(super) fn register_lasting(
+    registry: &Path,
+    data: &Path,
+    tag: Option<String>,
+) -> Result<(String, File), Error> {
+    if let Some(tag) = tag {
+        let path = registry.join(&tag);
+        let opened = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
+        let mut file =
+            opened.map_err(|error| host_file("register an instance in", &path, &error))?;
+        wait_for_lock(&file, &tag)?;
+        if path.exists() {
+            let written = file
+                .set_len(0)
+                .and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes()));
+            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            return Ok((tag, file));
+        }
+    }
+    let (tag, file) = register(registry, |_| data.to_owned())?;
+    let path = data.join("tag");
+    fs::write(&path, &tag).map_err(|error| host_file("write", &path, &error))?;
+    Ok((tag, file))
+}
+
+/// Waits for the lock of an instance that is ours by its data directory's lock: only its keeper, on its way
+/// out, can still have it.
+fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
+    let until = Instant::now() + KEEPER_ENDS;
+    while file.try_lock().is_err() {
+        if Instant::now() >= until {
+            let message = format!("the keeper of instance {tag} lives but does not answer");
+            return Err(Error::new(Code::Conflict, message)
+                .detail("tag", tag)
+                .remedy(format!("end the process \"atoll-keeper {tag}\" first")));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// Makes sure that nobody else serves a data directory.
+pub(crate) fn lock_data(data: &Path) -> Result<File, Error> {
+    loop {
+        let file = try_lock_data(data)?;
+        // Somebody may have removed the directory between our opening and our locking it.
+        let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
+        use std::os::unix::fs::MetadataExt;
+        if let (Ok(ours), Ok(there)) = (ours, there)
+            && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+        {
+            return Ok(file);
+        }
+    }
+}
+
+fn try_lock_data(data: &Path) -> Result<File, Error> {
+    data_directory(data)?;
+    let path = data.join("lock");
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
+    let mut file = opened.map_err(|error| host_file("open", &path, &error))?;
+    if file.try_lock().is_err() {
+        let mut holder = String::new();
+        let _ = file.read_to_string(&mut holder);
+        let message = format!("{} is served by process {}", data.display(), holder.trim());
+        return Err(Error::new(Code::Conflict, message)
+            .detail("pid", holder.trim())
+            .remedy("end that one first, or choose another data directory"));
+    }
+    let written = file
+        .set_len(0)
+        .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
+    written.map_err(|error| host_file("write", &path, &error))?;
+    Ok(file)
+}
