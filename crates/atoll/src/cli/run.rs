@@ -2,10 +2,11 @@
 
 pub(crate) mod named;
 mod served;
+mod signals;
+mod streams;
 pub(crate) mod terminal;
 mod transfer;
 
-use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,18 +15,17 @@ use atoll_model::{
     Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Network,
     Policy, Program, Rule, RunName, SandboxId, SandboxSpec, Verdict, parse_duration,
 };
-use atoll_worker::{
-    Config as RuntimeConfig, Control, Exec, LocalRuntime, Output, Storage, instance, template,
-};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, template};
 use clap::Args;
-use tokio::io::AsyncWriteExt;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::progress::Bar;
 use super::remote::Remote;
 use super::template::{store, variables};
-use super::{as_command, block_on, complain, note, unwritten};
+use super::{as_command, block_on, complain, note};
 use crate::config::Config;
+pub(crate) use signals::{Signals, ended_by};
+use streams::{copy, feed, on_terminal, stream};
+pub(crate) use streams::{pass_on, stdin_is_null};
 use transfer::Transfer;
 
 /// Make a sandbox, run a command in it, and remove it again.
@@ -320,201 +320,4 @@ async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result
         directory.join("upper").display()
     ));
     Ok(())
-}
-
-/// The signals a shell sends to what runs in the foreground.
-pub(crate) struct Signals {
-    /// One was passed on already.
-    pub(crate) before: bool,
-    streams: Vec<(i32, tokio::signal::unix::Signal)>,
-}
-
-impl Signals {
-    pub(crate) fn new() -> Result<Self, Error> {
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-            SignalKind::quit(),
-        ];
-        let streams = kinds
-            .into_iter()
-            .map(|kind| Ok((kind.as_raw_value(), signal(kind)?)))
-            .collect::<std::io::Result<_>>();
-        streams
-            .map(|streams| Self {
-                before: false,
-                streams,
-            })
-            .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))
-    }
-
-    /// Does something that the next signal ends.
-    pub(crate) async fn unless<T>(
-        &mut self,
-        work: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        tokio::select! {
-            // One that came before is not forgotten.
-            biased;
-            number = self.next() => Err(ended_by(number)),
-            done = work => done,
-        }
-    }
-
-    pub(crate) async fn next(&mut self) -> i32 {
-        std::future::poll_fn(|context| {
-            for (number, stream) in &mut self.streams {
-                if stream.poll_recv(context).is_ready() {
-                    return std::task::Poll::Ready(*number);
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await
-    }
-}
-
-/// A signal came: the exit code is what a shell says of it.
-pub(crate) fn ended_by(number: i32) -> Error {
-    let message = format!("ended by signal {number}");
-    Error::new(Code::Conflict, message).detail("exitCode", (128 + number).to_string())
-}
-
-/// Shows the command on our own terminal.
-async fn on_terminal(control: &Control, signals: &mut Signals) -> Result<ExecStatus, Error> {
-    let _raw = terminal::Raw::new()?;
-    pass_input(control);
-    let shown = async {
-        if let Some(status) = terminal::show(control, control.output(0)).await? {
-            return Ok(status);
-        }
-        control.signal(SignalKind::hangup().as_raw_value()).await?;
-        Ok(control.wait().await)
-    };
-    tokio::select! {
-        status = shown => status,
-        error = forward(signals, control) => Err(error),
-    }
-}
-
-/// Gives a command what we read.
-fn pass_input(control: &Control) {
-    let (read, given) = tokio::sync::mpsc::channel(4);
-    // A thread of its own: a read of a terminal cannot be taken back.
-    std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
-    tokio::spawn(feed(control.clone(), given));
-}
-
-/// Gives the command our own input and output, until it has ended and all was written.
-async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStatus, Error> {
-    pass_input(&exec.control);
-    let outputs = async {
-        tokio::join!(
-            pass_output(exec.stdout, tokio::io::stdout(), &exec.control),
-            pass_output(exec.stderr, tokio::io::stderr(), &exec.control)
-        )
-    };
-    let control = exec.control.clone();
-    tokio::select! {
-        copied = outputs => {
-            copied.0?;
-            copied.1?;
-        }
-        error = forward(signals, &control) => return Err(error),
-    }
-    tokio::select! {
-        status = exec.control.wait() => Ok(status),
-        error = forward(signals, &control) => Err(error),
-    }
-}
-
-/// Passes the first signal on; a second one means business.
-async fn forward(signals: &mut Signals, control: &Control) -> Error {
-    loop {
-        let number = signals.next().await;
-        let passed = if signals.before {
-            control.kill()
-        } else {
-            control.signal(number).await
-        };
-        signals.before = true;
-        if let Err(error) = passed {
-            return error;
-        }
-    }
-}
-
-/// Copies output until its end. When our own reader has gone, the command is told so by the signal that
-/// a closed pipe would have sent it without a sandbox around it.
-async fn pass_output(
-    mut output: Output,
-    to: impl tokio::io::AsyncWrite + Unpin,
-    control: &Control,
-) -> Result<(), Error> {
-    match copy(&mut output, to).await? {
-        None => Ok(()),
-        Some(error) => {
-            if error.kind() != std::io::ErrorKind::BrokenPipe {
-                complain(&unwritten(&error));
-            }
-            control.signal(SignalKind::pipe().as_raw_value()).await
-        }
-    }
-}
-
-/// Copies output until its end, or until our own reader has gone: then it says how.
-async fn copy(
-    output: &mut Output,
-    mut to: impl tokio::io::AsyncWrite + Unpin,
-) -> Result<Option<std::io::Error>, Error> {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let read = output.read(&mut buffer).await?;
-        if read == 0 {
-            return Ok(None);
-        }
-        let written = async {
-            to.write_all(&buffer[..read]).await?;
-            to.flush().await
-        };
-        if let Err(error) = written.await {
-            return Ok(Some(error));
-        }
-    }
-}
-
-/// Reads our own input to its end, or for as long as somebody wants it.
-pub(crate) fn pass_on(
-    mut from: impl Read,
-    to: &tokio::sync::mpsc::Sender<Vec<u8>>,
-) -> std::io::Result<()> {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let read = from.read(&mut buffer)?;
-        if read == 0 || to.blocking_send(buffer[..read].to_vec()).is_err() {
-            return Ok(());
-        }
-    }
-}
-
-/// Gives the command what we read, to the end. It need not want it.
-async fn feed(control: Control, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
-    while let Some(bytes) = given.recv().await {
-        if control.write_all(&bytes).await.is_err() {
-            return;
-        }
-    }
-    let _ = control.close_input();
-}
-
-/// There is no input, nor will there be.
-pub(crate) fn stdin_is_null() -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
-    match (rustix::fs::fstat(std::io::stdin()), null) {
-        (Ok(stdin), Ok(null)) => stdin.st_rdev == null,
-        // Closed: nothing comes from there either.
-        _ => true,
-    }
 }

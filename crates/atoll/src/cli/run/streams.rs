@@ -1,0 +1,152 @@
+//! A command's input, output and signals are our own, on a terminal or not.
+
+use std::io::Read;
+
+use atoll_model::{Error, ExecStatus};
+use atoll_worker::{Control, Exec, Output};
+use tokio::io::AsyncWriteExt;
+use tokio::signal::unix::SignalKind;
+
+use super::super::{complain, unwritten};
+use super::{Signals, terminal};
+
+/// Shows the command on our own terminal.
+pub(super) async fn on_terminal(
+    control: &Control,
+    signals: &mut Signals,
+) -> Result<ExecStatus, Error> {
+    let _raw = terminal::Raw::new()?;
+    pass_input(control);
+    let shown = async {
+        if let Some(status) = terminal::show(control, control.output(0)).await? {
+            return Ok(status);
+        }
+        control.signal(SignalKind::hangup().as_raw_value()).await?;
+        Ok(control.wait().await)
+    };
+    tokio::select! {
+        status = shown => status,
+        error = forward(signals, control) => Err(error),
+    }
+}
+
+/// Gives a command what we read.
+fn pass_input(control: &Control) {
+    let (read, given) = tokio::sync::mpsc::channel(4);
+    // A thread of its own: a read of a terminal cannot be taken back.
+    std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
+    tokio::spawn(feed(control.clone(), given));
+}
+
+/// Gives the command our own input and output, until it has ended and all was written.
+pub(super) async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStatus, Error> {
+    pass_input(&exec.control);
+    let outputs = async {
+        tokio::join!(
+            pass_output(exec.stdout, tokio::io::stdout(), &exec.control),
+            pass_output(exec.stderr, tokio::io::stderr(), &exec.control)
+        )
+    };
+    let control = exec.control.clone();
+    tokio::select! {
+        copied = outputs => {
+            copied.0?;
+            copied.1?;
+        }
+        error = forward(signals, &control) => return Err(error),
+    }
+    tokio::select! {
+        status = exec.control.wait() => Ok(status),
+        error = forward(signals, &control) => Err(error),
+    }
+}
+
+/// Passes the first signal on; a second one means business.
+async fn forward(signals: &mut Signals, control: &Control) -> Error {
+    loop {
+        let number = signals.next().await;
+        let passed = if signals.before {
+            control.kill()
+        } else {
+            control.signal(number).await
+        };
+        signals.before = true;
+        if let Err(error) = passed {
+            return error;
+        }
+    }
+}
+
+/// Copies output until its end. When our own reader has gone, the command is told so by the signal that
+/// a closed pipe would have sent it without a sandbox around it.
+async fn pass_output(
+    mut output: Output,
+    to: impl tokio::io::AsyncWrite + Unpin,
+    control: &Control,
+) -> Result<(), Error> {
+    match copy(&mut output, to).await? {
+        None => Ok(()),
+        Some(error) => {
+            if error.kind() != std::io::ErrorKind::BrokenPipe {
+                complain(&unwritten(&error));
+            }
+            control.signal(SignalKind::pipe().as_raw_value()).await
+        }
+    }
+}
+
+/// Copies output until its end, or until our own reader has gone: then it says how.
+pub(super) async fn copy(
+    output: &mut Output,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+) -> Result<Option<std::io::Error>, Error> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = output.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(None);
+        }
+        let written = async {
+            to.write_all(&buffer[..read]).await?;
+            to.flush().await
+        };
+        if let Err(error) = written.await {
+            return Ok(Some(error));
+        }
+    }
+}
+
+/// Reads our own input to its end, or for as long as somebody wants it.
+pub(crate) fn pass_on(
+    mut from: impl Read,
+    to: &tokio::sync::mpsc::Sender<Vec<u8>>,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = from.read(&mut buffer)?;
+        if read == 0 || to.blocking_send(buffer[..read].to_vec()).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+/// Gives the command what we read, to the end. It need not want it.
+pub(super) async fn feed(control: Control, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
+    while let Some(bytes) = given.recv().await {
+        if control.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+    let _ = control.close_input();
+}
+
+/// There is no input, nor will there be.
+pub(crate) fn stdin_is_null() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let null = std::fs::metadata("/dev/null").map(|null| null.rdev());
+    match (rustix::fs::fstat(std::io::stdin()), null) {
+        (Ok(stdin), Ok(null)) => stdin.st_rdev == null,
+        // Closed: nothing comes from there either.
+        _ => true,
+    }
+}
