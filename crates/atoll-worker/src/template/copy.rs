@@ -3,11 +3,13 @@
 //! Invariant: a hard link is made only to a file that nobody but root can change, and such a file is never changed by us (no
 //! chmod, no chown, no write): it is the host's own inode.
 
+mod rules;
+
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -17,37 +19,11 @@ use rustix::io::Errno;
 
 use super::inside::{self, NEW_FILE};
 use super::meter::Meter;
-use super::{Error, IDS, OPEN_DIRECTORY, failed};
+use super::{Error, OPEN_DIRECTORY, failed};
+pub(super) use rules::{Rules, is_listed};
 
 /// Deepest tree that is copied: two descriptors a level must fit a usual limit of 1,024.
 const MOST_LEVELS: usize = 256;
-
-/// A larger file is not searched for credentials: it is a cache or a bundle of certificates.
-const MOST_SEARCHED: u64 = 1 << 20;
-
-/// A smaller file under `edited` is copied although it could be linked: people edit scripts in place.
-const LEAST_LINKED_EDITED: u64 = 1 << 20;
-
-/// What of a tree is copied, and how.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Rules {
-    /// Leave out what users other than the owner and the group may not read.
-    pub(super) public_only: bool,
-    /// Leave out small files that carry a name or password in an address (`https://name:word@host`).
-    pub(super) no_credentials: bool,
-    /// Make hard links where possible.
-    pub(super) link: bool,
-    /// Do not walk into other file systems.
-    pub(super) one_file_system: bool,
-    /// A directory whose small files are copied in any case.
-    pub(super) edited: Option<&'static str>,
-    /// Names in the layer that are left out; `*` at the end stands for any rest.
-    pub(super) excluded: &'static [&'static str],
-    /// Who owns the copy, if not who owns the original.
-    pub(super) owner: Option<(u32, u32)>,
-    /// A directory that is left out, by device and inode.
-    pub(super) avoid: (u64, u64),
-}
 
 /// One run of copying into one layer.
 pub(super) struct Copier<'a, 'b> {
@@ -154,18 +130,11 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
         level: usize,
     ) -> Result<(), Error> {
-        let kind = FileType::from_raw_mode(stat.st_mode);
-        let private = rules.public_only
-            && match kind {
-                FileType::Directory => stat.st_mode & 0o005 != 0o005,
-                FileType::RegularFile => stat.st_mode & 0o004 == 0,
-                _ => false,
-            };
-        if private || is_listed(at, rules.excluded) || (stat.st_dev, stat.st_ino) == rules.avoid {
+        if rules.leaves_out(stat, at) {
             self.meter.skip();
             return Ok(());
         }
-        match kind {
+        match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => self.directory(pair, name, stat, at, rules, level),
             FileType::RegularFile => self.file(pair, name, stat, at, rules),
             FileType::Symlink => self.symlink(pair, name, stat, at, rules),
@@ -232,17 +201,9 @@ impl<'a, 'b> Copier<'a, 'b> {
     ) -> Result<(), Error> {
         self.meter.entry()?;
         // A symlink cannot be changed in place, so a link to the host's own saves an inode.
-        if rules.link
-            && rules.owner.is_none()
-            && stat.st_dev == self.device
-            && stat.st_uid == 0
-            && stat.st_gid < IDS
-            && linked(
-                rustix::fs::linkat(pair.from, name, pair.to, name, AtFlags::empty()),
-                at,
-            )?
+        if rules.shares_symlink(stat, self.device)
+            && self.linked(pair.from, name, pair, name, at)?
         {
-            self.meter.report.hard_linked += 1;
             return Ok(());
         }
         let target = match rustix::fs::readlinkat(pair.from, name, Vec::new()) {
@@ -285,34 +246,25 @@ impl<'a, 'b> Copier<'a, 'b> {
             });
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        if rules.no_credentials
-            && size <= MOST_SEARCHED
-            && carries_credentials(&from).map_err(failed("read", shown(at)))?
+        if rules
+            .hides(&from, size)
+            .map_err(failed("read", shown(at)))?
         {
             self.meter.skip();
             return Ok(());
         }
         self.meter.entry()?;
-        if let Some(first) = self.firsts.get(&(stat.st_dev, stat.st_ino))
-            && linked(
-                rustix::fs::linkat(self.layer, first, pair.to, name, AtFlags::empty()),
-                at,
-            )?
+        if let Some(first) = self.firsts.get(&(stat.st_dev, stat.st_ino)).cloned()
+            && self.linked(self.layer, &first, pair, name, at)?
         {
-            self.meter.report.hard_linked += 1;
             return Ok(());
         }
         if stat.st_nlink <= 1 || self.counted.insert((stat.st_dev, stat.st_ino)) {
             self.meter.bytes(size)?;
         }
-        if rules.link
-            && self.is_sealed(stat, &from, at, rules)
-            && linked(
-                rustix::fs::linkat(pair.from, name, pair.to, name, AtFlags::empty()),
-                at,
-            )?
+        if rules.shares_file(stat, &from, at, self.device)
+            && self.linked(pair.from, name, pair, name, at)?
         {
-            self.meter.report.hard_linked += 1;
             return Ok(());
         }
         self.write(pair, name, stat, &from, rules)
@@ -325,19 +277,24 @@ impl<'a, 'b> Copier<'a, 'b> {
         Ok(())
     }
 
-    /// Whether a hard link to the file is as good as a copy: only root changes it, by replacing it, and it carries nothing
-    /// that a layer may not have.
-    fn is_sealed(&self, stat: &Stat, from: &File, at: &[u8], rules: &Rules) -> bool {
-        let edited = rules.edited.is_some_and(|directory| {
-            at.starts_with(directory.as_bytes()) && stat.st_size < LEAST_LINKED_EDITED as i64
-        });
-        stat.st_dev == self.device
-            && stat.st_uid == 0
-            && stat.st_gid < IDS
-            && stat.st_mode & 0o022 == 0
-            && rules.owner.is_none()
-            && !edited
-            && only_security_attributes(from)
+    /// Whether a hard link was made; if not, a copy does.
+    fn linked(
+        &mut self,
+        directory: &OwnedFd,
+        original: &CStr,
+        pair: &Pair<'_>,
+        name: &CStr,
+        at: &[u8],
+    ) -> Result<bool, Error> {
+        match rustix::fs::linkat(directory, original, pair.to, name, AtFlags::empty()) {
+            Ok(()) => {
+                self.meter.report.hard_linked += 1;
+                Ok(true)
+            }
+            // Another mount of the same disk, an immutable file, too many names.
+            Err(Errno::XDEV | Errno::PERM | Errno::MLINK | Errno::OPNOTSUPP) => Ok(false),
+            Err(error) => Err(failed("link", shown(at))(error)),
+        }
     }
 
     fn write(
@@ -383,16 +340,6 @@ impl<'a, 'b> Copier<'a, 'b> {
     }
 }
 
-/// Whether a link was made; if not, a copy does.
-fn linked(answer: rustix::io::Result<()>, at: &[u8]) -> Result<bool, Error> {
-    match answer {
-        Ok(()) => Ok(true),
-        // Another mount of the same disk, an immutable file, too many names.
-        Err(Errno::XDEV | Errno::PERM | Errno::MLINK | Errno::OPNOTSUPP) => Ok(false),
-        Err(error) => Err(failed("link", shown(at))(error)),
-    }
-}
-
 /// About how many entries are below `dir`: for a progress bar, so what cannot be read counts as nothing.
 pub(super) fn count(dir: &OwnedFd) -> u64 {
     fn below(dir: OwnedFd, level: usize) -> u64 {
@@ -419,18 +366,6 @@ pub(super) fn count(dir: &OwnedFd) -> u64 {
     rustix::fs::openat(dir, ".", OPEN_DIRECTORY, Mode::empty()).map_or(0, |dir| below(dir, 0))
 }
 
-/// Whether `name` is one of `patterns`.
-pub(super) fn is_listed(name: &[u8], patterns: &[&str]) -> bool {
-    patterns
-        .iter()
-        .any(|pattern| match pattern.strip_suffix('*') {
-            Some(begin) => name
-                .strip_prefix(begin.as_bytes())
-                .is_some_and(|rest| !rest.contains(&b'/')),
-            None => name == pattern.as_bytes(),
-        })
-}
-
 /// The names in a directory, in the order of their inodes: a cold disk is then read in one direction.
 pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
     let mut names = Vec::new();
@@ -442,34 +377,6 @@ pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
     }
     names.sort_unstable();
     Ok(names.into_iter().map(|(_, name)| name).collect())
-}
-
-fn only_security_attributes(file: &File) -> bool {
-    let mut list = [0_u8; 1024];
-    match rustix::fs::flistxattr(file, &mut list[..]) {
-        Ok(length) => list[..length]
-            .split(|byte| *byte == 0)
-            .all(|name| name.is_empty() || name.starts_with(b"security.")),
-        Err(error) => error == Errno::OPNOTSUPP,
-    }
-}
-
-/// Whether there is an address with a user part in the file.
-fn carries_credentials(file: &File) -> std::io::Result<bool> {
-    let mut text = Vec::new();
-    file.take(MOST_SEARCHED).read_to_end(&mut text)?;
-    rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Start(0))?;
-    let ends = |byte: &u8| {
-        byte.is_ascii_whitespace() || matches!(byte, b'/' | b'"' | b'\'' | b'<' | b'>' | 0)
-    };
-    Ok(text.windows(3).enumerate().any(|(start, window)| {
-        let host = &text[start + window.len()..];
-        window == b"://"
-            && host
-                .split(ends)
-                .next()
-                .is_some_and(|host| host.contains(&b'@'))
-    }))
 }
 
 fn times(stat: &Stat) -> rustix::fs::Timestamps {
