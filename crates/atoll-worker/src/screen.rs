@@ -21,12 +21,14 @@
 //! in xterm; only what is above it is broken into more rows.
 
 mod cell;
+mod look;
 mod obey;
 mod parse;
 mod replay;
 mod row;
 mod scrollback;
 mod terminal;
+mod write;
 
 #[cfg(test)]
 mod tests;

@@ -2,20 +2,12 @@
 
 use unicode_width::UnicodeWidthChar;
 
-use super::cell::{
-    BLINK, BOLD, Cell, Color, DIM, HIDDEN, INVERSE, ITALIC, OVERLINE, STRUCK, Style, Width,
-};
 use super::parse::{Act, Sequence};
 use super::terminal::{Charset, PASSIVE, Terminal};
+use super::write::translate;
 
 /// The longest title that is kept.
 const TITLE: usize = 1024;
-
-/// What DEC's drawing characters look like, from `_` to `~`.
-const DRAWING: [char; 32] = [
-    '\u{a0}', '◆', '▒', '␉', '␌', '␍', '␊', '°', '±', '␤', '␋', '┘', '┐', '┌', '└', '┼', '⎺', '⎻',
-    '─', '⎼', '⎽', '├', '┤', '┴', '┬', '│', '≤', '≥', 'π', '≠', '£', '·',
-];
 
 impl Act for Terminal {
     fn ascii(&mut self, mut text: &[u8]) {
@@ -131,76 +123,7 @@ impl Act for Terminal {
     }
 }
 
-fn translate(charset: Charset, byte: u8) -> char {
-    match (charset, byte) {
-        (Charset::Drawing, b'_'..=b'~') => DRAWING[usize::from(byte - b'_')],
-        (Charset::British, b'#') => '£',
-        _ => char::from(byte),
-    }
-}
-
 impl Terminal {
-    /// Goes to the next row if the last column was written before.
-    fn wrap(&mut self) {
-        if self.cursor.pending && self.modes.wrap {
-            self.row().wrapped = true;
-            self.down();
-            self.column(0);
-        }
-    }
-
-    fn advance(&mut self, by: usize) {
-        let (column, last) = (self.cursor.column + by, self.size.columns - 1);
-        self.cursor.column = column.min(last);
-        self.cursor.pending = column > last && self.modes.wrap;
-    }
-
-    /// Writes one character of this width.
-    fn write(&mut self, character: char, width: usize) {
-        let columns = self.size.columns;
-        if width > columns {
-            return;
-        }
-        self.wrap();
-        let style = self.cursor.style;
-        if self.cursor.column + width > columns {
-            if !self.modes.wrap {
-                return;
-            }
-            let column = self.cursor.column;
-            self.row().erase(column, columns, columns, style);
-            self.cursor.pending = true;
-            self.wrap();
-        }
-        let (row, column) = (self.cursor.row, self.cursor.column);
-        let insert = self.modes.insert;
-        let kind = if width == 2 {
-            Width::Wide
-        } else {
-            Width::Narrow
-        };
-        let line = self.row();
-        if insert {
-            line.insert(column, width, columns, style);
-        }
-        line.put(column, Cell::new(character, kind, style));
-        self.advance(width);
-        self.last = Some((character, row, column));
-    }
-
-    /// Adds a character without width to the one before the cursor.
-    fn mark(&mut self, mark: char) {
-        self.last = None;
-        let (column, pending) = (self.cursor.column, self.cursor.pending);
-        if let Some(column) = if pending {
-            Some(column)
-        } else {
-            column.checked_sub(1)
-        } {
-            self.row().mark(column, mark);
-        }
-    }
-
     fn passive(&mut self, mode: u16, set: bool) {
         if let Some(index) = PASSIVE.iter().position(|(number, _)| *number == mode) {
             self.modes.passive[index] = set;
@@ -394,117 +317,5 @@ impl Terminal {
                 _ => self.passive(mode, set),
             }
         }
-    }
-
-    /// How what follows looks.
-    fn look(&mut self, sequence: &Sequence) {
-        let style = &mut self.cursor.style;
-        let mut groups = sequence.groups();
-        while let Some(group) = groups.next() {
-            let (number, more) = match group {
-                [number, more @ ..] => (*number, more),
-                [] => continue,
-            };
-            let attribute = |bit: u8| (bit, true);
-            let (bits, set) = match number {
-                0 => {
-                    *style = Style::default();
-                    continue;
-                }
-                1 => attribute(BOLD),
-                2 => attribute(DIM),
-                3 => attribute(ITALIC),
-                4 => {
-                    style.underline = more.first().map_or(1, |kind| (*kind).min(5) as u8);
-                    continue;
-                }
-                5 | 6 => attribute(BLINK),
-                7 => attribute(INVERSE),
-                8 => attribute(HIDDEN),
-                9 => attribute(STRUCK),
-                21 => {
-                    style.underline = 2;
-                    continue;
-                }
-                22 => (BOLD | DIM, false),
-                23 => (ITALIC, false),
-                24 => {
-                    style.underline = 0;
-                    continue;
-                }
-                25 => (BLINK, false),
-                27 => (INVERSE, false),
-                28 => (HIDDEN, false),
-                29 => (STRUCK, false),
-                53 => attribute(OVERLINE),
-                55 => (OVERLINE, false),
-                30..=37 => {
-                    style.foreground = Color::Index((number - 30) as u8);
-                    continue;
-                }
-                40..=47 => {
-                    style.background = Color::Index((number - 40) as u8);
-                    continue;
-                }
-                90..=97 => {
-                    style.foreground = Color::Index((number - 82) as u8);
-                    continue;
-                }
-                100..=107 => {
-                    style.background = Color::Index((number - 92) as u8);
-                    continue;
-                }
-                39 => {
-                    style.foreground = Color::Default;
-                    continue;
-                }
-                49 => {
-                    style.background = Color::Default;
-                    continue;
-                }
-                59 => {
-                    style.line = Color::Default;
-                    continue;
-                }
-                38 | 48 | 58 => {
-                    let Some(color) = color(more, &mut groups) else {
-                        continue;
-                    };
-                    match number {
-                        38 => style.foreground = color,
-                        48 => style.background = color,
-                        _ => style.line = color,
-                    }
-                    continue;
-                }
-                _ => continue,
-            };
-            if set {
-                style.attributes |= bits;
-            } else {
-                style.attributes &= !bits;
-            }
-        }
-    }
-}
-
-/// A long colour: its numbers are joined by colons, or the next ones.
-fn color<'a>(joined: &[u16], next: &mut impl Iterator<Item = &'a [u16]>) -> Option<Color> {
-    let byte = |number: u16| u8::try_from(number).ok();
-    let mut follow = || next.next().and_then(|group| group.first().copied());
-    match joined {
-        [5, index, ..] => Some(Color::Index(byte(*index)?)),
-        [2, _, red, green, blue, ..] | [2, red, green, blue] => {
-            Some(Color::Rgb(byte(*red)?, byte(*green)?, byte(*blue)?))
-        }
-        [] => match follow()? {
-            5 => Some(Color::Index(byte(follow()?)?)),
-            2 => {
-                let (red, green, blue) = (follow()?, follow()?, follow()?);
-                Some(Color::Rgb(byte(red)?, byte(green)?, byte(blue)?))
-            }
-            _ => None,
-        },
-        _ => None,
     }
 }

@@ -1,0 +1,82 @@
+//! Characters on their way to the screen.
+
+use super::cell::{Cell, Width};
+use super::terminal::{Charset, Terminal};
+
+/// What DEC's drawing characters look like, from `_` to `~`.
+const DRAWING: [char; 32] = [
+    '\u{a0}', '◆', '▒', '␉', '␌', '␍', '␊', '°', '±', '␤', '␋', '┘', '┐', '┌', '└', '┼', '⎺', '⎻',
+    '─', '⎼', '⎽', '├', '┤', '┴', '┬', '│', '≤', '≥', 'π', '≠', '£', '·',
+];
+
+impl Terminal {
+    /// Goes to the next row if the last column was written before.
+    pub(super) fn wrap(&mut self) {
+        if self.cursor.pending && self.modes.wrap {
+            self.row().wrapped = true;
+            self.down();
+            self.column(0);
+        }
+    }
+
+    pub(super) fn advance(&mut self, by: usize) {
+        let (column, last) = (self.cursor.column + by, self.size.columns - 1);
+        self.cursor.column = column.min(last);
+        self.cursor.pending = column > last && self.modes.wrap;
+    }
+
+    /// Writes one character of this width.
+    pub(super) fn write(&mut self, character: char, width: usize) {
+        let columns = self.size.columns;
+        if width > columns {
+            return;
+        }
+        self.wrap();
+        let style = self.cursor.style;
+        if self.cursor.column + width > columns {
+            if !self.modes.wrap {
+                return;
+            }
+            let column = self.cursor.column;
+            self.row().erase(column, columns, columns, style);
+            self.cursor.pending = true;
+            self.wrap();
+        }
+        let (row, column) = (self.cursor.row, self.cursor.column);
+        let insert = self.modes.insert;
+        let kind = if width == 2 {
+            Width::Wide
+        } else {
+            Width::Narrow
+        };
+        let line = self.row();
+        if insert {
+            line.insert(column, width, columns, style);
+        }
+        line.put(column, Cell::new(character, kind, style));
+        self.advance(width);
+        self.last = Some((character, row, column));
+    }
+
+    /// Adds a character without width to the one before the cursor.
+    pub(super) fn mark(&mut self, mark: char) {
+        self.last = None;
+        let (column, pending) = (self.cursor.column, self.cursor.pending);
+        if let Some(column) = if pending {
+            Some(column)
+        } else {
+            column.checked_sub(1)
+        } {
+            self.row().mark(column, mark);
+        }
+    }
+}
+
+/// What a byte is in a set of characters.
+pub(super) fn translate(charset: Charset, byte: u8) -> char {
+    match (charset, byte) {
+        (Charset::Drawing, b'_'..=b'~') => DRAWING[usize::from(byte - b'_')],
+        (Charset::British, b'#') => '£',
+        _ => char::from(byte),
+    }
+}
