@@ -1,0 +1,91 @@
+//! How commands and terminals hold up.
+
+use std::time::Instant;
+
+use atoll_model::{Chunk, Code, Error, ExecSpec, TerminalSize};
+use atoll_worker::LocalRuntime;
+
+use super::super::latency::{kilobytes, run_true};
+use super::super::{Row, Samples, milliseconds, progress, settle};
+use super::create;
+
+/// 1 GB of standard output to one reader, through the log.
+pub(super) async fn stream(runtime: &LocalRuntime) -> Result<Row, Error> {
+    progress("a stream of 1 GB");
+    let id = create(runtime).await?;
+    let before = resident();
+    let begin = Instant::now();
+    let line = "head -c 1000000000 /dev/zero";
+    let control = runtime.exec(&id, ExecSpec::shell(line)).await?.control;
+    let mut reader = control.output(0);
+    let mut heard = 0;
+    while let Some(chunk) = reader.next().await? {
+        match chunk {
+            Chunk::Data { bytes, .. } => heard += bytes.len() as u64,
+            Chunk::Gap { .. } => return Err(Error::new(Code::Internal, "a gap")),
+            Chunk::Exit(_) => break,
+        }
+    }
+    let rate = heard as f64 / 1e6 / begin.elapsed().as_secs_f64();
+    let grown = resident().saturating_sub(before) / 1024;
+    runtime.delete(&id).await?;
+    let text = format!("1 GB of stdout to one reader (our memory grew by {grown} MB)");
+    let met = rate >= 400.0 && heard == 1_000_000_000 && grown < 64;
+    Ok(Row::value(text, format!("{rate:.0} MB/s")).bar("≥ 400 MB/s", met))
+}
+
+fn resident() -> u64 {
+    kilobytes("/proc/self/status", "VmRSS:")
+}
+
+pub(super) async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
+    progress("terminal echo");
+    let id = create(runtime).await?;
+    let spec = ExecSpec::argv(["/bin/cat"]).terminal(TerminalSize::default());
+    let control = runtime.exec(&id, spec).await?.control;
+    let mut output = control.output(0);
+    let mut samples = Samples::default();
+    for _ in 0..500 {
+        let begin = Instant::now();
+        control.write_all(b"x").await?;
+        match output.next().await? {
+            Some(Chunk::Data { .. }) => samples.add(begin),
+            other => return Err(Error::new(Code::Internal, format!("{other:?}"))),
+        }
+    }
+    runtime.delete(&id).await?;
+    Ok(Row::times("terminal echo", &samples, Some((0.5, None))))
+}
+
+/// Commands of one sandbox while another does its worst.
+pub(super) async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
+    progress("a bad neighbour");
+    let (quiet_id, bad) = (create(runtime).await?, create(runtime).await?);
+    settle();
+    let commands = async || {
+        let mut samples = Samples::default();
+        for _ in 0..1000 {
+            let begin = Instant::now();
+            run_true(runtime, &quiet_id).await?;
+            samples.add(begin);
+        }
+        Ok::<_, Error>(samples)
+    };
+    let quiet = commands().await?;
+    let line = "for i in 1 2 3 4 5 6 7 8; do while :; do :; done & done; \
+                (while :; do /bin/true & wait; done) & \
+                (while :; do head -c 50000000 /dev/zero > /tmp/full; done) & echo on; wait";
+    let mut exec = runtime.exec(&bad, ExecSpec::shell(line)).await?;
+    exec.stdout.read(&mut [0; 16]).await?;
+    let loud = commands().await?;
+    runtime.delete(&bad).await?;
+    runtime.delete(&quiet_id).await?;
+    let (before, after) = (quiet.percentile(99.0), loud.percentile(99.0));
+    let ratio = after.as_secs_f64() / before.as_secs_f64();
+    let text = format!(
+        "exec beside a neighbour that spins, forks and writes, p99 {:.1} ms quiet",
+        milliseconds(before)
+    );
+    let row = Row::times(text, &loud, None);
+    Ok(row.bar(format!("p99 ≤ 2 × quiet ({ratio:.1} ×)"), ratio <= 2.0))
+}
