@@ -18,7 +18,7 @@ use crate::{Error, Step};
 /// How long a server waits for a keeper's next word while it takes over.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_asked`] first; the caller's
+/// Starts a keeper from a copy of `binary`, whose `main` calls [`run_if_asked`](super::run_if_asked) first; the caller's
 /// end of the conversation and the process. With a socket (see [`listen`]) it outlives its server. It
 /// holds the given descriptors (locks of the instance) for as long as it lives.
 pub fn start(

@@ -8,7 +8,7 @@ pub enum ToKeeper {
     /// The first message. Descriptors: what the keeper is to hold as long as it lives (locks), if it has
     /// just been started.
     Hello {
-        /// The server's [`VERSION`].
+        /// The server's [`VERSION`](super::VERSION).
         version: u32,
     },
     /// Clone a PID 1. Descriptors: its control socket; the server's end of it, to be held; its cgroup2
