@@ -4,6 +4,8 @@
 mod adopt;
 mod connection;
 mod embryo;
+mod held;
+mod leaves;
 mod make;
 mod process;
 mod record;
@@ -14,11 +16,11 @@ mod wish;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_jail::cgroup::{End, Group, Leaf};
+use atoll_jail::cgroup::Group;
 use atoll_jail::plan::IdRange;
 use atoll_jail::wire::ToInit;
 use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Transition};
@@ -35,6 +37,8 @@ use crate::runtime::Shared;
 use crate::template::Template;
 pub(crate) use connection::Linked;
 pub(crate) use embryo::Embryo;
+use held::Over;
+use leaves::Leaves;
 pub(crate) use record::{Record, Unread, boot};
 
 /// A sandbox with processes.
@@ -86,12 +90,6 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// What the keeper calls a sandbox's devpts, among its execs.
 const TERMINALS: u32 = 0;
-
-#[derive(Debug, Default)]
-struct Over {
-    forgotten: Vec<u32>,
-    released: Vec<u32>,
-}
 
 /// What differs between one that was made and one that was taken over.
 struct Parts {
@@ -278,19 +276,6 @@ impl Sandbox {
         self.keeper.is_lost()
     }
 
-    /// Has the keeper hold descriptors of an exec.
-    pub(crate) async fn hold(
-        &self,
-        request: u32,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), Error> {
-        let released = std::mem::take(&mut lock(&self.over).released);
-        let keeper = &self.keeper;
-        keeper
-            .hold(self.token, request, released, descriptors)
-            .await
-    }
-
     /// Opens a terminal: our end, and the program's.
     pub(crate) fn open_terminal(&self) -> Result<(OwnedFd, OwnedFd), Error> {
         let Some(terminals) = &self.terminals else {
@@ -306,76 +291,6 @@ impl Sandbox {
             opened => opened.map_err(|error| jail(&error)),
         }
     }
-
-    /// The end of an exec is written down.
-    pub(crate) fn forget(&self, request: u32) {
-        lock(&self.over).forgotten.push(request);
-    }
-
-    /// Execs that PID 1 may forget.
-    pub(crate) fn forgotten(&self) -> Vec<u32> {
-        std::mem::take(&mut lock(&self.over).forgotten)
-    }
-
-    /// The streams of an exec are at their end.
-    pub(crate) fn release(&self, request: u32) {
-        lock(&self.over).released.push(request);
-    }
-
-    /// Has the keeper give something up at once.
-    pub(crate) async fn release_now(&self, request: u32) {
-        self.release(request);
-        // A keeper that is gone holds nothing.
-        let _ = self.hold(request, &[]).await;
-    }
-
-    /// The kernel killed for want of memory since it had done so often, and no command that ended by that was told yet. It
-    /// counts for the sandbox, not for each command: one kill is told of one.
-    pub(crate) fn claim_oom_kill(&self, before: u64) -> bool {
-        let kills = self.group.oom_kills();
-        let claim = |told: u64| {
-            let known = told.max(before);
-            (kills > known).then_some(known + 1)
-        };
-        let claimed = self
-            .oom_kills
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim);
-        claimed.is_ok()
-    }
-
-    /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.
-    pub(crate) fn leaf(&self, request: u32) -> Result<Leaf, Error> {
-        if let Some(leaf) = lock(&self.leaves).spare.pop() {
-            return Ok(leaf);
-        }
-        let made = self.group.leaf(&format!("x{request}"));
-        made.map_err(|error| jail(&error))
-    }
-
-    /// Takes the directory of an ended exec back. Children that live on keep theirs until they are
-    /// found gone when a later exec ends.
-    pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
-        let mut leaves = lock(&self.leaves);
-        leaves.lingering.push(leaf);
-        let Leaves { lingering, spare } = &mut *leaves;
-        lingering.retain(|leaf| match leaf.end() {
-            End::Lingers => true,
-            End::Gone => false,
-            End::Spare(leaf) => {
-                spare.push(leaf);
-                false
-            }
-        });
-    }
-}
-
-/// Directories of execs, all removed with the sandbox.
-#[derive(Debug, Default)]
-struct Leaves {
-    /// Of ended execs whose children live on.
-    lingering: Vec<Arc<Leaf>>,
-    /// Empty ones.
-    spare: Vec<Leaf>,
 }
 
 /// Refuses what no sandbox here can be, without looking at the disk.
