@@ -120,14 +120,13 @@ type Opened = (Ground, Arc<Keeper>, Option<Inventory>);
 
 impl Ground {
     async fn ephemeral(config: &Config) -> Result<Opened, Error> {
-        let binary = config.binary.clone();
-        let config = config.clone();
+        let asked = config.clone();
         let ground = blocking(move || {
             let facts = Facts::read();
-            crate::instance::data_directory(&config.data)?;
-            let templates = open_templates(config.templates)?;
-            let instance = Instance::ephemeral(&config.data, config.storage, &facts)?;
-            let network = network::Network::new(&instance.tag, config.network, None)?;
+            crate::instance::data_directory(&asked.data)?;
+            let templates = open_templates(asked.templates)?;
+            let instance = Instance::ephemeral(&asked.data, asked.storage, &facts)?;
+            let network = network::Network::new(&instance.tag, asked.network, None)?;
             Ok(Self {
                 facts,
                 templates,
@@ -136,13 +135,12 @@ impl Ground {
             })
         });
         let ground = ground.await?;
-        let keeper = ground.start_keeper(&binary, None)?;
+        let keeper = ground.start_keeper(&config.binary, None)?;
         Ok((ground, keeper, None))
     }
 
     async fn lasting(config: &Config) -> Result<Opened, Error> {
-        let (binary, data) = (config.binary.clone(), config.data.clone());
-        let config = config.clone();
+        let (asked, data) = (config.clone(), config.data.clone());
         let own = blocking(move || crate::instance::lock_data(&data)).await?;
         let run = config.data.join("run");
         crate::instance::private_directory(&run)?;
@@ -153,10 +151,10 @@ impl Ground {
         let addresses = (held.len() > 2).then(|| held.remove(2));
         let ground = blocking(move || {
             let facts = Facts::read();
-            let templates = open_templates(config.templates)?;
-            templates.lend_to(&config.data)?;
-            let instance = Instance::lasting(&config.data, own, held, config.storage, &facts)?;
-            let network = network::Network::new(&instance.tag, config.network, addresses)?;
+            let templates = open_templates(asked.templates)?;
+            templates.lend_to(&asked.data)?;
+            let instance = Instance::lasting(&asked.data, own, held, asked.storage, &facts)?;
+            let network = network::Network::new(&instance.tag, asked.network, addresses)?;
             Ok(Self {
                 facts,
                 templates,
@@ -170,12 +168,12 @@ impl Ground {
         } else {
             let listener = atoll_jail::keeper::listen(run.as_fd(), left::SOCKET);
             let listener = listener.map_err(|error| crate::error::jail(&error))?;
-            ground.start_keeper(&binary, Some(listener))?
+            ground.start_keeper(&config.binary, Some(listener))?
         };
         Ok((ground, keeper, Some(inventory)))
     }
 
-    /// Starts a keeper, which holds what is held for as long as it lives, for it and whoever takes it over.
+    /// Starts a keeper. It holds the instance's locks for as long as it lives, for itself and whoever takes it over.
     fn start_keeper(&self, binary: &Path, listener: Option<OwnedFd>) -> Result<Arc<Keeper>, Error> {
         let instance = &self.instance;
         let held = [
