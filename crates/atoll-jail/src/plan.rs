@@ -4,6 +4,9 @@
 //! `plan` decides; [`crate::cgroup`], [`crate::rootfs`], [`crate::keeper`] and PID 1 carry out and
 //! decide nothing. A host that lacks something gets [`Error::Unsupported`], never less isolation.
 
+mod mounts;
+mod require;
+mod size;
 mod view;
 
 #[cfg(test)]
@@ -15,7 +18,12 @@ use std::sync::{Mutex, PoisonError};
 use crate::Error;
 use crate::facts::Facts;
 use crate::seccomp::{self, Policy};
-use crate::wire::{self, Boot, Mount, Source, User};
+use crate::wire::{Boot, User};
+pub use mounts::in_memory;
+use mounts::mounts;
+pub use require::{OLDEST_KERNEL, require};
+pub use size::{Limits, Size, size};
+use size::{limits, processors};
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,15 +87,6 @@ pub enum Layers {
     Attached,
 }
 
-/// Files to write in the sandbox's control groups: name and value.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Limits {
-    /// By v1 controller.
-    pub v1: Vec<(String, Vec<(String, String)>)>,
-    /// In cgroup2.
-    pub v2: Vec<(String, String)>,
-}
-
 /// Capabilities a sandbox's root keeps, in its own user namespace: what apt-get, sudo, chown,
 /// servers on low ports, gdb and strace need.
 pub const CAPABILITIES: [(&str, u8); 12] = [
@@ -103,24 +102,6 @@ pub const CAPABILITIES: [(&str, u8); 12] = [
     ("SYS_PTRACE", 19),
     ("AUDIT_WRITE", 29),
     ("SETFCAP", 31),
-];
-
-const NOSUID: u32 = libc::MOUNT_ATTR_NOSUID as u32;
-const NODEV: u32 = libc::MOUNT_ATTR_NODEV as u32;
-const NOEXEC: u32 = libc::MOUNT_ATTR_NOEXEC as u32;
-const READ_ONLY: u32 = libc::MOUNT_ATTR_RDONLY as u32;
-
-/// The oldest kernel that can mount overlay layers with mapped ids.
-pub const OLDEST_KERNEL: (u32, u32) = (5, 19);
-/// Capabilities of our own without which no sandbox can be made.
-const NEEDED: [(&str, u8); 7] = [
-    ("CAP_CHOWN", 0),
-    ("CAP_DAC_OVERRIDE", 1),
-    ("CAP_SETGID", 6),
-    ("CAP_SETUID", 7),
-    ("CAP_SETPCAP", 8),
-    ("CAP_SYS_ADMIN", 21),
-    ("CAP_MKNOD", 27),
 ];
 
 /// Decides how a sandbox is made on this host.
@@ -171,47 +152,6 @@ pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
     })
 }
 
-/// The sandbox's file systems in memory, and how big they may become: together less than its memory, so that whoever fills
-/// them is told that they are full, and not killed.
-#[must_use]
-pub fn in_memory(memory: u64) -> [(&'static str, u64); 2] {
-    [("/dev/shm", memory / 2), ("/run", memory / 4)]
-}
-
-/// What follows from how much a sandbox may use, and can be changed while it runs. How big its file systems
-/// in memory are is not among it: they stay as they are when the first program runs, and count for its memory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Size {
-    /// Limits, as files of control groups.
-    pub limits: Limits,
-    views: Vec<(String, String)>,
-    processors: Vec<u32>,
-}
-
-/// Decides the same of a size as [`plan`] does.
-pub fn size(spec: &Spec, facts: &Facts) -> Result<Size, Error> {
-    let mut processors = processors(spec, facts);
-    if processors.is_empty() {
-        processors.clone_from(&facts.processors);
-    }
-    Ok(Size {
-        limits: limits(spec, facts)?,
-        views: view::views(spec, processors.len()),
-        processors,
-    })
-}
-
-impl Size {
-    /// What programs of a sandbox that had another size are told.
-    pub fn since(&self, old: &Self) -> wire::Size {
-        let views = self.views.iter().filter(|view| !old.views.contains(view));
-        wire::Size {
-            views: views.cloned().collect(),
-            processors: self.processors.clone(),
-        }
-    }
-}
-
 impl Plan {
     /// The part for PID 1, with its filter compiled.
     pub fn boot(&self) -> Boot {
@@ -237,214 +177,9 @@ fn compiled(policy: &Policy) -> Vec<u8> {
     filter
 }
 
-/// Refuses a host that cannot isolate, and says what would help.
-pub fn require(facts: &Facts) -> Result<(), Error> {
-    let unsupported = |feature, why: String, remedy| {
-        Err(Error::Unsupported {
-            feature,
-            why,
-            remedy,
-        })
-    };
-    if !facts.root {
-        return unsupported(
-            "sandboxes without root",
-            "this process is not root of the initial user namespace".into(),
-            "run atoll as root (rootless mode is not there yet)",
-        );
-    }
-    let missing: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(_, bit)| facts.capabilities & (1 << bit) == 0)
-        .map(|(name, _)| *name)
-        .collect();
-    if !missing.is_empty() {
-        return unsupported(
-            "privileged set-up",
-            format!("this process lacks {}", missing.join(", ")),
-            "run atoll as root outside of other containers, or give it these capabilities",
-        );
-    }
-    if facts.kernel < OLDEST_KERNEL {
-        return unsupported(
-            "id-mapped overlay layers",
-            format!("Linux {} is older than 5.19", facts.release),
-            "boot a newer kernel",
-        );
-    }
-    if !facts.user_namespaces {
-        return unsupported(
-            "user namespaces",
-            "user.max_user_namespaces is 0".into(),
-            "set it with: sysctl user.max_user_namespaces=65536",
-        );
-    }
-    if !facts.seccomp {
-        return unsupported(
-            "system call filters",
-            "the kernel has no seccomp".into(),
-            "boot a kernel with CONFIG_SECCOMP_FILTER",
-        );
-    }
-    for kind in ["overlay", "tmpfs", "devpts", "proc"] {
-        if !facts.filesystems.iter().any(|known| known == kind) {
-            return unsupported(
-                "overlay root file systems",
-                format!("the kernel does not know the file system {kind}"),
-                "load its module, for example: modprobe overlay",
-            );
-        }
-    }
-    Ok(())
-}
-
-/// Limits as cgroup files, in whichever hierarchy has each controller.
-fn limits(spec: &Spec, facts: &Facts) -> Result<Limits, Error> {
-    let cgroups = &facts.cgroups;
-    if cgroups.v2.is_none() {
-        return Err(Error::Unsupported {
-            feature: "control groups",
-            why: "no cgroup2 hierarchy is mounted".into(),
-            remedy: "mount one: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified",
-        });
-    }
-    let mut limits = Limits::default();
-    // A ceiling above the roof is none, and keeping accounts of it costs time.
-    let unbounded = spec.millicpus as usize >= facts.processors.len() * 1000;
-    let file = |name: &str, value: String| (name.to_owned(), value);
-    for controller in crate::facts::CONTROLLERS {
-        if cgroups.v1.contains_key(controller) {
-            let mut files = match controller {
-                "cpu" if unbounded => Vec::new(),
-                "cpu" => vec![
-                    file("cpu.cfs_period_us", "100000".into()),
-                    file(
-                        "cpu.cfs_quota_us",
-                        (u64::from(spec.millicpus) * 100).to_string(),
-                    ),
-                ],
-                "memory" => vec![file("memory.limit_in_bytes", spec.memory.to_string())],
-                _ => vec![file("pids.max", spec.pids.to_string())],
-            };
-            if controller == "memory" && cgroups.swap {
-                files.push(file("memory.memsw.limit_in_bytes", spec.memory.to_string()));
-            }
-            limits.v1.push((controller.into(), files));
-        } else if cgroups
-            .v2_controllers
-            .iter()
-            .any(|known| known == controller)
-        {
-            match controller {
-                "cpu" if unbounded => {}
-                "cpu" => limits.v2.push(file(
-                    "cpu.max",
-                    format!("{} 100000", u64::from(spec.millicpus) * 100),
-                )),
-                "memory" => {
-                    limits.v2.push(file("memory.max", spec.memory.to_string()));
-                    if cgroups.swap {
-                        limits.v2.push(file("memory.swap.max", "0".into()));
-                    }
-                }
-                _ => limits.v2.push(file("pids.max", spec.pids.to_string())),
-            }
-        } else {
-            return Err(Error::Unsupported {
-                feature: "control groups",
-                why: format!("no hierarchy has the {controller} controller"),
-                remedy: "enable the controller on the kernel command line (cgroup_enable=NAME)",
-            });
-        }
-    }
-    Ok(limits)
-}
-
-/// So many processors as the quota can use, spread over the host by the id range; empty for all.
-fn processors(spec: &Spec, facts: &Facts) -> Vec<u32> {
-    let wanted = spec.millicpus.div_ceil(1000).max(1) as usize;
-    let all = &facts.processors;
-    if wanted >= all.len() {
-        return Vec::new();
-    }
-    let first = (spec.ids.base / spec.ids.count.max(1)) as usize * wanted;
-    let mut chosen: Vec<u32> = (0..wanted).map(|n| all[(first + n) % all.len()]).collect();
-    chosen.sort_unstable();
-    chosen
-}
-
 /// Those that follow from the size, and the one that does not.
 fn views(spec: &Spec, processors: usize) -> Vec<(String, String)> {
     let mut views = view::views(spec, processors);
     views.push(("boot_id".into(), format!("{}\n", spec.boot)));
     views
-}
-
-fn mounts(spec: &Spec, facts: &Facts) -> Vec<Mount> {
-    let mount = |source, target: &str, attributes| Mount {
-        source,
-        target: target.into(),
-        attributes,
-    };
-    let view = |path: &str| Source::View { path: path.into() };
-    let new = |kind: &str, options: &[(&str, &str)]| Source::New {
-        kind: kind.into(),
-        options: options
-            .iter()
-            .map(|(name, value)| ((*name).into(), (*value).into()))
-            .collect(),
-    };
-    let [(shared, half), (run, quarter)] = in_memory(spec.memory);
-    let (half, quarter) = (half.to_string(), quarter.to_string());
-    let mut mounts = vec![
-        mount(new("proc", &[]), "/proc", NOSUID | NODEV | NOEXEC),
-        mount(Source::Devices, "/dev", NOSUID | NOEXEC | READ_ONLY),
-        mount(Source::Terminals, "/dev/pts", NOSUID | NOEXEC),
-        mount(
-            new(
-                "tmpfs",
-                &[("mode", "1777"), ("size", &half), ("nr_inodes", "65536")],
-            ),
-            shared,
-            NOSUID | NODEV,
-        ),
-        mount(new("mqueue", &[]), "/dev/mqueue", NOSUID | NODEV | NOEXEC),
-        mount(
-            new(
-                "tmpfs",
-                &[("mode", "0755"), ("size", &quarter), ("nr_inodes", "65536")],
-            ),
-            run,
-            NOSUID | NODEV,
-        ),
-        mount(
-            Source::View { path: "sys".into() },
-            "/sys",
-            NOSUID | NODEV | NOEXEC | READ_ONLY,
-        ),
-    ];
-    for path in &facts.proc_paths {
-        let name = path.trim_end_matches('/');
-        let target = format!("/proc/{name}");
-        let source = match (crate::facts::HIDDEN.contains(&name), path.ends_with('/')) {
-            (false, _) => Source::Again,
-            (true, true) => view(view::EMPTY_DIRECTORY),
-            (true, false) => view(view::EMPTY_FILE),
-        };
-        mounts.push(mount(source, &target, NOSUID | NODEV | NOEXEC | READ_ONLY));
-    }
-    for (path, target) in [
-        ("meminfo", "/proc/meminfo"),
-        ("boot_id", "/proc/sys/kernel/random/boot_id"),
-    ] {
-        let attributes = NOSUID | NODEV | NOEXEC | READ_ONLY;
-        mounts.push(mount(view(path), target, attributes));
-    }
-    for (source, target) in &spec.host_mounts {
-        let source = Source::Handed {
-            path: source.to_string_lossy().into_owned(),
-        };
-        mounts.push(mount(source, target, NOSUID | NODEV | READ_ONLY));
-    }
-    mounts
 }

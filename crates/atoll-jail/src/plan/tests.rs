@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use super::mounts::{NODEV, NOEXEC, NOSUID, READ_ONLY};
 use super::*;
 use crate::facts::Cgroups;
+use crate::wire::Source;
 
 /// A host like the one this was developed on: cgroup v1 for the controllers, cgroup2 beside it.
 fn facts() -> Facts {
