@@ -18,6 +18,7 @@ mod lifetimes;
 mod links;
 mod logs;
 mod operating;
+mod pages;
 mod places;
 mod pressure;
 mod quota;
