@@ -25,6 +25,7 @@ mod quota;
 mod soak;
 mod sockets;
 mod states;
+mod taken;
 mod templates;
 mod tls;
 mod transfers;

@@ -207,14 +207,7 @@ impl Server {
     /// Ends it when it has no sandboxes any more, and takes away what lasts.
     pub fn end_and_clear(mut self) {
         self.end();
-        let tag = std::fs::read_to_string(self.data().join("tag")).unwrap();
-        let facts = atoll_jail::facts::Facts::read();
-        let scope = atoll_worker::instance::Scope::Below(&self.data());
-        wait_for("the instance to be dead", DEADLINE, || {
-            let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
-            collected.instances.contains(&tag)
-        });
-        assert_eq!(keeper(&tag), None);
+        clear(&self.data());
     }
 }
 
@@ -231,6 +224,18 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// Takes away what lasts of a server that has ended and has no sandboxes.
+pub fn clear(data: &Path) {
+    let tag = std::fs::read_to_string(data.join("tag")).unwrap();
+    let facts = atoll_jail::facts::Facts::read();
+    let scope = atoll_worker::instance::Scope::Below(data);
+    wait_for("the instance to be dead", DEADLINE, || {
+        let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
+        collected.instances.contains(&tag)
+    });
+    assert_eq!(keeper(&tag), None);
 }
 
 /// The binary, behind these words.
