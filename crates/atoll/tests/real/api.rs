@@ -24,6 +24,7 @@ mod pages;
 mod places;
 mod pressure;
 mod quota;
+mod retention;
 mod soak;
 mod sockets;
 mod states;

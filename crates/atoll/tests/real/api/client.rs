@@ -160,7 +160,7 @@ impl Server {
             // The SHA-256 of the digits.
             hash: "271a413bd339c5709fdceaec41f14f11e9fbfb5042d72d331c65f32b284cd09a".into(),
         };
-        store.add_key(&new).await.unwrap();
+        assert!(store.add_key(&new, 1).await.unwrap());
         store.close().await;
         self.client().with_key(Some(&format!("atl_{digits}")))
     }
