@@ -110,7 +110,7 @@ async fn what_cannot_be_taken_is_refused_by_its_code() {
         }
     }
     // A tunnel takes less.
-    let said = frame(LAST | BINARY, part.len() + 1, &whole[..part.len() + 1]);
+    let said = frame(LAST | BINARY, part.len() + 1, &whole[..=part.len()]);
     assert_eq!(code(open(&client, &tunnel).await, &said).await, 1009);
     server.close().await;
 }

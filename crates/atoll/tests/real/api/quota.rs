@@ -134,12 +134,12 @@ async fn f10_numbers_beyond_all_measure_are_refused_by_name() {
         "[1]",
     ] {
         for (method, path, field) in &asked {
-            let body = format!("{{\"cmd\": \"true\", \"{field}\": {number}}}");
-            // Only a command has a line.
-            let body = match path.ends_with("/commands") {
-                true => body,
-                false => body.replace("\"cmd\": \"true\", ", ""),
+            // A command has a line too.
+            let more = match path.strip_suffix("/commands") {
+                Some(_) => "\"cmd\": \"true\", ",
+                None => "",
             };
+            let body = format!("{{{more}\"{field}\": {number}}}");
             let refused = client.send(method, path, &headers, body).await.refusal();
             // What no JSON has is no field either.
             let named = [*field, "body"].contains(&refused.2.as_str());
