@@ -22,7 +22,7 @@ const SWEPT: Duration = Duration::from_mins(10);
 const FORGOTTEN: u32 = 500;
 
 const DAY: i64 = 24 * 3_600_000_000;
-/// How long history is kept after a sandbox is gone, and a command after its end.
+/// How long history is kept after a sandbox is gone, a command after its end, and a key when it is worth nothing.
 const HISTORY: i64 = 30 * DAY;
 /// How long events are kept.
 const EVENTS: i64 = 7 * DAY;
@@ -193,6 +193,7 @@ async fn sweep(store: &Store) -> atoll_store::Result<()> {
         let most = [
             store.forget_commands(history, FORGOTTEN).await?,
             store.forget_deleted(history, FORGOTTEN).await?,
+            store.forget_keys(history, FORGOTTEN).await?,
             store.forget_events(now() - EVENTS, FORGOTTEN).await?,
             store.forget_said_before(now() - SAID, FORGOTTEN).await?,
         ];

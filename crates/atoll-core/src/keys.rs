@@ -17,6 +17,8 @@ const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const DIGITS: usize = 64;
 /// For so long nobody is asked for again who was found; revoking a key or changing an org forgets them all.
 const REMEMBERED: Duration = Duration::from_secs(10);
+/// How many keys an org's own people may make, with those of late that are worth nothing any more.
+const MOST: u32 = 10_000;
 /// The last use of a key is noted at most so often, in microseconds.
 const NOTED: i64 = 60_000_000;
 
@@ -254,7 +256,17 @@ impl Core {
             hash: hash(&secret).unwrap_or_default(),
             key,
         };
-        self.inner.store.add_key(&new).await.map_err(error::store)?;
+        // An admin is never locked out by what others made.
+        let most = match context.require(Scope::Admin) {
+            Ok(()) => u32::MAX,
+            Err(_) => MOST,
+        };
+        let added = self.inner.store.add_key(&new, most).await;
+        if !added.map_err(error::store)? {
+            let message = format!("the org has {MOST} keys, with those that were revoked of late");
+            let remedy = "use fewer keys: one that is worth nothing any more counts for 30 days";
+            return Err(Error::new(Code::QuotaExceeded, message).remedy(remedy));
+        }
         Ok(MadeKey {
             key: new.key,
             secret,

@@ -30,4 +30,13 @@ impl<T> Slice<T> {
         let items = left.into_iter().map(|(_, item)| item).collect();
         Self::new(items, page, place)
     }
+
+    /// The same part, with everything on it seen in another way.
+    #[must_use]
+    pub fn map<V>(self, view: impl FnMut(T) -> V) -> Slice<V> {
+        Slice {
+            items: self.items.into_iter().map(view).collect(),
+            next: self.next,
+        }
+    }
 }

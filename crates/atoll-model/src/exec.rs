@@ -118,6 +118,20 @@ impl ExecSpec {
         }
     }
 
+    /// About how much memory it takes: many short words take more than one long one.
+    pub fn weight(&self) -> usize {
+        const WORD: usize = 64;
+        let words = match &self.program {
+            Program::Shell(line) => line.len(),
+            Program::Argv(argv) => argv.iter().map(|word| word.len() + WORD).sum(),
+        };
+        let variables = self.environment.iter();
+        let variables = variables.map(|(name, value)| name.len() + value.len() + 2 * WORD);
+        let directory = self.directory.as_ref().map_or(0, Vec::len);
+        let names = [&self.user, &self.tag].into_iter().flatten();
+        words + variables.sum::<usize>() + directory + names.map(String::len).sum::<usize>()
+    }
+
     /// Runs it as another user.
     #[must_use]
     pub fn user(mut self, user: impl Into<String>) -> Self {

@@ -232,12 +232,11 @@ fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
 
 /// Browsers say from which page a request comes.
 fn check_origin(headers: &HeaderMap, own: Option<&str>, config: &Config) -> Result<(), Error> {
-    let Some(origin) = headers
-        .get(header::ORIGIN)
-        .and_then(|origin| origin.to_str().ok())
-    else {
+    let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };
+    // Something that is no text is no origin of ours.
+    let origin = origin.to_str().unwrap_or_default();
     let same = origin
         .split_once("://")
         .is_some_and(|(_, place)| Some(place) == own);
@@ -360,6 +359,34 @@ fn secret(headers: &HeaderMap) -> Option<&str> {
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_our_own_pages_and_listed_ones_may_ask() {
+        let config = Config {
+            access: Access::Open,
+            hosts: ["box.example".to_owned()].into(),
+            origins: ["https://friend.example".to_owned()].into(),
+            domains: std::collections::BTreeSet::new(),
+        };
+        for (origin, may) in [
+            (b"http://box.example:80".as_slice(), true),
+            (b"https://friend.example", true),
+            (b"http://friend.example", false),
+            (b"https://friend.example.evil.example", false),
+            (b"http://box.example", false),
+            (b"box.example:80", false),
+            (b"null", false),
+            (b"", false),
+            // No text at all.
+            (b"http://box.example:80\xff", false),
+        ] {
+            let request = Request::get("/").header("host", "box.example:80");
+            let request = request.header("origin", origin);
+            let request = request.body(axum::body::Body::empty()).unwrap();
+            let checked = meant_for_us(&request, &config);
+            assert_eq!(checked.is_ok(), may, "{}", origin.escape_ascii());
+        }
+    }
 
     #[tokio::test]
     async fn links_lead_to_where_the_caller_found_us_by_either_http() {

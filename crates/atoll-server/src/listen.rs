@@ -3,6 +3,7 @@
 mod direct;
 mod pace;
 mod silence;
+mod stall;
 
 use std::convert::Infallible;
 use std::io::{self, Cursor};
@@ -15,7 +16,7 @@ use axum::http::{Request, Response};
 use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -28,6 +29,7 @@ use direct::{Connection, Past};
 pub(crate) use direct::{Direct, LEAST};
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
+use stall::{Streams, Taken};
 
 /// The largest head of a request.
 const HEAD: u16 = u16::MAX;
@@ -70,7 +72,7 @@ pub async fn serve(
     let places = Arc::new(Semaphore::new(patience.connections as usize));
     let connections = Connections {
         router,
-        languages: Arc::new(Languages::new(patience.quiet)),
+        languages: Arc::new(Languages::new(patience)),
         patience,
         places: Arc::clone(&places),
         stop: stop.clone(),
@@ -220,10 +222,7 @@ impl Served {
             request.extensions_mut().insert(Encrypted);
         }
         let response = self.router.oneshot(request).await?;
-        Ok(response.map(|body| Answered {
-            body,
-            _request: under_way,
-        }))
+        Ok(response.map(|body| Answered::new(body, under_way, Taken::here())))
     }
 
     /// Serves until its client goes or is too slow, or until all is answered that was asked for before the stop.
@@ -251,15 +250,18 @@ impl Served {
 /// The two HTTPs.
 struct Languages {
     one: http1::Builder,
-    two: http2::Builder<TokioExecutor>,
+    two: http2::Builder<Streams>,
 }
 
 impl Languages {
-    fn new(quiet: Duration) -> Self {
+    fn new(patience: Patience) -> Self {
+        let quiet = patience.quiet;
         let mut one = http1::Builder::new();
         // How long a head may take, and how long none need come, is watched by ourselves.
         one.header_read_timeout(None).max_header_size(HEAD.into());
-        let mut two = http2::Builder::new(TokioExecutor::new());
+        let mut two = http2::Builder::new(Streams {
+            quiet: patience.body,
+        });
         two.timer(TokioTimer::new())
             // A client that is not there any more is found out.
             .keep_alive_interval(quiet)

@@ -19,6 +19,8 @@ use axum::response::Response;
 use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
+use tokio_tungstenite::tungstenite::Error as WireError;
+use tokio_tungstenite::tungstenite::error::ProtocolError;
 
 use crate::App;
 use crate::answer::FailureBody;
@@ -104,6 +106,25 @@ const GOING_AWAY: u16 = 1001;
 /// Says what went wrong, and ends.
 pub(crate) async fn refuse(socket: WebSocket, error: &Error) {
     close(socket, error.code.close_code(), &error.message).await;
+}
+
+/// Ends with a client whose words cannot be taken, and says why; nothing is said to one that is gone.
+async fn misheard(socket: WebSocket, error: axum::Error) {
+    if let Some((code, reason)) = fault(error) {
+        close(socket, code, reason).await;
+    }
+}
+
+/// What is wrong with what a client sends, by the codes that all WebSockets have for it; nothing if it is gone.
+pub(crate) fn fault(error: axum::Error) -> Option<(u16, &'static str)> {
+    let error = error.into_inner().downcast::<WireError>().ok()?;
+    match *error {
+        WireError::Capacity(_) => Some((1009, "a message is longer than is taken")),
+        WireError::Utf8(_) => Some((1007, "a text is not UTF-8")),
+        WireError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
+        WireError::Protocol(_) => Some((1002, "a frame is not as WebSockets have them")),
+        _ => None,
+    }
 }
 
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
@@ -214,7 +235,8 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
                         Err(_) => type_in(&used, &exec, text.as_bytes()).await,
                     },
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Err(error)) => return misheard(socket, error).await,
+                    Some(Ok(Message::Close(_))) | None => return,
                 };
                 match done {
                     // Keys for a program that has just ended.
@@ -340,7 +362,8 @@ pub(crate) async fn output(
                             return refuse(socket, &error).await;
                         }
                     }
-                    Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+                    Some(Err(error)) => return misheard(socket, error).await,
+                    Some(Ok(Message::Close(_))) | None => return,
                     Some(Ok(_)) => {}
                 }
             }

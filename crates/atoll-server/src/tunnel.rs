@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::socket::{Ends, FAREWELL, GRACE, PING, last_word};
+use crate::socket::{Ends, FAREWELL, GRACE, PING, fault, last_word};
 
 /// The largest message that is taken.
 pub(crate) const LARGEST: usize = 1 << 20;
@@ -93,7 +93,13 @@ fn wrong(message: &str) -> End {
 
 /// From who came to the server; when all was sent, only to hear whether they are there.
 async fn up(mut source: SplitStream<WebSocket>, mut server: WriteHalf<'_>, known: &Known) -> End {
-    while let Some(Ok(message)) = source.next().await {
+    while let Some(said) = source.next().await {
+        let message = match said {
+            Ok(message) => message,
+            Err(error) => {
+                return fault(error).map_or(End::Gone, |(code, why)| End::Ended(code, why.into()));
+            }
+        };
         known.heard.store(true, Ordering::Relaxed);
         let taken = match message {
             Message::Binary(bytes) if bytes.is_empty() => {

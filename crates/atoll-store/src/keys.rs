@@ -1,6 +1,6 @@
 //! Keys. Of a secret only its hash is here.
 
-use atoll_model::{Key, KeyId, OrgId};
+use atoll_model::{Key, KeyId, OrgId, Scope};
 use sqlx::FromRow;
 
 use crate::{Error, Result, Store, taken, text, word};
@@ -11,8 +11,11 @@ const BY_HASH: &str = "SELECT id, org, name, prefix, scope, created_at, expires_
 const OF_ORG: &str = "SELECT id, org, name, prefix, scope, created_at, expires_at, last_used_at, revoked_at \
      FROM keys WHERE org = $1 ORDER BY created_at DESC, id";
 const INSERT: &str = "INSERT INTO keys (id, org, name, hash, prefix, scope, created_at, expires_at) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+     SELECT $1, $2, $3, $4, $5, $6, $7, $8 WHERE (SELECT count(*) FROM keys WHERE org = $2) < $9";
 const USED: &str = "UPDATE keys SET last_used_at = $2 WHERE id = $1";
+/// Whether there ever was one that may do everything is never forgotten.
+const FORGET: &str = "DELETE FROM keys WHERE id IN (SELECT id FROM keys \
+     WHERE (revoked_at < $1 OR expires_at < $1) AND scope <> $3 LIMIT $2)";
 const REVOKE: &str =
     "UPDATE keys SET revoked_at = $3 WHERE id = $1 AND org = $2 AND revoked_at IS NULL";
 
@@ -73,8 +76,8 @@ impl Store {
         rows.into_iter().map(Key::try_from).collect()
     }
 
-    /// Keeps a key.
-    pub async fn add_key(&self, new: &NewKey) -> Result<()> {
+    /// Keeps a key, if its org may have one more; says whether.
+    pub async fn add_key(&self, new: &NewKey, most: u32) -> Result<bool> {
         let _time = self.time("add_key");
         let key = &new.key;
         let query = sqlx::query(INSERT)
@@ -85,9 +88,19 @@ impl Store {
             .bind(&key.prefix)
             .bind(text(&key.scope))
             .bind(key.created_at)
-            .bind(key.expires_at);
-        query.execute(&self.write).await.map_err(taken("the key"))?;
-        Ok(())
+            .bind(key.expires_at)
+            .bind(i64::from(most));
+        let added = query.execute(&self.write).await.map_err(taken("the key"))?;
+        Ok(added.rows_affected() == 1)
+    }
+
+    /// Forgets some keys that were revoked or at their end before a time; how many.
+    pub async fn forget_keys(&self, before: i64, most: u32) -> Result<u64> {
+        let query = sqlx::query(FORGET)
+            .bind(before)
+            .bind(i64::from(most))
+            .bind(text(&Scope::Admin));
+        Ok(query.execute(&self.write).await?.rows_affected())
     }
 
     /// Notes when a key was used.

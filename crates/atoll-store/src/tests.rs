@@ -198,23 +198,37 @@ async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
         revoked_at: None,
     };
     let hash = "aa".repeat(32);
-    store
-        .add_key(&NewKey {
-            key: key.clone(),
-            hash: hash.clone(),
-        })
-        .await
-        .unwrap();
+    let new = NewKey {
+        key: key.clone(),
+        hash: hash.clone(),
+    };
+    assert!(store.add_key(&new, 1).await.unwrap());
+    let mut other = NewKey {
+        hash: "cc".repeat(32),
+        ..new
+    };
+    other.key.id = KeyId::random();
+    assert!(!store.add_key(&other, 1).await.unwrap());
+    assert!(store.add_key(&other, 2).await.unwrap());
+    assert_eq!(store.forget_keys(51, 9).await.unwrap(), 2);
+    other.key.scope = Scope::Admin;
+    assert!(store.add_key(&other, 1).await.unwrap());
+    assert_eq!(store.forget_keys(51, 9).await.unwrap(), 0);
+    let new = NewKey {
+        key: key.clone(),
+        hash: hash.clone(),
+    };
+    assert!(store.add_key(&new, 2).await.unwrap());
     assert_eq!(store.key_by_hash(&hash).await.unwrap(), Some(key.clone()));
     assert_eq!(store.key_by_hash("bb").await.unwrap(), None);
     store.key_used(&key.id, 9).await.unwrap();
     assert!(store.revoke_key(&org.id, &key.id, 11).await.unwrap());
     assert!(!store.revoke_key(&org.id, &key.id, 12).await.unwrap());
     let found = store.keys(&org.id).await.unwrap();
-    assert_eq!(
-        (found[0].last_used_at, found[0].revoked_at),
-        (Some(9), Some(11))
-    );
+    let found = found.iter().find(|found| found.id == key.id).unwrap();
+    assert_eq!((found.last_used_at, found.revoked_at), (Some(9), Some(11)));
+    assert_eq!(store.forget_keys(11, 9).await.unwrap(), 0);
+    assert_eq!(store.forget_keys(12, 9).await.unwrap(), 1);
 }
 
 #[tokio::test]

@@ -262,3 +262,36 @@ def test_a_list_has_all_pages() -> None:
 
         assert asyncio.run(on_a_loop()) == 250
         stub.shutdown()
+
+
+COMMAND = {"execID": "", "pid": 1, "cmd": "true", "state": "exited", "startedAt": "2026-01-01T00:00:00Z"}
+TERMINAL = {"ptyID": "", "sessionID": "", "sandboxID": "i0", "pid": 1, "cols": 80, "rows": 24}
+
+
+def test_the_lists_of_a_sandbox_have_all_pages() -> None:
+    asked: list[str | None] = []
+
+    def page(path: str) -> tuple[int, dict[str, str], str]:
+        parts = urlsplit(path)
+        if parts.path == "/sandboxes/i0":
+            return 200, {}, json.dumps({**SANDBOX, "sandboxID": "i0"})
+        cursor = parse_qs(parts.query).get("cursor", [None])[0]
+        asked.append(cursor)
+        first = int(cursor or 0)
+        row, name = (COMMAND, "execID") if parts.path.endswith("/commands") else (TERMINAL, "ptyID")
+        rows = [{**row, name: f"x{number}"} for number in range(250)][first : first + 100]
+        return 200, {"x-next-cursor": str(first + 100)} if first < 200 else {}, json.dumps(rows)
+
+    names = [f"x{number}" for number in range(250)]
+    with Stub(page) as stub, Client(stub.url) as client:
+        sandbox = Sandbox.connect("i0", client=client)
+        assert [one.exec_id for one in sandbox.commands.list()] == names
+        assert [one.id for one in sandbox.pty.list()] == names
+        assert asked == [None, "100", "200"] * 2
+
+        async def on_a_loop() -> list[str]:
+            same = await AsyncSandbox.connect("i0", client=AsyncClient(stub.url))
+            return [one.exec_id for one in await same.commands.list()]
+
+        assert asyncio.run(on_a_loop()) == names
+        stub.shutdown()

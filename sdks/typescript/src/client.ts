@@ -118,18 +118,24 @@ export class Client {
 
     /** Sends a request; the JSON of its answer. */
     async json<T>(method: string, path: string, asked: Asked = {}): Promise<T> {
-        return await this.request(method, path, asked, async (response) => {
-            const text = await response.text();
-            try {
-                return (text === "" ? undefined : JSON.parse(text)) as T;
-            } catch {
-                throw new AtollError(`${method} ${path}: the answer is not JSON`, {
-                    code: "UNEXPECTED_ANSWER",
-                    category: "internal",
-                    remedy: `see that ${this.url} is an Atoll server`,
-                });
-            }
-        });
+        return await this.request(method, path, asked, async (response) => await this.parsed<T>(response, `${method} ${path}`));
+    }
+
+    /**
+     * The JSON of an answer.
+     * @internal
+     */
+    async parsed<T>(response: Response, what: string): Promise<T> {
+        const text = await response.text();
+        try {
+            return (text === "" ? undefined : JSON.parse(text)) as T;
+        } catch {
+            throw new AtollError(`${what}: the answer is not JSON`, {
+                code: "UNEXPECTED_ANSWER",
+                category: "internal",
+                remedy: `see that ${this.url} is an Atoll server`,
+            });
+        }
     }
 
     /** Sends a request; what is made of its answer. An answer that breaks off is as good as none. */

@@ -4,6 +4,7 @@ import type { CallOptions, Client } from "./client.js";
 import { CommandHandle, type CommandResult } from "./command-handle.js";
 import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
 import { StdinClosedError } from "./generated/errors.js";
+import { whole } from "./pages.js";
 import { randomName } from "./random.js";
 
 /** How a command is run. */
@@ -97,7 +98,7 @@ export class Commands {
 
     /** Its commands, newest first. */
     async list(options: CallOptions = {}): Promise<Command[]> {
-        return await this.#client.json("GET", this.#path, options);
+        return await whole(this.#client, this.#path, options);
     }
 
     #body(cmd: string, options: RunOptions): NewCommand {

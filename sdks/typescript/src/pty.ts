@@ -4,6 +4,7 @@ import type { CallOptions, Client } from "./client.js";
 import { ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
 import { TerminalNotFoundError } from "./generated/errors.js";
+import { whole } from "./pages.js";
 import { platform } from "./platform.js";
 import { randomName } from "./random.js";
 import { Terminal, type TerminalListeners } from "./terminal.js";
@@ -78,8 +79,8 @@ export class Terminals {
         return await Terminal.join(this.#client, this.#path, found, options);
     }
 
-    /** Those that there are. */
+    /** Those that there are, newest first. */
     async list(options: CallOptions = {}): Promise<api.Terminal[]> {
-        return await this.#client.json("GET", this.#path, options);
+        return await whole(this.#client, this.#path, options);
     }
 }

@@ -1,10 +1,11 @@
 /** A sandbox: its life, and the way to its commands, files, terminals and ports. */
 
-import { type Asked, type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
+import { type Asked, type CallOptions, Client, type ConnectionOptions, call } from "./client.js";
 import { Commands } from "./commands.js";
 import { AtollError } from "./error.js";
 import { Files } from "./files.js";
 import type * as api from "./generated/api.js";
+import { pages } from "./pages.js";
 import { platform } from "./platform.js";
 import { Terminals } from "./pty.js";
 import { randomName } from "./random.js";
@@ -207,18 +208,4 @@ export class Sandbox implements AsyncDisposable {
 
 function isGone(error: unknown): boolean {
     return error instanceof AtollError && error.code === "SANDBOX_NOT_FOUND";
-}
-
-/** A list, page after page; `next` is what the next page is asked for by. */
-async function* pages<T>(client: Client, path: string, next: string, query: Query, options: CallOptions): AsyncGenerator<T> {
-    let cursor: string | null = null;
-    do {
-        const asked = { ...call(options), query: { ...query, [next]: cursor } };
-        const page: { items: T[]; cursor: string | null } = await client.request("GET", path, asked, async (response) => ({
-            items: (await response.json()) as T[],
-            cursor: response.headers.get("x-next-cursor"),
-        }));
-        yield* page.items;
-        cursor = page.cursor;
-    } while (cursor !== null);
 }

@@ -45,22 +45,32 @@ test("a sandbox that was made is deleted at the end, one that was connected to i
 
 test("a list has all pages", async () => {
     const asked: (string | null)[] = [];
-    const rows = Array.from({ length: 250 }, (_, number) => ({ sandboxID: `i${number}` }));
+    const rows = Array.from({ length: 250 }, (_, number) => ({ sandboxID: `i${number}`, execID: `e${number}`, ptyID: `p${number}` }));
+    let answer = (first: number): string => JSON.stringify(first < 0 ? rows[0] : rows.slice(first, first + 100));
     const pages = createServer((request, response) => {
-        const query = new URL(request.url ?? "", "http://here").searchParams;
-        const first = Number(query.get("cursor") ?? 0);
-        asked.push(query.get("cursor"));
-        response.writeHead(200, first + 100 < rows.length ? { "x-next-cursor": String(first + 100) } : {});
-        response.end(JSON.stringify(rows.slice(first, first + 100)));
+        const { pathname, searchParams: query } = new URL(request.url ?? "", "http://here");
+        // A sandbox is looked for before its commands are.
+        const first = pathname.endsWith("/i0") ? -1 : Number(query.get("cursor") ?? 0);
+        if (first >= 0) {
+            asked.push(query.get("cursor"));
+        }
+        response.writeHead(200, first >= 0 && first + 100 < rows.length ? { "x-next-cursor": String(first + 100) } : {});
+        response.end(answer(first));
     });
     await new Promise<void>((done) => pages.listen(0, "127.0.0.1", done));
+    const at = { url: `http://127.0.0.1:${(pages.address() as AddressInfo).port}`, apiKey: "k" };
     const listed = [];
-    for await (const { sandboxID } of Sandbox.list({ url: `http://127.0.0.1:${(pages.address() as AddressInfo).port}`, apiKey: "k" })) {
+    for await (const { sandboxID } of Sandbox.list(at)) {
         listed.push(sandboxID);
     }
-    pages.close();
     assert.deepEqual(listed, rows.map(({ sandboxID }) => sandboxID));
-    assert.deepEqual(asked, [null, "100", "200"]);
+    const sb = await Sandbox.connect("i0", at);
+    assert.deepEqual((await sb.commands.list()).map(({ execID }) => execID), rows.map(({ execID }) => execID));
+    assert.deepEqual((await sb.pty.list()).map(({ ptyID }) => ptyID), rows.map(({ ptyID }) => ptyID));
+    assert.deepEqual(asked, [1, 2, 3].flatMap(() => [null, "100", "200"]));
+    answer = () => "<html>";
+    await assert.rejects(sb.commands.list(), { code: "UNEXPECTED_ANSWER" });
+    pages.close();
 });
 
 test("only a server that was there is waited for behind a proxy", async () => {

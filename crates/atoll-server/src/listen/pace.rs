@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
+use super::stall::{self, Taken};
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -130,8 +131,41 @@ impl Drop for UnderWay {
 
 /// An answer: its request is under way until it is sent or given up.
 pub(super) struct Answered {
-    pub(super) body: Body,
-    pub(super) _request: UnderWay,
+    body: Body,
+    /// What of it is not given away yet, where that goes in pieces.
+    rest: Bytes,
+    /// Whether it is taken, where nobody else watches that.
+    taken: Option<Taken>,
+    _request: UnderWay,
+}
+
+impl Answered {
+    pub(super) fn new(body: Body, request: UnderWay, taken: Option<Taken>) -> Self {
+        Self {
+            body,
+            rest: Bytes::new(),
+            taken,
+            _request: request,
+        }
+    }
+
+    /// What is next, in pieces.
+    fn poll_piece(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(bytes) => self.rest = bytes,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                other => return Poll::Ready(other),
+            }
+        }
+        let piece = stall::piece(&mut self.rest);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
+    }
 }
 
 impl HttpBody for Answered {
@@ -142,15 +176,29 @@ impl HttpBody for Answered {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let Some(taken) = self.taken.clone() else {
+            return Pin::new(&mut self.body).poll_frame(context);
+        };
+        // Whoever asks for more has taken what was there.
+        taken.taken();
+        let next = self.poll_piece(context);
+        if next.is_ready() {
+            taken.offered();
+        }
+        next
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (mut hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
+        if let Some(most) = hint.upper() {
+            hint.set_upper(most.saturating_add(rest));
+        }
+        hint.set_lower(hint.lower().saturating_add(rest));
+        hint
     }
 }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, ExecId, ExecSpec, Scope};
+use atoll_core::Slice;
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Scope};
 use atoll_worker::Control;
 use axum::Json;
 use axum::extract::State;
@@ -20,6 +21,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Bytes, Key, Nothing, Path, Query, Repeatable};
 use crate::guard::Caller;
+use crate::page::{self, Asked, Part};
 use crate::socket::{self, Ends, Upgrade};
 use crate::stream;
 use crate::views::{Command, Exit, Raw};
@@ -250,15 +252,24 @@ async fn run(
 }
 
 /// List commands
-#[utoipa::path(get, path = "/sandboxes/{id}/commands", responses((status = 200, body = [Command])))]
+///
+/// Those that run and the last that have ended, newest first.
+#[utoipa::path(get, path = "/sandboxes/{id}/commands", params(Asked), responses((status = 200, body = [Command])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-) -> Answer<Json<Vec<Command>>> {
+    Query(asked): Query<Asked>,
+) -> Answer<Part<Command>> {
+    let page = asked.page()?;
     let used = app.core.look(&caller, &id)?;
     let all = used.runtime().execs(used.id())?;
-    Ok(Json(all.into_iter().map(Command::from).collect()))
+    Ok(page::part(Slice::of_all(all, &page, place)))
+}
+
+/// Where a command stands in a list.
+pub(super) fn place(info: &ExecInfo) -> (i64, String) {
+    (info.started_at, info.id.to_string())
 }
 
 /// A command by its id; one by its pid or tag has its own prefix.

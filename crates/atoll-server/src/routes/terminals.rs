@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{Again, Use};
+use atoll_core::{Again, Slice, Use};
 use atoll_model::{Code, Error, ExecInfo, ExecSpec, SandboxId, Scope};
 use atoll_worker::Control;
 use axum::Json;
@@ -15,11 +15,12 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::commands::surrounded;
+use super::commands::{place, surrounded};
 use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Key, Path, Query, Repeatable};
 use crate::guard::Caller;
+use crate::page::{self, Part};
 use crate::socket::{self, Ends, Upgrade};
 use crate::views::terminal_name;
 
@@ -165,35 +166,42 @@ async fn make(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Size {
+struct Listed {
     /// Of the new terminal of a WebSocket.
     #[param(maximum = 65535, default = 80)]
     cols: Option<u16>,
     /// Of the new terminal of a WebSocket.
     #[param(maximum = 65535, default = 24)]
     rows: Option<u16>,
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
+    cursor: Option<String>,
 }
 
 /// List terminals
 ///
-/// As a WebSocket: makes a terminal and joins it.
-#[utoipa::path(get, path = "/sandboxes/{id}/pty", params(Size),
+/// Newest first. As a WebSocket: makes a terminal and joins it.
+#[utoipa::path(get, path = "/sandboxes/{id}/pty", params(Listed),
     responses((status = 200, body = [Terminal]), (status = 101, description = "A new terminal, as a WebSocket")))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
-    Query(size): Query<Size>,
+    Query(listed): Query<Listed>,
     Upgrade(upgrade): Upgrade,
 ) -> Answer {
+    let page = page::asked(listed.limit, listed.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
         let used = app.core.look(&caller, &id)?;
-        let all: Vec<Terminal> = open(&used)?.iter().map(|info| view(&used, info)).collect();
-        return Ok(Json(all).into_response());
+        let slice = Slice::of_all(open(&used)?, &page, place);
+        let part: Part<Terminal> = page::part(slice.map(|info| view(&used, &info)));
+        return Ok(part.into_response());
     };
     let asked = New {
-        cols: size.cols,
-        rows: size.rows,
+        cols: listed.cols,
+        rows: listed.rows,
         ..New::default()
     };
     let joined = async {

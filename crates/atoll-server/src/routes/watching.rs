@@ -188,8 +188,8 @@ impl From<Logged> for Line {
 
 /// Get logs
 ///
-/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap`, `exit`
-/// and `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
+/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap` and
+/// `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
 #[utoipa::path(get, path = "/sandboxes/{id}/logs", params(Listed),
     responses((status = 200, content(([Line] = "application/json"), (String = "text/event-stream")),
         headers(("X-Next-Cursor" = String, description = "There may be more: the `after` of the next part")))))]

@@ -25,6 +25,8 @@ const REMEMBERED: usize = 256;
 const PRESSING: usize = REMEMBERED;
 /// How many before they are given up.
 const WAITING: usize = 4 * REMEMBERED;
+/// How much of what they were asked for, in bytes, is remembered of those that ended; and may be of those that run.
+const HEAVY: usize = 16 << 20;
 /// How many may run at once.
 const MOST: usize = 256;
 /// How many of them may have a terminal.
@@ -53,9 +55,12 @@ struct Inner {
     numbers: HashMap<ExecId, u64>,
     /// Those of which it is not known that nothing can happen to them any more: few, where all may be many.
     open: BTreeSet<u64>,
+    /// How much of our memory what each was asked for takes, and all of it.
+    weights: HashMap<u64, usize>,
+    weight: usize,
     next: u64,
-    /// Those that are about to begin, and how many of them have a terminal.
-    beginning: (usize, usize),
+    /// Those that are about to begin, how many of them have a terminal, and their weight.
+    beginning: (usize, usize, usize),
     /// The keys of those among them that may be asked for again.
     keys: HashSet<String>,
     /// Those of earlier servers are here too.
@@ -224,6 +229,8 @@ impl Table {
             let (earlier, all) = inner.earlier(&self.directory, &self.budget);
             let newer = std::mem::take(&mut inner.all);
             inner.open.clear();
+            inner.weights.clear();
+            inner.weight = 0;
             for shared in earlier {
                 inner.add(Arc::new(shared));
             }
@@ -302,26 +309,33 @@ impl Table {
     /// Refuses more than can run at once.
     fn room(&self, mut inner: MutexGuard<'_, Inner>, spec: &ExecSpec) -> Result<Place<'_>, Error> {
         let terminal = usize::from(spec.terminal.is_some());
-        let (mut running, mut terminals) = inner.beginning;
-        for exec in inner.open.iter().filter_map(|number| inner.all.get(number)) {
-            if exec.ended() {
+        let (mut running, mut terminals, mut heavy) = inner.beginning;
+        let weight = spec.weight();
+        heavy += weight;
+        for number in &inner.open {
+            let Some(exec) = inner.all.get(number).filter(|exec| !exec.ended()) else {
                 continue;
-            }
+            };
             running += 1;
             terminals += usize::from(exec.spec.terminal.is_some());
+            heavy += inner.weight_of(*number);
         }
         let full = if running >= MOST {
             format!("{running} commands run in this sandbox already")
         } else if terminal > 0 && terminals >= TERMINALS {
             format!("the sandbox has {terminals} terminals already")
+        } else if heavy > HEAVY {
+            "the commands that run in this sandbox have too many and too long arguments".into()
         } else {
             inner.beginning.0 += 1;
             inner.beginning.1 += terminal;
+            inner.beginning.2 += weight;
             let key = spec.again.as_ref().map(|again| again.key.clone());
             inner.keys.extend(key.clone());
             return Ok(Place::Free(Room {
                 table: self,
                 terminal,
+                weight,
                 key,
             }));
         };
@@ -335,23 +349,26 @@ impl Table {
         let Inner { all, open, .. } = &mut *inner;
         open.retain(|number| all.get(number).is_some_and(|exec| !exec.closed()));
         let mut over = (inner.all.len() - inner.open.len()).saturating_sub(REMEMBERED);
+        let open = inner.open.iter().map(|number| inner.weight_of(*number));
+        let mut heavy = inner.weight - open.sum::<usize>();
         let (mut forgotten, mut presses) = (Vec::new(), false);
         for (number, exec) in &inner.all {
-            if over == 0 {
+            if over == 0 && heavy <= HEAVY {
                 break;
             }
             if inner.open.contains(number) {
                 continue;
             }
             if let Some(mark) = self.mark.as_ref().filter(|_| !exec.noted.is(true)) {
-                if over <= WAITING {
+                if over <= WAITING && heavy <= 4 * HEAVY {
                     // The journal comes for all that wait together.
-                    presses = over >= PRESSING && !inner.pressed;
+                    presses = (over >= PRESSING || heavy > HEAVY) && !inner.pressed;
                     break;
                 }
                 mark.lost();
             }
-            over -= 1;
+            over = over.saturating_sub(1);
+            heavy -= inner.weight_of(*number);
             forgotten.push(*number);
         }
         let forgotten: Vec<Arc<Shared>> = forgotten
@@ -412,6 +429,7 @@ pub(crate) enum Place<'a> {
 pub(crate) struct Room<'a> {
     table: &'a Table,
     terminal: usize,
+    weight: usize,
     key: Option<String>,
 }
 
@@ -420,6 +438,7 @@ impl Drop for Room<'_> {
         let mut inner = self.table.inner();
         inner.beginning.0 -= 1;
         inner.beginning.1 -= self.terminal;
+        inner.beginning.2 -= self.weight;
         if let Some(key) = &self.key {
             inner.keys.remove(key);
             drop(inner);
@@ -459,16 +478,29 @@ impl Inner {
         let before = self.numbers.insert(shared.id.clone(), self.next);
         if let Some(before) = before {
             self.open.remove(&before);
+            self.lighten(before);
             self.all.remove(&before);
         }
+        let weight = shared.spec.weight();
+        self.weights.insert(self.next, weight);
+        self.weight += weight;
         if !shared.closed() {
             self.open.insert(self.next);
         }
         self.all.insert(self.next, shared);
     }
 
+    fn weight_of(&self, number: u64) -> usize {
+        self.weights.get(&number).copied().unwrap_or_default()
+    }
+
+    fn lighten(&mut self, number: u64) {
+        self.weight -= self.weights.remove(&number).unwrap_or_default();
+    }
+
     fn remove(&mut self, number: u64) -> Option<Arc<Shared>> {
         let shared = self.all.remove(&number)?;
+        self.lighten(number);
         self.numbers.remove(&shared.id);
         Some(shared)
     }

@@ -1,6 +1,7 @@
 //! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
 
 mod settings;
+mod taken;
 mod watching;
 
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, RequestId, Scope};
 use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
 use atoll_store::Store;
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use atoll_worker::Config as RuntimeConfig;
 use clap::Args;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UnixListener};
@@ -79,7 +80,8 @@ impl Serve {
 
 impl Complete {
     async fn serve(&self, config: &Config, tls: Option<Tls>) -> Result<(), Error> {
-        let listener = TcpListener::bind(self.listen).await.map_err(|error| {
+        let listener = taken::listen(self.listen, taken::PATIENCE).await;
+        let listener = listener.map_err(|error| {
             Error::new(
                 Code::Conflict,
                 format!("cannot listen on {}: {error}", self.listen),
@@ -99,7 +101,7 @@ impl Complete {
             window: self.window.unwrap_or(serving.window),
             ..serving
         };
-        let sandboxes = LocalRuntime::open(sandboxes).await?;
+        let sandboxes = taken::open(sandboxes).await?;
         let store = Store::open(&config.data.join("atoll.db"))
             .await
             .map_err(|error| {

@@ -40,9 +40,13 @@ impl Place {
 
     /// Writes down a command that began, and perhaps ended.
     fn record(&mut self, ended: bool) -> Record {
+        self.record_of(&ExecSpec::argv(["true"]), ended)
+    }
+
+    fn record_of(&mut self, spec: &ExecSpec, ended: bool) -> Record {
         self.next += 1;
         let (id, next) = (ExecId::random(), self.next);
-        let spec = serde_json::to_string(&ExecSpec::argv(["true"])).expect("a spec");
+        let spec = serde_json::to_string(spec).expect("a spec");
         let begun = format!(
             r#"{{"begun":{{"version":1,"request":1,"leaf":"1","pid":7,"spec":{spec},"started_at":{next}}}}}"#
         );
@@ -58,8 +62,12 @@ impl Place {
 
     /// Has commands begin and end, as a server sees them.
     fn run(&mut self, table: &Table, count: usize) {
+        self.run_all(table, count, &ExecSpec::argv(["true"]));
+    }
+
+    fn run_all(&mut self, table: &Table, count: usize, spec: &ExecSpec) {
         for _ in 0..count {
-            let record = self.record(true);
+            let record = self.record_of(spec, true);
             let log = Log::new(record.stem().to_owned());
             table.add(Arc::new(Shared::with(record, log)));
             table.tidy();
@@ -120,6 +128,43 @@ async fn what_no_journal_takes_is_given_up_at_last() {
     assert_eq!(place.files("json"), REMEMBERED + WAITING);
     assert_eq!(place.read(&table).await.len(), REMEMBERED + WAITING);
     assert_eq!(place.files("json"), REMEMBERED);
+    place.journals.close().await;
+}
+
+#[tokio::test]
+async fn what_is_long_is_remembered_for_shorter() {
+    let mut place = Place::new();
+    let table = place.table(true);
+    // A sixteenth of what may be, by one long word or by many short ones.
+    let line = "x".repeat(HEAVY / 16);
+    let words = vec!["x"; HEAVY / 16 / 65];
+    place.run(&table, 3);
+    place.run_all(&table, 10, &ExecSpec::shell(line.as_str()));
+    assert_eq!(place.journals.pressing(), None);
+    place.run_all(&table, 10, &ExecSpec::argv(&words));
+    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
+    assert_eq!(place.files("json"), 23);
+    // The oldest go first, however short they are.
+    place.write(&table).await;
+    assert_eq!((place.files("json"), table.list().len()), (16, 16));
+    // Where no journal takes them, some wait.
+    place.run_all(&table, 100, &ExecSpec::shell(line.as_str()));
+    assert_eq!(place.files("json"), 64);
+    assert_eq!(place.journals.health().lost, 36);
+    place.journals.close().await;
+}
+
+#[tokio::test]
+async fn what_runs_was_not_asked_for_in_too_many_words() {
+    let place = Place::new();
+    let table = place.table(true);
+    let spec = ExecSpec::shell("x".repeat(HEAVY / 4));
+    let places: Vec<_> = (0..4).map(|_| table.room(table.inner(), &spec)).collect();
+    assert!(places.iter().all(Result::is_ok));
+    let refused = table.room(table.inner(), &ExecSpec::argv(["true"]));
+    assert!(refused.is_err_and(|error| error.code == Code::QuotaExceeded));
+    drop(places);
+    assert!(table.room(table.inner(), &spec).is_ok());
     place.journals.close().await;
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
 
-use super::{failed, note, paint, say};
+use super::{failed, note, paint, say, taken};
 
 /// Where metrics are shown if nothing is said.
 const METRICS: &str = "127.0.0.1:9091";
@@ -122,7 +122,11 @@ impl Watching {
         let Place::At(at) = place else {
             return Ok(None);
         };
-        match TcpListener::bind(at).await {
+        let patience = match self.metrics_listen {
+            Some(_) => taken::PATIENCE,
+            None => taken::BRIEF,
+        };
+        match taken::listen(at, patience).await {
             Ok(listener) => Ok(Some(listener)),
             Err(error) if self.metrics_listen.is_none() => {
                 let warning = paint("33", "warning");

@@ -160,7 +160,7 @@ impl Server {
             // The SHA-256 of the digits.
             hash: "271a413bd339c5709fdceaec41f14f11e9fbfb5042d72d331c65f32b284cd09a".into(),
         };
-        store.add_key(&new).await.unwrap();
+        assert!(store.add_key(&new, 1).await.unwrap());
         store.close().await;
         self.client().with_key(Some(&format!("atl_{digits}")))
     }
@@ -207,14 +207,7 @@ impl Server {
     /// Ends it when it has no sandboxes any more, and takes away what lasts.
     pub fn end_and_clear(mut self) {
         self.end();
-        let tag = std::fs::read_to_string(self.data().join("tag")).unwrap();
-        let facts = atoll_jail::facts::Facts::read();
-        let scope = atoll_worker::instance::Scope::Below(&self.data());
-        wait_for("the instance to be dead", DEADLINE, || {
-            let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
-            collected.instances.contains(&tag)
-        });
-        assert_eq!(keeper(&tag), None);
+        clear(&self.data());
     }
 }
 
@@ -231,6 +224,18 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// Takes away what lasts of a server that has ended and has no sandboxes.
+pub fn clear(data: &Path) {
+    let tag = std::fs::read_to_string(data.join("tag")).unwrap();
+    let facts = atoll_jail::facts::Facts::read();
+    let scope = atoll_worker::instance::Scope::Below(data);
+    wait_for("the instance to be dead", DEADLINE, || {
+        let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
+        collected.instances.contains(&tag)
+    });
+    assert_eq!(keeper(&tag), None);
 }
 
 /// The binary, behind these words.

@@ -1,9 +1,12 @@
 //! A line that breaks again and again: whoever goes on where it broke gets every byte once.
 
+use std::collections::BTreeMap;
+
 use atoll_testkit::{Cutter, fnv64};
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use serde_json::json;
+use http_body_util::BodyExt as _;
+use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::lasting::follow;
@@ -14,9 +17,16 @@ const LINES: u64 = 200_000;
 
 /// A server behind a bad line, and a sandbox.
 async fn begin() -> (Server, Cutter, Client, Client, String) {
+    begin_with(Cutter::new).await
+}
+
+/// The same, behind a line of another kind.
+async fn begin_with(
+    line: impl Fn(&str, u64) -> Cutter,
+) -> (Server, Cutter, Client, Client, String) {
     let server = Server::start().await;
     let direct = server.client();
-    let cutter = Cutter::new(&direct.address, 7);
+    let cutter = line(&direct.address, 7);
     let client = Client {
         address: cutter.address(),
         key: direct.key.clone(),
@@ -140,6 +150,138 @@ async fn a_create_that_is_said_again_until_it_is_answered_makes_one_sandbox() {
     }
     assert!(cutter.cuts() > 1, "{} cuts", cutter.cuts());
     assert_eq!(direct.get("/sandboxes").await.array().len(), 31);
+    drop(cutter);
+    server.close().await;
+}
+
+/// Takes server-sent events, those behind a cursor, until the line breaks or one is the last: whether it was.
+async fn listen(
+    client: &Client,
+    path: &str,
+    cursor: &mut String,
+    mut take: impl FnMut(&Value) -> bool,
+) -> bool {
+    let headers = [("last-event-id", cursor.clone())];
+    let headers = headers
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    let opened = client.try_open("GET", path, &headers, Bytes::new()).await;
+    let Ok(answer) = opened else { return false };
+    assert_eq!(answer.status(), 200);
+    let (mut body, mut text) = (answer.into_body(), String::new());
+    while let Some(Ok(frame)) = body.frame().await {
+        text.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap());
+        while let Some((event, rest)) = text.split_once("\n\n") {
+            let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name));
+            // Not a ping.
+            if let Some(id) = field("id: ") {
+                id.clone_into(cursor);
+                if take(&serde_json::from_str(field("data: ").unwrap()).unwrap()) {
+                    return true;
+                }
+            }
+            text = rest.to_owned();
+        }
+    }
+    false
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_told_once_each() {
+    let (server, cutter, direct, client, id) = begin_with(Cutter::hasty).await;
+    // They happen while somebody listens, and while nobody can.
+    let happening = tokio::spawn({
+        let (direct, id) = (direct.clone(), id.clone());
+        async move {
+            for _ in 0..100 {
+                for step in ["pause", "resume"] {
+                    let path = format!("/sandboxes/{id}/{step}");
+                    assert_eq!(direct.post(&path, &json!({})).await.status, 200);
+                }
+            }
+            let path = format!("/sandboxes/{id}");
+            assert_eq!(direct.delete(&path).await.status, 204);
+        }
+    });
+    // From the first to the last, however often the line breaks meanwhile.
+    let all = async |client: &Client| {
+        let (mut heard, mut cursor) = (Vec::new(), "0".to_owned());
+        let mut take = |event: &Value| {
+            heard.push(event.clone());
+            event["type"] == "sandbox.deleted"
+        };
+        while !listen(client, "/events", &mut cursor, &mut take).await {}
+        heard
+    };
+    let mut heard = vec![all(&client).await];
+    happening.await.unwrap();
+    while cutter.cuts() <= 10 {
+        heard.push(all(&client).await);
+    }
+    let whole = all(&direct).await;
+    assert!(whole.len() > 200, "{} events", whole.len());
+    assert!(heard.iter().all(|heard| *heard == whole));
+    drop(cutter);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn followed_logs_go_on_where_they_broke() {
+    const FEW: u64 = 10_000;
+    let (server, cutter, direct, client, id) = begin().await;
+    let mut written = BTreeMap::new();
+    for first in [1, FEW + 1] {
+        let last = first + FEW - 1;
+        let begun = start(&direct, &id, &format!("seq {first} {last}")).await;
+        let exec = begun.rsplit('/').next().unwrap().to_owned();
+        let lines: Vec<String> = (first..=last).map(|line| format!("{line}\n")).collect();
+        written.insert(exec, (lines.concat(), String::new()));
+    }
+    let path = format!("/sandboxes/{id}/logs?follow=true");
+    let mut cursor = String::new();
+    let mut take = |line: &Value| {
+        let exec = line["execID"].as_str().unwrap();
+        let (_, text) = written.get_mut(exec).unwrap();
+        assert_eq!(
+            line["position"],
+            text.len(),
+            "neither a gap nor a repetition"
+        );
+        text.push_str(line["text"].as_str().unwrap());
+        written.values().all(|(all, text)| text.len() >= all.len())
+    };
+    while !listen(&client, &path, &mut cursor, &mut take).await {}
+    assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
+    for (all, text) in written.values() {
+        assert_eq!(hash(text.as_bytes()), hash(all.as_bytes()));
+    }
+    drop(cutter);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_a_file_make_the_whole() {
+    let (server, cutter, direct, client, id) = begin().await;
+    let line = format!("seq {} > ~/numbers", 3 * LINES);
+    direct.line(&id, &line).await;
+    let path = format!("/sandboxes/{id}/files?path=numbers");
+    let whole = direct.get(&path).await.body;
+    let mut parts = Vec::new();
+    while parts.len() < whole.len() {
+        let range = format!("bytes={}-", parts.len());
+        let headers = [("range", range.as_str())];
+        let opened = client.try_open("GET", &path, &headers, Bytes::new()).await;
+        let Ok(answer) = opened else { continue };
+        assert_eq!(answer.status(), 206);
+        let expected = format!("bytes {}-{}/{}", parts.len(), whole.len() - 1, whole.len());
+        assert_eq!(answer.headers()["content-range"], expected);
+        let mut body = answer.into_body();
+        while let Some(Ok(frame)) = body.frame().await {
+            parts.extend_from_slice(&frame.into_data().unwrap());
+        }
+    }
+    assert!(cutter.cuts() > 10, "{} cuts", cutter.cuts());
+    assert_eq!(hash(&parts), hash(&whole));
     drop(cutter);
     server.close().await;
 }

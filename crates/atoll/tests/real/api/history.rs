@@ -7,22 +7,9 @@ use std::time::Duration;
 use atoll_testkit::wait_for;
 use serde_json::{Value, json};
 
+use super::pages::all;
 use super::{Client, Server};
 use crate::world::DEADLINE;
-
-/// Everything a list has, page by page.
-async fn all(client: &Client, path: &str, limit: usize) -> Vec<Value> {
-    let (mut found, mut cursor) = (Vec::new(), String::new());
-    loop {
-        let page = client.get(&format!("{path}?limit={limit}{cursor}")).await;
-        let next = page.headers.get("x-next-cursor").cloned();
-        let items = page.array();
-        found.extend(items.clone());
-        let Some(next) = next else { return found };
-        assert_eq!(items.len(), limit, "a page before the last is full");
-        cursor = format!("&cursor={}", next.to_str().unwrap());
-    }
-}
 
 async fn session(client: &Client, sandbox: &str) -> String {
     let info = client.get(&format!("/sandboxes/{sandbox}")).await.json();

@@ -70,6 +70,40 @@ pub fn memory(server: &Server) -> u64 {
     kilobytes >> 10
 }
 
+/// C07: what commands were asked for is remembered, but not without end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c07_commands_with_long_arguments_cost_so_much_memory_and_no_more_heavy() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "true").await;
+    let path = format!("/sandboxes/{id}/commands");
+    let before = memory(&server);
+    let long = json!({ "cmd": "true", "args": vec!["x".repeat(100_000); 9] });
+    let short = json!({ "cmd": "true", "args": vec!["x"; 20_000] });
+    for _ in 0..80 {
+        for body in [&long, &short] {
+            let done = client.post(&path, body).await;
+            assert_eq!(done.status, 200, "{done:?}");
+        }
+    }
+    let grown = memory(&server).saturating_sub(before);
+    assert!(grown < 192, "{grown} MiB more");
+    // Those that run are not forgotten: there are only so many.
+    let mut runs = json!({ "cmd": "sleep", "args": ["600"], "background": true });
+    runs["envs"] = (0..9)
+        .map(|number| (format!("V{number}"), json!("x".repeat(100_000))))
+        .collect();
+    let all = at_once(&client, &path, &runs, 40).await;
+    let begun = all.iter().filter(|(status, _)| *status == 202).count();
+    assert!((10..20).contains(&begun), "{all:?}");
+    assert!(all.iter().all(|(status, _)| [202, 429].contains(status)));
+    client.line(&id, "true").await;
+    let grown = memory(&server).saturating_sub(before);
+    assert!(grown < 256, "{grown} MiB more");
+    server.close().await;
+}
+
 /// Writes as long as the server takes it; what it said.
 async fn pour(client: &Client, head: &str, piece: &[u8], most: usize) -> String {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();

@@ -60,6 +60,102 @@ async fn two_hundred_at_once_get_ten_and_places_come_back() {
     server.close().await;
 }
 
+/// F10: places that are given back and taken at the same moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f10_who_makes_and_deletes_without_end_never_has_more_than_its_own() {
+    let server = Server::start().await;
+    let client = server.client();
+    limit(&client, 5).await;
+    let flap = |client: Client| async move {
+        let mut made = 0;
+        for _ in 0..8 {
+            let answer = client.post("/sandboxes", &json!({ "timeout": 0 })).await;
+            if answer.status != 201 {
+                assert_eq!(answer.refusal().1, "QUOTA_EXCEEDED");
+                continue;
+            }
+            made += 1;
+            let path = answer.json()["sandboxID"].as_str().unwrap().to_owned();
+            let path = format!("/sandboxes/{path}");
+            assert_eq!(client.delete(&path).await.status, 204);
+        }
+        made
+    };
+    let mut flapping: tokio::task::JoinSet<u32> = (0..20).map(|_| flap(client.clone())).collect();
+    let mut made = 0;
+    while !flapping.is_empty() {
+        let there = client.get("/sandboxes").await.array();
+        assert!(there.len() <= 5, "{there:?}");
+        while let Some(done) = flapping.try_join_next() {
+            made += done.unwrap();
+        }
+    }
+    assert!(made > 5, "{made} were made");
+    // Nothing of it is counted any more.
+    assert_eq!(rush(&client, 20).await, 5);
+    server.close().await;
+}
+
+/// F10: no number is so large, so small or so odd that it is taken for another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f10_numbers_beyond_all_measure_are_refused_by_name() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}");
+    let before = client.get(&path).await.json();
+    let sizes = ["cpuCount", "memoryMB", "diskMB", "pids", "idleTimeout"];
+    let (commands, pty) = (format!("{path}/commands"), format!("{path}/pty"));
+    let timeout = format!("{path}/timeout");
+    let mut asked: Vec<(&str, &str, &str)> = Vec::new();
+    for field in sizes {
+        asked.extend([("POST", "/sandboxes", field), ("PATCH", &path, field)]);
+    }
+    asked.extend([
+        ("POST", "/sandboxes", "timeout"),
+        ("POST", &timeout, "timeout"),
+        ("POST", &commands, "timeout"),
+        ("POST", &pty, "cols"),
+        ("POST", &pty, "rows"),
+    ]);
+    let headers = [("content-type", "application/json")];
+    for number in [
+        "-1",
+        "-9223372036854775809",
+        "9223372036854775807",
+        "9223372036854775808",
+        "18446744073709551616",
+        "1e308",
+        "1e400",
+        "NaN",
+        "Infinity",
+        "\"1\"",
+        "true",
+        "[1]",
+    ] {
+        for (method, path, field) in &asked {
+            // A command has a line too.
+            let more = match path.strip_suffix("/commands") {
+                Some(_) => "\"cmd\": \"true\", ",
+                None => "",
+            };
+            let body = format!("{{{more}\"{field}\": {number}}}");
+            let refused = client.send(method, path, &headers, body).await.refusal();
+            // What no JSON has is no field either.
+            let named = [*field, "body"].contains(&refused.2.as_str());
+            assert!(
+                refused.0 == 400 && refused.1 == "INVALID_REQUEST" && named,
+                "{method} {path} {field} {number}: {refused:?}"
+            );
+        }
+    }
+    assert_eq!(client.get(&path).await.json(), before);
+    assert_eq!(client.get("/sandboxes").await.array().len(), 1);
+    assert!(client.get(&commands).await.array().is_empty());
+    server.close().await;
+}
+
+/// F03.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_a_callers_to_set_is_refused_by_name() {
     let server = Server::start().await;

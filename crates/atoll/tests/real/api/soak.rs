@@ -1,5 +1,5 @@
-//! Lives of sandboxes one after the other for a long time, while the server is killed now and then: nothing grows.
-//! A minute in the ordinary suite; `make soak` takes longer.
+//! Lives of sandboxes one after the other for a long time, while the server is killed now and then: nothing grows. Nor does the
+//! server itself while nobody kills it. A minute and a half in the ordinary suite; `make soak` takes longer.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -39,21 +39,44 @@ async fn heavy_nothing_grows_through_lives_and_kills() {
     // As at the start, so that what is kept for good is there before it is counted.
     live(&mut server, length() / 4, 0).await;
     let before = settled(&server).await;
-    let (memory, descriptors) = keepers(&server);
+    let keeper = Grown::of(keeper(&tag(&server)).expect("a keeper"));
     let lives = live(&mut server, length() * 3 / 4, 1).await;
     let after = settled(&server).await;
     assert_eq!(before, after, "after {lives} lives");
-    let (memory_after, descriptors_after) = keepers(&server);
     // How many streams and children are just being made differs by a few.
-    assert!(
-        descriptors_after <= descriptors + 64,
-        "{descriptors} → {descriptors_after} descriptors after {lives} lives"
-    );
-    assert!(
-        memory_after <= memory + 4096,
-        "{memory} → {memory_after} kB after {lives} lives"
-    );
+    keeper.at_most(4 << 10, 64, lives);
     server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heavy_the_server_itself_does_not_grow() {
+    let server = Server::start().await;
+    // What it keeps for good is there before it is measured: threads, what it has read, the pages of its store.
+    let lives = calm(&server, length() / 8, 0).await;
+    let before = settled(&server).await;
+    let itself = Grown::of(server.pid().as_raw_nonzero().get());
+    let lives = lives + calm(&server, length() / 4, 1).await;
+    assert_eq!(before, settled(&server).await, "after {lives} lives");
+    // The hundreds of lives of a minute hold it to some ten kilobytes for each; an hour to less than one.
+    itself.at_most(8 << 10, 8, lives);
+    server.close().await;
+}
+
+/// Lives as fast as it goes, two at a time, all of them whole; how many.
+async fn calm(server: &Server, length: Duration, round: u32) -> u32 {
+    let begin = Instant::now();
+    let lane = async |lane: u32| {
+        let (client, mut number) = (server.client(), 0);
+        while begin.elapsed() < length {
+            number += 1;
+            lived(&client, &format!("calm-{round}-{lane}-{number}"))
+                .await
+                .unwrap();
+        }
+        number
+    };
+    let (one, two) = tokio::join!(lane(0), lane(1));
+    one + two
 }
 
 /// Lives for a while; how many.
@@ -113,7 +136,7 @@ async fn lived(client: &Client, key: &str) -> hyper::Result<()> {
         hyper::Result::Ok(())
     };
     post("commands", json!({ "cmd": "echo $RANDOM > ~/f; seq 1000" })).await?;
-    let background = json!({ "cmd": "sleep 600", "background": true });
+    let background = json!({ "cmd": "sleep 600", "background": true, "tag": "sleeps" });
     post("commands", background).await?;
     match key.as_bytes().last() {
         Some(b'0' | b'5') => {
@@ -125,6 +148,13 @@ async fn lived(client: &Client, key: &str) -> hyper::Result<()> {
             post("resume", json!({})).await?;
         }
         Some(b'2') => post("pty", json!({ "cols": 80, "rows": 24 })).await?,
+        // Somebody follows, and goes in the middle of it.
+        Some(b'4') => {
+            for what in ["commands/tag:sleeps/output", "logs?follow=true"] {
+                let path = format!("{path}/{what}");
+                client.try_open("GET", &path, &[], Bytes::new()).await?;
+            }
+        }
         _ => {}
     }
     let gone = client.try_send("DELETE", &path, &[], Bytes::new()).await?;
@@ -182,14 +212,41 @@ fn stock(server: &Server) -> Stock {
     }
 }
 
-/// The keeper's memory in kB, and its descriptors.
-fn keepers(server: &Server) -> (u64, usize) {
-    let keeper = keeper(&tag(server)).expect("a keeper");
-    let status = std::fs::read_to_string(format!("/proc/{keeper}/status")).unwrap();
-    let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let memory = memory.unwrap().trim().split(' ').next().unwrap().parse();
-    let descriptors = entries(Path::new(&format!("/proc/{keeper}/fd"))).len();
-    (memory.unwrap(), descriptors)
+/// A process, and what it had when that was asked: memory in kB, and descriptors.
+struct Grown {
+    process: i32,
+    memory: u64,
+    descriptors: usize,
+}
+
+impl Grown {
+    fn of(process: i32) -> Self {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let memory = memory.unwrap().trim().split(' ').next().unwrap().parse();
+        Self {
+            process,
+            memory: memory.unwrap(),
+            descriptors: entries(Path::new(&format!("/proc/{process}/fd"))).len(),
+        }
+    }
+
+    /// It has not grown by more since.
+    fn at_most(&self, memory: u64, descriptors: usize, lives: u32) {
+        let now = Self::of(self.process);
+        assert!(
+            now.memory <= self.memory + memory,
+            "{} → {} kB after {lives} lives",
+            self.memory,
+            now.memory
+        );
+        assert!(
+            now.descriptors <= self.descriptors + descriptors,
+            "{} → {} descriptors after {lives} lives",
+            self.descriptors,
+            now.descriptors
+        );
+    }
 }
 
 fn entries(directory: &Path) -> Vec<std::path::PathBuf> {

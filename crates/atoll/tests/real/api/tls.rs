@@ -20,7 +20,7 @@ use super::Server;
 use crate::world::DEADLINE;
 
 /// Writes a certificate for `localhost` and its key; the certificate.
-fn make(directory: &Path) -> CertificateDer<'static> {
+pub(super) fn make(directory: &Path) -> CertificateDer<'static> {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     std::fs::write(directory.join("cert.pem"), made.cert.pem()).unwrap();
     std::fs::write(directory.join("key.pem"), made.signing_key.serialize_pem()).unwrap();
@@ -28,7 +28,7 @@ fn make(directory: &Path) -> CertificateDer<'static> {
 }
 
 /// Connects as somebody who trusts one certificate.
-async fn connect(
+pub(super) async fn connect(
     server: &Server,
     trusted: &CertificateDer<'static>,
     protocol: &str,
@@ -54,7 +54,7 @@ fn asked(uri: &str) -> Request<Empty<Bytes>> {
 }
 
 /// Asks for something by HTTP/2: the status.
-async fn by_two(server: &Server, trusted: &CertificateDer<'static>, uri: &str) -> u16 {
+pub(super) async fn by_two(server: &Server, trusted: &CertificateDer<'static>, uri: &str) -> u16 {
     let stream = connect(server, trusted, "h2").await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
     let (mut sender, connection) =
@@ -219,66 +219,4 @@ fn half_a_pair_or_a_wrong_one_is_refused_at_the_start() {
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(told) && text.contains("hint"), "{text}");
     }
-}
-
-/// C09: streams that are begun and reset at once, faster than anybody could answer them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn c09_streams_that_are_reset_at_once_end_their_connection() {
-    let files = Scratch::new();
-    let trusted = make(files.path());
-    let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
-    let words = [
-        "--tls-cert",
-        cert.to_str().unwrap(),
-        "--tls-key",
-        key.to_str().unwrap(),
-    ];
-    let server = Server::start_with(&words).await;
-    let before = super::pressure::memory(&server);
-    for _ in 0..3 {
-        let mut stream = connect(&server, &trusted, "h2").await.unwrap();
-        let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        frame(&mut said, 4, 0, 0, &[]);
-        stream.write_all(&said).await.unwrap();
-        let (mut reader, mut writer) = tokio::io::split(stream);
-        let flood = async {
-            for first in (1..2_000_000_u32).step_by(2 * 64) {
-                let mut said = Vec::new();
-                for number in (first..first + 2 * 64).step_by(2) {
-                    // GET https / with the name localhost, in HPACK; then CANCEL.
-                    let head = b"\x82\x87\x84\x41\x09localhost";
-                    frame(&mut said, 1, 5, number, head);
-                    frame(&mut said, 3, 0, number, &8_u32.to_be_bytes());
-                }
-                if writer.write_all(&said).await.is_err() {
-                    return;
-                }
-            }
-            panic!("a million streams were begun and reset");
-        };
-        let heard = async {
-            let mut all = Vec::new();
-            // However it ends: the other side may be gone before we have heard its last words.
-            let _ = reader.read_to_end(&mut all).await;
-            all
-        };
-        let both = async { tokio::join!(flood, heard) };
-        tokio::time::timeout(DEADLINE, both).await.unwrap();
-    }
-    let grown = super::pressure::memory(&server).saturating_sub(before);
-    assert!(grown < 32, "{grown} MiB");
-    assert_eq!(
-        by_two(&server, &trusted, "https://localhost/health").await,
-        200
-    );
-    server.end_and_clear();
-}
-
-/// Adds a frame of HTTP/2.
-fn frame(to: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    to.extend_from_slice(&length[1..]);
-    to.extend_from_slice(&[kind, flags]);
-    to.extend_from_slice(&stream.to_be_bytes());
-    to.extend_from_slice(payload);
 }

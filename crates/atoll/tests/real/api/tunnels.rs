@@ -10,7 +10,7 @@ use super::{Client, Server};
 use crate::world::DEADLINE;
 
 /// Starts a server in a sandbox, and waits until it listens.
-async fn serve(client: &Client, id: &str, port: u16, program: &str) {
+pub(super) async fn serve(client: &Client, id: &str, port: u16, program: &str) {
     let begun = json!({ "cmd": "python3", "args": ["-c", program], "background": true });
     let path = format!("/sandboxes/{id}");
     let begun = client.post(&format!("{path}/commands"), &begun).await;
@@ -45,7 +45,7 @@ async fn all(socket: &mut Socket) -> Vec<u8> {
 }
 
 /// Reads all, and answers with its length only then: it works only if an end of one side is told to the other.
-const COUNTER: &str = "
+pub(super) const COUNTER: &str = "
 import socket
 server = socket.create_server(('127.0.0.1', 7001))
 while True:

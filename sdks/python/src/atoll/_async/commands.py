@@ -142,8 +142,7 @@ class AsyncCommands:
 
     async def list(self) -> list[CommandInfo]:
         """The sandbox's commands, newest first: those that run, and the last that have ended."""
-        answer = await self._door.ask("GET", "/commands", "listing commands")
-        return [parse(CommandInfo, one) for one in answer.json()]
+        return [parse(CommandInfo, one) for one in await self._door.pages("/commands", "listing commands")]
 
     async def get(self, exec_id: str) -> CommandInfo:
         """A command by its id, `tag:NAME` or `pid:NUMBER`."""

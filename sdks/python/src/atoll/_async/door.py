@@ -62,6 +62,18 @@ class AsyncDoor:
         )
         return await self.client.request(call)
 
+    async def pages(self, path: str, what: str) -> list[Any]:
+        """All of a list, page after page."""
+        found: list[Any] = []
+        query: dict[str, object] = {}
+        while True:
+            answer = await self.ask("GET", path, what, query=query)
+            found += answer.json()
+            cursor = answer.head.headers.get("x-next-cursor")
+            if cursor is None:
+                return found
+            query = {"cursor": cursor}
+
     def events(
         self, path: str, what: str, query: Mapping[str, object], after: str | None, anew: str | None = None
     ) -> EventStream:

@@ -67,9 +67,8 @@ class AsyncPtys:
         return AsyncPty(self._door, parse(PtyInfo, answer.json()))
 
     async def list(self) -> list[PtyInfo]:
-        """The terminals that there are."""
-        answer = await self._door.ask("GET", "/pty", "listing terminals")
-        return [parse(PtyInfo, one) for one in answer.json()]
+        """The terminals that there are, newest first."""
+        return [parse(PtyInfo, one) for one in await self._door.pages("/pty", "listing terminals")]
 
     async def kill(self, pty_id: str) -> bool:
         """Ends a terminal with everything its program started; whether there was one."""

@@ -143,8 +143,7 @@ class Commands:
 
     def list(self) -> list[CommandInfo]:
         """The sandbox's commands, newest first: those that run, and the last that have ended."""
-        answer = self._door.ask("GET", "/commands", "listing commands")
-        return [parse(CommandInfo, one) for one in answer.json()]
+        return [parse(CommandInfo, one) for one in self._door.pages("/commands", "listing commands")]
 
     def get(self, exec_id: str) -> CommandInfo:
         """A command by its id, `tag:NAME` or `pid:NUMBER`."""

@@ -68,9 +68,8 @@ class Ptys:
         return Pty(self._door, parse(PtyInfo, answer.json()))
 
     def list(self) -> list[PtyInfo]:
-        """The terminals that there are."""
-        answer = self._door.ask("GET", "/pty", "listing terminals")
-        return [parse(PtyInfo, one) for one in answer.json()]
+        """The terminals that there are, newest first."""
+        return [parse(PtyInfo, one) for one in self._door.pages("/pty", "listing terminals")]
 
     def kill(self, pty_id: str) -> bool:
         """Ends a terminal with everything its program started; whether there was one."""

@@ -1,0 +1,56 @@
+//! What a server that was killed this moment still has: its ports and its data directory are free when the kernel has
+//! taken it apart, which is soon. Whoever else has them keeps them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use atoll_model::{Code, Error};
+use atoll_worker::{Config, LocalRuntime};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+
+use super::note;
+
+/// How long is waited for what is needed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+/// The same for what can be done without: several servers may be on a machine, and none is to start late for it.
+pub(super) const BRIEF: Duration = Duration::from_millis(200);
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Takes a port, which may be somebody's for so long.
+pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Result<TcpListener> {
+    let taken = |error: &std::io::Error| error.kind() == std::io::ErrorKind::AddrInUse;
+    let bind = async || TcpListener::bind(at).await;
+    patiently(&at.to_string(), patience, bind, taken).await
+}
+
+/// Opens a data directory, which may be somebody's.
+pub(super) async fn open(config: Config) -> Result<LocalRuntime, Error> {
+    let data = config.data.display().to_string();
+    let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
+    let open = async || LocalRuntime::open(config.clone()).await;
+    patiently(&data, PATIENCE, open, taken).await
+}
+
+async fn patiently<T, E>(
+    what: &str,
+    patience: Duration,
+    attempt: impl AsyncFn() -> Result<T, E>,
+    taken: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let mut until = None;
+    loop {
+        let failure = match attempt().await {
+            Err(failure) if taken(&failure) => failure,
+            done => return done,
+        };
+        let until = *until.get_or_insert_with(|| {
+            note(&format!("{what} is taken: waiting up to {patience:?}"));
+            Instant::now() + patience
+        });
+        if Instant::now() >= until {
+            return Err(failure);
+        }
+        sleep(AGAIN).await;
+    }
+}

@@ -1,0 +1,171 @@
+//! Clients that use what HTTP/2 lets them do against its server.
+
+use std::time::Duration;
+
+use atoll_testkit::Scratch;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+use super::Server;
+use super::tls::{by_two, connect, make};
+use crate::world::DEADLINE;
+
+// Kinds of frames.
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RESET: u8 = 3;
+const SETTINGS: u8 = 4;
+const WINDOW: u8 = 8;
+/// The flags of a head that has all, with no body behind it.
+const WHOLE: u8 = 5;
+
+/// A server with a certificate, and what removes that.
+async fn start(words: &[&str]) -> (Server, CertificateDer<'static>, Scratch) {
+    let files = Scratch::new();
+    let trusted = make(files.path());
+    let (cert, key) = (files.join("cert.pem"), files.join("key.pem"));
+    let (cert, key) = (cert.to_str().unwrap(), key.to_str().unwrap());
+    let all = [&["--tls-cert", cert, "--tls-key", key], words].concat();
+    (Server::start_with(&all).await, trusted, files)
+}
+
+/// What is said first.
+fn greeting(settings: &[u8]) -> Vec<u8> {
+    let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    frame(&mut said, SETTINGS, 0, 0, settings);
+    said
+}
+
+/// The head of a GET, in HPACK.
+fn get(path: &str) -> Vec<u8> {
+    let length = u8::try_from(path.len()).unwrap();
+    let path = [&[0x04, length], path.as_bytes()].concat();
+    [b"\x82\x87\x41\x09localhost", path.as_slice()].concat()
+}
+
+/// The next frame that comes: its kind, flags, stream and payload.
+async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
+    let reading = async {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let number = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        let mut payload = vec![0; length as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+        (head[3], head[4], number, payload)
+    };
+    let heard = tokio::time::timeout(DEADLINE, reading).await;
+    heard.expect("something comes")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_nobody_takes_is_given_up_alone() {
+    let (server, trusted, _files) = start(&["--body-timeout", "1s"]).await;
+    let mut stream = connect(&server, &trusted, "h2").await.unwrap();
+    // Streams have no window until one is given.
+    stream
+        .write_all(&greeting(b"\0\x04\0\0\0\0"))
+        .await
+        .unwrap();
+    let mut asked = Vec::new();
+    // One has none, and another hardly any.
+    for number in [1, 3] {
+        frame(&mut asked, HEADERS, WHOLE, number, &get("/openapi.json"));
+    }
+    frame(&mut asked, WINDOW, 0, 3, &100_u32.to_be_bytes());
+    stream.write_all(&asked).await.unwrap();
+    let (mut ended, mut taken) = (Vec::new(), 0);
+    while ended.len() < 2 {
+        let (kind, _, number, payload) = heard(&mut stream).await;
+        match kind {
+            RESET => ended.push(number),
+            DATA => {
+                assert_eq!(number, 3);
+                taken += payload.len();
+            }
+            _ => {}
+        }
+    }
+    ended.sort_unstable();
+    assert_eq!((ended, taken), (vec![1, 3], 100));
+    // One that is taken slowly is taken, over the same connection, for longer than anybody may keep quiet.
+    let mut asked = Vec::new();
+    frame(&mut asked, HEADERS, WHOLE, 5, &get("/openapi.json"));
+    stream.write_all(&asked).await.unwrap();
+    let (mut body, mut allowed, mut over) = (Vec::new(), 0, false);
+    let mut pace = tokio::time::interval(Duration::from_millis(300));
+    while !over {
+        if body.len() == allowed {
+            pace.tick().await;
+            let mut more = Vec::new();
+            frame(&mut more, WINDOW, 0, 5, &30_000_u32.to_be_bytes());
+            frame(&mut more, WINDOW, 0, 0, &30_000_u32.to_be_bytes());
+            stream.write_all(&more).await.unwrap();
+            allowed += 30_000;
+        }
+        let (kind, flags, number, payload) = heard(&mut stream).await;
+        assert_ne!(kind, RESET, "after {} bytes", body.len());
+        if (kind, number) == (DATA, 5) {
+            body.extend_from_slice(&payload);
+            over = flags & 1 == 1;
+        }
+    }
+    assert!(body.len() > 100_000, "{} bytes", body.len());
+    let document: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+    drop(stream);
+    server.end_and_clear();
+}
+
+/// C09: streams that are begun and reset at once, faster than anybody could answer them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c09_streams_that_are_reset_at_once_end_their_connection() {
+    let (server, trusted, _files) = start(&[]).await;
+    let before = super::pressure::memory(&server);
+    for _ in 0..3 {
+        let mut stream = connect(&server, &trusted, "h2").await.unwrap();
+        stream.write_all(&greeting(&[])).await.unwrap();
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let flood = async {
+            for first in (1..2_000_000_u32).step_by(2 * 64) {
+                let mut said = Vec::new();
+                for number in (first..first + 2 * 64).step_by(2) {
+                    // GET https / with the name localhost, in HPACK; then CANCEL.
+                    let head = b"\x82\x87\x84\x41\x09localhost";
+                    frame(&mut said, HEADERS, WHOLE, number, head);
+                    frame(&mut said, RESET, 0, number, &8_u32.to_be_bytes());
+                }
+                if writer.write_all(&said).await.is_err() {
+                    return;
+                }
+            }
+            panic!("a million streams were begun and reset");
+        };
+        let heard = async {
+            let mut all = Vec::new();
+            // However it ends: the other side may be gone before we have heard its last words.
+            let _ = reader.read_to_end(&mut all).await;
+            all
+        };
+        let both = async { tokio::join!(flood, heard) };
+        tokio::time::timeout(DEADLINE, both).await.unwrap();
+    }
+    let grown = super::pressure::memory(&server).saturating_sub(before);
+    assert!(grown < 32, "{grown} MiB");
+    assert_eq!(
+        by_two(&server, &trusted, "https://localhost/health").await,
+        200
+    );
+    server.end_and_clear();
+}
+
+/// Adds a frame of HTTP/2.
+fn frame(to: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    to.extend_from_slice(&length[1..]);
+    to.extend_from_slice(&[kind, flags]);
+    to.extend_from_slice(&stream.to_be_bytes());
+    to.extend_from_slice(payload);
+}

@@ -1,0 +1,124 @@
+//! A server that starts while the one before still has what it needs.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, ChildStderr, Stdio};
+use std::time::{Duration, Instant};
+
+use atoll_testkit::Scratch;
+
+use super::Server;
+use super::client::clear;
+use crate::cli::atoll;
+use crate::world::{World, private};
+
+fn serve(data: &Path, at: &str) -> Child {
+    let mut command = atoll(&["serve", "--listen", at, "--metrics-listen", "off"]);
+    command
+        .arg("--data-dir")
+        .arg(data)
+        .env(
+            "ATOLL_TEMPLATES_DIR",
+            crate::world::data().join("templates"),
+        )
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Reads what it says until it says that it waits.
+fn waits(child: &mut Child) -> BufReader<ChildStderr> {
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while said.read_line(&mut line).unwrap() > 0 {
+        if line.contains("is taken: waiting up to") {
+            return said;
+        }
+    }
+    panic!("it did not wait: {line}");
+}
+
+/// Reads what it says until it serves.
+fn serves(child: &mut Child) {
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut lines = lines.map_while(Result::ok);
+    assert!(lines.any(|line| line.starts_with("serving")), "{child:?}");
+}
+
+/// Ends it; it had no sandboxes.
+fn end(mut child: Child) {
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+async fn place() -> Scratch {
+    // Makes the templates.
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    private(&scratch.join("data"));
+    scratch
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_is_free_in_a_moment_is_waited_for() {
+    let scratch = place().await;
+    let data = scratch.join("data");
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = holder.local_addr().unwrap().to_string();
+    let mut server = serve(&data, &at);
+    let _said = waits(&mut server);
+    drop(holder);
+    serves(&mut server);
+    // A killed one has its port for as long as the kernel takes to end it.
+    for _ in 0..5 {
+        server.kill().unwrap();
+        let next = serve(&data, &at);
+        server.wait().unwrap();
+        server = next;
+        serves(&mut server);
+    }
+    end(server);
+    clear(&data);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_directory_that_is_free_in_a_moment_is_waited_for() {
+    let scratch = place().await;
+    let data = scratch.join("data");
+    let lock = std::fs::File::create(data.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let mut server = serve(&data, "127.0.0.1:0");
+    let _said = waits(&mut server);
+    drop(lock);
+    serves(&mut server);
+    end(server);
+    clear(&data);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_keeps_is_told_soon() {
+    let scratch = place().await;
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = holder.local_addr().unwrap().to_string();
+    let begin = Instant::now();
+    let refused = serve(&scratch.join("data"), &at)
+        .wait_with_output()
+        .unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(20), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(5), "{said}");
+    assert!(said.contains(&format!("cannot listen on {at}")), "{said}");
+    assert!(said.contains("--listen ADDR:PORT"), "{said}");
+
+    let server = Server::start().await;
+    let refused = serve(&server.data(), "127.0.0.1:0")
+        .wait_with_output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let holder = format!("is served by process {}", server.pid().as_raw_nonzero());
+    assert!(said.contains(&holder), "{said}");
+    server.close().await;
+}
