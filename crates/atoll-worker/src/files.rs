@@ -6,6 +6,7 @@ mod direct;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -87,9 +88,13 @@ impl Call {
     /// The helper's next word, within a time in which something must happen.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
         let deadline = tokio::time::Instant::now() + self.patience();
+        let mut paused = pin!(self.sandbox.paused());
         loop {
-            if let Ok(word) = tokio::time::timeout(SILENCE, self.listen()).await {
-                return word;
+            tokio::select! {
+                biased;
+                word = self.listen() => return word,
+                refusal = &mut paused => return Err(refusal),
+                () = tokio::time::sleep(SILENCE) => {}
             }
             if tokio::time::Instant::now() > deadline {
                 return Err(self.silent("the sandbox did not answer"));
@@ -143,8 +148,17 @@ impl Call {
     /// Says something to the helper.
     pub(crate) async fn say(&self, word: &ToHelper) -> Result<(), Error> {
         let said = crate::keeper::send(&self.answers, word, &[]);
-        let said = tokio::time::timeout(self.patience(), said).await;
-        said.unwrap_or_else(|_| Err(self.silent("the sandbox heard nothing")))
+        self.in_time(said, "the sandbox heard nothing").await?
+    }
+
+    /// What comes of something that the helper has a part in, within its time.
+    async fn in_time<T>(&self, work: impl Future<Output = T>, what: &str) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            refusal = self.sandbox.paused() => Err(refusal),
+            () = tokio::time::sleep(self.patience()) => Err(self.silent(what)),
+        }
     }
 
     /// Everything the helper says until it is done, at most so many entries.
@@ -283,14 +297,14 @@ pub struct Reader {
 impl Reader {
     /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
     pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
-        match tokio::time::timeout(self.call.patience(), self.pipe.read_buf(&mut buffer)).await {
-            Ok(Ok(0)) => {
+        let read = self.pipe.read_buf(&mut buffer);
+        match self.call.in_time(read, "the file gave nothing").await? {
+            Ok(0) => {
                 self.end().await?;
                 Ok(0)
             }
-            Ok(Ok(read)) => Ok(read),
-            Ok(Err(error)) => Err(internal("read a file", &error)),
-            Err(_) => Err(self.call.silent("the file gave nothing")),
+            Ok(read) => Ok(read),
+            Err(error) => Err(internal("read a file", &error)),
         }
     }
 
@@ -382,11 +396,15 @@ impl Writer {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
-        match tokio::time::timeout(self.call.patience(), pipe.write_all(bytes)).await {
-            Ok(Ok(())) => Ok(()),
+        let written = pipe.write_all(bytes);
+        match self
+            .call
+            .in_time(written, "the sandbox took nothing")
+            .await?
+        {
+            Ok(()) => Ok(()),
             // The helper has closed its end: it says why.
-            Ok(Err(_)) => Err(self.why().await),
-            Err(_) => Err(self.call.silent("the sandbox took nothing")),
+            Err(_) => Err(self.why().await),
         }
     }
 
