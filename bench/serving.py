@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 
 def percentile(samples, percent):
@@ -57,6 +58,14 @@ class Server:
         words = ["e2b", "env", "--url", self.url, "--data-dir", self.data]
         said = subprocess.run([self.atoll, *words], capture_output=True, text=True, check=True)
         return dict(line.removeprefix("export ").split("=", 1) for line in said.stdout.splitlines())
+
+    def filled(self, warm=16):
+        """Waits until so many sandboxes are ready, as they are on a server that is not overrun."""
+        while True:
+            with urllib.request.urlopen(f"{self.url}/readyz") as answer:
+                if json.load(answer)["pool"]["warm"] >= warm:
+                    return
+            time.sleep(0.01)
 
     def memory(self, name):
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()

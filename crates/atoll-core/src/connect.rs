@@ -1,4 +1,4 @@
-//! Somebody wants a sandbox to run, whatever it does now: one decision, made while nobody else changes it.
+//! Somebody wants a sandbox to run, or to sleep, whatever it does now: one decision, made while nobody else changes it.
 
 use atoll_model::{Code, Ending, Error, SandboxState, Scope};
 
@@ -17,6 +17,15 @@ pub struct Connect {
     pub only_asleep: bool,
     /// What happens at its end from now on; `None` stays.
     pub on_timeout: Option<Ending>,
+}
+
+/// How a sandbox sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sleep {
+    /// It is paused.
+    WithMemory,
+    /// It is stopped.
+    FilesOnly,
 }
 
 /// What it did before.
@@ -44,6 +53,29 @@ impl Core {
         finish(async move {
             let held = core.inner.ledger.hold(entry).await.map_err(deleted)?;
             core.connect_held(&held, asked).await
+        })
+        .await
+    }
+
+    /// Pauses a sandbox, with its memory or without, if it does not sleep already. Of two who ask at once one is told
+    /// that it ran.
+    pub async fn put_to_sleep(
+        &self,
+        context: &Context,
+        name: &str,
+        how: Sleep,
+    ) -> Result<Before, Error> {
+        context.require(Scope::Sandboxes)?;
+        let entry = self.inner.ledger.find(&context.org.id, name)?;
+        let core = self.clone();
+        finish(async move {
+            let held = core.inner.ledger.hold(entry).await?;
+            match (held.entry.with(|row| row.state), how) {
+                (SandboxState::Paused | SandboxState::Stopped, _) => return Ok(Before::Slept),
+                (_, Sleep::WithMemory) => core.pause_held(&held, always()).await?,
+                (_, Sleep::FilesOnly) => core.stop_held(&held, always()).await?,
+            };
+            Ok(Before::Ran)
         })
         .await
     }

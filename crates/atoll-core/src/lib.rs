@@ -41,7 +41,7 @@ use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
 pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
-pub use connect::{Before, Connect};
+pub use connect::{Before, Connect, Sleep};
 pub use context::Context;
 pub use doors::{Door, Doorstep};
 pub use events::EventReader;

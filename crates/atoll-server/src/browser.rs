@@ -3,7 +3,7 @@
 use atoll_model::{Code, Error};
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, header};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::Config;
 
@@ -21,20 +21,16 @@ pub(crate) fn cors(config: &Config) -> CorsLayer {
             Method::PATCH,
             Method::DELETE,
         ])
-        .allow_headers([
-            header::AUTHORIZATION,
-            header::CONTENT_TYPE,
-            header::RANGE,
-            own("idempotency-key"),
-            own("last-event-id"),
-            own("x-api-key"),
-        ])
+        // What a header says has to be right wherever it comes from. E2B's clients have many, and some of any name.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             header::CONTENT_RANGE,
             header::RETRY_AFTER,
             own("x-file-size"),
             own("x-next-cursor"),
+            own("x-next-token"),
             own("x-request-id"),
+            own("x-total-running"),
             own("x-truncated"),
         ])
         .max_age(std::time::Duration::from_mins(10))

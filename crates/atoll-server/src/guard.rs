@@ -210,7 +210,7 @@ pub(crate) fn host_of(authority: &str) -> &str {
 
 /// A page elsewhere can make a browser believe that its own name leads here. Addresses cannot be taken over
 /// like that.
-fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
+pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
     let Some(host) = authority.map(host_of) else {
         // Over the operator's socket some clients send none.
         return Ok(());
@@ -231,7 +231,11 @@ fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
 }
 
 /// Browsers say from which page a request comes.
-fn check_origin(headers: &HeaderMap, own: Option<&str>, config: &Config) -> Result<(), Error> {
+pub(crate) fn check_origin(
+    headers: &HeaderMap,
+    own: Option<&str>,
+    config: &Config,
+) -> Result<(), Error> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };

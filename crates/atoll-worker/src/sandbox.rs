@@ -232,6 +232,16 @@ impl Sandbox {
         said.await.unwrap_or_else(|_| Err(self.silent()))
     }
 
+    /// Comes when it is paused: who waits for something inside is told so at once, and not when it goes on.
+    pub(crate) fn paused(&self) -> impl Future<Output = Error> + Send + use<> {
+        let mut state = self.state.subscribe();
+        async move {
+            // It ends with those who wait for it.
+            let _ = state.wait_for(|state| *state == SandboxState::Paused).await;
+            SandboxState::Paused.refusal("used")
+        }
+    }
+
     /// What a caller is told when nothing came back in time.
     pub(crate) fn silent(&self) -> Error {
         match *self.state.borrow() {

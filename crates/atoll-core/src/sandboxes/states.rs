@@ -197,25 +197,37 @@ impl Core {
         let core = self.clone();
         finish(async move {
             let held = core.inner.ledger.hold(entry).await?;
-            let entry = &held.entry;
-            let row = entry.row();
-            row.state.next(Transition::Pause)?;
-            if !still(&row, entry) {
-                return Ok(row.into());
-            }
-            let info = core.inner.runtime.pause(&row.id).await?;
-            let written = entry.write(&core.inner.store, |row| {
-                if row.state != info.state {
-                    row.stopped_at = Some(now());
-                }
-                row.state = info.state;
-                if let Some(end) = row.end_at.take() {
-                    row.time_left = Some((end - now()).max(0));
-                }
-            });
-            written.await.map(SandboxView::from)
+            core.pause_held(&held, still).await
         })
         .await
+    }
+
+    /// The same for somebody who holds it.
+    pub(crate) async fn pause_held(&self, held: &Held, still: Still) -> Result<SandboxView, Error> {
+        let entry = &held.entry;
+        let row = entry.row();
+        row.state.next(Transition::Pause)?;
+        if !still(&row, entry) {
+            return Ok(row.into());
+        }
+        // Who wants to use it from now on lets it go on when this is done, if that is allowed.
+        let _pausing = entry.begin_pause();
+        let info = self.inner.runtime.pause(&row.id).await?;
+        let written = entry.write(&self.inner.store, |row| {
+            if row.state != info.state {
+                row.stopped_at = Some(now());
+            }
+            row.state = info.state;
+            if let Some(end) = row.end_at.take() {
+                row.time_left = Some((end - now()).max(0));
+            }
+        });
+        let written = written.await;
+        if written.is_err() && row.state == SandboxState::Running {
+            // Whoever is told that it could not be paused finds it running.
+            self.inner.runtime.resume(&row.id).await?;
+        }
+        written.map(SandboxView::from)
     }
 
     /// Lets them go on, for as long as was left or as is said; inside, `None` is for ever.

@@ -258,21 +258,15 @@ async fn pause(
     Lenient(asked): Lenient<Pause>,
 ) -> Answer<StatusCode> {
     let id = id_of(&id);
-    let found = find(&app, &caller, id)?;
-    if matches!(
-        found.row.state,
-        SandboxState::Paused | SandboxState::Stopped
-    ) {
-        let message = format!("Error pausing sandbox - sandbox '{id}' is already paused");
-        return Err(Refusal::new(StatusCode::CONFLICT, message));
+    find(&app, &caller, id)?;
+    let slept = app.core.put_to_sleep(&caller, id, asked.meant()).await;
+    match slept.map_err(about(id))? {
+        Before::Ran => Ok(StatusCode::NO_CONTENT),
+        Before::Slept => {
+            let message = format!("Error pausing sandbox - sandbox '{id}' is already paused");
+            Err(Refusal::new(StatusCode::CONFLICT, message))
+        }
     }
-    let paused = if asked.memory() {
-        app.core.pause(&caller, id).await
-    } else {
-        app.core.stop(&caller, id).await
-    };
-    paused.map_err(about(id))?;
-    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Replaces everything: what is not named is cleared.

@@ -1,10 +1,11 @@
-//! Which requests are for a sandbox and not for us, for which one, and for which of its ports.
+//! Sends what is for a sandbox there, if it may go.
 
-use std::collections::BTreeSet;
+mod target;
+
 use std::sync::Arc;
 
 use atoll_core::{Door, Doorstep};
-use atoll_model::{SandboxId, SandboxState};
+use atoll_model::{Error, SandboxId, SandboxState};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
@@ -13,63 +14,12 @@ use axum::{Extension, Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::refusal::{Failed, Over};
+use super::refusal::{Failed, Over, Refusal};
 use super::{envd, ports};
-use crate::guard::{Part, Theirs, authority, host_of, watched};
-use crate::{App, Config};
-
-/// Where E2B's own daemon listens: here it is this server.
-pub(super) const ENVD: u16 = 49983;
-
-/// What a request is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
-    /// Nothing if only a signature tells.
-    sandbox: Option<String>,
-    pub(super) port: u16,
-}
-
-impl Target {
-    /// By headers, by a host name `PORT-ID.…` of one of our domains, or by a signature.
-    fn of(request: &Request, domains: &BTreeSet<String>) -> Option<Self> {
-        let headers = request.headers();
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        if let Some(sandbox) = text("e2b-sandbox-id") {
-            let port = text("e2b-sandbox-port").map_or(Some(ENVD), |port| port.parse().ok());
-            // What is not a port is none that is open.
-            return Some(Self::new(sandbox, port.unwrap_or(0)));
-        }
-        let named = || {
-            let host = host(request)?;
-            let (label, domain) = host.split_once('.')?;
-            let (port, sandbox) = label.split_once('-')?;
-            let known = domains.contains(domain);
-            known.then(|| Some(Self::new(sandbox, port.parse().ok()?)))?
-        };
-        let signed = || {
-            envd::signature::is_there(request.uri()).then_some(Self {
-                sandbox: None,
-                port: ENVD,
-            })
-        };
-        named().or_else(signed)
-    }
-
-    /// Older clients write more behind the id.
-    fn new(sandbox: &str, port: u16) -> Self {
-        let sandbox = sandbox.split('-').next().unwrap_or_default();
-        Self {
-            sandbox: Some(sandbox.to_owned()),
-            port,
-        }
-    }
-}
-
-/// The name by which a server is asked for, without its port.
-fn host(request: &Request) -> Option<String> {
-    let asked = authority(request.uri(), request.headers())?;
-    Some(host_of(&asked).to_ascii_lowercase())
-}
+use crate::guard::{Part, Theirs, authority, check_host, check_origin, host_of, watched};
+use crate::{App, Config, browser};
+use target::{Astray, below, host};
+pub(super) use target::{ENVD, Target};
 
 /// What stands before every route.
 #[derive(Debug, Clone)]
@@ -82,7 +32,11 @@ pub(crate) struct Edge {
 impl Edge {
     pub(crate) fn new(app: &App) -> Self {
         let behind_the_door = |router: Router, part| {
-            let admitted = router.layer(from_fn_with_state(app.clone(), admit));
+            let mut admitted = router.layer(from_fn_with_state(app.clone(), admit));
+            if part == Part::Envd && !app.config.origins.is_empty() {
+                // Also before the door: what is asked before a call has none of its headers.
+                admitted = admitted.layer(browser::cors(&app.config));
+            }
             watched(admitted, app, part)
         };
         Self {
@@ -95,16 +49,19 @@ impl Edge {
 
 /// Sends what is for a sandbox there, before any route of ours is looked at.
 pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next: Next) -> Response {
-    let Some(target) = Target::of(&request, &edge.config.domains) else {
-        if host(&request).is_some_and(|host| edge.config.is_api_of_domain(&host)) {
-            below_e2b(&mut request);
+    let target = match Target::of(&request, &edge.config.domains) {
+        Ok(Some(target)) => Ok(target),
+        Err(astray) => Err(astray),
+        Ok(None) => {
+            if host(&request).is_some_and(|host| edge.config.is_api_of_domain(&host)) {
+                below_e2b(&mut request);
+            }
+            return next.run(request).await;
         }
-        return next.run(request).await;
     };
-    let inside = if target.port == ENVD {
-        edge.envd
-    } else {
-        edge.ports
+    let inside = match &target {
+        Ok(target) if target.port != ENVD => edge.ports,
+        _ => edge.envd,
     };
     request.extensions_mut().insert(target);
     inside.oneshot(request).await.into_response()
@@ -128,10 +85,19 @@ fn below_e2b(request: &mut Request) {
 /// Finds the sandbox a request is for: one that is there, or going to be because of this.
 async fn admit(
     State(app): State<App>,
-    Extension(target): Extension<Target>,
+    Extension(target): Extension<Result<Target, Astray>>,
     mut request: Request,
     next: Next,
 ) -> Response {
+    let target = match target {
+        Ok(target) => target,
+        Err(Astray(message)) => {
+            return Refusal::new(StatusCode::BAD_REQUEST, message).into_response();
+        }
+    };
+    if let Err(error) = comes_rightly(&target, &request, &app.config) {
+        return Refusal::from(error).into_response();
+    }
     let found = match &target.sandbox {
         Some(id) => {
             let id = id.parse::<SandboxId>().ok();
@@ -143,18 +109,33 @@ async fn admit(
         },
     };
     let Some(step) = found else {
-        return not_found(&target.sandbox.unwrap_or_default());
+        return not_found(target.sandbox.as_deref().unwrap_or_default());
     };
     if !is_there(&step) {
         return not_found(step.id().as_str());
     }
     tracing::Span::current().record("org", step.org().as_str());
+    request.extensions_mut().insert(target);
     request.extensions_mut().insert(step.clone());
     let response = next.run(request).await;
     if ended_meanwhile(&step, &response) {
         return not_found(step.id().as_str());
     }
     response
+}
+
+/// Who does not name a sandbox by the host asks by a name of ours, as everybody does; commands and files are for pages
+/// of listed origins only. Who may see what is served on a port is up to the program there.
+fn comes_rightly(target: &Target, request: &Request, config: &Config) -> Result<(), Error> {
+    let asked = authority(request.uri(), request.headers());
+    let host = asked.as_deref().map(host_of).unwrap_or_default();
+    if !target.by_host && !below("sandbox.", &host.to_ascii_lowercase(), &config.domains) {
+        check_host(asked.as_deref(), config)?;
+    }
+    if target.port == ENVD {
+        check_origin(request.headers(), asked.as_deref(), config)?;
+    }
+    Ok(())
 }
 
 /// Whether a call failed because its sandbox went away under it: then that is what failed, whatever was noticed first.
@@ -203,41 +184,4 @@ pub(super) fn shows_token(step: &Doorstep, door: Door, headers: &HeaderMap) -> b
     };
     let token = headers.get(name).and_then(|token| token.to_str().ok());
     token.is_some_and(|token| step.opens(door, token))
-}
-
-#[cfg(test)]
-mod tests {
-    use axum::body::Body;
-
-    use super::*;
-
-    /// What a request for an address, with these headers, is for.
-    fn target(address: &str, headers: &[(&str, &str)]) -> Option<(String, u16)> {
-        let mut request = Request::builder().uri(address);
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        let request = request.body(Body::empty()).expect("a request");
-        let domains = BTreeSet::from(["box.test".to_owned()]);
-        let found = Target::of(&request, &domains)?;
-        Some((found.sandbox?, found.port))
-    }
-
-    #[test]
-    fn a_sandbox_is_named_by_headers_by_host_or_by_the_address_of_http_2() {
-        let there = |port| Some(("iabc".to_owned(), port));
-        assert_eq!(target("/", &[("e2b-sandbox-id", "iabc")]), there(ENVD));
-        let both = [("e2b-sandbox-id", "iabc-old"), ("e2b-sandbox-port", "80")];
-        assert_eq!(target("/", &both), there(80));
-        assert_eq!(target("/", &[("host", "80-IABC.box.test:8443")]), there(80));
-        assert_eq!(target("https://80-iabc.box.test:8443/", &[]), there(80));
-        for other in [
-            "80-iabc.evil.test",
-            "box.test",
-            "x-iabc.box.test",
-            "80.box.test",
-        ] {
-            assert_eq!(target("/", &[("host", other)]), None, "{other}");
-        }
-    }
 }

@@ -287,8 +287,14 @@ impl<'a> Beginning<'a> {
         };
         self.told = true;
         sandbox.say(&message, &handed).await?;
-        match tokio::time::timeout(sandbox.patience, &mut self.started).await {
-            Ok(Ok(Ok(pid))) => match (self.leaf.take(), self.ended.take()) {
+        let started = tokio::select! {
+            biased;
+            started = &mut self.started => started,
+            refusal = sandbox.paused() => return Err(refusal),
+            () = tokio::time::sleep(sandbox.patience) => return Err(sandbox.silent()),
+        };
+        match started {
+            Ok(Ok(pid)) => match (self.leaf.take(), self.ended.take()) {
                 (Some(leaf), Some(ended)) => Ok(Begun {
                     request,
                     pid,
@@ -297,12 +303,11 @@ impl<'a> Beginning<'a> {
                 }),
                 _ => Err(gone()),
             },
-            Ok(Ok(Err((part, errno)))) => {
+            Ok(Err((part, errno))) => {
                 self.told = false;
                 Err(refused(part, errno, &exec))
             }
-            Ok(Err(_)) => Err(gone()),
-            Err(_) => Err(sandbox.silent()),
+            Err(_) => Err(gone()),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The worker's end of a helper: what it is asked, and what it says to that.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,9 +72,13 @@ impl Call {
     /// The helper's next word, within a time in which something must happen.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
         let deadline = tokio::time::Instant::now() + self.patience();
+        let mut paused = pin!(self.sandbox.paused());
         loop {
-            if let Ok(word) = tokio::time::timeout(SILENCE, self.listen()).await {
-                return word;
+            tokio::select! {
+                biased;
+                word = self.listen() => return word,
+                refusal = &mut paused => return Err(refusal),
+                () = tokio::time::sleep(SILENCE) => {}
             }
             if tokio::time::Instant::now() > deadline {
                 return Err(self.silent("the sandbox did not answer"));
@@ -127,8 +132,21 @@ impl Call {
     /// Says something to the helper.
     pub(crate) async fn say(&self, word: &ToHelper) -> Result<(), Error> {
         let said = crate::keeper::send(&self.answers, word, &[]);
-        let said = tokio::time::timeout(self.patience(), said).await;
-        said.unwrap_or_else(|_| Err(self.silent("the sandbox heard nothing")))
+        self.in_time(said, "the sandbox heard nothing").await?
+    }
+
+    /// What comes of something that the helper has a part in, within its time.
+    pub(super) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = T>,
+        what: &str,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            refusal = self.sandbox.paused() => Err(refusal),
+            () = tokio::time::sleep(self.patience()) => Err(self.silent(what)),
+        }
     }
 
     /// Everything the helper says until it is done, at most so many entries.

@@ -91,10 +91,11 @@ impl Writer {
         let pipe = watch_for(pipe, Interest::WRITABLE)?;
         let socket = watch_for(socket, Interest::READABLE)?;
         while *moved < count {
-            let writable = timeout(self.call.patience(), pipe.writable()).await;
-            let Ok(writable) = writable else {
-                return Err(self.call.silent("the sandbox took nothing"));
-            };
+            let writable = pipe.writable();
+            let writable = self
+                .call
+                .in_time(writable, "the sandbox took nothing")
+                .await?;
             let Ok(readable) = timeout(quiet, socket.readable()).await else {
                 return Ok(Taken::BrokenOff);
             };
@@ -169,10 +170,8 @@ impl Reader {
         let pipe = watch_for(pipe, Interest::READABLE)?;
         let socket = watch_for(socket, Interest::WRITABLE)?;
         while *given < count {
-            let readable = timeout(self.call.patience(), pipe.readable()).await;
-            let Ok(readable) = readable else {
-                return Err(self.call.silent("the file gave nothing"));
-            };
+            let readable = pipe.readable();
+            let readable = self.call.in_time(readable, "the file gave nothing").await?;
             // Who reads slowly may.
             let Ok(writable) = timeout(quiet, socket.writable()).await else {
                 let message = format!("nobody took anything for {} s", quiet.as_secs());

@@ -50,14 +50,14 @@ impl Reader {
 
     /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
     pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
-        match tokio::time::timeout(self.call.patience(), self.pipe.read_buf(&mut buffer)).await {
-            Ok(Ok(0)) => {
+        let read = self.pipe.read_buf(&mut buffer);
+        match self.call.in_time(read, "the file gave nothing").await? {
+            Ok(0) => {
                 self.end().await?;
                 Ok(0)
             }
-            Ok(Ok(read)) => Ok(read),
-            Ok(Err(error)) => Err(internal("read a file", &error)),
-            Err(_) => Err(self.call.silent("the file gave nothing")),
+            Ok(read) => Ok(read),
+            Err(error) => Err(internal("read a file", &error)),
         }
     }
 

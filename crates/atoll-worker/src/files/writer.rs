@@ -46,11 +46,15 @@ impl Writer {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
-        match tokio::time::timeout(self.call.patience(), pipe.write_all(bytes)).await {
-            Ok(Ok(())) => Ok(()),
+        let written = pipe.write_all(bytes);
+        match self
+            .call
+            .in_time(written, "the sandbox took nothing")
+            .await?
+        {
+            Ok(()) => Ok(()),
             // The helper has closed its end: it says why.
-            Ok(Err(_)) => Err(self.why().await),
-            Err(_) => Err(self.call.silent("the sandbox took nothing")),
+            Err(_) => Err(self.why().await),
         }
     }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use atoll_model::{Code, Error};
 use clap::{Args, Subcommand};
 
+use super::remote::Remote;
 use super::{note, say};
 use crate::config::Config;
 
@@ -19,21 +20,21 @@ pub(crate) enum E2b {
 
 /// Print the lines to export.
 ///
-/// The key is the server's first one, with the beginning that E2B's clients expect.
+/// The server is the one that other commands use; on its own machine, the one that runs there. Its key has the beginning
+/// that E2B's clients expect.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   eval \"$(atoll e2b env)\"
   atoll e2b env --url https://sandboxes.example.com
   atoll e2b env --domain sandboxes.example.com")]
 pub(crate) struct Env {
-    /// Where the server is.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080")]
-    url: String,
+    #[command(flatten)]
+    remote: Remote,
     /// A domain of the server's (`atoll serve --domain`), with TLS, instead of where it is; with its port if that is not 443.
     #[arg(long, value_name = "DOMAIN", conflicts_with = "url")]
     domain: Option<String>,
-    /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
-    #[arg(long, value_name = "DIR")]
+    /// The data directory of a server on this machine [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
+    #[arg(long, value_name = "DIR", conflicts_with = "profile")]
     data_dir: Option<PathBuf>,
 }
 
@@ -46,15 +47,6 @@ impl E2b {
 
 impl Env {
     fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        let url = self.url.trim_end_matches('/');
-        let place = url
-            .strip_prefix("http://")
-            .or_else(|| url.strip_prefix("https://"));
-        // It goes into a shell, and what is behind a place would be dropped by E2B's clients.
-        let is_plain = |place: &str| {
-            let letter = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
-            !place.is_empty() && place.chars().all(letter)
-        };
         if let Some(domain) = &self.domain
             && !is_plain(domain)
         {
@@ -62,38 +54,86 @@ impl Env {
             let remedy = "give its name alone, such as sandboxes.example.com";
             return Err(Error::invalid("domain", message, remedy));
         }
-        if !place.is_some_and(is_plain) {
-            let message = format!("--url {:?} is not where a server is", self.url);
-            let remedy = "give it without a path, such as http://127.0.0.1:8080";
-            return Err(Error::invalid("url", message, remedy));
-        }
-        let file = self.data_dir.as_ref().unwrap_or(&config.data);
-        let file = file.join("admin.key");
-        let key = key(&file)?;
-        note(&format!("the key is that of {}", file.display()));
+        let (url, key) = self.server(config)?;
         if let Some(domain) = &self.domain {
             say(&format!("export E2B_DOMAIN={domain}"));
         } else {
+            let url = checked(&url)?;
             say(&format!("export E2B_API_URL={url}/e2b"));
             say(&format!("export E2B_SANDBOX_URL={url}"));
         }
         say(&format!("export E2B_API_KEY={key}"));
         Ok(ExitCode::SUCCESS)
     }
+
+    /// Where the server is, and a key of it.
+    fn server(&self, config: &Config) -> Result<(String, String), Error> {
+        let told = match &self.data_dir {
+            // A server here was named: whatever the surroundings say of another is not meant.
+            Some(_) => self.remote.said(),
+            None => self.remote.place(config)?,
+        };
+        let data = self.data_dir.as_ref().unwrap_or(&config.data);
+        let (url, key) = match told {
+            Some((url, key)) => (url, key),
+            None => (running(data), None),
+        };
+        if let Some(key) = key {
+            let of = "the key that this server is asked with";
+            return Ok((url, spelled(&key, of)?));
+        }
+        let file = data.join("admin.key");
+        let key = spelled(&read_key(&file)?, &file.display().to_string())?;
+        note(&format!("the key is that of {}", file.display()));
+        Ok((url, key))
+    }
 }
 
-/// The key in a file, as E2B's clients want it.
-fn key(file: &Path) -> Result<String, Error> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
+/// Where the server with this data directory says that it is; or where it is if nobody says anything else.
+fn running(data: &Path) -> String {
+    let said = std::fs::read_to_string(data.join(super::serve::PLACE));
+    let said = said.map(|url| url.trim().to_owned());
+    said.unwrap_or_else(|_| "http://127.0.0.1:8080".to_owned())
+}
+
+/// It goes into a shell.
+fn is_plain(place: &str) -> bool {
+    let letter = |letter: char| letter.is_ascii_alphanumeric() || ".-:[]".contains(letter);
+    !place.is_empty() && place.chars().all(letter)
+}
+
+/// What is behind a place would be dropped by E2B's clients.
+fn checked(url: &str) -> Result<&str, Error> {
+    let url = url.trim_end_matches('/');
+    let place = url
+        .strip_prefix("http://")
+        .or_else(|| url.strip_prefix("https://"));
+    if place.is_some_and(is_plain) {
+        return Ok(url);
+    }
+    let message = format!("E2B's clients cannot be told to go to {url:?}");
+    let remedy = "say where the server is without a path, such as --url http://127.0.0.1:8080";
+    Err(Error::invalid("url", message, remedy))
+}
+
+fn read_key(file: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(file).map_err(|error| {
         let message = format!("the key in {} cannot be read: {error}", file.display());
         Error::new(Code::NotFound, message).remedy(
             "`atoll serve` makes it at its first start; name its data directory with --data-dir, or be who runs it",
         )
-    })?;
-    let digits = text.trim().strip_prefix("atl_");
+    })
+}
+
+/// A key as E2B's clients want it.
+fn spelled(key: &str, of: &str) -> Result<String, Error> {
+    let key = key.trim();
+    let digits = key
+        .strip_prefix("atl_")
+        .or_else(|| key.strip_prefix("e2b_"));
     let digits = digits.filter(|digits| digits.chars().all(|digit| digit.is_ascii_hexdigit()));
     let digits = digits.ok_or_else(|| {
-        let message = format!("{} has no key of ours", file.display());
+        let message = format!("{of} is no key of ours");
         Error::new(Code::NotFound, message).remedy("make one with POST /keys")
     })?;
     Ok(format!("e2b_{digits}"))

@@ -35,31 +35,42 @@ impl Remote {
 
     /// The same, if somebody said something about a server.
     pub(crate) fn configured(&self, config: &Config) -> Result<Option<Client>, Error> {
+        let Some((url, key)) = self.place(config)? else {
+            return Ok(None);
+        };
+        let client = Client::new(url.parse()?, key);
+        Ok(Some(client.authorities(config.authorities.clone())))
+    }
+
+    /// The same as far as it was said on the command line: where it is.
+    pub(crate) fn said(&self) -> Option<(String, Option<String>)> {
+        self.url.clone().map(|url| (url, None))
+    }
+
+    /// Where it is and what it is asked with, if somebody said something about a server.
+    pub(crate) fn place(&self, config: &Config) -> Result<Option<(String, Option<String>)>, Error> {
         let url = self.url.as_ref().or_else(|| {
             // A profile that is named wins over the surroundings.
             config.url.as_ref().filter(|_| self.profile.is_none())
         });
         let key = config.api_key.clone();
-        let (url, key) = if let Some(url) = url {
-            (url.clone(), key)
-        } else {
-            let Some(file) = &config.profiles else {
-                return Ok(None);
-            };
-            let profiles = Profiles::read(file)?;
-            let Some(profile) = profiles.find(self.profile.as_deref(), file)? else {
-                return Ok(None);
-            };
-            let named = profile.api_key.clone();
-            let key = if self.profile.is_some() {
-                named.or(key)
-            } else {
-                key.or(named)
-            };
-            (profile.url.clone(), key)
+        if let Some(url) = url {
+            return Ok(Some((url.clone(), key)));
+        }
+        let Some(file) = &config.profiles else {
+            return Ok(None);
         };
-        let client = Client::new(url.parse()?, key);
-        Ok(Some(client.authorities(config.authorities.clone())))
+        let profiles = Profiles::read(file)?;
+        let Some(profile) = profiles.find(self.profile.as_deref(), file)? else {
+            return Ok(None);
+        };
+        let named = profile.api_key.clone();
+        let key = if self.profile.is_some() {
+            named.or(key)
+        } else {
+            key.or(named)
+        };
+        Ok(Some((profile.url.clone(), key)))
     }
 
     /// Does something with it.

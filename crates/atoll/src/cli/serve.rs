@@ -6,7 +6,7 @@ mod watching;
 
 use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,6 +27,9 @@ use super::run::ensure_base;
 use super::{note, paint, say};
 use crate::config::Config;
 use settings::{Complete, OnExit, Settings};
+
+/// Where a server that runs says, in its data directory, at which address.
+pub(crate) const PLACE: &str = "run/url";
 
 /// Serve sandboxes over HTTP.
 #[derive(Debug, Args)]
@@ -119,6 +122,8 @@ impl Complete {
         }
         // Before anybody knows that it serves: who says so at once is heard.
         let asked = Asked::listen()?;
+        let place = config.data.join(PLACE);
+        write_whole(&place, &self.url(at))?;
         self.greet(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
@@ -156,6 +161,7 @@ impl Complete {
             let _ = public.await;
             let _ = operator.await;
         };
+        let _ = std::fs::remove_file(place);
         // A stream has no end of its own: its client goes on at the next server.
         let _ = tokio::time::timeout(Duration::from_secs(5), both).await;
         let deleted = match self.on_exit {
@@ -163,6 +169,21 @@ impl Complete {
             OnExit::Keep => Ok(()),
         };
         core.close().await.and(deleted)
+    }
+
+    /// Where clients on this machine find it: a certificate is for names.
+    fn url(&self, at: SocketAddr) -> String {
+        let port = at.port();
+        if self.tls.is_some() {
+            let name = self.hosts.first().map_or("localhost", String::as_str);
+            return format!("https://{name}:{port}");
+        }
+        let here = match at.ip() {
+            ip if !ip.is_unspecified() => ip,
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        format!("http://{}", SocketAddr::new(here, port))
     }
 
     fn hosts(&self) -> BTreeSet<String> {
@@ -194,7 +215,7 @@ impl Complete {
                 expires_at: None,
             };
             let made = core.make_key(&operator, request).await?;
-            write_key(&file, &made.secret)?;
+            write_whole(&file, &made.secret)?;
             if std::io::stdout().is_terminal() {
                 say(&format!("key      {}", made.secret));
             }
@@ -233,15 +254,15 @@ fn find_out_the_gone(listener: &TcpListener) -> std::io::Result<()> {
 }
 
 /// Whole or not at all, and for root alone.
-fn write_key(file: &Path, secret: &str) -> Result<(), Error> {
-    let new = file.with_extension("key.new");
+fn write_whole(file: &Path, line: &str) -> Result<(), Error> {
+    let new = file.with_extension("new");
     let opened = std::fs::OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
         .open(&new);
-    let written = opened.and_then(|mut opened| opened.write_all(format!("{secret}\n").as_bytes()));
+    let written = opened.and_then(|mut opened| opened.write_all(format!("{line}\n").as_bytes()));
     written
         .and_then(|()| std::fs::rename(&new, file))
         .map_err(|error| failed(&format!("write {}", file.display()), &error))
@@ -251,7 +272,7 @@ fn write_key(file: &Path, secret: &str) -> Result<(), Error> {
 fn signer(data: &Path) -> Result<Signer, Error> {
     let file = data.join("signing.key");
     if !file.exists() {
-        write_key(&file, &atoll_core::random_digits())?;
+        write_whole(&file, &atoll_core::random_digits())?;
     }
     let secret = std::fs::read_to_string(&file);
     Signer::new(

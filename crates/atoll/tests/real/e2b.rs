@@ -4,12 +4,15 @@
 //!
 //! To add one: write `e2b/NAME.py` or `e2b/NAME.mjs`, and name it in [`programs!`] below.
 
+mod browsers;
 mod calls;
 mod control;
 mod doors;
+mod full;
 mod ports;
 mod shapes;
 mod streams;
+mod told;
 mod uploads;
 mod watched;
 mod watching;
@@ -141,8 +144,7 @@ async fn lead_home(socket: UdpSocket) {
 /// Runs a program with each release of the SDK for its language.
 async fn check(program: &str) {
     let server = Server::start().await;
-    let url = format!("http://{}", server.address());
-    let variables = exports(&server, &["--url", &url]);
+    let variables = exports(&server, &[]);
     with_each_release(&[], &variables, program).await;
     server.close().await;
 }

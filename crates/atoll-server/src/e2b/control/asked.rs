@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{Again, NewSandbox};
+use atoll_core::{Again, NewSandbox, Sleep};
 use atoll_model::{Ending, Lifetime, Policy, SandboxSpec, Verdict};
 
 use axum::http::{HeaderMap, StatusCode};
@@ -265,7 +265,10 @@ pub(super) struct Pause {
 }
 
 impl Pause {
-    pub(super) fn memory(&self) -> bool {
-        self.memory.unwrap_or(true)
+    pub(super) fn meant(&self) -> Sleep {
+        match self.memory {
+            Some(false) => Sleep::FilesOnly,
+            _ => Sleep::WithMemory,
+        }
     }
 }

@@ -166,7 +166,8 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
                 let request = String::from_utf8_lossy(&request[..read]);
                 let path = request.split(' ').nth(1).unwrap_or_default();
                 let path = std::path::Path::new(path.trim_start_matches('/'));
-                let script = scripts.filter(|_| path.extension().is_some_and(|it| it == "js"));
+                let script = scripts
+                    .filter(|_| path.extension().is_some_and(|it| it == "js" || it == "mjs"));
                 let script = script.and_then(|root| std::fs::read(root.join(path)).ok());
                 let (kind, body) = match script {
                     Some(script) => ("text/javascript", script),

@@ -2,6 +2,7 @@
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use http_body_util::BodyExt as _;
+use hyper::Response;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
@@ -51,6 +52,15 @@ impl Agent {
     ) -> Answer {
         let headers = self.headers(more);
         self.client.send(method, path, &headers, body).await
+    }
+
+    /// Asks for something whose bytes are read later.
+    pub(super) async fn get(&self, path: &str) -> Response<Incoming> {
+        let headers = self.headers(&[]);
+        let response = self.client.open("GET", path, &headers, Bytes::new());
+        let response = response.await;
+        assert_eq!(response.status(), 200);
+        response
     }
 
     /// Calls something that answers once.

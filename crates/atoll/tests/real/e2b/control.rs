@@ -166,6 +166,33 @@ async fn a_pause_says_what_it_keeps_and_since_when_and_traffic_wakes_from_both_k
     server.close().await;
 }
 
+/// Whichever way each of them wants it paused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_pauses_at_once_one_is_told_that_it_is_paused_already() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = make(&client, json!({})).await;
+    let kinds = [(true, true), (true, false), (false, true), (false, false)];
+    for (one, other) in kinds.into_iter().cycle().take(24) {
+        let (one, other) = tokio::join!(
+            act(&client, &id, "pause", json!({ "memory": one })),
+            act(&client, &id, "pause", json!({ "memory": other }))
+        );
+        let (paused, late) = if one.status == 204 {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        assert_eq!(paused.status, 204, "{paused:?}");
+        refused(&late, 409);
+        let message = late.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.ends_with("is already paused"), "{message}");
+        let woken = act(&client, &id, "connect", json!({ "timeout": 200 })).await;
+        assert_eq!(woken.status, 201, "{woken:?}");
+    }
+    server.close().await;
+}
+
 /// A connect that runs beside something else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connect_decides_by_what_is_when_it_is_its_turn() {

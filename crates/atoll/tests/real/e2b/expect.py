@@ -41,8 +41,11 @@ def until(what, condition, seconds=20):
 
 
 def leave():
-    """Ends the program, which has done all it should: threads of the client may still work, and those of older releases
-    now and then bring an interpreter down that ends meanwhile."""
+    """Ends a program that has done all it should, and may have left calls under way, without the end of its interpreter.
+
+    Both releases ask through pyqwest, whose threads want the interpreter when a call is answered or given up; before Python
+    3.14 one that ends just then is aborted by that. No server can help it: one of a few lines, which answers everything whole,
+    saw 8 (2.45.1) and 33 (2.63.0) of 120 programs die that gave calls up before they ended."""
     os._exit(0)
 
 

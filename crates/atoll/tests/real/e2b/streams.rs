@@ -2,13 +2,18 @@
 
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::future::join_all;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::calls::{Agent, Stream};
 use crate::api::{Client, Server};
 use crate::world::DEADLINE;
+
+/// Sooner than a server gives up a sandbox that says nothing.
+const AT_ONCE: Duration = Duration::from_secs(15);
 
 /// How a stream failed: one envelope, the last, and no `end` before it.
 async fn failure(stream: &mut Stream) -> (String, String) {
@@ -175,7 +180,7 @@ async fn ask_until_gone(agent: &Agent, slow: bool, answered: &Notify) {
 async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
     let server = Server::start().await;
     let client = server.client();
-    for act in ["kill", "stop"] {
+    for act in ["kill", "stop", "pause"] {
         let agent = Agent::make(&client).await;
         let answered = Notify::new();
         let askers = (0..6).map(|n| ask_until_gone(&agent, n % 2 == 0, &answered));
@@ -185,13 +190,39 @@ async fn calls_under_way_fail_as_those_of_a_sandbox_that_is_gone() {
             if act == "kill" {
                 return client.delete(&path).await;
             }
-            let files_only = json!({ "memory": false });
-            client.post(&format!("{path}/pause"), &files_only).await
+            let memory = json!({ "memory": act == "pause" });
+            client.post(&format!("{path}/pause"), &memory).await
         };
         let both = async { tokio::join!(join_all(askers), acting) };
-        let (_, acted) = tokio::time::timeout(DEADLINE, both).await.unwrap();
+        let (_, acted) = tokio::time::timeout(AT_ONCE, both).await.unwrap();
         assert_eq!(acted.status, 204, "{acted:?}");
     }
+    server.close().await;
+}
+
+/// What has begun can only be broken off.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_download_under_way_breaks_off_when_its_sandbox_is_paused() {
+    const SIZE: usize = 1 << 30;
+    let server = Server::start().await;
+    let client = server.client();
+    let agent = Agent::make(&client).await;
+    let line = format!("truncate -s {SIZE} /tmp/large");
+    agent.start(&line, &[]).await.0.rest().await;
+    let mut body = agent.get("/files?path=/tmp/large").await.into_body();
+    let path = format!("/e2b/sandboxes/{}/pause", agent.id);
+    let paused = client.post(&path, &json!({})).await;
+    assert_eq!(paused.status, 204, "{paused:?}");
+    let broken = async {
+        let mut read = 0;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return read };
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+        panic!("it ended after {read} bytes");
+    };
+    let read = tokio::time::timeout(AT_ONCE, broken).await.unwrap();
+    assert!(read < SIZE, "{read}");
     server.close().await;
 }
 

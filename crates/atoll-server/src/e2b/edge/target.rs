@@ -1,0 +1,189 @@
+//! Which requests are for a sandbox and not for us, for which one, and for which of its ports.
+
+use std::collections::BTreeSet;
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue};
+
+use crate::e2b::envd;
+use crate::guard::{authority, host_of};
+
+/// Where E2B's own daemon listens: here it is this server.
+pub(in crate::e2b) const ENVD: u16 = 49983;
+
+/// What a request is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::e2b) struct Target {
+    /// Nothing if only a signature tells.
+    pub(super) sandbox: Option<String>,
+    pub(in crate::e2b) port: u16,
+    /// The host's name says so.
+    pub(super) by_host: bool,
+}
+
+/// Why a request that is for a sandbox leads nowhere.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Astray(pub(super) String);
+
+impl Target {
+    /// By headers, by a host name `PORT-ID.…` of one of our domains, or by a signature; nothing if it is for us.
+    pub(super) fn of(
+        request: &Request,
+        domains: &BTreeSet<String>,
+    ) -> Result<Option<Self>, Astray> {
+        let headers = request.headers();
+        let host = host(request).unwrap_or_default();
+        let named = named(&host, domains);
+        let id = only(headers, "e2b-sandbox-id")?;
+        let Some(id) = id.or(named.as_ref().map(|(id, _)| id.as_str())) else {
+            if envd::signature::is_there(request.uri()) {
+                return Ok(Some(Self {
+                    sandbox: None,
+                    port: ENVD,
+                    by_host: false,
+                }));
+            }
+            if below("sandbox.", &host, domains) {
+                let message = "the header E2b-Sandbox-Id has to say which sandbox is meant";
+                return Err(Astray(message.into()));
+            }
+            return Ok(None);
+        };
+        let id = id_alone(id)?;
+        let port = match only(headers, "e2b-sandbox-port")? {
+            Some(port) => Some(port_of(port)?),
+            None => None,
+        };
+        if let Some((other, its)) = &named
+            && (id != id_alone(other)? || port.is_some_and(|port| port != *its))
+        {
+            let message = "the host names another sandbox or port than the headers E2b-Sandbox-Id and E2b-Sandbox-Port";
+            return Err(Astray(message.into()));
+        }
+        let port = port.or(named.as_ref().map(|(_, port)| *port));
+        Ok(Some(Self {
+            sandbox: Some(id.to_owned()),
+            port: port.unwrap_or(ENVD),
+            by_host: named.is_some(),
+        }))
+    }
+}
+
+/// The sandbox and the port that a host of one of our domains names.
+fn named(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
+    let (label, domain) = host.split_once('.')?;
+    let (port, id) = label.split_once('-')?;
+    let known = domains.contains(domain);
+    known.then(|| Some((id.to_owned(), port.parse().ok()?)))?
+}
+
+/// Whether a host is one of our domains, with this before it.
+pub(super) fn below(before: &str, host: &str, domains: &BTreeSet<String>) -> bool {
+    let domain = host.strip_prefix(before);
+    domain.is_some_and(|domain| domains.contains(domain))
+}
+
+/// What a header says. Of two nobody knows which is meant.
+fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Astray> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next().map(HeaderValue::to_str), values.next()) {
+        (None, _) => Ok(None),
+        (Some(Ok(value)), None) => Ok(Some(value.trim())),
+        _ => Err(Astray(format!(
+            "the header {name} has to be there once, as text"
+        ))),
+    }
+}
+
+/// Older clients write more behind the id.
+fn id_alone(text: &str) -> Result<&str, Astray> {
+    let id = text.split('-').next().unwrap_or_default();
+    let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9');
+    if id.is_empty() || !id.bytes().all(fits) {
+        return Err(Astray("Invalid sandbox ID".into()));
+    }
+    Ok(id)
+}
+
+fn port_of(text: &str) -> Result<u16, Astray> {
+    let port = text.parse().ok().filter(|port| *port > 0);
+    let wrong = || Astray("the header E2b-Sandbox-Port is not a port: 1 to 65535".into());
+    port.ok_or_else(wrong)
+}
+
+/// The name by which a server is asked for, without its port.
+pub(super) fn host(request: &Request) -> Option<String> {
+    let asked = authority(request.uri(), request.headers())?;
+    Some(host_of(&asked).to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    /// What a request for an address, with these headers, is for.
+    fn target(address: &str, headers: &[(&str, &str)]) -> Result<Option<(String, u16)>, Astray> {
+        let mut request = Request::builder().uri(address);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Body::empty()).expect("a request");
+        let domains = BTreeSet::from(["box.test".to_owned()]);
+        let found = Target::of(&request, &domains)?;
+        Ok(found.map(|found| (found.sandbox.unwrap_or_default(), found.port)))
+    }
+
+    #[test]
+    fn a_sandbox_is_named_by_headers_by_host_or_by_the_address_of_http_2() {
+        let there = |port| Ok(Some(("iabc".to_owned(), port)));
+        assert_eq!(target("/", &[("e2b-sandbox-id", "iabc")]), there(ENVD));
+        let both = [("e2b-sandbox-id", "iabc-old"), ("e2b-sandbox-port", "80")];
+        assert_eq!(target("/", &both), there(80));
+        assert_eq!(target("/", &[("host", "80-IABC.box.test:8443")]), there(80));
+        assert_eq!(target("https://80-iabc.box.test:8443/", &[]), there(80));
+        // Both, as E2B's clients with a domain.
+        assert_eq!(target("https://80-iabc.box.test/", &both), there(80));
+        let id = [("e2b-sandbox-id", "iabc")];
+        assert_eq!(target("https://80-iabc.box.test/", &id), there(80));
+        assert_eq!(target("https://sandbox.box.test/", &both), there(80));
+        let signed = target("https://sandbox.box.test/files?signature=x", &[]);
+        assert_eq!(signed, Ok(Some((String::new(), ENVD))));
+        for other in [
+            "80-iabc.evil.test",
+            "box.test",
+            "x-iabc.box.test",
+            "80.box.test",
+        ] {
+            assert_eq!(target("/", &[("host", other)]), Ok(None), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_or_makes_no_sense_is_refused() {
+        let id = ("e2b-sandbox-id", "iabc");
+        for wrong in ["", "0", "-1", "65536", "80a", "80,81", "\u{fc}"] {
+            let port = ("e2b-sandbox-port", wrong);
+            assert!(target("/", &[id, port]).is_err(), "{wrong:?}");
+        }
+        for wrong in ["", "-", "IABC", "i_abc", "../x", "iabc iabd", "\u{fc}"] {
+            let id = ("e2b-sandbox-id", wrong);
+            assert!(target("/", &[id]).is_err(), "{wrong:?}");
+        }
+        assert!(target("/", &[id, id]).is_err());
+        assert!(
+            target(
+                "/",
+                &[id, ("e2b-sandbox-port", "80"), ("e2b-sandbox-port", "81")]
+            )
+            .is_err()
+        );
+        for host in ["80-iabd.box.test", "81-iabc.box.test", "80-i_.box.test"] {
+            let headers = [("host", host), id, ("e2b-sandbox-port", "80")];
+            assert!(target("/", &headers).is_err(), "{host}");
+        }
+        assert!(target("/", &[("host", "sandbox.box.test")]).is_err());
+        assert!(target("/", &[("host", "80-.box.test")]).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! What `atoll e2b env` says to export: where the server is that other commands would use.
+
+use std::process::Command;
+
+use atoll_testkit::Scratch;
+
+use crate::api::Server;
+use crate::world::binary;
+
+/// What it prints in these surroundings, line by line.
+fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {
+    let mut command = Command::new(binary());
+    command.args(["e2b", "env"]).args(words);
+    for name in [
+        "ATOLL_URL",
+        "ATOLL_API_KEY",
+        "ATOLL_DATA_DIR",
+        "XDG_CONFIG_HOME",
+    ] {
+        command.env_remove(name);
+    }
+    command.env("HOME", home.path());
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    lines.lines().map(ToOwned::to_owned).collect()
+}
+
+fn exports(url: &str, key: &str) -> Vec<String> {
+    vec![
+        format!("export E2B_API_URL={url}/e2b"),
+        format!("export E2B_SANDBOX_URL={url}"),
+        format!("export E2B_API_KEY={key}"),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_that_is_meant_is_found_where_it_is() {
+    let home = Scratch::new();
+    let mut server = Server::start().await;
+    let data = server.data();
+    let data = data.to_str().unwrap();
+    let key = server.client().key.unwrap().replace("atl_", "e2b_");
+    let here = [("ATOLL_DATA_DIR", data)];
+    for _ in 0..2 {
+        let url = format!("http://{}", server.address());
+        assert_eq!(told(&[], &here, &home), exports(&url, &key));
+        assert_eq!(told(&["--data-dir", data], &[], &home), exports(&url, &key));
+        // The next one is at another port, and nobody has told where.
+        server.kill_and_start();
+    }
+
+    let elsewhere = "https://boxes.example:8443";
+    let (mine, theirs) = (
+        format!("atl_{}", "1".repeat(64)),
+        format!("e2b_{}", "1".repeat(64)),
+    );
+    let surroundings = [here[0], ("ATOLL_URL", elsewhere), ("ATOLL_API_KEY", &mine)];
+    assert_eq!(told(&[], &surroundings, &home), exports(elsewhere, &theirs));
+    // Who names a server of this machine means no other.
+    let url = format!("http://{}", server.address());
+    let words = ["--data-dir", data];
+    assert_eq!(told(&words, &surroundings, &home), exports(&url, &key));
+    let settings = home.join(".config/atoll");
+    std::fs::create_dir_all(&settings).unwrap();
+    let profile = format!("[profiles.work]\nurl = \"{elsewhere}/\"\napi_key = \"{mine}\"\n");
+    std::fs::write(settings.join("config.toml"), profile).unwrap();
+    let words = ["--profile", "work"];
+    assert_eq!(told(&words, &here, &home), exports(elsewhere, &theirs));
+    server.end();
+    // Nobody is there: where one would be.
+    assert_eq!(
+        told(&[], &here, &home),
+        exports("http://127.0.0.1:8080", &key)
+    );
+    server.kill_and_start();
+    server.close().await;
+}
