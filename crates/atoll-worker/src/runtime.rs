@@ -278,6 +278,9 @@ impl LocalRuntime {
             Self::open_ephemeral(config, binary).await?
         };
         let (facts, templates, instance, network, keeper, amend, inventory) = opened;
+        if lasting {
+            crate::metronome::start(&facts.processors);
+        }
         let (trash, thrown) = Trash::new();
         let shared = Arc::new(Shared {
             admission: Admission::new(reserve, facts.memory),
