@@ -87,7 +87,8 @@ impl Init {
             }
             let happened = ready.map(|fd| !fd.revents().is_empty());
             if happened[1] {
-                self.reap();
+                let endings = self.reap();
+                self.say_all(&endings);
             }
             if happened[0] {
                 match self.server.receive() {
@@ -103,8 +104,12 @@ impl Init {
     }
 
     fn say(&self, message: &FromInit) {
+        self.say_all(std::slice::from_ref(message));
+    }
+
+    fn say_all(&self, messages: &[FromInit]) {
         // If nobody listens any more, the next receive says so.
-        let _ = self.server.send(message, &[]);
+        let _ = self.server.send_all(messages);
     }
 
     fn obey(&mut self, message: ToInit, descriptors: Vec<OwnedFd>) {
@@ -117,12 +122,12 @@ impl Init {
                 for request in forget {
                     self.ended.remove(&request);
                 }
-                match self.launcher.start(&self.boot, &exec, &descriptors) {
-                    Ok(pid) => {
-                        self.children.insert(pid, Child::Exec { request });
-                        self.say(&FromInit::Started { request, pid });
-                        self.launcher.give_score(pid);
-                    }
+                let started = self.launcher.start(&self.boot, &exec, &descriptors);
+                // First of all: who hears of it listens to its output from then on, and each end that closes would
+                // wake them.
+                drop(descriptors);
+                match started {
+                    Ok(pid) => self.tell_of(request, pid),
                     Err((part, errno)) => self.say(&FromInit::Refused {
                         request,
                         part,
@@ -179,20 +184,37 @@ impl Init {
         }
     }
 
+    /// Tells that a program was started. A short one has ended by now where there is one processor for it and us: that is
+    /// told with it, so that the server wakes once.
+    fn tell_of(&mut self, request: u32, pid: i32) {
+        self.children.insert(pid, Child::Exec { request });
+        let mut news = vec![FromInit::Started { request, pid }];
+        if sys::has_ended(pid) {
+            news.extend(self.reap());
+        }
+        self.say_all(&news);
+        if self.children.contains_key(&pid) {
+            self.launcher.give_score(pid);
+        }
+    }
+
     /// Tells programs a new size: those that are to come by our own processors, which they inherit.
     fn resize(&self, size: &Size) -> io::Result<()> {
         self.views.rewrite(&size.views)?;
         sys::set_processors(0, &size.processors)
     }
 
-    fn reap(&mut self) {
+    /// Takes leave of children that have ended; what is to be told of them.
+    fn reap(&mut self) -> Vec<FromInit> {
         let mut discard = [0; 1024];
         while rustix::io::read(&self.signals, &mut discard).is_ok_and(|read| read > 0) {}
+        let mut endings = Vec::new();
         while let Some((pid, status)) = sys::reap() {
             if let Some(Child::Exec { request }) = self.children.remove(&pid) {
                 self.ended.insert(request, status);
-                self.say(&FromInit::Ended { request, status });
+                endings.push(FromInit::Ended { request, status });
             }
         }
+        endings
     }
 }

@@ -358,6 +358,37 @@ pub(crate) fn reap_waiting() -> Option<(i32, i32)> {
     (pid > 0).then_some((pid, status))
 }
 
+/// Sends packets through a socket that has other ends for them; how many went.
+pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &[Vec<u8>]) -> io::Result<usize> {
+    let mut parts: Vec<libc::iovec> = packets
+        .iter()
+        .map(|packet| libc::iovec {
+            iov_base: packet.as_ptr().cast_mut().cast(),
+            iov_len: packet.len(),
+        })
+        .collect();
+    let mut headers: Vec<libc::mmsghdr> = parts
+        .iter_mut()
+        .map(|part| {
+            // SAFETY: all zero is a header without address, parts or descriptors.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_iov = part;
+            header.msg_hdr.msg_iovlen = 1;
+            header
+        })
+        .collect();
+    // SAFETY: headers, parts and packets live across the call, which reads the packets and writes the headers.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            headers.len() as u32,
+            libc::MSG_NOSIGNAL as _,
+        )
+    };
+    check(i64::from(sent)).map(|sent| sent as usize)
+}
+
 /// Whether a child has ended. It is not reaped.
 pub(crate) fn has_ended(pid: i32) -> bool {
     use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
@@ -595,6 +626,11 @@ pub fn go_first() -> bool {
         parameter.sched_priority = 1;
         libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) == 0
     }
+}
+
+/// The same, on this processor and no other.
+pub fn go_first_on(processor: u32) -> bool {
+    set_processors(0, &[processor]).is_ok() && go_first()
 }
 
 /// Overwrites this process's command line, as `ps` shows it.

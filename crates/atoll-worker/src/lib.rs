@@ -13,6 +13,7 @@ pub mod instance;
 mod journal;
 mod keeper;
 mod meters;
+mod metronome;
 pub mod network;
 mod nursery;
 pub mod orphans;

@@ -105,6 +105,27 @@ impl<S: Encode, R: Decode> Channel<S, R> {
         self.send_bytes(&[IN_MEMFD], &all)
     }
 
+    /// Sends short messages without descriptors, in one go: whoever waits for them is woken once for all.
+    pub fn send_all(&self, messages: &[S]) -> io::Result<()> {
+        let encoded: Vec<Vec<u8>> = messages
+            .iter()
+            .map(|message| {
+                let mut bytes = vec![IN_PACKET];
+                message.encode(&mut bytes);
+                bytes
+            })
+            .collect();
+        let mut rest = encoded.as_slice();
+        while !rest.is_empty() {
+            match crate::sys::send_packets(self.socket.as_fd(), rest) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);

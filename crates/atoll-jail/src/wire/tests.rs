@@ -81,6 +81,25 @@ fn a_lying_length_allocates_nothing() {
     assert_eq!(FromHelper::from_bytes(&bytes), Err(Malformed));
 }
 
+#[test]
+fn several_messages_in_one_go_arrive_one_by_one() {
+    let (server, inside) = super::pair::<ToInit, FromInit>().expect("two ends");
+    let news = [
+        FromInit::Started { request: 7, pid: 2 },
+        FromInit::Ended {
+            request: 7,
+            status: 256,
+        },
+        FromInit::Ready,
+    ];
+    inside.send_all(&news).expect("sent");
+    inside.send_all(&[]).expect("nothing to send");
+    for expected in news {
+        let heard = server.receive_hostile().expect("a message");
+        assert_eq!(heard, Some(expected));
+    }
+}
+
 proptest! {
     #[test]
     fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {

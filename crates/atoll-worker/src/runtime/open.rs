@@ -64,6 +64,7 @@ impl LocalRuntime {
         let pool = tokio::spawn(Pool::tend(Arc::clone(&self.shared)));
         lock(&self.shared.tending).extend([nursery, pool]);
         if lasting {
+            crate::metronome::start(&self.shared.facts.processors);
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
             tokio::spawn(crate::orphans::tend(Arc::downgrade(&self.shared)));
         }
