@@ -618,6 +618,8 @@ impl Core {
             if !still(&row, entry) {
                 return Ok(row.into());
             }
+            // Who wants to use it from now on lets it go on when this is done, if that is allowed.
+            let _pausing = entry.begin_pause();
             let info = core.inner.runtime.pause(&row.id).await?;
             let written = entry.write(&core.inner.store, |row| {
                 if row.state != info.state {
@@ -628,7 +630,12 @@ impl Core {
                     row.time_left = Some((end - now()).max(0));
                 }
             });
-            written.await.map(SandboxView::from)
+            let written = written.await;
+            if written.is_err() && row.state == SandboxState::Running {
+                // Whoever is told that it could not be paused finds it running.
+                core.inner.runtime.resume(&row.id).await?;
+            }
+            written.map(SandboxView::from)
         });
         joined(work.await)
     }
