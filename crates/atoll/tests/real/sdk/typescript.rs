@@ -170,6 +170,38 @@ async fn a_node_with_websockets_needs_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
+    let scratch = Scratch::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| scratch.join(name));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let files = [&certificate, &key].map(|file| file.to_str().unwrap());
+    let server = Server::start_with(&["--tls-cert", files[0], "--tls-key", files[1]]).await;
+    let (_, port) = server.address().split_once(':').unwrap();
+    let url = format!("https://localhost:{port}");
+    let api_key = server.client().key.unwrap();
+    let ran = tokio::task::spawn_blocking(move || {
+        let package = Package::build(UNCHECKED);
+        let program = "import { Sandbox } from './build/src/node.js';
+            const sb = await Sandbox.create();
+            console.log((await sb.commands.run('echo hidden')).stdout);
+            await sb.delete();";
+        let node = |authorities: Option<&Path>| {
+            let mut node = package.node(&["--input-type=module", "-e", program]);
+            node.env("ATOLL_URL", &url).env("ATOLL_API_KEY", &api_key);
+            node.envs(authorities.map(|file| ("NODE_EXTRA_CA_CERTS", file)));
+            crate::cli::told(&run_within(&mut node, DEADLINE, b""))
+        };
+        let unknown = node(None);
+        assert!(unknown.contains("NODE_EXTRA_CA_CERTS"), "{unknown}");
+        assert_eq!(node(Some(&certificate)), "hidden\n\nexit 0");
+    });
+    ran.await.unwrap();
+    server.end_and_clear();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_examples_of_its_readme_do_what_they_show() {
     check(UNCHECKED, &["readme"]).await;
 }
