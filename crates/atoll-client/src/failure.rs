@@ -71,7 +71,7 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         if (502..=504).contains(&status) {
             return Failure::Broken(error.remedy(crate::connect::WHERE));
         }
-        return Failure::Refused(error.remedy("check the URL: /health below it says \"ok\""));
+        return Failure::Refused(error.remedy(CHECK));
     };
     let mut error = Error::new(refusal.code.unwrap_or(code), refusal.error);
     error.remedy = refusal.remedy;
@@ -88,6 +88,7 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     Failure::Refused(error)
 }
 
+const CHECK: &str = "check the URL: /health below it says \"ok\"";
 const LOG_IN: &str = "say ATOLL_API_KEY, or log in again: `atoll login`";
 
 /// What to do where the server speaks of its routes, and a user of the command has commands.
@@ -95,6 +96,10 @@ fn own_remedy(error: &Error) -> Option<&'static str> {
     Some(match error.code {
         Code::Unauthenticated => LOG_IN,
         Code::PermissionDenied if is_unknown_key(error) => LOG_IN,
+        // What this command asks for is there, where a server is.
+        Code::NotFound if error.message.contains("no such route") => CHECK,
+        Code::SandboxStopped => "start it first: `atoll sandbox start`",
+        Code::SandboxPaused => "resume it first: `atoll sandbox resume`",
         Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
         Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
         Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use atoll_model::{Error, SandboxId, SandboxState, Scope};
-use atoll_store::SandboxRow;
 use atoll_worker::LocalRuntime;
 
 use crate::ledger::Entry;
@@ -54,9 +53,8 @@ impl Use {
 
     /// Lets one that was paused meanwhile go on, if a use may do that. Otherwise what is said to it waits.
     pub async fn wake(&self) -> Result<(), Error> {
-        let sleeps =
-            |row: &SandboxRow| row.state == SandboxState::Paused && row.lifetime.auto_resume;
-        if self.entry.with(sleeps) {
+        let wakes = self.entry.with(|row| row.lifetime.auto_resume);
+        if wakes && self.entry.state_in_use() == SandboxState::Paused {
             self.core.resume_entry(&self.entry, None).await?;
         }
         Ok(())
@@ -100,9 +98,8 @@ impl Core {
     pub(crate) async fn enter_entry(&self, entry: Arc<Entry>) -> Result<Use, Error> {
         // The use first, then the state: who ends the idle shows that first, and then looks for uses.
         let used = Use::new(self, entry, Kind::Use);
-        let look = |row: &SandboxRow| (row.state, row.lifetime.auto_resume);
-        let (state, wakes) = used.entry.with(look);
-        match state {
+        let wakes = used.entry.with(|row| row.lifetime.auto_resume);
+        match used.entry.state_in_use() {
             SandboxState::Running => Ok(used),
             SandboxState::Paused if wakes => {
                 self.resume_entry(&used.entry, None).await?;

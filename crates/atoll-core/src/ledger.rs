@@ -1,7 +1,7 @@
 //! The rows of living sandboxes, in memory.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ pub(crate) struct Entry {
     pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
     /// Held while its history is carried over.
     pub(crate) carrying: tokio::sync::Mutex<()>,
+    /// It is being paused, which its row says when that is done.
+    pausing: AtomicBool,
     /// When somebody last used it.
     used: AtomicI64,
     /// Uses under way.
@@ -34,6 +36,16 @@ pub(crate) struct Entry {
     pub(crate) watchers: Watchers,
     /// How many requests it was sent lately.
     pub(crate) bucket: Bucket,
+}
+
+/// One that is being paused as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Pausing<'a>(&'a Entry);
+
+impl Drop for Pausing<'_> {
+    fn drop(&mut self) {
+        self.0.pausing.store(false, Ordering::Release);
+    }
 }
 
 /// One whose gate is held.
@@ -53,6 +65,7 @@ impl Entry {
             used: AtomicI64::new(row.started_at.unwrap_or(row.created_at)),
             row: Mutex::new(row),
             gate: Arc::default(),
+            pausing: AtomicBool::new(false),
             carrying: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
@@ -89,6 +102,20 @@ impl Entry {
     /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
     pub(crate) fn show(&self, state: SandboxState) {
         lock(&self.row).state = state;
+    }
+
+    /// Shows those who want to use it that it is being paused.
+    pub(crate) fn begin_pause(&self) -> Pausing<'_> {
+        self.pausing.store(true, Ordering::Release);
+        Pausing(self)
+    }
+
+    /// Its state for whoever uses it: what is being paused is paused.
+    pub(crate) fn state_in_use(&self) -> SandboxState {
+        match self.with(|row| row.state) {
+            SandboxState::Running if self.pausing.load(Ordering::Acquire) => SandboxState::Paused,
+            state => state,
+        }
     }
 
     pub(crate) fn begin_use(&self) {

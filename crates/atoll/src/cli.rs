@@ -181,7 +181,11 @@ const OWN_FAILURE: u8 = 125;
 
 /// What was typed makes no sense: those that run commands tell it apart from their commands' own codes.
 fn misused(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
+    match std::error::Error::source(error).and_then(|why| why.downcast_ref::<Error>()) {
+        // A value that knows what it should be says so as everything else does.
+        Some(why) => complain(&of_argument(error, why)),
+        None => drop(error.print()),
+    }
     let word = std::env::args_os().nth(1).unwrap_or_default();
     let runs = ["run", "exec", "shell"].iter().any(|name| word == *name);
     match error.exit_code() {
@@ -189,6 +193,15 @@ fn misused(error: &clap::Error) -> ExitCode {
         _ if runs => ExitCode::from(OWN_FAILURE),
         code => ExitCode::from(code as u8),
     }
+}
+
+/// What is wrong with a value, and whose it is.
+fn of_argument(error: &clap::Error, why: &Error) -> Error {
+    let mut why = why.clone();
+    if let Some(argument) = error.get(clap::error::ContextKind::InvalidArg) {
+        why.message = format!("{argument}: {}", why.message);
+    }
+    why
 }
 
 /// The exit code of a command that was run, or one that cannot be mistaken for it.

@@ -216,7 +216,8 @@ def test_only_a_server_that_was_there_is_waited_for_behind_a_proxy() -> None:
         begin = monotonic()
         with pytest.raises(errors.UnexpectedAnswer, match="answered 502"):
             Sandbox.list(client=client)
-        assert 0.2 < monotonic() - begin < 10
+        # No sooner than was said.
+        assert 0.5 <= monotonic() - begin < 10
         stub.shutdown()
 
 

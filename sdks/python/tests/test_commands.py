@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
+from time import monotonic
 
 import pytest
 
 from atoll import AsyncSandbox, Client, Sandbox, errors
 from atoll._async.client import AsyncClient
+from atoll._http import Call
 from atoll.tools import AsyncTools
 
 from .conftest import Server
@@ -170,5 +174,70 @@ def test_the_same_names_work_on_an_event_loop(client: Client, line: str) -> None
                     pass
             with pytest.raises(errors.SandboxNotFound):
                 await sandbox.refresh()
+
+    asyncio.run(main())
+
+
+def sockets() -> int:
+    """How many this process has."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += str(descriptor.readlink()).startswith("socket:")
+    return found
+
+
+ENDLESS = "while :; do echo line; sleep 0.01; done"
+
+
+@pytest.mark.filterwarnings("error")
+def test_whoever_leaves_an_iteration_leaves_nothing_open(server: Server) -> None:
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        handle = sandbox.commands.run(ENDLESS, background=True)
+        before = sockets()
+        for piece in handle:
+            assert piece.text
+            break
+        gc.collect()
+        assert sockets() <= before
+
+    async def main() -> None:
+        client = AsyncClient(server.url, server.key)
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            handle = await sandbox.commands.run(ENDLESS, background=True)
+            before = sockets()
+            async for piece in handle:
+                assert piece.text
+                break
+            terminal = await sandbox.pty.create()
+            assert await terminal.read()
+            del terminal
+            for _ in range(1000):
+                gc.collect()
+                if sockets() <= before:
+                    break
+                await asyncio.sleep(0.01)
+            assert sockets() <= before
+        client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
+    async def main() -> None:
+        client = AsyncClient(server.url, server.key)
+        async with await AsyncSandbox.create(client=client) as sandbox:
+            await sandbox.files.write("large", b"x" * (8 << 20))
+            client.close()
+            await asyncio.sleep(0)
+            before = sockets()
+            call = Call("GET", f"{sandbox._door.path}/files", "reading", {"path": "large"})
+            stream = await client.open(call, monotonic() + 60)
+            with pytest.raises(TimeoutError):
+                await stream.read_all(monotonic() - 1)
+            await asyncio.sleep(0)
+            assert sockets() == before
+        client.close()
 
     asyncio.run(main())

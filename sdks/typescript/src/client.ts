@@ -65,8 +65,14 @@ const FIRST = 2;
 /** What a proxy answers when the server behind it does not. */
 const AWAY = [502, 503, 504];
 
+/** Causes by which a server is not trusted: nothing has left then. */
+const UNTRUSTED = /CERT|SELF_SIGNED|UNABLE_TO|ERR_TLS|ERR_SSL/;
 /** Causes with which a request has not left. */
 const UNSENT = new Set(["ECONNREFUSED", "ENOTFOUND", "EAI_AGAIN", "EHOSTUNREACH", "ENETUNREACH", "UND_ERR_CONNECT_TIMEOUT"]);
+
+const LOOK = "see that the server runs (atoll serve) and that ATOLL_URL is its URL";
+const LOOK_FROM_A_PAGE = "see that the server runs, and was started with --cors-origin and this page's origin";
+const TRUST = "a certificate of your own is trusted with NODE_EXTRA_CA_CERTS; a server without one is http://";
 
 /** A server, and how it is spoken to. Connections are kept and used again. */
 export class Client {
@@ -250,14 +256,12 @@ export class Client {
             return thrown;
         }
         const cause = (thrown.cause ?? thrown) as { code?: string; message?: string };
-        const sent = !UNSENT.has(cause.code ?? "");
+        const untrusted = UNTRUSTED.test(cause.code ?? "");
+        const sent = !untrusted && !UNSENT.has(cause.code ?? "");
         const why = cause.message || cause.code || "the connection failed";
         return new ConnectionError(sent ? `${this.url}: the connection broke off: ${why}` : `${this.url} cannot be reached: ${why}`, {
             sent,
-            remedy:
-                typeof document === "undefined"
-                    ? "see that the server runs (atoll serve) and that ATOLL_URL is its URL"
-                    : "see that the server runs, and was started with --cors-origin and this page's origin",
+            remedy: untrusted ? TRUST : typeof document === "undefined" ? LOOK : LOOK_FROM_A_PAGE,
             cause: thrown,
         });
     }

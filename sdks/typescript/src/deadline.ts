@@ -37,7 +37,16 @@ export class Deadline {
 
     /** Waits so many milliseconds, or throws if the time comes first. */
     async sleep(milliseconds: number): Promise<void> {
-        await this.race(new Promise((done) => setTimeout(done, milliseconds)));
+        let timer: ReturnType<typeof setTimeout> | undefined;
+        const over = new Promise((done) => {
+            timer = setTimeout(done, milliseconds);
+        });
+        try {
+            await this.race(over);
+        } finally {
+            // It would keep a program alive that is done.
+            clearTimeout(timer);
+        }
     }
 
     /** What somebody else does, unless the time comes first. */

@@ -66,6 +66,32 @@ test("the server and its key come from the call, the environment or a profile, a
     }
 });
 
+test("a call that is given up leaves no timer behind", async () => {
+    const refusal = JSON.stringify({ error: "slow", code: "RATE_LIMITED", category: "rate_limit", retry_after: 600 });
+    const server = createServer((_, response) => response.writeHead(429).end(refusal));
+    await new Promise<void>((done) => server.listen(0, "127.0.0.1", done));
+    const timers = () => process.getActiveResourcesInfo().filter((name) => name === "Timeout").length;
+    try {
+        const client = new Client({ url: `http://127.0.0.1:${(server.address() as AddressInfo).port}`, requestTimeout: 0 });
+        const before = timers();
+        const controller = new AbortController();
+        const asked = client.json("GET", "/health", { signal: controller.signal });
+        while (timers() === before) {
+            await new Promise((done) => setImmediate(done));
+        }
+        controller.abort(new Error("enough"));
+        await assert.rejects(asked, /enough/);
+        // Connections that are kept have timers of their own.
+        server.closeAllConnections();
+        for (let tries = 0; timers() > before; tries++) {
+            assert.ok(tries < 500, `${timers()} timers, and ${before} before`);
+            await new Promise((done) => setImmediate(done));
+        }
+    } finally {
+        server.close();
+    }
+});
+
 async function* once(...parts: Buffer[]): AsyncGenerator<Buffer> {
     // One byte at a time here and there: blocks come in any pieces.
     const all = Buffer.concat(parts);

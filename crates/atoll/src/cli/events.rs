@@ -97,16 +97,15 @@ impl Events {
         if self.json {
             return say(&event.to_string());
         }
-        let data = match &event["data"] {
-            Value::Object(data) if data.is_empty() => String::new(),
-            Value::Null => String::new(),
-            data => format!("  {}", plain(&data.to_string())),
-        };
-        say(&format!(
-            "{}  {}  {}{data}",
-            text(event, "at"),
-            text(event, "sandboxID"),
-            plain(text(event, "type")),
-        ));
+        let (at, id) = (text(event, "at"), text(event, "sandboxID"));
+        let mut line = format!("{at}  {id}  {:<16}", plain(text(event, "type")));
+        // What it is called, and why that happened; the rest is for programs.
+        for name in ["alias", "reason", "error"] {
+            let word = plain(text(&event["data"], name));
+            if !word.is_empty() {
+                line = format!("{line}  {word}");
+            }
+        }
+        say(line.trim_end());
     }
 }

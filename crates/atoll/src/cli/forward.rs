@@ -50,10 +50,16 @@ struct Ports {
 }
 
 impl FromStr for Ports {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || "write it as LOCAL:REMOTE, such as 8080:80".to_owned();
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || {
+            Error::invalid(
+                "ports",
+                format!("{text:?} names no two ports"),
+                "write them as LOCAL:REMOTE, such as 8080:80, or as one",
+            )
+        };
         let (local, remote) = text.split_once(':').unwrap_or((text, text));
         let ports = Self {
             local: local.parse().map_err(|_| wrong())?,

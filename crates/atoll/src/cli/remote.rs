@@ -133,14 +133,26 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
         )
         .remedy("`atoll sandbox ls` lists those that there are")),
         many => {
-            let names: Vec<&str> = many.iter().map(|one| text(one, "sandboxID")).collect();
-            Err(Error::invalid(
-                "sandbox",
-                format!("{} sandboxes begin with {name:?}", many.len()),
-                format!("say more of it: {}", names.join(", ")),
-            ))
+            let message = format!("{} sandboxes begin with {name:?}", many.len());
+            let remedy = format!("say more of it: {}", some_of(many));
+            Err(Error::invalid("sandbox", message, remedy))
         }
     }
+}
+
+/// A few of many, by the names that people know.
+fn some_of(many: &[&Value]) -> String {
+    const FEW: usize = 5;
+    let name = |one: &&Value| match text(one, "alias") {
+        "" => text(one, "sandboxID").to_owned(),
+        alias => format!("{alias} ({})", text(one, "sandboxID")),
+    };
+    let few: Vec<String> = many.iter().take(FEW).map(name).collect();
+    let more = match many.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    format!("{}{more}", few.join(", "))
 }
 
 /// A field that is text; nothing if there is none.

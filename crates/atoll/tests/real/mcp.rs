@@ -41,6 +41,7 @@ programs! {
     agents_work_with_every_tool => "tools.py";
     agents_work_with_every_tool_over_a_bad_line => "tools.py", bad;
     what_is_wrong_is_told_to_agents => "faults.py";
+    what_is_wrong_is_told_to_agents_over_a_bad_line => "faults.py", bad;
     commands_of_agents_are_bounded_told_and_cancelled => "commands.py";
     commands_of_agents_are_bounded_told_and_cancelled_over_a_bad_line => "commands.py", bad;
     a_session_removes_what_it_made => "sessions.py";

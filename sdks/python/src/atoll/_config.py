@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from .errors import InvalidConfiguration
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 #: Where `atoll serve` listens if nobody says.
 LOCAL = "http://127.0.0.1:8080"
@@ -87,3 +91,15 @@ def find(url: str | None, key: str | None, profile: str | None) -> Address:
         url = found.get("url")
         key = key or (found.get("api_key") if url else None)
     return Address(url or LOCAL, key)
+
+
+def trust() -> SSLContext:
+    """Which certificates vouch for a server: those of a file, or the system's."""
+    import ssl
+
+    file = os.environ.get("ATOLL_CA_FILE") or None
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        # What is no certificate is an `OSError`, too.
+        raise InvalidConfiguration(f"{file} cannot be used: {error}", remedy="look at ATOLL_CA_FILE") from None

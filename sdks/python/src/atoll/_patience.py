@@ -28,8 +28,10 @@ class Patience:
         comes back do not come all at once."""
         now = monotonic()
         self._since = self._since or now
-        if now - self._since + self._next > self._seconds:
+        left = self._seconds - (now - self._since)
+        if left <= 0:
             return None
-        wait = self._next * (0.5 + os.urandom(1)[0] / 510)
+        # The last try is at the very end.
+        wait = min(left, self._next * (0.5 + os.urandom(1)[0] / 510))
         self._next = min(_MOST, self._next * 2)
         return wait

@@ -1,5 +1,10 @@
 //! States on their way: what is seen while one passes, and what is left when something breaks in the middle.
 
+use std::io::Read as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use atoll_testkit::wait_for;
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -158,6 +163,69 @@ async fn changes_at_once_are_all_there_and_one_that_fails_changes_nothing() {
         .await;
     assert_eq!(ceiling.trim(), "110");
     assert_eq!(state(&client, &other).await, "running");
+    server.close().await;
+}
+
+/// Somebody who holds the server's records, so that nothing can be written until this is dropped.
+fn hold(server: &Server) -> impl Drop {
+    struct Holder(std::process::Child);
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            drop(self.0.stdin.take());
+            assert!(self.0.wait().unwrap().success());
+        }
+    }
+    let program = "import sqlite3, sys
+records = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
+records.execute('BEGIN IMMEDIATE')
+print(flush=True)
+sys.stdin.read()";
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", program]);
+    python.arg(server.data().join("atoll.db"));
+    let (stdin, stdout) = (Stdio::piped(), Stdio::piped());
+    let mut child = python.stdin(stdin).stdout(stdout).spawn().unwrap();
+    child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    Holder(child)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_use_that_comes_with_a_pause_lets_it_go_on() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let record = server.data().join(format!("sandboxes/{id}/record.json"));
+    let holder = hold(&server);
+    let pause = begin(&client, "POST", format!("/sandboxes/{id}/pause"));
+    wait_for("that it stands still", DEADLINE, || {
+        std::fs::read_to_string(&record).is_ok_and(|record| record.contains("\"paused\""))
+    });
+    // The server has not written that down yet.
+    assert_eq!(state(&client, &id).await, "running");
+    let mut look = begin(&client, "GET", format!("/sandboxes/{id}/files/stat?path=."));
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut look).await;
+    assert!(early.is_err(), "answered {early:?} before it was paused");
+    drop(holder);
+    assert_eq!(pause.await.unwrap(), 200);
+    assert_eq!(look.await.unwrap(), 200);
+    assert_eq!(state(&client, &id).await, "running");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pause_that_cannot_be_written_leaves_it_running() {
+    let server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "autoResume": false });
+    let id = client.sandbox(&asked).await;
+    server.sql(
+        "CREATE TRIGGER no BEFORE UPDATE ON sandboxes WHEN NEW.state = 'paused' \
+         BEGIN SELECT RAISE(ABORT, 'not now'); END",
+    );
+    let path = format!("/sandboxes/{id}/pause");
+    let refused = client.post(&path, &json!({})).await;
+    assert_eq!(refused.refusal().1, "INTERNAL", "{refused:?}");
+    assert_eq!(client.line(&id, "echo on").await, "on\n");
     server.close().await;
 }
 

@@ -77,6 +77,10 @@ async fn keys_urls_and_servers_that_are_not_there() {
     }
     // Neither said nor on this machine.
     refused(plain(&["sandbox", "ls"]), 7, "no server can be reached");
+    // One of ours, and no place of it.
+    let mut command = atoll(&server, &["sandbox", "ls"]);
+    command.env("ATOLL_URL", format!("http://{}/below", server.address()));
+    refused(command, 4, "hint: check the URL");
     // Nor one of ours: it says something else.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = other.local_addr().unwrap();
@@ -172,6 +176,31 @@ async fn sandboxes_and_files_that_are_not_there() {
             "the alias is taken",
         ),
         (
+            vec!["sandbox", "create", "--memory", "much"],
+            2,
+            "hint: write it like 512M",
+        ),
+        (
+            vec!["sandbox", "create", "--net", "lan"],
+            2,
+            "--net <none|internet>: \"lan\" is not a network",
+        ),
+        (
+            vec!["sandbox", "timeout", "web", "long"],
+            2,
+            "hint: write it like 30s",
+        ),
+        (
+            vec!["exec", "--timeout", "long", "web", "true"],
+            125,
+            "hint: write it like 30s",
+        ),
+        (
+            vec!["forward", "web", "70000:80"],
+            2,
+            "hint: write them as LOCAL:REMOTE",
+        ),
+        (
             vec!["sandbox", "create", "--memory", "1000000"],
             2,
             "whole mebibytes",
@@ -227,7 +256,8 @@ async fn sandboxes_and_files_that_are_not_there() {
         client.post("/sandboxes/web/stop", &json!({})).await.status,
         200
     );
-    refused(atoll(&server, &["exec", "web", "true"]), 125, "stopped");
-    refused(atoll(&server, &["files", "ls", "web"]), 5, "stopped");
+    let start = "stopped cannot be used\n  hint: start it first: `atoll sandbox start`";
+    refused(atoll(&server, &["exec", "web", "true"]), 125, start);
+    refused(atoll(&server, &["files", "ls", "web"]), 5, start);
     server.close().await;
 }

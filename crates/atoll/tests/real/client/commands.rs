@@ -367,7 +367,7 @@ async fn events(server: &Server, line: &impl Line) {
         .map(Result::unwrap)
         .filter(|line| line.contains(&id) && !line.contains("sandbox.changed"));
     for (kind, told) in kinds.iter().zip(all) {
-        assert!(told.contains(kind), "{told}");
+        assert!(told.contains(kind) && told.ends_with("  web"), "{told}");
     }
     for child in [&mut follow, &mut one] {
         child.kill().unwrap();

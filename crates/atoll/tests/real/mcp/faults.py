@@ -1,6 +1,7 @@
 """What is wrong is told in words that an agent can act on, and a session goes on."""
 
 import asyncio
+import os
 
 from host import ask, host
 from mcp import MCPError
@@ -56,7 +57,6 @@ async def places(session):
         ("list_files", {"path": "nothing"}, "FILE_NOT_FOUND"),
         ("list_files", {"path": "f"}, "NOT_A_DIRECTORY"),
         ("search_files", {"path": "nothing", "name": "x"}, "FILE_NOT_FOUND"),
-        ("remove_file", {"path": "nothing"}, "FILE_NOT_FOUND"),
         ("remove_file", {"path": "d"}, "CONFLICT"),
         ("run_command", {"command": "true", "cwd": "nothing"}, "CWD_NOT_FOUND"),
         ("run_command", {"command": "nothing", "args": []}, "PROGRAM_NOT_FOUND"),
@@ -65,6 +65,7 @@ async def places(session):
     ]:
         code, told = await session.fault(name, **given)
         assert code == wanted, (name, given, told)
+    await removal(session)
     _, told = await session.fault("read_file", path="unended", start_line=3)
     assert "has 2 lines" in told, told
     _, told = await session.fault("read_file", path="f", sandbox="nobody")
@@ -75,6 +76,25 @@ async def places(session):
     _, told = await session.fault("edit_file", path="f", old_text="a", new_text="b")
     assert "2 times" in told and "replace_all" in told, told
     assert await session.text("read_file", path="f") == "a\na\n"
+
+
+async def removal(session):
+    """What was not there is a fault; but behind a break it may be that the first request took it away."""
+    result = await session.call("remove_file", path="nothing")
+    if result.is_error:
+        assert result.structured_content["code"] == "FILE_NOT_FOUND", result
+    else:
+        assert os.environ["LINE"] != os.environ["ATOLL_URL"], result
+    # Again and again, so that breaks come where they may: what was there is removed, and never said to be gone.
+    for number in range(20):
+        await session.text("write_file", path="gone", content=str(number))
+        await session.text("remove_file", path="gone")
+        assert (await session.fault("read_file", path="gone"))[0] == "FILE_NOT_FOUND"
+    for _ in range(5):
+        made = await session.data("create_sandbox")
+        await session.text("remove_sandbox", sandbox=made["sandboxID"])
+        code, _ = await session.fault("remove_sandbox", sandbox=made["sandboxID"])
+        assert code == "SANDBOX_NOT_FOUND"
 
 
 async def main():

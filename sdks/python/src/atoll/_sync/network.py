@@ -121,6 +121,10 @@ class Connection:
             pass
         self._socket.close()
 
+    def __del__(self) -> None:
+        # Whoever left an iteration half-way needs no more of it. A copy of this process may: it is not shut down.
+        self._socket.close()
+
 
 def _left(until: float) -> float:
     # A socket with no time at all would not wait, and say so in other words.
