@@ -18,8 +18,8 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 use super::pace::UnderWay;
 
 /// How much of a body that nobody wants is still taken, and for how long.
-const REST: usize = 1 << 20;
-const LINGER: Duration = Duration::from_secs(2);
+const REST: usize = 64 << 20;
+const LINGER: Duration = Duration::from_secs(5);
 
 /// Whether the sender of a request's body may keep quiet for as long as it likes: routes find it among the
 /// extensions. Whether the sender is still there, TCP finds out.
