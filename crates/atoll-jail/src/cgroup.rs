@@ -43,6 +43,7 @@ pub struct Group {
     v2: PathBuf,
     memory: PathBuf,
     pids: PathBuf,
+    cpu: PathBuf,
     owner: u32,
     oom_counter: Arc<OnceLock<fs::File>>,
 }
@@ -66,6 +67,15 @@ enum Use {
     Killed,
     /// The exec is over and the directory another's.
     GivenUp,
+}
+
+/// What a sandbox weighs against others where processor time is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// As much as every other.
+    Usual,
+    /// A tenth of that.
+    Light,
 }
 
 /// What a sandbox uses now.
@@ -169,9 +179,15 @@ impl Tree {
             v2: self.v2.join(id),
             memory: at("memory"),
             pids: at("pids"),
+            cpu: at("cpu"),
             owner: ids.base,
             oom_counter: Arc::default(),
         }
+    }
+
+    /// The processor time that all of them have used together.
+    pub fn processor_time(&self) -> Duration {
+        processor_time(&self.v2)
     }
 
     /// The names of all sandboxes that have groups here.
@@ -445,6 +461,25 @@ impl Group {
         number_after(&String::from_utf8_lossy(&text[..read]), "oom_kill")
     }
 
+    /// Sets what the sandbox weighs. Where the kernel knows no weights all stay the same.
+    pub fn weigh(&self, weight: Weight) {
+        let (file, usual) = if self.cpu == self.v2 {
+            ("cpu.weight", 100)
+        } else {
+            ("cpu.shares", 1024)
+        };
+        let value: u32 = match weight {
+            Weight::Usual => usual,
+            Weight::Light => usual / 10,
+        };
+        let _ = write(&self.cpu.join(file), &value.to_string());
+    }
+
+    /// The processor time it has used so far.
+    pub fn processor_time(&self) -> Duration {
+        processor_time(&self.v2)
+    }
+
     /// What the sandbox uses now.
     pub fn usage(&self) -> Usage {
         let number = |path: PathBuf| {
@@ -459,8 +494,7 @@ impl Group {
             "memory.usage_in_bytes"
         };
         Usage {
-            // cgroup2 counts processor time in every directory, with or without controllers.
-            cpu: Duration::from_micros(counter(&self.v2.join("cpu.stat"), "usage_usec")),
+            cpu: self.processor_time(),
             memory: number(self.memory.join(memory)),
             pids: number(self.pids.join("pids.current")),
         }
@@ -609,6 +643,11 @@ fn open(path: &Path) -> Result<OwnedFd, Error> {
 
 fn write(path: &Path, value: &str) -> Result<(), Error> {
     fs::write(path, value).step(|| format!("write {value} to {}", path.display()))
+}
+
+/// cgroup2 counts processor time in every directory, with or without controllers.
+fn processor_time(v2: &Path) -> Duration {
+    Duration::from_micros(counter(&v2.join("cpu.stat"), "usage_usec"))
 }
 
 /// The number after `name` in a file of `name number` lines.

@@ -260,6 +260,7 @@ pub(crate) fn adopt(
         source,
         ended,
         before: sandbox.group.oom_kills(),
+        beginner: None,
     }
     .spawn();
     Ok(())

@@ -28,6 +28,7 @@ pub mod template;
 mod trash;
 pub mod tree;
 mod watch;
+mod weights;
 
 pub use exec::logs::{Logged, Logs};
 pub use exec::output::{Output, Reader as LogReader};

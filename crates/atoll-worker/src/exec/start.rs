@@ -33,6 +33,7 @@ const LONGEST: usize = 3 << 20;
 
 /// Starts a command.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
+    let asked = crate::metronome::ask();
     let exec = to_wire(&spec, &sandbox.environment())?;
     let room = match sandbox.execs.place(&spec).await? {
         Place::Free(room) => room,
@@ -83,6 +84,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         source: streams.source,
         ended: begun.ended,
         before,
+        beginner: Some(asked),
     }
     .spawn();
     Ok(control.follow())

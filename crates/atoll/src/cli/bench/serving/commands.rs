@@ -1,6 +1,6 @@
 //! How commands and terminals hold up.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atoll_model::{Chunk, Code, Error, ExecSpec, TerminalSize};
 use atoll_worker::LocalRuntime;
@@ -77,6 +77,10 @@ pub(super) async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
                 (while :; do head -c 50000000 /dev/zero > /tmp/full; done) & echo on; wait";
     let mut exec = runtime.exec(&bad, ExecSpec::shell(line)).await?;
     exec.stdout.read(&mut [0; 16]).await?;
+    // It is at its limits when it has been for a while.
+    while runtime.usage(&bad)?.cpu < Duration::from_secs(2) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let loud = commands().await?;
     runtime.delete(&bad).await?;
     runtime.delete(&quiet_id).await?;
