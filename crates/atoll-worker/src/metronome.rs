@@ -179,7 +179,12 @@ impl Metronome {
     }
 }
 
-/// How many threads run or could, by the kernel's `0.20 0.18 0.12 1/80 11206`.
+/// How many threads run or could.
+pub(crate) fn threads_that_run() -> usize {
+    running(&std::fs::read_to_string("/proc/loadavg").unwrap_or_default())
+}
+
+/// The same by the kernel's `0.20 0.18 0.12 1/80 11206`.
 fn running(load: &str) -> usize {
     let field = load.split(' ').nth(3);
     field

@@ -1,7 +1,7 @@
 //! Who steps back where processor time is short.
 //!
 //! All sandboxes weigh the same. Beside one that uses every processor another would have half of one, and a command take twice its
-//! time. So while the processors are full, sandboxes that use as much as an equal part of them weigh a tenth: they
+//! time. So while more wants to run than there are processors, sandboxes that use as much as an equal part weigh a tenth: they
 //! still have all that others leave. They weigh the same again when they use less, or when there is enough.
 
 use std::collections::{HashMap, HashSet};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use atoll_jail::cgroup::Weight;
 use atoll_model::SandboxId;
 
+use crate::metronome;
 use crate::runtime::{Place, Shared};
 use crate::sandbox::Sandbox;
 
@@ -20,8 +21,8 @@ const GLANCE: Duration = Duration::from_millis(200);
 const REST: u32 = 50;
 /// Who uses less than this part of a processor is no candidate for an equal part.
 const ACTIVE: f64 = 0.02;
-/// Which part of all processors must be in use.
-const FULL: f64 = 0.6;
+/// Which part of all processors they must use together.
+const SOME: f64 = 0.25;
 /// Which part of an equal one is much.
 const MUCH: f64 = 0.8;
 /// Which part of what the heaviest uses is as much as that: equals step back together, and nobody else with them.
@@ -68,8 +69,9 @@ impl Scales {
         let processors = shared.facts.processors.len() as f64;
         let (now, total) = (Instant::now(), shared.instance.cgroups.processor_time());
         let before = self.total.replace((now, total));
-        let full =
-            before.is_some_and(|(then, before)| part(before, total, then) >= FULL * processors);
+        let some =
+            before.is_some_and(|(then, before)| part(before, total, then) >= SOME * processors);
+        let full = some && metronome::threads_that_run() > shared.facts.processors.len();
         let wanted = if full {
             let all = live(shared);
             let used = all
@@ -83,7 +85,7 @@ impl Scales {
                 let part = part(*before.get(&id)?, used, then);
                 Some((id, part))
             });
-            step_back(&usage.collect(), &self.light, processors)
+            step_back(&usage.collect(), &self.light)
         } else {
             self.each = None;
             HashSet::new()
@@ -122,17 +124,11 @@ fn live(shared: &Shared) -> HashMap<SandboxId, Arc<Sandbox>> {
 }
 
 /// Who steps back, by how many processors each has used. One that has is not let forward while another comes to use much in its stead.
-fn step_back(
-    usage: &HashMap<SandboxId, f64>,
-    light: &HashSet<SandboxId>,
-    processors: f64,
-) -> HashSet<SandboxId> {
-    if usage.values().sum::<f64>() < FULL * processors {
-        return HashSet::new();
-    }
+fn step_back(usage: &HashMap<SandboxId, f64>, light: &HashSet<SandboxId>) -> HashSet<SandboxId> {
     let active = usage.values().filter(|used| **used >= ACTIVE).count();
+    let equal = usage.values().sum::<f64>() / active.max(1) as f64;
     let most = usage.values().copied().fold(0.0, f64::max);
-    let much = (MUCH * processors / active.max(1) as f64).max(EQUAL * most);
+    let much = (MUCH * equal).max(EQUAL * most).max(ACTIVE);
     let heavy = usage.iter().filter(|(_, used)| **used >= much);
     let heavy: HashSet<SandboxId> = heavy.map(|(id, _)| id.clone()).collect();
     if heavy.is_subset(light) {
@@ -153,11 +149,11 @@ mod tests {
             Self([(); 3].map(|()| SandboxId::random()))
         }
 
-        /// Who of them steps back, with two processors.
+        /// Who of them steps back.
         fn after(&self, used: [f64; 3], light: &[usize]) -> Vec<usize> {
             let usage = self.0.iter().cloned().zip(used).collect();
             let light = light.iter().map(|&one| self.0[one].clone()).collect();
-            let back = step_back(&usage, &light, 2.0);
+            let back = step_back(&usage, &light);
             let back = |one: &usize| back.contains(&self.0[*one]);
             (0..3).filter(back).collect()
         }
@@ -171,13 +167,7 @@ mod tests {
         assert_eq!(three.after([0.8, 0.8, 0.3], &[]), [0, 1]);
         assert_eq!(three.after([1.0, 1.0, 0.0], &[]), [0, 1]);
         assert_eq!(three.after([2.0, 0.0, 0.0], &[]), [0]);
-    }
-
-    #[test]
-    fn nobody_does_where_there_is_enough() {
-        let three = Three::new();
-        assert!(three.after([1.0, 0.1, 0.0], &[]).is_empty());
-        assert!(three.after([0.3, 0.1, 0.0], &[0]).is_empty());
+        assert!(three.after([0.0, 0.0, 0.0], &[]).is_empty());
     }
 
     #[test]
