@@ -161,9 +161,14 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
         while let Ok((mut stream, _)) = listener.accept().await {
             let scripts = scripts.clone();
             tokio::spawn(async move {
-                let mut request = [0; 8192];
-                let read = stream.read(&mut request).await.unwrap_or_default();
-                let request = String::from_utf8_lossy(&request[..read]);
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    // A browser opens some that it may not need.
+                    let Ok(1..) = stream.read_buf(&mut request).await else {
+                        return;
+                    };
+                }
+                let request = String::from_utf8_lossy(&request);
                 let path = request.split(' ').nth(1).unwrap_or_default();
                 let path = std::path::Path::new(path.trim_start_matches('/'));
                 let script = scripts
@@ -180,6 +185,9 @@ pub async fn serve(scripts: Option<PathBuf>) -> u16 {
                 let head = format!("{head}\r\ncontent-length: {}\r\n\r\n", body.len());
                 let _ = stream.write_all(head.as_bytes()).await;
                 let _ = stream.write_all(&body).await;
+                // Closed before the other end is, it could take back what was written.
+                let _ = stream.shutdown().await;
+                while let Ok(1..) = stream.read_buf(&mut Vec::new()).await {}
             });
         }
     });
