@@ -222,7 +222,8 @@ fn run(before: &[String], variables: &[(String, String)], installed: &Path, prog
     let mut command = if Path::new(program).extension() == Some("py".as_ref()) {
         let mut python = command(before, &installed.join("bin/python"));
         // Bytecode would be left beside the sources.
-        python.arg("-B").arg(sources.join(program));
+        python.arg("-B");
+        python.args([sources.join("program.py"), sources.join(program)]);
         python
     } else {
         // Modules are looked for beside the program.

@@ -14,7 +14,7 @@ from e2b import (
     TimeoutException,
 )
 
-from expect import leave, raises, same
+from expect import raises, same
 
 
 async def commands(sandbox):
@@ -137,4 +137,3 @@ async def main():
 
 
 asyncio.run(main())
-leave()

@@ -1,6 +1,5 @@
 """What the programs share."""
 
-import os
 import time
 
 
@@ -38,15 +37,6 @@ def until(what, condition, seconds=20):
             return found
         time.sleep(0.01)
     raise AssertionError(f"waited for {what}")
-
-
-def leave():
-    """Ends a program that has done all it should, and may have left calls under way, without the end of its interpreter.
-
-    Both releases ask through pyqwest, whose threads want the interpreter when a call is answered or given up; before Python
-    3.14 one that ends just then is aborted by that. No server can help it: one of a few lines, which answers everything whole,
-    saw 8 (2.45.1) and 33 (2.63.0) of 120 programs die that gave calls up before they ended."""
-    os._exit(0)
 
 
 # Leaves a megabyte of the file system at /run, which is in memory and small.

@@ -4,7 +4,6 @@ import asyncio
 
 from e2b import AsyncSandbox, RateLimitException
 
-from expect import leave
 
 
 async def main():
@@ -23,4 +22,3 @@ async def main():
 
 
 asyncio.run(main())
-leave()
