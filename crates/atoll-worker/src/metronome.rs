@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(running(""), 0);
     }
 
-    /// The file of each of its threads in /proc that tells how often it slept.
+    /// How often each of its threads has slept.
     fn sleeps() -> Vec<u64> {
         let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
         let ours = tasks.flatten().filter(|task| {

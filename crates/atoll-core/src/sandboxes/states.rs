@@ -182,6 +182,7 @@ impl Core {
         self.stop(context, name).await?;
         self.start(context, name).await
     }
+
     /// Lets all its processes stand still.
     pub async fn pause(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         let entry = self.own(context, name)?;

@@ -65,13 +65,7 @@ pub(super) async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStat
 async fn forward(signals: &mut Signals, control: &Control) -> Error {
     loop {
         let number = signals.next().await;
-        let passed = if signals.before {
-            control.kill()
-        } else {
-            control.signal(number).await
-        };
-        signals.before = true;
-        if let Err(error) = passed {
+        if let Err(error) = signals.hand_on(number, control).await {
             return error;
         }
     }

@@ -180,13 +180,7 @@ async fn hear(signals: &mut Signals, control: &Control) -> Away {
         if number == SignalKind::hangup().as_raw_value() {
             return Away::Hangup;
         }
-        let passed = if signals.before {
-            control.kill()
-        } else {
-            control.signal(number).await
-        };
-        signals.before = true;
-        if let Err(error) = passed {
+        if let Err(error) = signals.hand_on(number, control).await {
             return error.into();
         }
     }
