@@ -25,6 +25,7 @@ pub(crate) fn cors(config: &Config) -> CorsLayer {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([
             header::CONTENT_RANGE,
+            header::ETAG,
             header::RETRY_AFTER,
             own("x-file-size"),
             own("x-next-cursor"),

@@ -1,5 +1,7 @@
 //! A file's bytes on their way through us, in and out.
 
+mod version;
+
 use std::pin::pin;
 
 use atoll_core::Use;
@@ -12,20 +14,24 @@ use bytes::{BufMut as _, BytesMut};
 use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _};
 
 use crate::listen::{Direct, LEAST};
+use version::Version;
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
 
-/// A file that is being read, or the part of it that is asked for.
+/// A file that is being read, or the part of it that is asked for; or one that its reader has.
 #[derive(Debug)]
-pub(crate) struct Opened {
-    reader: Reader,
-    /// First and last byte of a part.
-    part: Option<(u64, u64)>,
-    size: u64,
+pub(crate) enum Opened {
+    Read {
+        reader: Reader,
+        /// First and last byte of a part.
+        part: Option<(u64, u64)>,
+        size: u64,
+    },
+    Had(Version),
 }
 
-/// Opens a file, or the part of it that is asked for.
+/// Opens a file, or the part of it that is asked for, unless whoever asks has it.
 pub(crate) async fn open(
     used: &Use,
     who: &Caller,
@@ -33,21 +39,33 @@ pub(crate) async fn open(
     headers: &HeaderMap,
 ) -> Result<Opened, Error> {
     let (runtime, id) = (used.runtime(), used.id());
-    let Some(wanted) = range(headers) else {
-        let reader = runtime.read_file(id, who, path).await?;
-        let size = reader.entry.size;
-        return Ok(Opened {
-            reader,
-            part: None,
-            size,
-        });
-    };
-    let size = runtime.stat(id, who, path, true).await?.size;
-    let (first, last) = wanted.within(size)?;
-    let reader = runtime.read_part(id, who, path, first, last - first + 1);
-    Ok(Opened {
-        reader: reader.await?,
-        part: Some((first, last)),
+    let mut wanted = range(headers);
+    if wanted.is_some() || version::matters(headers) {
+        let found = runtime.stat(id, who, path, true).await?;
+        let version = Version::of(&found);
+        if let Some(version) = version.clone().filter(|found| found.is_had(headers)) {
+            return Ok(Opened::Had(version));
+        }
+        wanted = wanted.filter(|_| version::continues(version.as_ref(), headers));
+        if let Some(wanted) = wanted {
+            let (first, last) = wanted.within(found.size)?;
+            let reader = runtime.read_part(id, who, path, first, last - first + 1);
+            let reader = reader.await?;
+            // One that took its place since we looked is no part of what somebody has.
+            if version::continues(Version::of(&reader.entry).as_ref(), headers) {
+                return Ok(Opened::Read {
+                    reader,
+                    part: Some((first, last)),
+                    size: found.size,
+                });
+            }
+        }
+    }
+    let reader = runtime.read_file(id, who, path).await?;
+    let size = reader.entry.size;
+    Ok(Opened::Read {
+        reader,
+        part: None,
         size,
     })
 }
@@ -55,19 +73,32 @@ pub(crate) async fn open(
 impl Opened {
     /// Its bytes; the sandbox is in use until the last.
     pub(crate) fn answer(self, used: Use, direct: Option<Direct>) -> Response {
-        let Self { reader, part, size } = self;
         const KIND: &str = "application/octet-stream";
-        if let Some((first, last)) = part {
+        let (reader, part, size) = match self {
+            Self::Read { reader, part, size } => (reader, part, size),
+            Self::Had(version) => {
+                let mut response = StatusCode::NOT_MODIFIED.into_response();
+                version.sign(response.headers_mut());
+                return response;
+            }
+        };
+        let version = Version::of(&reader.entry);
+        let mut response = if let Some((first, last)) = part {
             let mut response = of_length(KIND, used, reader, last - first + 1, direct);
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-            return placed(response, &format!("{first}-{last}/{size}"));
-        }
-        // What the kernel makes up as it is read has no length.
-        let mut response = match size {
-            0 => bytes(KIND, used, reader, None),
-            size => of_length(KIND, used, reader, size, direct),
+            placed(response, &format!("{first}-{last}/{size}"))
+        } else {
+            // What the kernel makes up as it is read has no length.
+            let mut response = match size {
+                0 => bytes(KIND, used, reader, None),
+                size => of_length(KIND, used, reader, size, direct),
+            };
+            response.headers_mut().insert("x-file-size", size.into());
+            response
         };
-        response.headers_mut().insert("x-file-size", size.into());
+        if let Some(version) = version {
+            version.sign(response.headers_mut());
+        }
         response
     }
 }
@@ -182,12 +213,8 @@ enum Part {
     Last(u64),
 }
 
-/// Which part is asked for. What we do not understand (several parts, or only if nothing has changed) is no wish for a
-/// part, as RFC 9110 has it.
+/// Which part is asked for. What we do not understand (several parts) is no wish for a part, as RFC 9110 has it.
 fn range(headers: &HeaderMap) -> Option<Part> {
-    if headers.contains_key(header::IF_RANGE) {
-        return None;
-    }
     let text = headers.get(header::RANGE)?.to_str().ok()?;
     let (first, last) = text.strip_prefix("bytes=")?.trim().split_once('-')?;
     match (first, last) {

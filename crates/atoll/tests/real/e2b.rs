@@ -8,6 +8,7 @@ mod browsers;
 mod calls;
 mod control;
 mod doors;
+mod downloads;
 mod full;
 mod ports;
 mod shapes;

@@ -6,8 +6,8 @@ mod upload;
 
 use atoll_core::Doorstep;
 use atoll_model::{Code, Error};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 
@@ -34,6 +34,10 @@ async fn enter(step: &Doorstep, parts: &Parts) -> Answer<(Place, Asked)> {
 
 async fn read(Extension(step): Extension<Doorstep>, parts: Parts) -> Answer {
     let (place, asked) = enter(&step, &parts).await?;
+    if !takes_plain(&parts.headers) {
+        let message = "no acceptable encoding found, supported: identity";
+        return Err(Refusal::new(StatusCode::NOT_ACCEPTABLE, message));
+    }
     let path = clean(asked.path.as_deref().unwrap_or_default());
     let reading = transfer::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
     match reading {
@@ -55,6 +59,24 @@ async fn write(
         body.discard().await;
     }
     written.map(Json)
+}
+
+/// Whether bytes may come as they are: who says nothing of it takes them.
+fn takes_plain(headers: &HeaderMap) -> bool {
+    let said = headers.get_all(header::ACCEPT_ENCODING).into_iter();
+    let said = said.filter_map(|line| line.to_str().ok());
+    let (mut plain, mut any) = (None, None);
+    for coding in said.flat_map(|line| line.split(',')) {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = weight.trim().strip_prefix("q=").unwrap_or("1");
+        let taken = weight.trim().parse() != Ok(0.0);
+        match name.trim().to_ascii_lowercase().as_str() {
+            "identity" => plain = Some(taken),
+            "*" => any = Some(taken),
+            _ => {}
+        }
+    }
+    plain.or(any).unwrap_or(true)
 }
 
 /// A refusal in the words that E2B's clients and their users know.
@@ -80,5 +102,29 @@ async fn refusal(error: Error, place: &Place, path: &str) -> Refusal {
             Refusal::new(StatusCode::INSUFFICIENT_STORAGE, message)
         }
         _ => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_as_they_are_unless_that_is_refused() {
+        for (said, taken) in [
+            ("", true),
+            ("gzip, deflate", true),
+            ("gzip;q=1, *;q=0.5", true),
+            ("*;q=0, identity", true),
+            ("identity;q=0.001", true),
+            ("gzip, identity;q=0", false),
+            ("identity; q=0.000", false),
+            ("*;q=0", false),
+        ] {
+            let value = said.parse().expect("a header");
+            let headers = HeaderMap::from_iter([(header::ACCEPT_ENCODING, value)]);
+            assert_eq!(takes_plain(&headers), taken, "{said}");
+        }
+        assert!(takes_plain(&HeaderMap::new()));
     }
 }

@@ -19,10 +19,11 @@ use crate::views::Raw;
 
 /// Read a file
 ///
-/// With `Range`, a part of it.
+/// With `Range`, a part of it. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
 #[utoipa::path(get, path = "/sandboxes/{id}/files", params(Which, As),
     responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw)))]
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw),
+        (status = 304, description = "It is what somebody has")))]
 pub(super) async fn read(
     files: Files,
     Query(which): Query<Which>,

@@ -146,10 +146,11 @@ async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files,
 
 /// Follow a download link
 ///
-/// With `Range`, a part of the file.
+/// With `Range`, a part of the file. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(Signed),
     responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw)))]
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw),
+        (status = 304, description = "It is what somebody has")))]
 pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,

@@ -208,6 +208,10 @@ async fn a_part_of_a_file_can_be_had() {
             assert_eq!(told.body, body.as_bytes(), "{range}");
         }
     }
+    let whole = client.get(&path).await;
+    let mark = [("if-none-match", whole.headers["etag"].to_str().unwrap())];
+    let told = client.send("GET", &path, &mark, Bytes::new()).await;
+    assert_eq!((told.status, told.body.len()), (304, 0));
     let none = format!("/sandboxes/{id}/files?path=none");
     let told = client
         .send("GET", &none, &[("range", "bytes=0-")], Bytes::new())
