@@ -1,5 +1,6 @@
 //! Sends what is for a sandbox there, if it may go.
 
+mod page;
 mod target;
 
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use atoll_core::{Door, Doorstep};
 use atoll_model::{Error, SandboxId, SandboxState};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
 use serde_json::json;
@@ -33,7 +34,9 @@ impl Edge {
     pub(crate) fn new(app: &App) -> Self {
         let behind_the_door = |router: Router, part| {
             let mut admitted = router.layer(from_fn_with_state(app.clone(), admit));
-            if part == Part::Envd && !app.config.origins.is_empty() {
+            if part == Part::Port {
+                admitted = admitted.layer(from_fn(page::for_people));
+            } else if !app.config.origins.is_empty() {
                 // Also before the door: what is asked before a call has none of its headers.
                 admitted = admitted.layer(browser::cors(&app.config));
             }

@@ -23,7 +23,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.echo()
         names = [name.lower() for name in self.headers]
         body = json.dumps({"path": self.path, "host": self.headers["Host"], "headers": names}).encode()
-        self.send_response(200)
+        self.send_response(502 if self.path == "/broken" else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -141,6 +141,36 @@ async fn a_port_is_reached_by_headers_and_by_its_host() {
     assert_eq!((gone.status, gone.json()), (502, expected.clone()));
     let gone = nobody.send("GET", "/", &headers, Bytes::new()).await;
     assert_eq!((gone.status, gone.json()), (502, expected));
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_browser_is_shown_a_page_where_nothing_answers_and_never_instead_of_an_answer() {
+    let server = Server::start_with(&["--domain", DOMAIN]).await;
+    let client = server.client();
+    let (id, _) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
+    let nobody = client.with_key(None);
+    let open = async |port: u16, path: &str, more: &[(&str, &str)]| {
+        let host = format!("{port}-{id}.{DOMAIN}");
+        let own = [("host", host.as_str()), ("accept", "text/html,*/*;q=0.8")];
+        let headers = [&own, more].concat();
+        nobody.send("GET", path, &headers, Bytes::new()).await
+    };
+    let shown = |answer: &Answer, words: &str| {
+        let kind = answer.headers["content-type"].to_str().unwrap();
+        assert_eq!((answer.status, kind), (502, "text/html; charset=utf-8"));
+        let length = answer.headers["content-length"].to_str().unwrap();
+        assert_eq!(length, answer.body.len().to_string());
+        let page = String::from_utf8(answer.body.to_vec()).unwrap();
+        assert!(page.contains(words) && page.contains(&id), "{page}");
+    };
+    shown(&open(8001, "/", &[]).await, "port is not open");
+    let script = open(8001, "/", &[("sec-fetch-mode", "cors")]).await;
+    assert_eq!(script.json()["port"], 8001);
+    let own = open(PORT, "/broken", &[]).await;
+    assert_eq!((own.status, &own.json()["path"]), (502, &json!("/broken")));
+    client.delete(&format!("/e2b/sandboxes/{id}")).await;
+    shown(&open(PORT, "/", &[]).await, "The sandbox was not found");
     server.close().await;
 }
 

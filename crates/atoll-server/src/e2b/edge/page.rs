@@ -1,0 +1,134 @@
+//! What a person sees in a browser where a port of a sandbox gives no answer. Programs are told the same in JSON.
+
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::Deserialize;
+
+use crate::guard::Theirs;
+
+/// More than any answer of ours has.
+const LONGEST: usize = 16 << 10;
+
+/// What we say instead of a sandbox.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Told {
+    message: String,
+    sandbox_id: Option<String>,
+    port: Option<u16>,
+}
+
+/// Makes pages of our own refusals, for those who look at them.
+pub(super) async fn for_people(request: Request, next: Next) -> Response {
+    let looks = is_looked_at(request.headers());
+    let response = next.run(request).await;
+    let status = response.status();
+    let refused = status.is_client_error() || status.is_server_error();
+    if !looks || !refused || response.extensions().get::<Theirs>().is_some() {
+        return response;
+    }
+    let (mut parts, body) = response.into_parts();
+    let body = to_bytes(body, LONGEST).await.unwrap_or_default();
+    let Ok(told) = serde_json::from_slice::<Told>(&body) else {
+        return Response::from_parts(parts, Body::from(body));
+    };
+    parts.headers.remove(header::CONTENT_LENGTH);
+    for (name, value) in [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'unsafe-inline'",
+        ),
+    ] {
+        parts.headers.insert(name, HeaderValue::from_static(value));
+    }
+    Response::from_parts(parts, Body::from(told.page(status)))
+}
+
+/// Whether somebody opens an address. Scripts and programs ask for anything, not for a page.
+fn is_looked_at(headers: &HeaderMap) -> bool {
+    let said = |name| headers.get(name).map(HeaderValue::as_bytes);
+    // Browsers do not say it to addresses that they do not trust.
+    if let Some(mode) = said("sec-fetch-mode") {
+        return mode == b"navigate";
+    }
+    let accept = headers.get(header::ACCEPT);
+    let accept = accept.and_then(|accept| accept.to_str().ok());
+    accept.is_some_and(|accept| {
+        accept
+            .split(',')
+            .any(|kind| kind.trim().starts_with("text/html"))
+    })
+}
+
+impl Told {
+    fn page(&self, status: StatusCode) -> String {
+        let message = plain(&self.message);
+        let port = self
+            .port
+            .map(|port| format!("<br>Port <code>{port}</code>"));
+        let sandbox = self.sandbox_id.as_deref().map(|id| {
+            let port = port.unwrap_or_default();
+            format!("<p>Sandbox <code>{}</code>{port}</p>\n", plain(id))
+        });
+        format!(
+            "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width\">\n<title>{message}</title>\n\
+             <style>body {{ font: 1.1em/1.6 system-ui, sans-serif; max-width: 36em; margin: 15vh auto; padding: 0 1em; \
+             color-scheme: light dark }}</style>\n<h1>{message}</h1>\n{}<p>{status}</p>\n</html>\n",
+            sandbox.unwrap_or_default()
+        )
+    }
+}
+
+/// Text that means nothing to a browser.
+fn plain(text: &str) -> String {
+    let text = text.replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_opens_an_address_gets_a_page() {
+        let browser = "text/html,application/xhtml+xml,*/*;q=0.8";
+        for (lines, looks) in [
+            (vec![], false),
+            (vec![("accept", "*/*")], false),
+            (vec![("accept", "application/json, text/plain")], false),
+            (vec![("accept", browser)], true),
+            (
+                vec![("accept", "*/*"), ("sec-fetch-mode", "navigate")],
+                true,
+            ),
+            (vec![("accept", browser), ("sec-fetch-mode", "cors")], false),
+        ] {
+            let headers = lines.iter().map(|(name, value)| {
+                let value = HeaderValue::from_static(value);
+                (header::HeaderName::from_static(name), value)
+            });
+            assert_eq!(is_looked_at(&headers.collect()), looks, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_is_told_is_markup() {
+        let told = Told {
+            message: "<script>&\"".into(),
+            sandbox_id: Some("<b>".into()),
+            port: Some(80),
+        };
+        let page = told.page(StatusCode::BAD_GATEWAY);
+        assert!(
+            page.contains("<h1>&lt;script&gt;&amp;&quot;</h1>"),
+            "{page}"
+        );
+        assert!(page.contains("<code>&lt;b&gt;</code><br>Port <code>80</code>"));
+        assert!(page.contains("502 Bad Gateway"));
+    }
+}
