@@ -33,7 +33,7 @@ pub(crate) async fn tend(shared: Weak<Shared>) {
     let mut scales = Scales::default();
     // Those of an earlier server may have stepped back: all are told once.
     if let Some(shared) = shared.upgrade() {
-        scales.light = live(&shared).into_keys().collect();
+        scales.light = weak(&live(&shared));
     }
     let mut wait = GLANCE;
     loop {
@@ -60,9 +60,11 @@ struct Scales {
     total: Option<(Instant, Duration)>,
     /// The same of each, while it is looked at.
     each: Option<(Instant, HashMap<SandboxId, Duration>)>,
-    /// Who has stepped back.
-    light: HashSet<SandboxId>,
+    /// Who has stepped back, with the processes it had then.
+    light: Light<Sandbox>,
 }
+
+type Light<T> = HashMap<SandboxId, Weak<T>>;
 
 impl Scales {
     fn weigh(&mut self, shared: &Shared) {
@@ -72,8 +74,13 @@ impl Scales {
         let some =
             before.is_some_and(|(then, before)| part(before, total, then) >= SOME * processors);
         let full = some && metronome::threads_that_run() > shared.facts.processors.len();
+        let all = if full || !self.light.is_empty() {
+            live(shared)
+        } else {
+            HashMap::new()
+        };
+        let light = still(&self.light, &all);
         let wanted = if full {
-            let all = live(shared);
             let used = all
                 .iter()
                 .map(|(id, sandbox)| (id.clone(), sandbox.group.processor_time()));
@@ -85,28 +92,38 @@ impl Scales {
                 let part = part(*before.get(&id)?, used, then);
                 Some((id, part))
             });
-            step_back(&usage.collect(), &self.light)
+            step_back(&usage.collect(), &light)
         } else {
             self.each = None;
             HashSet::new()
         };
-        if wanted == self.light {
-            return;
-        }
-        let all = live(shared);
-        for (id, weight) in [
-            (wanted.difference(&self.light), Weight::Light),
-            (self.light.difference(&wanted), Weight::Usual),
-        ]
-        .into_iter()
-        .flat_map(|(ids, weight)| ids.map(move |id| (id, weight)))
-        {
-            if let Some(sandbox) = all.get(id) {
+        for (ids, weight) in [
+            (wanted.difference(&light), Weight::Light),
+            (light.difference(&wanted), Weight::Usual),
+        ] {
+            for sandbox in ids.filter_map(|id| all.get(id)) {
                 sandbox.group.weigh(weight);
             }
         }
-        self.light = wanted;
+        self.light = weak(&all);
+        self.light.retain(|id, _| wanted.contains(id));
     }
+}
+
+fn weak<T>(all: &HashMap<SandboxId, Arc<T>>) -> Light<T> {
+    let all = all.iter();
+    all.map(|(id, one)| (id.clone(), Arc::downgrade(one)))
+        .collect()
+}
+
+/// Who weighs little still: one that was started again meanwhile weighs the same as all.
+fn still<T>(light: &Light<T>, all: &HashMap<SandboxId, Arc<T>>) -> HashSet<SandboxId> {
+    let same = |id: &SandboxId, then: &Weak<T>| {
+        let now = all.get(id).map(Arc::as_ptr);
+        now == Some(then.as_ptr())
+    };
+    let still = light.iter().filter(|(id, then)| same(id, then));
+    still.map(|(id, _)| id.clone()).collect()
 }
 
 /// How many processors' time was used.
@@ -157,6 +174,17 @@ mod tests {
             let back = |one: &usize| back.contains(&self.0[*one]);
             (0..3).filter(back).collect()
         }
+    }
+
+    #[test]
+    fn who_was_started_again_has_not_stepped_back() {
+        let ids = Three::new().0;
+        let mut all: HashMap<SandboxId, Arc<()>> =
+            ids.iter().cloned().map(|id| (id, Arc::default())).collect();
+        let light = weak(&all);
+        all.insert(ids[0].clone(), Arc::default());
+        all.remove(&ids[1]);
+        assert_eq!(still(&light, &all), HashSet::from([ids[2].clone()]));
     }
 
     #[test]
