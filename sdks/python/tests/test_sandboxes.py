@@ -80,6 +80,16 @@ def test_terminals_can_be_typed_into_and_joined_again(sandbox: Sandbox) -> None:
     assert sandbox.pty.list() == []
 
 
+def test_a_block_ends_the_terminal_that_was_made_for_it_and_no_other(sandbox: Sandbox) -> None:
+    with sandbox.pty.create(shell="/bin/cat") as terminal:
+        with sandbox.pty.connect(terminal.id) as joined:
+            joined.send("")
+        assert [one.id for one in sandbox.pty.list()] == [terminal.id]
+    assert sandbox.pty.list() == []
+    with Sandbox.create(client=sandbox.client) as other, other.pty.create(shell="/bin/cat"):
+        other.kill()
+
+
 def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
     sandbox.files.write("served/page", "text" * 100_000)
     server = sandbox.commands.run("python3 -m http.server -b 127.0.0.1 -d served 8000", background=True)

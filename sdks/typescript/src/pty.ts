@@ -46,7 +46,7 @@ export class Terminals {
         // Where there is no way to join one, none is made.
         await platform.WebSocket();
         const made = await this.#make(json, { requestTimeout, signal });
-        return await Terminal.join(this.#client, this.#path, made, options);
+        return await Terminal.join(this.#client, this.#path, made, { ...options, made: true });
     }
 
     /** Makes one: it is found by its tag if the answer gets lost, and the key makes it one even if it is asked for at the same moment. */
@@ -76,7 +76,7 @@ export class Terminals {
         const { requestTimeout, signal } = options;
         const path = `${this.#path}/${encodeURIComponent(ptyID)}`;
         const found = await this.#client.json<api.Terminal>("GET", path, { requestTimeout, signal });
-        return await Terminal.join(this.#client, this.#path, found, options);
+        return await Terminal.join(this.#client, this.#path, found, { ...options, made: false });
     }
 
     /** Those that there are, newest first. */

@@ -7,6 +7,7 @@ import type { CallOptions, Client } from "./client.js";
 import { Deadline, Patience, backoff } from "./deadline.js";
 import { AtollError, ConnectionError } from "./error.js";
 import type * as api from "./generated/api.js";
+import { SandboxNotFoundError, SandboxStoppedError } from "./generated/errors.js";
 import { type Closed, closeReason, openSocket } from "./socket.js";
 
 /** Whoever wants to be told. */
@@ -19,7 +20,7 @@ export interface TerminalListeners {
 const MOST = 4 << 20;
 const HOUR = 3600;
 
-/** A terminal; iterate over it for its output. */
+/** A terminal; iterate over it for its output. After `await using`, one that was made is ended, and one that was joined is left. */
 export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     /** Its id. */
     readonly ptyID: string;
@@ -27,6 +28,8 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     readonly pid: number;
     readonly #client: Client;
     readonly #path: string;
+    /** Whether it ends with its block. */
+    readonly #made: boolean;
     readonly #onData: ((data: Uint8Array) => void) | undefined;
     #socket: WebSocket | undefined;
     #queue: Uint8Array[] = [];
@@ -38,11 +41,12 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     readonly #ended: Promise<void>;
     #end: (error?: Error) => void = () => {};
 
-    private constructor(client: Client, path: string, about: api.Terminal, listeners: TerminalListeners) {
+    private constructor(client: Client, path: string, about: api.Terminal, made: boolean, listeners: TerminalListeners) {
         this.#client = client;
         this.ptyID = about.ptyID;
         this.pid = about.pid;
         this.#path = `${path}/${about.ptyID}`;
+        this.#made = made;
         this.#onData = listeners.onData;
         this.#ended = new Promise((done, fail) => {
             this.#end = (error) => {
@@ -55,8 +59,13 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     }
 
     /** @internal */
-    static async join(client: Client, path: string, about: api.Terminal, options: CallOptions & TerminalListeners): Promise<Terminal> {
-        const terminal = new Terminal(client, path, about, options);
+    static async join(
+        client: Client,
+        path: string,
+        about: api.Terminal,
+        options: CallOptions & TerminalListeners & { made: boolean },
+    ): Promise<Terminal> {
+        const terminal = new Terminal(client, path, about, options.made, options);
         await terminal.#connectAgain(options);
         return terminal;
     }
@@ -188,7 +197,18 @@ export class Terminal implements AsyncIterable<Uint8Array>, AsyncDisposable {
     }
 
     async [Symbol.asyncDispose](): Promise<void> {
-        this.close();
+        try {
+            if (this.#made) {
+                await this.kill();
+            }
+        } catch (error) {
+            // It ended with its sandbox.
+            if (!(error instanceof SandboxNotFoundError || error instanceof SandboxStoppedError)) {
+                throw error;
+            }
+        } finally {
+            this.close();
+        }
     }
 
     /** The socket, when there is one again. */

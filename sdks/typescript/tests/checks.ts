@@ -214,6 +214,19 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         await assert.rejects(terminal.write("x"), { code: "TERMINAL_NOT_FOUND" });
     },
 
+    async "a block ends the terminal that was made for it, and no other"(sb) {
+        const there = async () => (await sb.pty.list()).map((one) => one.ptyID);
+        {
+            await using terminal = await sb.pty.create({ shell: "/bin/cat" });
+            {
+                await using joined = await sb.pty.connect(terminal.ptyID);
+                assert.equal(joined.ptyID, terminal.ptyID);
+            }
+            assert.deepEqual(await there(), [terminal.ptyID]);
+        }
+        assert.deepEqual(await there(), []);
+    },
+
     async "a local port leads to a server inside"(sb) {
         await sb.files.write("www/index.html", "from inside");
         await sb.commands.run("cd www && exec python3 -m http.server 8000 --bind 127.0.0.1", { background: true });

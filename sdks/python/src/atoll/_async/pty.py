@@ -10,7 +10,14 @@ from .. import _websocket
 from .._deadline import FOREVER, Deadline
 from .._http import Broken, Call, segment
 from .._patience import Patience
-from ..errors import ConnectionFailed, TerminalNotFound, UnexpectedAnswer
+from ..errors import (
+    AtollError,
+    ConnectionFailed,
+    SandboxNotFound,
+    SandboxStopped,
+    TerminalNotFound,
+    UnexpectedAnswer,
+)
 from ..models import PtyInfo, parse
 from .door import AsyncDoor, Socket, silent
 from .network import Lock
@@ -53,18 +60,21 @@ class AsyncPtys:
                     headers={"idempotency-key": tag},
                     timeout=max(0.001, deadline.left()),
                 )
-                return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+                return AsyncPty(self._door, parse(PtyInfo, answer.json()), ends=True)
             except (ConnectionFailed, UnexpectedAnswer):
                 try:
-                    return await self.connect(f"tag:{tag}")
+                    return await self._find(f"tag:{tag}", ends=True)
                 except TerminalNotFound:
                     if not deadline.left():
                         raise deadline.exceeded() from None
 
     async def connect(self, pty_id: str) -> AsyncPty:
         """Joins a terminal that is there: first comes what its screen shows."""
+        return await self._find(pty_id, ends=False)
+
+    async def _find(self, pty_id: str, *, ends: bool) -> AsyncPty:
         answer = await self._door.ask("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
-        return AsyncPty(self._door, parse(PtyInfo, answer.json()))
+        return AsyncPty(self._door, parse(PtyInfo, answer.json()), ends=ends)
 
     async def list(self) -> list[PtyInfo]:
         """The terminals that there are, newest first."""
@@ -80,7 +90,8 @@ class AsyncPtys:
 
 
 class AsyncPty:
-    """A terminal that was joined. It stays when its clients go, also when the server restarts.
+    """A terminal that was joined. It stays when its clients go, also when the server restarts; after `with`, one that
+    `create` made is ended, and one that `connect` joined is left.
 
     Iterating over it gives what it writes, as bytes, until its program ends. After a broken connection comes what its
     screen shows then: a terminal that shows the bytes shows the same again.
@@ -90,8 +101,10 @@ class AsyncPty:
         pid: Inside the sandbox.
     """
 
-    def __init__(self, door: AsyncDoor, info: PtyInfo) -> None:
+    def __init__(self, door: AsyncDoor, info: PtyInfo, *, ends: bool) -> None:
         self._door = door
+        # Whether it ends with its block.
+        self._ends = ends
         self.id, self.pid = info.id, info.pid
         self._path = f"/pty/{segment(info.id)}"
         self._socket: Socket | None = None
@@ -114,8 +127,20 @@ class AsyncPty:
     async def __aenter__(self) -> AsyncPty:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.kill()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if self._ends:
+                await self.kill()
+        except (SandboxNotFound, SandboxStopped):
+            # It ended with its sandbox.
+            pass
+        except AtollError as failure:
+            if error is None:
+                raise
+            # What went wrong first is what matters.
+            error.add_note(f"the terminal {self.id} could not be ended: {failure}")
+        finally:
+            self.close()
 
     async def read(self, timeout: float | None = None) -> bytes:
         """What it writes next; nothing once its program has ended, and `DeadlineExceeded` if nothing comes in so many

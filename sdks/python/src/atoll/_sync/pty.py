@@ -11,7 +11,14 @@ from .. import _websocket
 from .._deadline import FOREVER, Deadline
 from .._http import Broken, Call, segment
 from .._patience import Patience
-from ..errors import ConnectionFailed, TerminalNotFound, UnexpectedAnswer
+from ..errors import (
+    AtollError,
+    ConnectionFailed,
+    SandboxNotFound,
+    SandboxStopped,
+    TerminalNotFound,
+    UnexpectedAnswer,
+)
 from ..models import PtyInfo, parse
 from .door import Door, Socket, silent
 from .network import Lock
@@ -54,18 +61,21 @@ class Ptys:
                     headers={"idempotency-key": tag},
                     timeout=max(0.001, deadline.left()),
                 )
-                return Pty(self._door, parse(PtyInfo, answer.json()))
+                return Pty(self._door, parse(PtyInfo, answer.json()), ends=True)
             except (ConnectionFailed, UnexpectedAnswer):
                 try:
-                    return self.connect(f"tag:{tag}")
+                    return self._find(f"tag:{tag}", ends=True)
                 except TerminalNotFound:
                     if not deadline.left():
                         raise deadline.exceeded() from None
 
     def connect(self, pty_id: str) -> Pty:
         """Joins a terminal that is there: first comes what its screen shows."""
+        return self._find(pty_id, ends=False)
+
+    def _find(self, pty_id: str, *, ends: bool) -> Pty:
         answer = self._door.ask("GET", f"/pty/{segment(pty_id)}", f"joining {pty_id}")
-        return Pty(self._door, parse(PtyInfo, answer.json()))
+        return Pty(self._door, parse(PtyInfo, answer.json()), ends=ends)
 
     def list(self) -> list[PtyInfo]:
         """The terminals that there are, newest first."""
@@ -81,7 +91,8 @@ class Ptys:
 
 
 class Pty:
-    """A terminal that was joined. It stays when its clients go, also when the server restarts.
+    """A terminal that was joined. It stays when its clients go, also when the server restarts; after `with`, one that
+    `create` made is ended, and one that `connect` joined is left.
 
     Iterating over it gives what it writes, as bytes, until its program ends. After a broken connection comes what its
     screen shows then: a terminal that shows the bytes shows the same again.
@@ -91,8 +102,10 @@ class Pty:
         pid: Inside the sandbox.
     """
 
-    def __init__(self, door: Door, info: PtyInfo) -> None:
+    def __init__(self, door: Door, info: PtyInfo, *, ends: bool) -> None:
         self._door = door
+        # Whether it ends with its block.
+        self._ends = ends
         self.id, self.pid = info.id, info.pid
         self._path = f"/pty/{segment(info.id)}"
         self._socket: Socket | None = None
@@ -115,8 +128,20 @@ class Pty:
     def __enter__(self) -> Pty:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.kill()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if self._ends:
+                self.kill()
+        except (SandboxNotFound, SandboxStopped):
+            # It ended with its sandbox.
+            pass
+        except AtollError as failure:
+            if error is None:
+                raise
+            # What went wrong first is what matters.
+            error.add_note(f"the terminal {self.id} could not be ended: {failure}")
+        finally:
+            self.close()
 
     def read(self, timeout: float | None = None) -> bytes:
         """What it writes next; nothing once its program has ended, and `DeadlineExceeded` if nothing comes in so many
