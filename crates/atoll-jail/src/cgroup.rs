@@ -9,12 +9,15 @@
 //! With the controllers in cgroup2 only the root and `atoll-TAG/` give them to their children: a directory
 //! that does may hold no process, and `ID/` holds PID 1. All below `ID/` counts for its limits.
 
+mod freeze;
+mod leaf;
+
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -22,11 +25,10 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use crate::facts::{CONTROLLERS, Facts};
 use crate::plan::{IdRange, Limits};
 use crate::{Error, Step};
+pub use leaf::{End, Leaf};
 
 /// How long processes may take to stand still, or to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long most take to stand still, also where others use all processors.
-const MOMENT: Duration = Duration::from_millis(20);
 
 /// The parent of an instance's sandboxes.
 #[derive(Debug, Clone)]
@@ -46,27 +48,6 @@ pub struct Group {
     cpu: PathBuf,
     owner: u32,
     oom_counter: Arc<OnceLock<fs::File>>,
-}
-
-/// A directory of cgroup2 that holds one exec.
-#[derive(Debug)]
-pub struct Leaf {
-    path: PathBuf,
-    /// For cloning into it; one that was taken over is not used again.
-    directory: Option<Arc<OwnedFd>>,
-    state: Mutex<Use>,
-}
-
-/// What became of a leaf.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// It holds its exec.
-    Own,
-    /// Everything in it was killed. The kernel remembers that, and would kill whatever is cloned
-    /// into it later from a group that was not: it is never used again.
-    Killed,
-    /// The exec is over and the directory another's.
-    GivenUp,
 }
 
 /// What a sandbox weighs against others where processor time is short.
@@ -341,99 +322,9 @@ impl Group {
         open(&self.v2)
     }
 
-    /// The directory of an exec that somebody else began; of one that has ended it is another's by now.
-    pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
-        let state = if ended { Use::GivenUp } else { Use::Own };
-        Leaf {
-            path: self.v2.join(name),
-            directory: None,
-            state: Mutex::new(state),
-        }
-    }
-
-    /// Makes a directory for one exec.
-    pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
-        let path = self.v2.join(name);
-        make(&path)?;
-        self.hand_over(&path)?;
-        let directory = open(&path)?;
-        Ok(Leaf::new(path, Arc::new(directory)))
-    }
-
     /// Kills every process of the sandbox.
     pub fn kill(&self) -> Result<(), Error> {
         write(&self.v2.join("cgroup.kill"), "1")
-    }
-
-    /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
-    pub fn freeze(&self) -> Result<(), Error> {
-        if self.begin_to_freeze()? {
-            return Ok(());
-        }
-        self.come_to_a_halt()
-    }
-
-    /// Lets every process of the sandbox stand still; whether they do after a moment.
-    pub fn begin_to_freeze(&self) -> Result<bool, Error> {
-        write(&self.v2.join("cgroup.freeze"), "1")?;
-        Ok(becomes_so(MOMENT, || self.stands_still()))
-    }
-
-    /// Waits until they do. If one does not in time, all go on.
-    pub fn come_to_a_halt(&self) -> Result<(), Error> {
-        let what = || format!("wait until {} stands still", self.v2.display());
-        wait_until(what, || self.stands_still()).inspect_err(|_| {
-            let _ = self.thaw();
-        })
-    }
-
-    /// No process is on its way any more. Of a group that has processes and groups below it the kernel says that it
-    /// is frozen as soon as the ones or the others are, so both are asked.
-    fn stands_still(&self) -> bool {
-        let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
-            Ok(events) => number_after(&events, "frozen") == 1,
-            // An exec that ended meanwhile.
-            Err(_) => true,
-        };
-        let below = fs::read_dir(&self.v2).into_iter().flatten().flatten();
-        frozen(&self.v2)
-            && below
-                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-                .all(|entry| frozen(&entry.path()))
-            && !self.has_moving()
-    }
-
-    /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
-    /// by that, and sleeps again only when it is. PID 1 waits for a program that begins as others wait for a disk, and does
-    /// nothing else in that state.
-    fn has_moving(&self) -> bool {
-        let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
-        own.lines().any(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-            // The name before it may have any form.
-            let mut rest = stat
-                .rsplit_once(") ")
-                .map_or("", |(_, rest)| rest)
-                .split(' ');
-            let (state, parent) = (rest.next(), rest.next().unwrap_or_default());
-            match state {
-                Some("R") => true,
-                Some("D") => own.lines().any(|pid| pid == parent),
-                _ => false,
-            }
-        })
-    }
-
-    /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
-    /// where others use all processors.
-    pub fn thaw(&self) -> Result<(), Error> {
-        write(&self.v2.join("cgroup.freeze"), "0")
-    }
-
-    /// The sandbox stands still, or will in a moment.
-    pub fn is_frozen(&self) -> bool {
-        let set = fs::read_to_string(self.v2.join("cgroup.freeze"));
-        set.is_ok_and(|set| set.trim() == "1")
     }
 
     /// It has processes.
@@ -524,67 +415,6 @@ impl Group {
     }
 }
 
-impl Leaf {
-    fn new(path: PathBuf, directory: Arc<OwnedFd>) -> Self {
-        let state = Mutex::new(Use::Own);
-        Self {
-            path,
-            directory: Some(directory),
-            state,
-        }
-    }
-
-    /// The directory, for cloning into it.
-    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
-        self.directory.as_ref().map(|directory| directory.as_fd())
-    }
-
-    /// Its name among the sandbox's.
-    pub fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
-    }
-
-    fn state(&self) -> MutexGuard<'_, Use> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Kills everything the exec started.
-    pub fn kill(&self) -> io::Result<()> {
-        // Held across the write: in between the directory could become another exec's.
-        let mut state = self.state();
-        if *state == Use::GivenUp {
-            return Ok(());
-        }
-        *state = Use::Killed;
-        match fs::write(self.path.join("cgroup.kill"), "1") {
-            // Removed, so there is nobody left to kill.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            written => written,
-        }
-    }
-
-    /// What to do with the directory of an ended exec. Making and removing one takes longer than
-    /// all else around a short command, so an empty one is used again.
-    pub fn end(&self) -> End {
-        let mut state = self.state();
-        match (*state, &self.directory) {
-            (Use::GivenUp, _) => End::Gone,
-            (Use::Own, Some(directory)) => {
-                if counter(&self.path.join("cgroup.events"), "populated") != 0 {
-                    return End::Lingers;
-                }
-                *state = Use::GivenUp;
-                End::Spare(Self::new(self.path.clone(), Arc::clone(directory)))
-            }
-            (Use::Killed, _) | (Use::Own, None) => match fs::remove_dir(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => End::Lingers,
-                _ => End::Gone,
-            },
-        }
-    }
-}
-
 /// What a file says that limits nothing, where plans leave such a limit out.
 fn unlimited(path: &Path) -> Option<&'static str> {
     match path.file_name()?.to_str()? {
@@ -592,17 +422,6 @@ fn unlimited(path: &Path) -> Option<&'static str> {
         "cpu.max" => Some("max"),
         _ => None,
     }
-}
-
-/// The directory of an ended exec.
-#[derive(Debug)]
-pub enum End {
-    /// Children of the exec live on in it.
-    Lingers,
-    /// It was removed, or is another's.
-    Gone,
-    /// It is empty and can hold another exec.
-    Spare(Leaf),
 }
 
 /// Lets the children of a cgroup2 directory use the controllers that v1 does not hold. Those they have

@@ -1,10 +1,20 @@
 //! System calls that have no safe wrapper elsewhere, each as small as it can be.
 
+mod capabilities;
+mod packets;
+mod schedule;
+
 use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::seccomp::Password;
+
+pub use capabilities::respect_quotas;
+pub(crate) use capabilities::set_capabilities;
+pub(crate) use packets::send_packets;
+pub(crate) use schedule::{be_ordinary, be_quick, set_processors};
+pub use schedule::{go_before_others, go_first, go_first_on, put_session_first};
 
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -229,71 +239,6 @@ pub(crate) fn prctl(option: i32, argument: u64) -> io::Result<i64> {
     check(unsafe { libc::syscall(libc::SYS_prctl, option, argument, 0_u64, 0_u64, 0_u64) })
 }
 
-#[repr(C)]
-struct CapabilityHeader {
-    version: u32,
-    pid: i32,
-}
-
-/// One half of the three sets: effective, permitted, inheritable.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Capabilities {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
-
-impl CapabilityHeader {
-    /// Of this thread, 64 bits in two halves.
-    const OWN: Self = Self {
-        version: 0x2008_0522,
-        pid: 0,
-    };
-}
-
-/// Makes the permitted and effective sets of this process these, and the inheritable one empty.
-pub(crate) fn set_capabilities(permitted: u64, effective: u64) -> io::Result<()> {
-    let half = |shift: u32| Capabilities {
-        effective: (effective >> shift) as u32,
-        permitted: (permitted >> shift) as u32,
-        inheritable: 0,
-    };
-    capset([half(0), half(32)])
-}
-
-fn capset(data: [Capabilities; 2]) -> io::Result<()> {
-    let header = CapabilityHeader::OWN;
-    // SAFETY: both structures have the layout of version 3 and live across the call.
-    check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) })?;
-    Ok(())
-}
-
-/// Root with it writes past quotas and limits.
-const SYS_RESOURCE: u32 = 24;
-
-/// Gives up what lets root write past quotas, for this thread and whatever it starts. Call it before there are others.
-pub fn respect_quotas() -> io::Result<()> {
-    give_up(SYS_RESOURCE)
-}
-
-/// Gives one capability up for good, for this thread and whatever it starts.
-fn give_up(capability: u32) -> io::Result<()> {
-    // What is started has no more than this. Whoever may not change it is not root, and neither is what it starts.
-    let bounded = prctl(libc::PR_CAPBSET_DROP, u64::from(capability));
-    let mut header = CapabilityHeader::OWN;
-    let mut data = [Capabilities::default(); 2];
-    // SAFETY: both structures have the layout of version 3 and live across the call.
-    check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) })?;
-    let half = &mut data[(capability / 32) as usize];
-    let others = !(1 << (capability % 32));
-    half.effective &= others;
-    half.permitted &= others;
-    half.inheritable &= others;
-    capset(data)?;
-    bounded.map(drop)
-}
-
 /// A signalfd for `SIGCHLD`, which is blocked from here on.
 pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is initialised by sigemptyset before use; the descriptor is ours alone.
@@ -356,37 +301,6 @@ pub(crate) fn reap_waiting() -> Option<(i32, i32)> {
     // SAFETY: the status lives across the call.
     let pid = unsafe { libc::waitpid(-1, &raw mut status, 0) };
     (pid > 0).then_some((pid, status))
-}
-
-/// Sends packets through a socket that has other ends for them; how many went.
-pub(crate) fn send_packets(socket: BorrowedFd<'_>, packets: &[Vec<u8>]) -> io::Result<usize> {
-    let mut parts: Vec<libc::iovec> = packets
-        .iter()
-        .map(|packet| libc::iovec {
-            iov_base: packet.as_ptr().cast_mut().cast(),
-            iov_len: packet.len(),
-        })
-        .collect();
-    let mut headers: Vec<libc::mmsghdr> = parts
-        .iter_mut()
-        .map(|part| {
-            // SAFETY: all zero is a header without address, parts or descriptors.
-            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            header.msg_hdr.msg_iov = part;
-            header.msg_hdr.msg_iovlen = 1;
-            header
-        })
-        .collect();
-    // SAFETY: headers, parts and packets live across the call, which reads the packets and writes the headers.
-    let sent = unsafe {
-        libc::sendmmsg(
-            socket.as_raw_fd(),
-            headers.as_mut_ptr(),
-            headers.len() as u32,
-            libc::MSG_NOSIGNAL as _,
-        )
-    };
-    check(i64::from(sent)).map(|sent| sent as usize)
 }
 
 /// Whether a child has ended. It is not reaped.
@@ -519,118 +433,10 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets a process, or with 0 this one, run only on these processors.
-pub(crate) fn set_processors(pid: i32, processors: &[u32]) -> io::Result<()> {
-    // SAFETY: CPU_SET stays inside the set for numbers below CPU_SETSIZE, which is checked.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &processor in processors {
-            if (processor as usize) < libc::CPU_SETSIZE as usize {
-                libc::CPU_SET(processor as usize, &mut set);
-            }
-        }
-        check(i64::from(libc::sched_setaffinity(
-            pid,
-            size_of::<libc::cpu_set_t>(),
-            &raw const set,
-        )))?;
-    }
-    Ok(())
-}
-
 /// Sets this process's short name.
 pub(crate) fn set_name(name: &CStr) {
     // SAFETY: the name is NUL-terminated; the kernel takes 15 bytes of it.
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
-}
-
-/// Sets how this thread, and those it starts, are scheduled: their weight, and how long they run at a
-/// time. Who asks for little is let in at once when it wakes (since Linux 6.12; older ones take no
-/// notice), also where others use all there is.
-fn schedule(nice: i32, slice: Slice) -> bool {
-    #[repr(C)]
-    struct Attributes {
-        size: u32,
-        policy: u32,
-        flags: u64,
-        nice: i32,
-        priority: u32,
-        runtime: u64,
-        deadline: u64,
-        period: u64,
-    }
-    let attributes = Attributes {
-        size: size_of::<Attributes>() as u32,
-        policy: libc::SCHED_OTHER as u32,
-        flags: 0,
-        nice,
-        priority: 0,
-        runtime: match slice {
-            Slice::Shortest => 100_000,
-            Slice::Short => 300_000,
-            Slice::Program => 1_000_000,
-        },
-        deadline: 0,
-        period: 0,
-    };
-    // SAFETY: the attributes have the kernel's layout and live across the call.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) == 0 }
-}
-
-/// How long a thread runs at a time.
-#[derive(Clone, Copy)]
-enum Slice {
-    /// The least there is. A control group counts as its quickest member: who is to come before sandboxes must
-    /// be quicker than the quickest process in them.
-    Shortest,
-    /// Ours in a sandbox.
-    Short,
-    /// The programs of sandboxes: less than the kernel's three milliseconds. Nobody else gets in before the one that runs
-    /// has had its time.
-    Program,
-}
-
-/// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
-/// they wake; says whether it may.
-pub fn go_before_others() -> bool {
-    schedule(-10, Slice::Shortest)
-}
-
-/// Gives this process's session more weight, if it is its own. Where the kernel weighs sessions against each other, and against
-/// sandboxes, a thread's own weight counts only among those of its session. A session that was there before us, with others in it, is
-/// left as it is.
-pub fn put_session_first() {
-    let own = rustix::process::getpid().as_raw_pid();
-    // SAFETY: takes and gives a number. 0 is the session of whoever never began one, or began it outside our view of processes.
-    let session = unsafe { libc::getsid(0) };
-    if session == own {
-        let _ = std::fs::write("/proc/self/autogroup", "-10");
-    }
-}
-
-/// An ordinary weight, whatever whoever started us has, but let in as soon as it wakes.
-pub(crate) fn be_quick() {
-    schedule(0, Slice::Short);
-}
-
-/// Like every other program of a sandbox.
-pub(crate) fn be_ordinary() {
-    schedule(0, Slice::Program);
-}
-
-/// Lets this thread run before all ordinary ones; says whether it may.
-pub fn go_first() -> bool {
-    // SAFETY: the parameter is a plain number that lives across the call; it concerns this thread.
-    unsafe {
-        let mut parameter: libc::sched_param = std::mem::zeroed();
-        parameter.sched_priority = 1;
-        libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) == 0
-    }
-}
-
-/// The same, on this processor and no other.
-pub fn go_first_on(processor: u32) -> bool {
-    set_processors(0, &[processor]).is_ok() && go_first()
 }
 
 /// Overwrites this process's command line, as `ps` shows it.
@@ -675,54 +481,5 @@ pub(crate) fn leak(numbers: std::ops::Range<i32>) {
     for number in numbers {
         // SAFETY: no memory is involved; a number that is not open is an error without effect.
         unsafe { libc::fcntl(number, libc::F_SETFD, 0) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The sets of capabilities that a status of a process tells, by name.
-    fn sets(status: &str) -> Vec<(String, u64)> {
-        let set = |line: &str| {
-            let (name, value) = line.split_once(':')?;
-            let value = u64::from_str_radix(value.trim(), 16).ok()?;
-            name.starts_with("Cap").then(|| (name.to_owned(), value))
-        };
-        status.lines().filter_map(set).collect()
-    }
-
-    #[test]
-    fn what_is_given_up_is_gone_for_this_thread_and_what_it_starts() {
-        // One that tests have and nothing here needs.
-        const SYS_TIME: u32 = 25;
-        let work = || {
-            let own = || std::fs::read_to_string("/proc/thread-self/status").expect("a status");
-            let before = sets(&own());
-            let has = |all: &[(String, u64)], name: &str| {
-                all.iter()
-                    .any(|(known, set)| known == name && set & (1 << SYS_TIME) != 0)
-            };
-            for name in ["CapPrm", "CapEff", "CapBnd"] {
-                assert!(has(&before, name), "{name}: {before:x?}");
-            }
-            give_up(SYS_TIME).expect("it is given up");
-            let after = sets(&own());
-            let expected: Vec<_> = before
-                .iter()
-                .map(|(name, set)| (name.clone(), set & !(1 << SYS_TIME)))
-                .collect();
-            assert_eq!(after, expected);
-            let started = std::process::Command::new("cat")
-                .arg("/proc/self/status")
-                .output()
-                .expect("a program");
-            let started = sets(&String::from_utf8_lossy(&started.stdout));
-            assert!(started.iter().all(|(name, _)| !has(&started, name)));
-            assert!(!started.is_empty());
-            give_up(SYS_TIME).expect("again is nothing");
-        };
-        // Of a thread, so that other tests keep theirs.
-        std::thread::spawn(work).join().expect("no panic");
     }
 }

@@ -1,0 +1,84 @@
+//! Sandboxes that stand still.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use super::{Group, becomes_so, number_after, wait_until, write};
+use crate::Error;
+
+/// How long most take to stand still, also where others use all processors.
+const MOMENT: Duration = Duration::from_millis(20);
+
+impl Group {
+    /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
+    pub fn freeze(&self) -> Result<(), Error> {
+        if self.begin_to_freeze()? {
+            return Ok(());
+        }
+        self.come_to_a_halt()
+    }
+
+    /// Lets every process of the sandbox stand still; whether they do after a moment.
+    pub fn begin_to_freeze(&self) -> Result<bool, Error> {
+        write(&self.v2.join("cgroup.freeze"), "1")?;
+        Ok(becomes_so(MOMENT, || self.stands_still()))
+    }
+
+    /// Waits until they do. If one does not in time, all go on.
+    pub fn come_to_a_halt(&self) -> Result<(), Error> {
+        let what = || format!("wait until {} stands still", self.v2.display());
+        wait_until(what, || self.stands_still()).inspect_err(|_| {
+            let _ = self.thaw();
+        })
+    }
+
+    /// No process is on its way any more. Of a group that has processes and groups below it the kernel says that it
+    /// is frozen as soon as the ones or the others are, so both are asked.
+    fn stands_still(&self) -> bool {
+        let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
+            Ok(events) => number_after(&events, "frozen") == 1,
+            // An exec that ended meanwhile.
+            Err(_) => true,
+        };
+        let below = fs::read_dir(&self.v2).into_iter().flatten().flatten();
+        frozen(&self.v2)
+            && below
+                .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+                .all(|entry| frozen(&entry.path()))
+            && !self.has_moving()
+    }
+
+    /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
+    /// by that, and sleeps again only when it is. PID 1 waits for a program that begins as others wait for a disk, and does
+    /// nothing else in that state.
+    fn has_moving(&self) -> bool {
+        let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
+        own.lines().any(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // The name before it may have any form.
+            let mut rest = stat
+                .rsplit_once(") ")
+                .map_or("", |(_, rest)| rest)
+                .split(' ');
+            let (state, parent) = (rest.next(), rest.next().unwrap_or_default());
+            match state {
+                Some("R") => true,
+                Some("D") => own.lines().any(|pid| pid == parent),
+                _ => false,
+            }
+        })
+    }
+
+    /// Lets them go on. From here on they can: when the first of them has is not waited for, it may be long
+    /// where others use all processors.
+    pub fn thaw(&self) -> Result<(), Error> {
+        write(&self.v2.join("cgroup.freeze"), "0")
+    }
+
+    /// The sandbox stands still, or will in a moment.
+    pub fn is_frozen(&self) -> bool {
+        let set = fs::read_to_string(self.v2.join("cgroup.freeze"));
+        set.is_ok_and(|set| set.trim() == "1")
+    }
+}

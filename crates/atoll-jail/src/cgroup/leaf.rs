@@ -1,0 +1,124 @@
+//! The control group of one exec, in cgroup2 only.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Group, counter, make, open};
+use crate::Error;
+
+/// A directory of cgroup2 that holds one exec.
+#[derive(Debug)]
+pub struct Leaf {
+    path: PathBuf,
+    /// For cloning into it; one that was taken over is not used again.
+    directory: Option<Arc<OwnedFd>>,
+    state: Mutex<Use>,
+}
+
+/// What became of a leaf.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// It holds its exec.
+    Own,
+    /// Everything in it was killed. The kernel remembers that, and would kill whatever is cloned
+    /// into it later from a group that was not: it is never used again.
+    Killed,
+    /// The exec is over and the directory another's.
+    GivenUp,
+}
+
+/// The directory of an ended exec.
+#[derive(Debug)]
+pub enum End {
+    /// Children of the exec live on in it.
+    Lingers,
+    /// It was removed, or is another's.
+    Gone,
+    /// It is empty and can hold another exec.
+    Spare(Leaf),
+}
+
+impl Group {
+    /// The directory of an exec that somebody else began; of one that has ended it is another's by now.
+    pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
+        let state = if ended { Use::GivenUp } else { Use::Own };
+        Leaf {
+            path: self.v2.join(name),
+            directory: None,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Makes a directory for one exec.
+    pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
+        let path = self.v2.join(name);
+        make(&path)?;
+        self.hand_over(&path)?;
+        let directory = open(&path)?;
+        Ok(Leaf::new(path, Arc::new(directory)))
+    }
+}
+
+impl Leaf {
+    fn new(path: PathBuf, directory: Arc<OwnedFd>) -> Self {
+        let state = Mutex::new(Use::Own);
+        Self {
+            path,
+            directory: Some(directory),
+            state,
+        }
+    }
+
+    /// The directory, for cloning into it.
+    pub fn directory(&self) -> Option<BorrowedFd<'_>> {
+        self.directory.as_ref().map(|directory| directory.as_fd())
+    }
+
+    /// Its name among the sandbox's.
+    pub fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    fn state(&self) -> MutexGuard<'_, Use> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Kills everything the exec started.
+    pub fn kill(&self) -> io::Result<()> {
+        // Held across the write: in between the directory could become another exec's.
+        let mut state = self.state();
+        if *state == Use::GivenUp {
+            return Ok(());
+        }
+        *state = Use::Killed;
+        match fs::write(self.path.join("cgroup.kill"), "1") {
+            // Removed, so there is nobody left to kill.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        }
+    }
+
+    /// What to do with the directory of an ended exec. Making and removing one takes longer than
+    /// all else around a short command, so an empty one is used again.
+    pub fn end(&self) -> End {
+        let mut state = self.state();
+        match (*state, &self.directory) {
+            (Use::GivenUp, _) => End::Gone,
+            (Use::Own, Some(directory)) => {
+                if counter(&self.path.join("cgroup.events"), "populated") != 0 {
+                    return End::Lingers;
+                }
+                *state = Use::GivenUp;
+                End::Spare(Self::new(self.path.clone(), Arc::clone(directory)))
+            }
+            (Use::Killed, _) | (Use::Own, None) => match fs::remove_dir(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => End::Lingers,
+                _ => End::Gone,
+            },
+        }
+    }
+}
