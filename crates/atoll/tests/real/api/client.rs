@@ -470,6 +470,19 @@ impl Client {
         self.send("POST", path, &headers, body.to_string()).await
     }
 
+    /// The answers to the same request, many times at once.
+    pub async fn post_at_once(&self, path: &str, body: &Value, times: usize) -> Vec<Answer> {
+        let asking = (0..times).map(|_| {
+            let (client, path, body) = (self.clone(), path.to_owned(), body.clone());
+            tokio::spawn(async move { client.post(&path, &body).await })
+        });
+        let mut answers = Vec::new();
+        for answer in asking.collect::<Vec<_>>() {
+            answers.push(answer.await.unwrap());
+        }
+        answers
+    }
+
     /// Makes a sandbox; its id.
     pub async fn sandbox(&self, body: &Value) -> String {
         let answer = self.post("/sandboxes", body).await;

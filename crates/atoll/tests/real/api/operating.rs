@@ -372,13 +372,8 @@ async fn however_many_ask_at_once_a_sandbox_has_twenty_terminals() {
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     let path = format!("/sandboxes/{id}/pty");
-    let asking = (0..40).map(|_| {
-        let (client, path) = (client.clone(), path.clone());
-        tokio::spawn(async move { client.post(&path, &json!({})).await })
-    });
     let mut made = 0;
-    for answer in asking.collect::<Vec<_>>() {
-        let answer = answer.await.unwrap();
+    for answer in client.post_at_once(&path, &json!({}), 40).await {
         if answer.status == 201 {
             made += 1;
         } else {

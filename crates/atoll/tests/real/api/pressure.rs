@@ -7,25 +7,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::{Client, Server};
+use super::{Answer, Client, Server};
 use crate::world::{DEADLINE, World, private};
 
-/// The statuses of many requests at once.
+/// Of many requests at once: the statuses, and whether each says when to ask again.
 async fn at_once(client: &Client, path: &str, body: &Value, times: usize) -> Vec<(u16, bool)> {
-    let asked: Vec<_> = (0..times)
-        .map(|_| {
-            let (client, path, body) = (client.clone(), path.to_owned(), body.clone());
-            tokio::spawn(async move {
-                let answer = client.post(&path, &body).await;
-                (answer.status, answer.headers.contains_key("retry-after"))
-            })
-        })
-        .collect();
-    let mut answers = Vec::new();
-    for one in asked {
-        answers.push(one.await.unwrap());
-    }
-    answers
+    let answers = client.post_at_once(path, body, times).await;
+    let told = |answer: &Answer| (answer.status, answer.headers.contains_key("retry-after"));
+    answers.iter().map(told).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

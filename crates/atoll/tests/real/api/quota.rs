@@ -15,15 +15,9 @@ async fn limit(client: &Client, most: u32) {
 
 /// Everybody at once: how many got one.
 async fn rush(client: &Client, count: usize) -> usize {
-    let asking: Vec<_> = (0..count)
-        .map(|_| {
-            let client = client.clone();
-            tokio::spawn(async move { client.post("/sandboxes", &json!({ "timeout": 0 })).await })
-        })
-        .collect();
+    let asked = json!({ "timeout": 0 });
     let mut made = 0;
-    for answer in asking {
-        let answer = answer.await.unwrap();
+    for answer in client.post_at_once("/sandboxes", &asked, count).await {
         if answer.status == 201 {
             made += 1;
             continue;
