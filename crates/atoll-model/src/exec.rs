@@ -1,5 +1,6 @@
 //! A command in a sandbox, as it is asked for and as it ended.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -193,7 +194,7 @@ pub struct ExecInfo {
     /// Its pid inside the sandbox.
     pub pid: i32,
     /// What was asked for.
-    pub spec: ExecSpec,
+    pub spec: Arc<ExecSpec>,
     /// When it began: microseconds since 1970.
     pub started_at: i64,
     /// How it ended, once it has.

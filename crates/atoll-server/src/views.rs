@@ -279,8 +279,8 @@ impl From<ExecInfo> for Command {
             cmd,
             args,
             cwd: info.spec.directory.as_deref().map(lossy),
-            user: info.spec.user,
-            tag: info.spec.tag,
+            user: info.spec.user.clone(),
+            tag: info.spec.tag.clone(),
             ..Course::new(info.started_at, info.ended_at, info.status)
         };
         Self {

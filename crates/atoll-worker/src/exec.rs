@@ -1,11 +1,12 @@
 //! Commands in a sandbox: the server's side.
 //!
-//! A command is a few files and not a connection: what was asked for and how it ended (`ID.json`), what
+//! A command is a few files and not a connection: what was asked for and how it ended (`records`), what
 //! it wrote (`ID.log`), what it was given to read (`ID.in`). A task sees it to its end, whoever listens;
 //! after a kill the next server starts the task again with what the keeper held.
 
 pub(crate) mod budget;
 mod input;
+pub(crate) mod ledger;
 pub(crate) mod log;
 pub(crate) mod logs;
 pub(crate) mod output;
@@ -50,7 +51,7 @@ const SIGKILL: i32 = 9;
 pub(crate) struct Shared {
     pub(crate) id: ExecId,
     pub(crate) pid: i32,
-    pub(crate) spec: ExecSpec,
+    pub(crate) spec: Arc<ExecSpec>,
     pub(crate) started_at: i64,
     pub(crate) request: u32,
     /// Nothing if it ended before we were there.
@@ -77,7 +78,7 @@ impl Shared {
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,
-            spec: self.spec.clone(),
+            spec: Arc::clone(&self.spec),
             started_at: self.started_at,
             status: progress.status,
             ended_at: progress.ended_at,
@@ -89,7 +90,7 @@ impl Shared {
         Self {
             id: record.id.clone(),
             pid: record.pid,
-            spec: record.spec.clone(),
+            spec: Arc::clone(&record.spec),
             started_at: record.started_at,
             request: record.request,
             leaf: None,
@@ -199,7 +200,7 @@ pub(crate) fn adopt(
     ended: tokio::sync::oneshot::Receiver<i32>,
 ) -> Result<(), Error> {
     let failed = |error: std::io::Error| internal("take a command over", &error);
-    let stem = record.stem().to_owned();
+    let stem = record.stem();
     let log = Log::open(stem.clone()).map_err(failed)?;
     let log = log
         .patience(sandbox.patience)

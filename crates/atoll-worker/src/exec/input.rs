@@ -82,6 +82,13 @@ impl Input {
         }
     }
 
+    /// Removes the files of one.
+    pub(crate) fn remove(stem: &Path) {
+        for kind in ["in", "closed"] {
+            let _ = std::fs::remove_file(stem.with_extension(kind));
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

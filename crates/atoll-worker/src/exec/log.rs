@@ -317,9 +317,13 @@ impl Log {
         given_up > 0
     }
 
-    /// Whether there may be files of it.
-    pub(crate) fn has_files(&self) -> bool {
-        self.inner().begun
+    /// Removes its files, if there may be any.
+    pub(crate) fn remove(&self) {
+        if self.inner().begun {
+            for kind in ["log", "index"] {
+                let _ = std::fs::remove_file(self.stem.with_extension(kind));
+            }
+        }
     }
 
     /// The first byte that is kept, and the end.

@@ -1,29 +1,32 @@
-//! What stands beside a command's output and says what it is: a line when it begins, a line whenever its
-//! clock is set, a line when it ends. A line that was cut off by a kill counts as not written: PID 1
-//! remembers the end until it is.
+//! What a later server must know of a command, as the sandbox's ledger has it: a line when it begins, a line whenever its
+//! clock is set, a line when it ends. PID 1 remembers the end until it is written.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, Input, TerminalSize};
+use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, TerminalSize};
 use serde::{Deserialize, Serialize};
 
+use super::input::Input;
+use super::ledger::{self, Ledger};
 use super::log::Log;
 use super::start::Begun;
-use crate::error::{host_file, internal};
+use crate::error::internal;
 
 /// Everything a later server must know of a command.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    stem: PathBuf,
+    ledger: Arc<Ledger>,
+    /// How many bytes of the ledger are about it.
+    size: usize,
     pub(crate) id: ExecId,
     pub(crate) request: u32,
     pub(crate) leaf: String,
     pub(crate) pid: i32,
-    pub(crate) spec: ExecSpec,
+    pub(crate) spec: Arc<ExecSpec>,
     pub(crate) started_at: i64,
     pub(crate) clock: Option<Clock>,
     pub(crate) status: Option<ExecStatus>,
@@ -50,15 +53,8 @@ impl Clock {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-enum Line {
-    Begun {
-        version: u32,
-        request: u32,
-        leaf: String,
-        pid: i32,
-        spec: Box<ExecSpec>,
-        started_at: i64,
-    },
+enum Line<'a> {
+    Begun(Beginning<'a>),
     Clock(Clock),
     Resized(u64, TerminalSize),
     Ended {
@@ -68,30 +64,67 @@ enum Line {
     },
 }
 
+#[derive(Debug, Serialize, Deserialize)]
+struct Beginning<'a> {
+    version: u32,
+    request: u32,
+    leaf: Cow<'a, str>,
+    pid: i32,
+    spec: Cow<'a, Arc<ExecSpec>>,
+    started_at: i64,
+}
+
 impl Record {
     pub(super) fn new(
-        stem: PathBuf,
+        ledger: &Arc<Ledger>,
         id: ExecId,
         begun: &Begun,
-        spec: &ExecSpec,
+        spec: &Arc<ExecSpec>,
         started_at: i64,
     ) -> Self {
-        Self {
-            stem,
-            id,
+        let beginning = Beginning {
+            version: 1,
             request: begun.request,
-            leaf: begun.leaf.name(),
+            leaf: begun.leaf.name().into(),
             pid: begun.pid,
-            spec: spec.clone(),
+            spec: Cow::Borrowed(spec),
             started_at,
+        };
+        Self::begun(ledger, id, beginning)
+    }
+
+    fn begun(ledger: &Arc<Ledger>, id: ExecId, beginning: Beginning<'_>) -> Self {
+        let (spec, started_at) = (beginning.spec.into_owned(), beginning.started_at);
+        Self {
+            ledger: Arc::clone(ledger),
+            size: 0,
+            id,
+            request: beginning.request,
+            leaf: beginning.leaf.into_owned(),
+            pid: beginning.pid,
             clock: spec.deadline.map(|left| Clock {
                 left,
                 at: Some(started_at),
             }),
+            spec,
+            started_at,
             status: None,
             ended_at: None,
             resizes: Vec::new(),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(ledger: &Arc<Ledger>, spec: ExecSpec, started_at: i64) -> Self {
+        let beginning = Beginning {
+            version: 1,
+            request: 1,
+            leaf: "1".into(),
+            pid: 7,
+            spec: Cow::Owned(Arc::new(spec)),
+            started_at,
+        };
+        Self::begun(ledger, ExecId::random(), beginning)
     }
 
     /// What it is and how it ended, as far as it is written down.
@@ -99,7 +132,7 @@ impl Record {
         ExecInfo {
             id: self.id.clone(),
             pid: self.pid,
-            spec: self.spec.clone(),
+            spec: Arc::clone(&self.spec),
             started_at: self.started_at,
             status: self.status,
             ended_at: self.ended_at,
@@ -107,88 +140,58 @@ impl Record {
     }
 
     /// Where its files are, but for what tells them apart.
-    pub(crate) fn stem(&self) -> &Path {
-        &self.stem
+    pub(crate) fn stem(&self) -> PathBuf {
+        self.ledger.directory().join(self.id.as_str())
     }
 
     /// Writes its beginning down.
-    pub(super) fn write(&self) -> Result<(), Error> {
-        self.append(&Line::Begun {
+    pub(super) fn write(&mut self) -> Result<(), Error> {
+        let line = serde_json::to_vec(&Line::Begun(Beginning {
             version: 1,
             request: self.request,
-            leaf: self.leaf.clone(),
+            leaf: Cow::Borrowed(&self.leaf),
             pid: self.pid,
-            spec: Box::new(self.spec.clone()),
+            spec: Cow::Borrowed(&self.spec),
             started_at: self.started_at,
-        })
+        }));
+        self.append(line)
     }
 
     /// Writes down how long it still has.
     pub(super) fn set_clock(&mut self, clock: Clock) -> Result<(), Error> {
         self.clock = Some(clock);
-        self.append(&Line::Clock(clock))
+        self.append(serde_json::to_vec(&Line::Clock(clock)))
     }
 
     /// Writes down that its terminal has another size.
-    pub(super) fn resize(&self, position: u64, size: TerminalSize) -> Result<(), Error> {
-        self.append(&Line::Resized(position, size))
+    pub(super) fn resize(&mut self, position: u64, size: TerminalSize) -> Result<(), Error> {
+        self.append(serde_json::to_vec(&Line::Resized(position, size)))
     }
 
     /// Writes its end down.
     pub(super) fn end(&mut self, status: ExecStatus, at: i64) -> Result<(), Error> {
         (self.status, self.ended_at) = (Some(status), Some(at));
         let at = Some(at);
-        self.append(&Line::Ended { status, at })
+        self.append(serde_json::to_vec(&Line::Ended { status, at }))
     }
 
-    fn append(&self, line: &Line) -> Result<(), Error> {
-        let path = self.stem.with_extension("json");
-        let mut text =
-            serde_json::to_vec(line).map_err(|error| internal("write a record", &error))?;
-        text.push(b'\n');
-        let written = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&path)
-            .and_then(|mut file| file.write_all(&text));
-        written.map_err(|error| host_file("write", &path, &error))
+    fn append(&mut self, line: serde_json::Result<Vec<u8>>) -> Result<(), Error> {
+        let line = line.map_err(|error| internal("write a record", &error))?;
+        self.ledger.append(&self.id, &line)?;
+        self.size += ledger::size(self.id.as_str(), &line);
+        Ok(())
     }
 
-    /// Reads what was written; nothing if it never began.
-    pub(crate) fn read(stem: &Path, id: &ExecId) -> Option<Self> {
-        let text = fs::read(stem.with_extension("json")).ok()?;
-        let mut record: Option<Self> = None;
-        for line in text.split(|byte| *byte == b'\n') {
-            match (serde_json::from_slice(line), &mut record) {
-                (
-                    Ok(Line::Begun {
-                        request,
-                        leaf,
-                        pid,
-                        spec,
-                        started_at,
-                        ..
-                    }),
-                    None,
-                ) => {
-                    let clock = spec.deadline.map(|left| Clock {
-                        left,
-                        at: Some(started_at),
-                    });
-                    record = Some(Self {
-                        stem: stem.to_owned(),
-                        id: id.clone(),
-                        request,
-                        leaf,
-                        pid,
-                        spec: *spec,
-                        started_at,
-                        clock,
-                        status: None,
-                        ended_at: None,
-                        resizes: Vec::new(),
-                    });
+    /// All that are written down, in the order they began.
+    pub(crate) fn all(ledger: &Arc<Ledger>) -> Result<Vec<Self>, Error> {
+        let lines = ledger.read()?;
+        let mut all: HashMap<&str, Self> = HashMap::new();
+        for (name, text) in lines.iter() {
+            match (serde_json::from_slice(text), all.get_mut(name)) {
+                (Ok(Line::Begun(beginning)), None) => {
+                    if let Ok(id) = name.parse() {
+                        all.insert(name, Self::begun(ledger, id, beginning));
+                    }
                 }
                 (Ok(Line::Clock(clock)), Some(record)) => record.clock = Some(clock),
                 (Ok(Line::Resized(position, size)), Some(record)) => {
@@ -199,47 +202,26 @@ impl Record {
                 }
                 _ => {}
             }
+            if let Some(record) = all.get_mut(name) {
+                record.size += ledger::size(name, text);
+            }
         }
-        record
-    }
-
-    /// Removes it, and what there may be of the command beside it.
-    pub(super) fn remove(&self, log: &Log) {
-        remove(&self.stem, ["json"]);
-        if log.has_files() {
-            remove(&self.stem, ["log", "index"]);
-        }
-        if self.spec.input == Input::Open {
-            remove(&self.stem, ["in", "closed"]);
-        }
-    }
-
-    /// All that are in a directory, in the order they began.
-    pub(crate) fn all(directory: &Path) -> Vec<Self> {
-        let mut all: Vec<Self> = fs::read_dir(directory)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| {
-                let path = entry.path();
-                let id = path.file_stem()?.to_str()?.parse().ok()?;
-                (path.extension()? == "json")
-                    .then(|| Self::read(&path.with_extension(""), &id))
-                    .flatten()
-            })
-            .collect();
+        let mut all: Vec<Self> = all.into_values().collect();
         all.sort_by_key(|record| record.started_at);
-        all
+        Ok(all)
     }
-}
 
-/// Removes what was made for a command that did not begin.
-pub(super) fn forget(stem: &Path) {
-    remove(stem, ["json", "in"]);
-}
+    /// It did not begin after all.
+    pub(super) fn forget(&self) {
+        self.ledger.forget(&[(self.id.clone(), self.size)]);
+    }
 
-fn remove<'a>(stem: &Path, kinds: impl IntoIterator<Item = &'a str>) {
-    for kind in kinds {
-        let _ = fs::remove_file(stem.with_extension(kind));
+    /// Removes its files; what the ledger is to forget.
+    pub(super) fn remove(&self, log: &Log) -> (ExecId, usize) {
+        log.remove();
+        if self.spec.input == atoll_model::Input::Open {
+            Input::remove(&self.stem());
+        }
+        (self.id.clone(), self.size)
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::input::Input;
 use super::log::Log;
-use super::record::{self, Record};
+use super::record::Record;
 use super::table::Place;
 use super::task::{Pipe, Source, Task};
 use super::terminal::{self, Terminal};
@@ -39,19 +39,23 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         Place::Free(room) => room,
         Place::Begun(begun) => return Ok(Control::new(begun, Some(Arc::clone(&sandbox))).follow()),
     };
-    let id = ExecId::random();
+    let (id, spec) = (ExecId::random(), Arc::new(spec));
     let stem = sandbox.execs.directory().join(id.as_str());
     let before = sandbox.group.oom_kills();
     let begun = async {
         let streams = Streams::open(&sandbox, &spec, &stem)?;
         let begun = Beginning::new(&sandbox)?.run(exec, &streams).await?;
-        let record = Record::new(stem.clone(), id.clone(), &begun, &spec, now());
+        let ledger = sandbox.execs.ledger();
+        let mut record = Record::new(ledger, id.clone(), &begun, &spec, now());
         // What cannot be written down must not run either.
         let written = record.write().and_then(|()| streams.watched());
-        let watched = written.inspect_err(|_| drop(begun.leaf.kill()))?;
+        let watched = written.inspect_err(|_| {
+            let _ = begun.leaf.kill();
+            record.forget();
+        })?;
         Ok::<_, Error>((begun, record, watched))
     };
-    let begun = begun.await.inspect_err(|_| record::forget(&stem));
+    let begun = begun.await.inspect_err(|_| Input::remove(&stem));
     let (begun, record, streams) = begun?;
     let shared = Arc::new(Shared {
         id,

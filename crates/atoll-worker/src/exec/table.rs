@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::budget::{Budget, Kept};
+use super::ledger::Ledger;
 use super::record::Record;
 use super::{Shared, log::Log};
 use crate::journal::Mark;
@@ -35,7 +36,8 @@ const TERMINALS: usize = 20;
 /// The commands of a sandbox. They outlast its processes.
 #[derive(Debug)]
 pub(crate) struct Table {
-    directory: PathBuf,
+    /// Where they are written down.
+    ledger: Arc<Ledger>,
     /// Where it says that something happened, if that is written down.
     mark: Option<Mark>,
     /// What their logs may take.
@@ -88,7 +90,7 @@ impl Table {
         };
         let table = Self {
             budget: Arc::new(Budget::new(Kept::default(), directory.clone())),
-            directory,
+            ledger: Arc::new(Ledger::new(directory)),
             mark,
             inner: Mutex::new(inner),
             taken: AtomicU32::new(0),
@@ -107,7 +109,7 @@ impl Table {
 
     /// Their logs may take so much.
     pub(crate) fn keeping(mut self, kept: Kept) -> Self {
-        self.budget = Arc::new(Budget::new(kept, self.directory.clone()));
+        self.budget = Arc::new(Budget::new(kept, self.directory().to_owned()));
         self
     }
 
@@ -135,7 +137,7 @@ impl Table {
 
     /// Where the journal is.
     pub(crate) fn journal(&self) -> PathBuf {
-        self.directory.with_file_name("journal.db")
+        self.directory().with_file_name("journal.db")
     }
 
     /// Something happened.
@@ -154,7 +156,7 @@ impl Table {
         let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
         let mut old = inner.behind;
         if old {
-            let (earlier, all) = inner.earlier(&self.directory, &self.budget);
+            let (earlier, all) = inner.earlier(&self.ledger, &self.budget);
             commands.extend(earlier.into_iter().map(Arc::new));
             old = all;
         }
@@ -170,6 +172,9 @@ impl Table {
         inner.behind &= !news.old;
         inner.pressed = false;
         let behind = inner.behind;
+        if inner.open.is_empty() {
+            self.ledger.rest();
+        }
         drop(inner);
         if behind {
             self.has_news();
@@ -215,7 +220,12 @@ impl Table {
 
     /// Where their files are.
     pub(crate) fn directory(&self) -> &Path {
-        &self.directory
+        self.ledger.directory()
+    }
+
+    /// Where they are written down.
+    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -226,7 +236,7 @@ impl Table {
     fn complete(&self) -> MutexGuard<'_, Inner> {
         let mut inner = self.inner();
         if !inner.complete {
-            let (earlier, all) = inner.earlier(&self.directory, &self.budget);
+            let (earlier, all) = inner.earlier(&self.ledger, &self.budget);
             let newer = std::mem::take(&mut inner.all);
             inner.open.clear();
             inner.weights.clear();
@@ -380,8 +390,11 @@ impl Table {
         if let Some(mark) = self.mark.as_ref().filter(|_| presses) {
             mark.is_urgent();
         }
-        for exec in forgotten {
-            exec.record(|record| record.remove(&exec.log));
+        if !forgotten.is_empty() {
+            let removed = forgotten
+                .iter()
+                .map(|exec| exec.record(|record| record.remove(&exec.log)));
+            self.ledger.forget(&removed.collect::<Vec<_>>());
         }
     }
 
@@ -448,10 +461,13 @@ impl Drop for Room<'_> {
 }
 
 impl Inner {
-    /// Those that are written down in a directory and are not here, and whether that is all of them: one without an
+    /// Those that are written down and are not here, and whether that is all of them: one without an
     /// end may be about to begin, and is then not one of an earlier server.
-    fn earlier(&self, directory: &Path, budget: &Arc<Budget>) -> (Vec<Shared>, bool) {
-        let records = Record::all(directory).into_iter();
+    fn earlier(&self, ledger: &Arc<Ledger>, budget: &Arc<Budget>) -> (Vec<Shared>, bool) {
+        let Ok(records) = Record::all(ledger) else {
+            return (Vec::new(), false);
+        };
+        let records = records.into_iter();
         let records = records.filter(|record| !self.numbers.contains_key(&record.id));
         let begins = |record: &Record| record.status.is_none() && self.beginning.0 > 0;
         let (doubtful, earlier): (Vec<Record>, Vec<Record>) = records.partition(begins);
@@ -509,7 +525,7 @@ impl Inner {
 impl Shared {
     /// A command that ended before we were there; without a word of its end it was killed.
     fn of_ended(record: Record, budget: &Arc<Budget>) -> std::io::Result<Self> {
-        let log = Log::open(record.stem().to_owned())?.within(budget);
+        let log = Log::open(record.stem())?.within(budget);
         Ok(Self::with(record, log))
     }
 }

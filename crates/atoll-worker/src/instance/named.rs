@@ -3,11 +3,13 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use atoll_model::{ExecInfo, RunName, SandboxInfo, SandboxSpec, SandboxState};
 
 use super::registry::{self, read_tag};
 use super::remove_directory;
+use crate::exec::ledger::Ledger;
 use crate::exec::record::Record as ExecRecord;
 use crate::sandbox::{Record, boot};
 use crate::storage;
@@ -61,7 +63,8 @@ impl Place {
             if record.boot != boot() || !alive {
                 record.info.state = SandboxState::Stopped;
             }
-            let execs = ExecRecord::all(&entry.path().join("execs"));
+            let ledger = Arc::new(Ledger::new(entry.path().join("execs")));
+            let execs = ExecRecord::all(&ledger).unwrap_or_default();
             let execs = execs.iter().map(ExecRecord::info).collect();
             Some((record.info, record.spec, execs))
         });

@@ -46,7 +46,7 @@ impl Sandbox {
         let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
         let terminals = terminals.into_iter().next();
         let execs = shared.table(&record.info.id, &directory, true);
-        let records = exec::record::Record::all(execs.directory());
+        let records = exec::record::Record::all(execs.ledger())?;
         let running: Vec<u32> = records
             .iter()
             .filter(|record| record.status.is_none())

@@ -195,8 +195,8 @@ async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault
                 config["cwd"] = text(directory).into();
             }
             let mut process = json!({ "config": config, "pid": exec.pid });
-            if let Some(tag) = exec.spec.tag {
-                process["tag"] = tag.into();
+            if let Some(tag) = &exec.spec.tag {
+                process["tag"] = tag.as_str().into();
             }
             process
         })

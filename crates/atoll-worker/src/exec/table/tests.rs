@@ -1,6 +1,6 @@
 //! What a table keeps, forgets and asks for.
 
-use atoll_model::SandboxId;
+use atoll_model::{ExecStatus, SandboxId};
 use atoll_store::CommandRow;
 
 use super::*;
@@ -10,6 +10,7 @@ use crate::journal::Journals;
 struct Place {
     id: SandboxId,
     directory: tempfile::TempDir,
+    ledger: Arc<Ledger>,
     journals: Arc<Journals>,
     next: i64,
 }
@@ -20,6 +21,7 @@ impl Place {
         std::fs::create_dir(directory.path().join("execs")).expect("a directory");
         Self {
             id: SandboxId::random(),
+            ledger: Arc::new(Ledger::new(directory.path().join("execs"))),
             directory,
             journals: Arc::default(),
             next: 0,
@@ -45,18 +47,11 @@ impl Place {
 
     fn record_of(&mut self, spec: &ExecSpec, ended: bool) -> Record {
         self.next += 1;
-        let (id, next) = (ExecId::random(), self.next);
-        let spec = serde_json::to_string(spec).expect("a spec");
-        let begun = format!(
-            r#"{{"begun":{{"version":1,"request":1,"leaf":"1","pid":7,"spec":{spec},"started_at":{next}}}}}"#
-        );
-        let status =
-            r#"{"ended":{"code":0,"signal":null,"oom_killed":false,"timed_out":false,"at":9}}"#;
-        let text = format!("{begun}\n{}\n", if ended { status } else { "" });
-        let stem = self.execs().join(id.as_str());
-        std::fs::write(stem.with_extension("json"), text).expect("written");
-        let record = Record::read(&stem, &id).expect("a record");
-        assert_eq!(record.status.is_some(), ended);
+        let mut record = Record::of(&self.ledger, spec.clone(), self.next);
+        record.write().expect("written");
+        if ended {
+            record.end(ExecStatus::default(), 9).expect("written");
+        }
         record
     }
 
@@ -68,10 +63,15 @@ impl Place {
     fn run_all(&mut self, table: &Table, count: usize, spec: &ExecSpec) {
         for _ in 0..count {
             let record = self.record_of(spec, true);
-            let log = Log::new(record.stem().to_owned());
+            let log = Log::new(record.stem());
             table.add(Arc::new(Shared::with(record, log)));
             table.tidy();
         }
+    }
+
+    /// How many are written down.
+    fn written(&self) -> usize {
+        Record::all(&self.ledger).expect("a ledger").len()
     }
 
     /// How many files there are of a kind.
@@ -104,9 +104,9 @@ async fn a_table_presses_once_for_all_that_wait() {
     assert_eq!(place.journals.pressing(), Some(place.id.clone()));
     assert_eq!(place.journals.pressing(), None);
     let all = REMEMBERED + PRESSING + 99;
-    assert_eq!((place.files("json"), table.list().len()), (all, all));
+    assert_eq!((place.written(), table.list().len()), (all, all));
     place.write(&table).await;
-    assert_eq!(place.files("json"), REMEMBERED);
+    assert_eq!(place.written(), REMEMBERED);
     // The same number again.
     place.run(&table, REMEMBERED + PRESSING - 1);
     assert_eq!(place.journals.pressing(), None);
@@ -114,7 +114,7 @@ async fn a_table_presses_once_for_all_that_wait() {
     assert_eq!(place.journals.pressing(), Some(place.id.clone()));
     let rows = place.read(&table).await;
     assert_eq!(rows.len(), all + REMEMBERED + PRESSING);
-    assert_eq!(place.files("json"), REMEMBERED);
+    assert_eq!(place.written(), REMEMBERED);
     assert_eq!(place.journals.health().lost, 0);
     place.journals.close().await;
 }
@@ -125,9 +125,9 @@ async fn what_no_journal_takes_is_given_up_at_last() {
     let table = place.table(true);
     place.run(&table, REMEMBERED + WAITING + 3);
     assert_eq!(place.journals.health().lost, 3);
-    assert_eq!(place.files("json"), REMEMBERED + WAITING);
+    assert_eq!(place.written(), REMEMBERED + WAITING);
     assert_eq!(place.read(&table).await.len(), REMEMBERED + WAITING);
-    assert_eq!(place.files("json"), REMEMBERED);
+    assert_eq!(place.written(), REMEMBERED);
     place.journals.close().await;
 }
 
@@ -143,13 +143,13 @@ async fn what_is_long_is_remembered_for_shorter() {
     assert_eq!(place.journals.pressing(), None);
     place.run_all(&table, 10, &ExecSpec::argv(&words));
     assert_eq!(place.journals.pressing(), Some(place.id.clone()));
-    assert_eq!(place.files("json"), 23);
+    assert_eq!(place.written(), 23);
     // The oldest go first, however short they are.
     place.write(&table).await;
-    assert_eq!((place.files("json"), table.list().len()), (16, 16));
+    assert_eq!((place.written(), table.list().len()), (16, 16));
     // Where no journal takes them, some wait.
     place.run_all(&table, 100, &ExecSpec::shell(line.as_str()));
-    assert_eq!(place.files("json"), 64);
+    assert_eq!(place.written(), 64);
     assert_eq!(place.journals.health().lost, 36);
     place.journals.close().await;
 }
@@ -178,9 +178,9 @@ async fn nothing_is_left_of_a_command_that_is_forgotten() {
     assert_eq!(table.list().len(), 1);
     place.run(&table, REMEMBERED - 1);
     place.write(&table).await;
-    assert_eq!((place.files("json"), place.files("index")), (REMEMBERED, 1));
+    assert_eq!((place.written(), place.files("index")), (REMEMBERED, 1));
     place.run(&table, 1);
-    assert_eq!((place.files("json"), place.files("index")), (REMEMBERED, 0));
+    assert_eq!((place.written(), place.files("index")), (REMEMBERED, 0));
     table.find(&record.id).expect_err("it is forgotten");
     place.journals.close().await;
 }
@@ -200,7 +200,7 @@ async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server(
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].id, ended.id);
     assert_eq!(table.list().len(), 1);
-    let log = Log::new(begins.stem().to_owned());
+    let log = Log::new(begins.stem());
     let shared = Shared {
         progress: watch::Sender::default(),
         ..Shared::with(begins.clone(), log)

@@ -166,7 +166,7 @@ impl Run {
         } else {
             &self.download
         };
-        let who = caller(spec.user);
+        let who = caller(spec.user.clone());
         let bringing = bring_out(downloads, runtime, &info.id, &who, code);
         signals.unless(bringing).await?;
         if self.keep || asked.keep {

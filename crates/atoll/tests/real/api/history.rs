@@ -208,10 +208,10 @@ async fn a_thousand_commands_in_a_burst_are_all_told() {
     let path = format!("/sessions/{session}/commands");
     let living = all(&client, &path, 100).await;
     // The store has all of them, so that most need not be remembered beside the sandbox.
-    let execs = server.data().join(format!("sandboxes/{id}/execs"));
-    wait_for("the others to be forgotten", DEADLINE, || {
-        std::fs::read_dir(&execs).is_ok_and(|files| files.count() == 256)
-    });
+    let remembered = format!("/sandboxes/{id}/commands");
+    let forgotten = async { while all(&client, &remembered, 100).await.len() != 256 {} };
+    let forgotten = tokio::time::timeout(DEADLINE, forgotten);
+    forgotten.await.expect("the others are forgotten");
     assert_eq!(client.delete(&format!("/sandboxes/{id}")).await.status, 204);
     let told = all(&client, &path, 100).await;
     assert_eq!(told, living);

@@ -58,16 +58,10 @@ impl Named {
     fn wait_for_command(&self) {
         wait_for("the command", DEADLINE, || {
             let sandboxes = fs::read_dir(self.directory().join("sandboxes"));
-            let mut execs = sandboxes
-                .into_iter()
-                .flatten()
-                .flatten()
-                .filter_map(|entry| fs::read_dir(entry.path().join("execs")).ok())
-                .flatten()
-                .flatten();
-            execs.any(|file| {
-                file.path().extension().is_some_and(|kind| kind == "json")
-                    && fs::read(file.path()).is_ok_and(|text| text.ends_with(b"\n"))
+            let mut written = sandboxes.into_iter().flatten().flatten();
+            written.any(|entry| {
+                let text = fs::read(entry.path().join("execs/records"));
+                text.is_ok_and(|text| text.ends_with(b"\n"))
             })
         });
     }

@@ -1,0 +1,211 @@
+//! The file in which a sandbox's commands are written down: a line for everything that happens to one, with its id before
+//! it. One file for all, because a file for each is what a short command would spend most of its time on.
+//!
+//! A line that was cut off, by a kill or a full disk, counts as not written; what follows begins a new one. What was
+//! forgotten is left out when it is as much as the rest.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use atoll_model::{Error, ExecId};
+
+use crate::error::host_file;
+
+#[cfg(test)]
+mod tests;
+
+const NAME: &str = "records";
+/// Written beside it, and then put in its place.
+const NEW: &str = "records.new";
+/// What is said of a command that is forgotten. No line about anything else begins so.
+const FORGOTTEN: &[u8] = b"-";
+/// So much may be forgotten before it is worth writing the rest again.
+const LEAST: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    directory: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Nothing while nobody needs it.
+    file: Option<File>,
+    /// How many bytes are in it, as far as is known.
+    all: usize,
+    /// Those about commands that are forgotten.
+    dead: usize,
+}
+
+impl Ledger {
+    pub(crate) fn new(directory: PathBuf) -> Self {
+        Self {
+            directory,
+            inner: Mutex::default(),
+        }
+    }
+
+    /// Where the files of commands are.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.join(NAME)
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a line about a command.
+    pub(super) fn append(&self, id: &ExecId, line: &[u8]) -> Result<(), Error> {
+        let mut text = Vec::with_capacity(size(id.as_str(), line));
+        write_line(&mut text, id.as_str(), line);
+        self.write(&mut self.inner(), &text)
+    }
+
+    fn write(&self, inner: &mut Inner, text: &[u8]) -> Result<(), Error> {
+        let written = self.file(inner).and_then(|mut file| file.write_all(text));
+        written.map_err(|error| host_file("write", &self.path(), &error))?;
+        inner.all += text.len();
+        Ok(())
+    }
+
+    /// The file, to be appended to.
+    fn file<'a>(&self, inner: &'a mut Inner) -> io::Result<&'a File> {
+        let open = inner.file.take();
+        // Those who saw the sandbox before it was stopped may have put another in its place.
+        let open = open.filter(|file| file.metadata().is_ok_and(|about| about.nlink() > 0));
+        let open = open.map_or_else(|| create(OpenOptions::new().append(true), &self.path()), Ok);
+        Ok(inner.file.insert(open?))
+    }
+
+    /// Nothing is to be written for a while.
+    pub(super) fn rest(&self) {
+        self.inner().file = None;
+    }
+
+    /// Forgets commands about which so many bytes were written. Those of which that cannot be said are known to a later
+    /// server, which forgets them then.
+    pub(super) fn forget(&self, commands: &[(ExecId, usize)]) {
+        let mut text = Vec::new();
+        for (id, _) in commands {
+            write_line(&mut text, id.as_str(), FORGOTTEN);
+        }
+        let mut inner = self.inner();
+        if self.write(&mut inner, &text).is_err() {
+            return;
+        }
+        let dead: usize = commands.iter().map(|(_, size)| size).sum();
+        inner.dead += dead + text.len();
+        if inner.dead > LEAST && inner.dead > inner.all / 2 {
+            // Where there is no room for it, it is not tried again before there is as much again.
+            inner.all = self.compact().unwrap_or(inner.all);
+            inner.dead = 0;
+        }
+    }
+
+    /// Writes the file again, without what is forgotten; its size.
+    fn compact(&self) -> io::Result<usize> {
+        let (text, old) = self.text()?;
+        let mut kept = Vec::with_capacity(text.len() / 2);
+        for (id, line) in remembered(&text) {
+            write_line(&mut kept, id, line);
+        }
+        let new = self.directory.join(NEW);
+        let written = create(OpenOptions::new().write(true).truncate(true), &new)
+            .and_then(|mut file| file.write_all(&kept))
+            .and_then(|()| fs::rename(&new, self.path()));
+        if let Err(error) = written {
+            let _ = fs::remove_file(&new);
+            return Err(error);
+        }
+        for path in old {
+            let _ = fs::remove_file(path);
+        }
+        Ok(kept.len())
+    }
+
+    /// Everything that is written and not forgotten, in the order it was written.
+    pub(super) fn read(&self) -> Result<Lines, Error> {
+        let mut inner = self.inner();
+        let text = self.text();
+        let (text, _) = text.map_err(|error| host_file("read", &self.path(), &error))?;
+        let alive = remembered(&text).map(|(id, line)| size(id, line));
+        let alive: usize = alive.sum();
+        inner.all = text.len();
+        inner.dead = inner.all.saturating_sub(alive);
+        Ok(Lines(text))
+    }
+
+    /// All there is, and which files of earlier versions are in it: those wrote one for each command.
+    fn text(&self) -> io::Result<(Vec<u8>, Vec<PathBuf>)> {
+        let (mut text, mut old) = (Vec::new(), Vec::new());
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let id = path.file_stem().and_then(|stem| stem.to_str());
+            let Some(id) = id.filter(|_| path.extension().is_some_and(|kind| kind == "json"))
+            else {
+                continue;
+            };
+            // What cannot be read stays what it is.
+            if let Ok(lines) = fs::read(&path) {
+                for line in lines.split(|byte| *byte == b'\n') {
+                    write_line(&mut text, id, line);
+                }
+                old.push(path);
+            }
+        }
+        match fs::read(self.path()) {
+            Ok(new) => text.extend(new),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok((text, old))
+    }
+}
+
+/// What was read.
+pub(super) struct Lines(Vec<u8>);
+
+impl Lines {
+    /// What is said of whom; some of it may be cut off.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        remembered(&self.0)
+    }
+}
+
+/// How many bytes a line takes.
+pub(super) fn size(id: &str, line: &[u8]) -> usize {
+    id.len() + line.len() + 3
+}
+
+/// The end of the line before it is written with each, in case that has none.
+fn write_line(text: &mut Vec<u8>, id: &str, line: &[u8]) {
+    for part in [b"\n", id.as_bytes(), b" ", line, b"\n"] {
+        text.extend_from_slice(part);
+    }
+}
+
+fn remembered(text: &[u8]) -> impl Iterator<Item = (&str, &[u8])> {
+    let lines = || {
+        text.split(|byte| *byte == b'\n').filter_map(|line| {
+            let space = line.iter().position(|byte| *byte == b' ')?;
+            let (id, line) = line.split_at(space);
+            Some((std::str::from_utf8(id).ok()?, &line[1..]))
+        })
+    };
+    let forgotten = lines().filter(|(_, line)| *line == FORGOTTEN);
+    let forgotten: HashSet<&str> = forgotten.map(|(id, _)| id).collect();
+    lines().filter(move |(id, _)| !forgotten.contains(id))
+}
+
+fn create(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.create(true).mode(0o600).open(path)
+}

@@ -1,0 +1,114 @@
+//! What is written is read again, whatever was cut off before it and however much was forgotten.
+
+use std::sync::Arc;
+
+use atoll_model::{ExecSpec, ExecStatus};
+
+use super::super::record::Record;
+use super::*;
+
+fn ledger() -> (tempfile::TempDir, Arc<Ledger>) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let ledger = Ledger::new(directory.path().to_owned());
+    (directory, Arc::new(ledger))
+}
+
+fn begun(ledger: &Arc<Ledger>, word: &str, at: i64) -> Record {
+    let mut record = Record::of(ledger, ExecSpec::argv([word]), at);
+    record.write().expect("written");
+    record
+}
+
+/// Which commands are known, and whether each has ended.
+fn known(ledger: &Arc<Ledger>) -> Vec<(ExecId, bool)> {
+    let all = Record::all(ledger).expect("read").into_iter();
+    all.map(|record| (record.id, record.status.is_some()))
+        .collect()
+}
+
+#[test]
+fn a_line_that_was_cut_off_costs_only_itself() {
+    let (_directory, ledger) = ledger();
+    let mut first = begun(&ledger, "first", 1);
+    let second = begun(&ledger, "second", 2);
+    let whole = fs::read(ledger.path()).expect("there");
+    let begins = whole.windows(2).rposition(|two| two == b"\n\n");
+    for end in begins.expect("two lines") + 1..whole.len() {
+        fs::write(ledger.path(), &whole[..end]).expect("written");
+        first.end(ExecStatus::default(), 5).expect("written");
+        let third = begun(&ledger, "third", 3);
+        let mut expected = vec![(first.id.clone(), true), (third.id, false)];
+        // Only the end of its line is missing.
+        if end == whole.len() - 1 {
+            expected.insert(1, (second.id.clone(), false));
+        }
+        assert_eq!(known(&ledger), expected, "cut at {end}");
+    }
+}
+
+#[test]
+fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
+    let (_directory, ledger) = ledger();
+    let stays = begun(&ledger, "stays", 0);
+    let word = "x".repeat(1000);
+    let mut longest = 0;
+    for at in 1..3000 {
+        let mut record = begun(&ledger, &word, at);
+        record.end(ExecStatus::default(), at).expect("written");
+        record.forget();
+        longest = longest.max(fs::metadata(ledger.path()).expect("there").len());
+        if at % 100 == 0 {
+            let expected = [(stays.id.clone(), false)];
+            assert_eq!(known(&ledger), expected);
+            // Another server knows as much.
+            let other = Arc::new(Ledger::new(ledger.directory().to_owned()));
+            assert_eq!(known(&other), expected);
+        }
+    }
+    assert!(longest < 2 * LEAST as u64, "{longest}");
+    assert!(!ledger.directory().join(NEW).exists());
+}
+
+#[test]
+fn files_of_earlier_versions_are_read_and_taken_in() {
+    let (directory, ledger) = ledger();
+    let (kept, gone) = (begun(&ledger, "kept", 1), begun(&ledger, "gone", 2));
+    // As they wrote them: a file for each, without ids.
+    for (record, end) in [
+        (&kept, ""),
+        (
+            &gone,
+            "{\"ended\":{\"code\":0,\"signal\":null,\"oom_killed\":false,\"timed_out\":false,\"at\":9}}\n",
+        ),
+    ] {
+        let lines = ledger.read().expect("read");
+        let (_, line) = lines
+            .iter()
+            .find(|(id, _)| *id == record.id.as_str())
+            .expect("a line");
+        let text = [line, b"\n", end.as_bytes()].concat();
+        fs::write(record.stem().with_extension("json"), text).expect("written");
+    }
+    fs::remove_file(ledger.path()).expect("removed");
+    let both = [(kept.id.clone(), false), (gone.id.clone(), true)];
+    assert_eq!(known(&ledger), both);
+    // What happens now is written in the new form.
+    let [mut old, _] = Record::all(&ledger).expect("read").try_into().expect("two");
+    old.end(ExecStatus::default(), 5).expect("written");
+    gone.forget();
+    assert_eq!(known(&ledger), [(kept.id.clone(), true)]);
+    ledger.compact().expect("room");
+    assert_eq!(known(&ledger), [(kept.id.clone(), true)]);
+    let files = fs::read_dir(directory.path()).expect("there").count();
+    assert_eq!(files, 1);
+}
+
+#[test]
+fn a_ledger_without_room_forgets_later() {
+    let (directory, ledger) = ledger();
+    let record = begun(&ledger, "one", 1);
+    // Where the new file would be is something else.
+    fs::create_dir(directory.path().join(NEW)).expect("made");
+    ledger.compact().expect_err("no place");
+    assert_eq!(known(&ledger), [(record.id, false)]);
+}
