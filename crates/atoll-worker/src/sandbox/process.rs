@@ -7,8 +7,8 @@ use atoll_jail::cgroup::Group;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{Error, Timings};
 
-use super::blocking;
 use super::wish::Wish;
+use super::{blocking, give_back, insist};
 use crate::error::{internal, jail};
 use crate::init::Init;
 use crate::keeper::Parent;
@@ -58,7 +58,10 @@ impl Process {
                 },
             }),
             Err(error) => {
-                let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+                let removed = async move {
+                    let _ = insist(|| with(&group, Group::remove)).await;
+                };
+                give_back(shared, removed).await;
                 Err(error)
             }
         }
@@ -92,10 +95,18 @@ impl Process {
 
     /// Ends it and takes its control group away.
     pub(super) async fn give_back(mut self) {
-        let group = self.group.clone();
-        let _ = blocking(move || group.kill().map_err(|error| jail(&error))).await;
+        let kill = || with(&self.group, Group::kill);
+        let _ = insist(kill).await;
         let _ = self.parent.died.wait_for(Option::is_some).await;
-        let group = self.group;
-        let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+        let _ = insist(|| with(&self.group, Group::remove)).await;
     }
+}
+
+/// Does something to a control group.
+async fn with(
+    group: &Group,
+    work: impl FnOnce(&Group) -> Result<(), atoll_jail::Error> + Send + 'static,
+) -> Result<(), Error> {
+    let group = group.clone();
+    blocking(move || work(&group).map_err(|error| jail(&error))).await
 }
