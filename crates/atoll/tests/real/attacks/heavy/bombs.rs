@@ -35,7 +35,7 @@ fn cage(world: &World) {
 }
 
 fn wait_until_empty(world: &World, id: &SandboxId) {
-    wait_for("only PID 1 to be left", Duration::from_secs(10), || {
+    wait_for("only PID 1 to be left", DEADLINE, || {
         processes(world, id).len() == 1
     });
 }
