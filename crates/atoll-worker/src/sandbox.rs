@@ -91,8 +91,7 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 /// What the keeper calls a sandbox's devpts, among its execs.
 const TERMINALS: u32 = 0;
 
-/// How long is waited for what is given back, and before another try where there are no descriptors.
-const WHILE: Duration = Duration::from_secs(1);
+/// How long is waited before another try where there are no descriptors.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// What differs between one that was made and one that was taken over.
@@ -203,7 +202,7 @@ impl Sandbox {
     pub(crate) async fn undo(self: &Arc<Self>, shared: &Arc<Shared>) {
         let (sandbox, all) = (Arc::clone(self), Arc::clone(shared));
         let undone = async move {
-            if insist(|| sandbox.stop(&all)).await.is_err() {
+            if insist(&all, || sandbox.stop(&all)).await.is_err() {
                 return;
             }
             let id = lock(&sandbox.record).info.id.clone();
@@ -342,24 +341,30 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Takes something back that nobody has. Who gave it up does not wait for long: it may need descriptors, and there be
-/// none left.
+/// Takes something back that nobody has. Who gave it up does not wait for descriptors, where there are none left.
 async fn give_back(shared: &Shared, work: impl Future<Output = ()> + Send + 'static) {
-    let aftermath = shared.aftermath.begin();
+    let (aftermath, lack) = (shared.aftermath.begin(), shared.lack.notified());
     let work = tokio::spawn(async move {
         work.await;
         drop(aftermath);
     });
-    let _ = tokio::time::timeout(WHILE, work).await;
+    tokio::select! {
+        _ = work => {}
+        () = lack => {}
+    }
 }
 
 /// Does what nobody asks for a second time: where there are no descriptors for it, as soon as there are.
 async fn insist<W: Future<Output = Result<(), Error>>>(
+    shared: &Shared,
     mut work: impl FnMut() -> W,
 ) -> Result<(), Error> {
     loop {
         match work().await {
-            Err(error) if error.code == Code::NoCapacity => tokio::time::sleep(AGAIN).await,
+            Err(error) if error.code == Code::NoCapacity => {
+                shared.lack.notify_waiters();
+                tokio::time::sleep(AGAIN).await;
+            }
             done => return done,
         }
     }
@@ -374,5 +379,5 @@ async fn remove_files(shared: &Arc<Shared>, id: &SandboxId, directory: &Path) {
             crate::instance::remove_directory(&directory)
         })
     };
-    let _ = insist(removed).await;
+    let _ = insist(shared, removed).await;
 }

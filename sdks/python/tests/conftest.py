@@ -23,12 +23,20 @@ from atoll import Client, Sandbox, errors
 T = TypeVar("T")
 
 
+def lasting_port() -> int:
+    """A free port that the kernel gives to nobody by itself: it is free still when a server is started again."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Server:
     """`atoll serve`, which can be killed and started again at the same place."""
 
     def __init__(self, data: Path) -> None:
         data.mkdir(mode=0o700)
-        self.data, self.port = data, 0
+        self.data, self.port = data, lasting_port()
         self.start()
 
     def start(self) -> None:

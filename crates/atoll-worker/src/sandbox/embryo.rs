@@ -88,7 +88,8 @@ impl Embryo {
             }
             (Err(error), process) => {
                 if let Ok(process) = process {
-                    give_back(shared, process.give_back()).await;
+                    let all = Arc::clone(shared);
+                    give_back(shared, async move { process.give_back(&all).await }).await;
                 }
                 Err(error)
             }
@@ -264,7 +265,7 @@ impl Embryo {
         let all = Arc::clone(shared);
         let given = async move {
             let _ = self.settle().await;
-            self.process.give_back().await;
+            self.process.give_back(&all).await;
             self.files.give_back(&all).await;
             all.instance.ranges.release(self.ids);
         };

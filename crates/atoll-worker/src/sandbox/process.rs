@@ -58,8 +58,9 @@ impl Process {
                 },
             }),
             Err(error) => {
+                let all = Arc::clone(shared);
                 let removed = async move {
-                    let _ = insist(|| with(&group, Group::remove)).await;
+                    let _ = insist(&all, || with(&group, Group::remove)).await;
                 };
                 give_back(shared, removed).await;
                 Err(error)
@@ -94,11 +95,10 @@ impl Process {
     }
 
     /// Ends it and takes its control group away.
-    pub(super) async fn give_back(mut self) {
-        let kill = || with(&self.group, Group::kill);
-        let _ = insist(kill).await;
+    pub(super) async fn give_back(mut self, shared: &Shared) {
+        let _ = insist(shared, || with(&self.group, Group::kill)).await;
         let _ = self.parent.died.wait_for(Option::is_some).await;
-        let _ = insist(|| with(&self.group, Group::remove)).await;
+        let _ = insist(shared, || with(&self.group, Group::remove)).await;
     }
 }
 

@@ -322,6 +322,16 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     );
     let working = async { while client.attempt("GET", "/sandboxes", "").await.is_none() {} };
     tokio::time::timeout(DEADLINE, working).await.unwrap();
+    // The log says so now and then, not at every attempt, and that it is over.
+    let logged = |words: &str| server.log().matches(words).count();
+    let over = async {
+        while logged("connections are taken again") == 0 {
+            client.attempt("GET", "/sandboxes", "").await;
+        }
+    };
+    tokio::time::timeout(DEADLINE, over).await.unwrap();
+    let told = logged("no connection can be taken");
+    assert!((1..10).contains(&told), "{told} times");
     assert_eq!(client.line(&id, "echo hello").await, "hello\n");
     let told = client
         .get(&format!("/sessions/{id}/commands"))
