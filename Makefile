@@ -8,6 +8,8 @@ CARGO := $(shell command -v cargo || echo $(HOME)/.cargo/bin/cargo)
 # The target is named in .cargo/config.toml, and with it a directory.
 TARGET = $(shell PATH="$$PATH:$$HOME/.cargo/bin" rustc -vV | sed -n 's/^host: //p')
 ATOLL = $(CARGO_TARGET_DIR)/$(TARGET)/release/atoll
+# What a run of the tests says of each, for `deploy/failures`.
+JUNIT = target/nextest/default/junit.xml
 
 PREFIX ?= /usr/local
 
@@ -40,7 +42,8 @@ build: setup
 ## All tests, as root, for real.
 test: setup-test
 	@$(CARGO) build --locked -p atoll
-	@$(CARGO) nextest run --locked --workspace
+	@rm -f $(JUNIT)
+	@$(CARGO) nextest run --locked --workspace || { code=$$?; deploy/failures $(JUNIT); exit $$code; }
 	@$(CARGO) test --locked --workspace --doc -q
 	@deploy/guest/run
 

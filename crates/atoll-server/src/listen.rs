@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
@@ -37,6 +37,9 @@ const HEAD: u16 = u16::MAX;
 const PREFACE: usize = 24;
 /// How long is waited before another try, when the machine can give us no connection.
 const BREATH: Duration = Duration::from_millis(100);
+/// How often it is said that there are none, and after how long without a failure that this is over.
+const REPEAT: Duration = Duration::from_secs(10);
+const OVER: Duration = Duration::from_secs(1);
 
 /// Where requests come from.
 #[derive(Debug)]
@@ -77,6 +80,7 @@ pub async fn serve(
         places: Arc::clone(&places),
         stop: stop.clone(),
     };
+    let mut lack = Lack::default();
     loop {
         let next = async {
             let place = Arc::clone(&places).acquire_owned().await;
@@ -88,10 +92,13 @@ pub async fn serve(
             next = next => next,
         };
         match accepted {
-            Ok(accepted) => connections.begin(&listening, accepted, place),
+            Ok(accepted) => {
+                lack.ends();
+                connections.begin(&listening, accepted, place);
+            }
             Err(error) if ended_early(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "no connection can be taken");
+                lack.lasts(&error);
                 sleep(BREATH).await;
             }
         }
@@ -108,6 +115,36 @@ fn ended_early(error: &io::Error) -> bool {
         error.kind(),
         ConnectionAborted | ConnectionRefused | ConnectionReset
     )
+}
+
+/// Connections that the machine cannot give us: said when it begins, now and then while it lasts, and when it is over.
+#[derive(Debug, Default)]
+struct Lack {
+    attempts: u64,
+    /// When one failed last, and when it was said.
+    times: Option<(Instant, Instant)>,
+}
+
+impl Lack {
+    fn lasts(&mut self, error: &io::Error) {
+        self.attempts += 1;
+        let now = Instant::now();
+        let said = self.times.map(|(_, said)| said);
+        let due = said.is_none_or(|said| now >= said + REPEAT);
+        if due {
+            tracing::warn!(%error, attempts = self.attempts, "no connection can be taken");
+        }
+        let said = said.filter(|_| !due).unwrap_or(now);
+        self.times = Some((now, said));
+    }
+
+    /// One was taken. While there are too few, one is now and then.
+    fn ends(&mut self) {
+        if self.times.is_some_and(|(last, _)| last.elapsed() >= OVER) {
+            tracing::info!(attempts = self.attempts, "connections are taken again");
+            *self = Self::default();
+        }
+    }
 }
 
 enum Accepted {

@@ -114,11 +114,15 @@ impl Store {
             .foreign_keys(true);
         // A connection is a thread of ours, and tried when it is given back: asking it again whether it is there only
         // wakes it once more.
-        let pool = SqlitePoolOptions::new().test_before_acquire(false);
+        // All are opened now and kept: a server that has no descriptors left reads and writes its records all the same.
+        let pool = SqlitePoolOptions::new()
+            .test_before_acquire(false)
+            .idle_timeout(None)
+            .max_lifetime(None);
         let write = pool.clone().max_connections(1);
         let write = write.connect_with(options.clone()).await?;
         sqlx::migrate!("migrations/sqlite").run(&write).await?;
-        let read = pool.max_connections(4);
+        let read = pool.max_connections(4).min_connections(4);
         let read = read.connect_with(options.read_only(true)).await?;
         Ok(Self {
             write,

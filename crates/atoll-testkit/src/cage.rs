@@ -65,7 +65,7 @@ impl Drop for Disk {
         let _ = fs::remove_file(&self.image);
         if !std::thread::panicking() {
             let point = self.point.clone();
-            wait_for("the disk to be unmounted", Duration::from_secs(5), || {
+            wait_for("the disk to be unmounted", Duration::from_mins(1), || {
                 !mounts().iter().any(|mount| mount.point == point)
             });
         }

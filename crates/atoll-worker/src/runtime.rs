@@ -70,6 +70,8 @@ pub(crate) struct Shared {
     pub(crate) busy: Busy,
     /// What is still cleared away when its caller has been answered.
     pub(crate) aftermath: Busy,
+    /// Told when some of that has to wait for descriptors.
+    pub(crate) lack: tokio::sync::Notify,
     pub(crate) trash: Trash,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
     /// Told whenever a sandbox has ended by itself.

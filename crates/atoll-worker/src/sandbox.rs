@@ -15,7 +15,7 @@ mod warm;
 mod wish;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 use atoll_jail::cgroup::Group;
 use atoll_jail::plan::IdRange;
 use atoll_jail::wire::ToInit;
-use atoll_model::{Code, Error, SandboxInfo, SandboxSpec, SandboxState, Transition};
+use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Transition};
 use tokio::sync::{Semaphore, watch};
 
 use crate::error::{internal, jail};
@@ -90,6 +90,9 @@ pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// What the keeper calls a sandbox's devpts, among its execs.
 const TERMINALS: u32 = 0;
+
+/// How long is waited before another try where there are no descriptors.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// What differs between one that was made and one that was taken over.
 struct Parts {
@@ -196,17 +199,16 @@ impl Sandbox {
     }
 
     /// Takes one away that nobody was told of, with its files.
-    pub(crate) async fn undo(&self, shared: &Arc<Shared>) {
-        if self.stop(shared).await.is_err() {
-            return;
-        }
-        let id = lock(&self.record).info.id.clone();
-        let (directory, shared) = (self.directory.clone(), Arc::clone(shared));
-        let _ = blocking(move || {
-            shared.instance.disk.remove(&id)?;
-            crate::instance::remove_directory(&directory)
-        })
-        .await;
+    pub(crate) async fn undo(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let (sandbox, all) = (Arc::clone(self), Arc::clone(shared));
+        let undone = async move {
+            if insist(&all, || sandbox.stop(&all)).await.is_err() {
+                return;
+            }
+            let id = lock(&sandbox.record).info.id.clone();
+            remove_files(&all, &id, &sandbox.directory).await;
+        };
+        give_back(shared, undone).await;
     }
 
     /// Takes away what is left once its processes are gone, which is waited for.
@@ -337,4 +339,45 @@ pub(crate) async fn blocking<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => Err(internal("a worker thread failed", &error)),
     }
+}
+
+/// Takes something back that nobody has. Who gave it up does not wait for descriptors, where there are none left.
+async fn give_back(shared: &Shared, work: impl Future<Output = ()> + Send + 'static) {
+    let (aftermath, lack) = (shared.aftermath.begin(), shared.lack.notified());
+    let work = tokio::spawn(async move {
+        work.await;
+        drop(aftermath);
+    });
+    tokio::select! {
+        _ = work => {}
+        () = lack => {}
+    }
+}
+
+/// Does what nobody asks for a second time: where there are no descriptors for it, as soon as there are.
+async fn insist<W: Future<Output = Result<(), Error>>>(
+    shared: &Shared,
+    mut work: impl FnMut() -> W,
+) -> Result<(), Error> {
+    loop {
+        match work().await {
+            Err(error) if error.code == Code::NoCapacity => {
+                shared.lack.notify_waiters();
+                tokio::time::sleep(AGAIN).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Removes what a sandbox that nobody has was to keep on disk.
+async fn remove_files(shared: &Arc<Shared>, id: &SandboxId, directory: &Path) {
+    let removed = || {
+        let (shared, id, directory) = (Arc::clone(shared), id.clone(), directory.to_owned());
+        blocking(move || {
+            shared.instance.disk.remove(&id)?;
+            crate::instance::remove_directory(&directory)
+        })
+    };
+    let _ = insist(shared, removed).await;
 }

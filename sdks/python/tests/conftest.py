@@ -13,7 +13,7 @@ import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 import pytest
@@ -23,12 +23,20 @@ from atoll import Client, Sandbox, errors
 T = TypeVar("T")
 
 
+def lasting_port() -> int:
+    """A free port that the kernel gives to nobody by itself: it is free still when a server is started again."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Server:
     """`atoll serve`, which can be killed and started again at the same place."""
 
     def __init__(self, data: Path) -> None:
         data.mkdir(mode=0o700)
-        self.data, self.port = data, 0
+        self.data, self.port = data, lasting_port()
         self.start()
 
     def start(self) -> None:
@@ -67,14 +75,23 @@ class Server:
             for info in Sandbox.list(client=client):
                 Sandbox.connect(info.id, client=client).kill()
         self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(30) == 0
+        assert self.process.wait(60) == 0
         environment = os.environ | {"ATOLL_DATA_DIR": str(self.data)}
-        # What lasts ends when nothing of it is used any more.
-        for _ in range(100):
+
+        def collected() -> bool:
             subprocess.run([os.environ["ATOLL_BIN"], "gc", "--all"], env=environment, check=True, capture_output=True)
-            if not any(str(self.data) in place.read_text() for place in Path("/run/atoll/instances").iterdir()):
-                return
-        raise AssertionError("the instance is there still")
+            return not any(str(self.data) in text(place) for place in Path("/run/atoll/instances").iterdir())
+
+        # What lasts ends when nothing of it is used any more.
+        wait_for(collected)
+
+
+def text(path: Path) -> str:
+    """What is in a file that others may remove."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 #: What a proxy says whose server is not there.
@@ -129,7 +146,7 @@ class Cutter:
     def _refuse(self, client: socket.socket) -> None:
         with suppress(OSError), client:
             # All that comes is read: a connection with something unread would be reset.
-            client.settimeout(1)
+            client.settimeout(30)
             client.recv(1 << 20)
             self.refusals += 1
             client.sendall(AWAY)
@@ -217,9 +234,10 @@ def insist(work: Callable[[], T]) -> T:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Looks until it is so."""
-    until = monotonic() + 30
+    until = monotonic() + 60
     while not condition():
         assert monotonic() < until, "it did not come to pass"
+        sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from atoll._async.client import AsyncClient
 from atoll._http import Call
 from atoll.tools import AsyncTools
 
-from .conftest import Server
+from .conftest import Server, wait_for
 
 
 def test_a_command_tells_what_it_wrote_and_how_it_ended(sandbox: Sandbox) -> None:
@@ -44,22 +44,24 @@ def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: S
     heard = Event()
 
     def tell(text: str) -> None:
-        # It is told while there is input left that does not fit, and reads it long after the client's own time.
+        # It is told while there is input left that does not fit, and reads it after the client's own time.
         heard.set()
         sandbox.files.write("go", "")
 
-    script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 1; wc -c"
-    with Client(server.url, server.key, timeout=0.5) as client, Sandbox.create(client=client) as sandbox:
-        result = sandbox.commands.run(script, stdin=b"x" * LARGE, timeout=30, on_stdout=tell)
+    # A busy machine answers within the client's time.
+    script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 6; wc -c"
+    with Client(server.url, server.key, timeout=5) as client, Sandbox.create(client=client) as sandbox:
+        result = sandbox.commands.run(script, stdin=b"x" * LARGE, timeout=60, on_stdout=tell)
         assert heard.is_set() and result.stdout.split() == ["begun", str(LARGE)]
         # Nobody is left with a command whose input cannot be given.
         with pytest.raises(errors.DeadlineExceeded, match="giving input"):
             sandbox.commands.run("sleep 100", stdin=b"x" * LARGE, background=True)
-        assert [one.state for one in sandbox.commands.list() if one.cmd == "sleep 100"] == ["exited"]
+        [left] = [one for one in sandbox.commands.list() if one.cmd == "sleep 100"]
+        wait_for(lambda: sandbox.commands.get(left.exec_id).state == "exited")
 
 
 def test_a_deadline_ends_a_command_and_is_told(sandbox: Sandbox) -> None:
-    result = sandbox.commands.run("echo begun; sleep 60", timeout=0.3)
+    result = sandbox.commands.run("echo begun; sleep 60", timeout=3)
     assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "begun\n")
     with pytest.raises(errors.CommandFailed, match="timeout"):
         result.check()
@@ -114,7 +116,7 @@ def test_signals_and_kills_reach_it(sandbox: Sandbox, line: str) -> None:
     assert handle.wait().exit_code == 5
     handle = sandbox.commands.run("sleep 100", background=True)
     assert sandbox.commands.kill(handle.exec_id)
-    assert handle.wait(10).signal == 9
+    assert handle.wait(60).signal == 9
     assert not sandbox.commands.kill("exec_" + "0" * 20)
 
 
@@ -236,7 +238,10 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
             stream = await client.open(call, monotonic() + 60)
             with pytest.raises(TimeoutError):
                 await stream.read_all(monotonic() - 1)
-            await asyncio.sleep(0)
+            for _ in range(1000):
+                if sockets() == before:
+                    break
+                await asyncio.sleep(0.01)
             assert sockets() == before
         client.close()
 

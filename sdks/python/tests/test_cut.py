@@ -137,5 +137,5 @@ def test_a_server_that_is_killed_is_waited_for(own_server: Server) -> None:
         terminal.send("echo $A; exit\n")
         assert b"kept" in b"".join(terminal)
         sandbox.files.write("go", "")
-        waiting.join(30)
+        waiting.join(60)
         assert waited == ["x\n"]

@@ -108,7 +108,7 @@ def test_a_link_needs_no_key(sandbox: Sandbox) -> None:
     link = sandbox.files.download_url("linked", expires_in=60)
 
     def read() -> bytes:
-        with urllib.request.urlopen(link.url, timeout=10) as answer:
+        with urllib.request.urlopen(link.url, timeout=60) as answer:
             return bytes(answer.read())
 
     assert insist(read) == b"text"
@@ -120,10 +120,10 @@ def test_a_watch_tells_what_happens(sandbox: Sandbox, line: str) -> None:
     missing = [FileEvent(type="overflow")] if line == "bad" else []
     with sandbox.files.watch("watched", recursive=True) as watch:
         sandbox.files.make_dir("watched/below")
-        event = watch.next(10)
+        event = watch.next(60)
         assert event and event in [FileEvent(type="create", path="below", is_dir=True), *missing]
         sandbox.commands.run("touch a; mv a b", cwd="watched")
-        seen = [watch.next(10) for _ in range(2)]
+        seen = [watch.next(60) for _ in range(2)]
         assert [one for one in seen if one in [FileEvent(type="create", path="a"), *missing]]
         with pytest.raises(errors.DeadlineExceeded, match="happen in watched"):
             while watch.next(0.3):

@@ -68,16 +68,17 @@ def test_terminals_can_be_typed_into_and_joined_again(sandbox: Sandbox) -> None:
     assert [(one.cols, one.rows) for one in sandbox.pty.list()] == [(90, 20)]
     other = sandbox.pty.connect(terminal.id)
     # First comes what it shows.
-    assert b"30 100" in other.read(20)
+    assert b"30 100" in other.read(60)
     typed(other, "echo =$A=\n", b"=kept=")
     other.kill()
-    assert other.read(20) == b""
+    while other.read(60):
+        pass
     with pytest.raises(errors.TerminalNotFound):
         sandbox.pty.connect(terminal.id)
     with pytest.raises(errors.DeadlineExceeded, match="to write"), sandbox.pty.create(shell="/bin/cat") as silent:
         while silent.read(0.3):
             pass
-    assert sandbox.pty.list() == []
+    wait_for(lambda: sandbox.pty.list() == [])
 
 
 def test_a_block_ends_the_terminal_that_was_made_for_it_and_no_other(sandbox: Sandbox) -> None:
@@ -97,14 +98,14 @@ def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
     with sandbox.forward(8000) as forward:
 
         def read() -> int:
-            with urllib.request.urlopen(f"{forward.url}/page", timeout=10) as answer:
+            with urllib.request.urlopen(f"{forward.url}/page", timeout=60) as answer:
                 return len(answer.read())
 
         assert [insist(read) for _ in range(3)] == [400_000] * 3
     server.kill()
     with sandbox.forward(9999) as forward:
         with pytest.raises(OSError):
-            urllib.request.urlopen(forward.url, timeout=10)
+            urllib.request.urlopen(forward.url, timeout=60)
         assert "9999" in str(forward.last_error)
 
 

@@ -209,7 +209,7 @@ export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
         other.close();
         assert.ok((await sb.pty.list()).some((one) => one.ptyID === terminal.ptyID && one.cols === 90 && one.rows === 20));
         await terminal.kill();
-        await terminal.wait({ timeout: 30 });
+        await terminal.wait({ timeout: 60 });
         await reading;
         await assert.rejects(terminal.write("x"), { code: "TERMINAL_NOT_FOUND" });
     },
@@ -278,9 +278,9 @@ async function insist<T>(work: () => Promise<T>): Promise<T> {
     }
 }
 
-/** Looks until it is so, for half a minute. */
+/** Looks until it is so, for a minute. */
 export async function until(condition: () => boolean | Promise<boolean>): Promise<void> {
-    for (const end = Date.now() + 30_000; !(await condition()); ) {
+    for (const end = Date.now() + 60_000; !(await condition()); ) {
         assert.ok(Date.now() < end, "it did not come to pass");
         await new Promise((done) => setTimeout(done, 20));
     }

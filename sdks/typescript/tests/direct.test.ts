@@ -77,7 +77,7 @@ test("only a server that was there is waited for behind a proxy", async () => {
     const answers = [502, 200, 503, 502, 504, 200];
     const proxy = createServer((_, response) => response.writeHead(answers.shift() ?? 502).end("[]"));
     await new Promise<void>((done) => proxy.listen(0, "127.0.0.1", done));
-    const client = new Client({ url: `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`, reconnect: 1 });
+    const client = new Client({ url: `http://127.0.0.1:${(proxy.address() as AddressInfo).port}`, reconnect: 5 });
     await assert.rejects(client.json("GET", "/sandboxes", { repeat: "never" }), { code: "UNEXPECTED_ANSWER", status: 502 });
     assert.deepEqual(await client.json("GET", "/sandboxes"), []);
     // Three times nobody is there, and then somebody is again.
@@ -85,15 +85,16 @@ test("only a server that was there is waited for behind a proxy", async () => {
     assert.deepEqual(answers, []);
     const begin = Date.now();
     await assert.rejects(client.json("GET", "/sandboxes"), { code: "UNEXPECTED_ANSWER", status: 502 });
-    assert.ok(Date.now() - begin > 500 && Date.now() - begin < 20_000, String(Date.now() - begin));
+    assert.ok(Date.now() - begin > 4000 && Date.now() - begin < 60_000, String(Date.now() - begin));
     proxy.close();
 });
 
 test("a command may read its input as slowly as its own time allows", async () => {
-    await using sb = await Sandbox.create({ ...server.at, requestTimeout: 0.5 });
+    // A busy machine answers within the client's time.
+    await using sb = await Sandbox.create({ ...server.at, requestTimeout: 5 });
     const stdin = "x".repeat(6 << 20);
-    const script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 1; wc -c";
-    const done = await sb.commands.run(script, { stdin, timeout: 30, onStdout: (text) => void (text === "begun\n" && sb.files.write("go", "")) });
+    const script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 6; wc -c";
+    const done = await sb.commands.run(script, { stdin, timeout: 60, onStdout: (text) => void (text === "begun\n" && sb.files.write("go", "")) });
     assert.equal(done.stdout, `begun\n${6 << 20}\n`);
 });
 
@@ -116,7 +117,7 @@ test("a wrong key, template, field or address is told by name", async () => {
         assert.match(error.remedy ?? "", /atoll serve/);
         return true;
     });
-    assert.ok(Date.now() - begin < 5000, "a server that never was there is not waited for");
+    assert.ok(Date.now() - begin < 20_000, "a server that never was there is not waited for");
 });
 
 test("time-outs say what timed out, and a call can be given up", async () => {

@@ -117,24 +117,24 @@ class Plain {
 for (const [kind, Socket] of [["of ws", Pinging], ["of the web", Plain]] as const) {
     test(`a server that falls silent is not waited for without end, with WebSockets ${kind}`, async () => {
         await using made = await Sandbox.create({ ...server.at, timeout: 0 });
-        const sb = await Sandbox.connect(made.id, { ...server.at, requestTimeout: 1, reconnect: 1 });
+        const sb = await Sandbox.connect(made.id, { ...server.at, requestTimeout: 5, reconnect: 1 });
         const begun = new Promise<void>((done) => void sb.commands.run("echo begun; sleep 100", { background: true, onStdout: () => done() }));
         await begun;
         const handle = await sb.commands.run("sleep 1000", { background: true });
         const kept = silence.most;
-        silence.most = 1000;
+        silence.most = 3000;
         usePlatform({ ...nodePlatform, WebSocket: async () => Socket as unknown as typeof WebSocket });
         try {
             const watch = await sb.files.watch(".");
             const terminal = await sb.pty.create({ shell: "/bin/cat" });
             await using forward = await sb.forward(9999);
-            await sb.commands.run("cat > listen.py", { stdin: "import socket\ncame = socket.create_server(('127.0.0.1', 9999)).accept()[0]\ncame.recv(1)\nopen('heard', 'w')\ncame.recv(1)" });
-            await sb.commands.run("python3 listen.py", { background: true });
-            await until(async () => (await sb.ports()).some(({ port }) => port === 9999));
+            await made.commands.run("cat > listen.py", { stdin: "import socket\ncame = socket.create_server(('127.0.0.1', 9999)).accept()[0]\ncame.recv(1)\nopen('heard', 'w')\ncame.recv(1)" });
+            await made.commands.run("python3 listen.py", { background: true });
+            await until(async () => (await made.ports()).some(({ port }) => port === 9999));
             const local = connect(forward.port, "127.0.0.1");
             const closed = new Promise((done) => local.on("error", () => {}).on("close", done));
             local.write("x");
-            await until(async () => await sb.files.exists("heard"));
+            await until(async () => await made.files.exists("heard"));
             // They are looked after often; until now nothing is wrong.
             silence.most = kept;
             assert.equal(forward.lastError, undefined);

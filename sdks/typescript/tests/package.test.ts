@@ -32,7 +32,7 @@ test("the package can be packed, installed, compiled against and run", () => {
     const here = mkdtempSync(join(tmpdir(), "atoll-sdk-"));
     const env = { ...process.env, npm_config_cache: join(here, "cache"), npm_config_offline: "true", npm_config_update_notifier: "false" };
     const run = (directory: string, program: string, ...args: string[]): string => {
-        const { status, stdout, stderr } = spawnSync(program, args, { cwd: directory, env, encoding: "utf8", timeout: 60_000 });
+        const { status, stdout, stderr } = spawnSync(program, args, { cwd: directory, env, encoding: "utf8", timeout: 120_000 });
         assert.equal(status, 0, `${program} ${args.join(" ")}: ${stdout}${stderr}`);
         return stdout;
     };

@@ -22,7 +22,7 @@ for (const name of readdirSync(shown).filter((name) => name.endsWith(".json"))) 
         const prints = JSON.parse(readFileSync(new URL(name, shown), "utf8")) as string[];
         assert.ok(prints.length > 0);
         const env = { ...process.env, ATOLL_URL: server.at.url, ATOLL_API_KEY: server.at.apiKey };
-        const { stdout } = await promisify(execFile)("node", [fileURLToPath(file)], { env, timeout: 40_000 });
+        const { stdout } = await promisify(execFile)("node", [fileURLToPath(file)], { env, timeout: 120_000 });
         assert.deepEqual(stdout.split("\n").filter((line) => line !== ""), prints);
     });
 }

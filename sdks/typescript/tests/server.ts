@@ -1,7 +1,9 @@
 /** A server of the tests' own: the binary that `ATOLL_BIN` names, on a free port, with a data directory of its own. */
 
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { randomInt } from "node:crypto";
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
@@ -10,6 +12,19 @@ import { type ConnectionOptions, Sandbox } from "../src/node.js";
 
 const binary = process.env.ATOLL_BIN;
 
+/** A free port that the kernel gives to nobody by itself: it is free still when a server is started again. */
+async function lastingPort(): Promise<number> {
+    for (;;) {
+        const port = randomInt(20_000, 32_000);
+        const held = createServer();
+        const free = await new Promise<boolean>((done) => held.once("error", () => done(false)).listen(port, "127.0.0.1", () => done(true)));
+        if (free) {
+            await new Promise((done) => held.close(done));
+            return port;
+        }
+    }
+}
+
 export class Server {
     #child: ChildProcess | undefined;
     #port = 0;
@@ -17,6 +32,7 @@ export class Server {
 
     static async start(): Promise<Server> {
         const server = new Server();
+        server.#port = await lastingPort();
         // A test that fails half-way leaves no process.
         process.on("exit", () => server.#child?.kill("SIGKILL"));
         await server.#spawn();

@@ -44,8 +44,8 @@ fn command_that_hangs_is_killed() {
 fn output_held_open_is_told() {
     let failure = catch_unwind(|| {
         run_within(
-            Command::new(probe()).args(["daemon", "2", "hold"]),
-            Duration::from_millis(500),
+            Command::new(probe()).args(["daemon", "12", "hold"]),
+            Duration::from_secs(6),
             b"",
         );
     })

@@ -203,7 +203,7 @@ fn nothing_is_lost_right_after_a_link_was_made() {
             let client = netns::within(namespace.as_fd(), || UdpSocket::bind("0.0.0.0:0"));
             let client = client.expect("inside").expect("bind");
             client.send_to(b"hello", "1.1.1.1:7").expect("send");
-            let timeout = Some(Duration::from_secs(2));
+            let timeout = Some(Duration::from_secs(30));
             server.set_read_timeout(timeout).expect("a timeout");
             let (_, from) = server.recv_from(&mut [0; 16]).expect("the first word");
             server.send_to(b"hello", from).expect("send");
@@ -223,7 +223,7 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
         for _ in 0..2 {
             // What reloading a firewall does.
             sh("nft flush ruleset");
-            wait_for("the rules", Duration::from_secs(5), || {
+            wait_for("the rules", Duration::from_mins(1), || {
                 let listed = sh("nft list ruleset; ip link show up");
                 listed.contains(": jump out_") && listed.contains(&guest.link.name)
             });
@@ -273,7 +273,7 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
             .expect("a name server");
         let ask = |socket: &UdpSocket, name: &str| {
             socket
-                .set_read_timeout(Some(Duration::from_secs(2)))
+                .set_read_timeout(Some(Duration::from_secs(5)))
                 .expect("timeout");
             socket
                 .send_to(&dns::query(name, 1), (server, 53))
@@ -365,10 +365,10 @@ fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
         assert!(sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
         let Guest { link, namespace } = guest;
         drop(link);
-        wait_for("the link to go", Duration::from_secs(5), || {
+        wait_for("the link to go", Duration::from_mins(1), || {
             links().is_empty()
         });
-        wait_for("its flows to go", Duration::from_secs(5), || !remembered());
+        wait_for("its flows to go", Duration::from_mins(1), || !remembered());
         assert!(!sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
         // The namespace can be linked again, with another address.
         let again = network
@@ -432,7 +432,7 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
         // Its link went with it, without anybody's doing.
         let Guest { namespace, link } = guest;
         drop(namespace);
-        wait_for("the link to go", Duration::from_secs(5), || {
+        wait_for("the link to go", Duration::from_mins(1), || {
             links().is_empty()
         });
         drop(link);

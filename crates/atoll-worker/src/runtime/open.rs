@@ -100,6 +100,7 @@ impl Shared {
             freezer: Freezer::start()?,
             busy: Busy::default(),
             aftermath: Busy::default(),
+            lack: tokio::sync::Notify::new(),
             trash,
             sandboxes: Mutex::default(),
             ended: watch::Sender::default(),

@@ -15,7 +15,7 @@ use super::connection::{self, Linked};
 use super::process::Process;
 use super::slot::{self, Files};
 use super::wish::{Kind, Wish};
-use super::{Parts, Record, Sandbox, Variables, blocking, size, variables};
+use super::{Parts, Record, Sandbox, Variables, blocking, give_back, size, variables};
 use crate::error::{internal, jail};
 use crate::network::Link;
 use crate::runtime::Shared;
@@ -82,12 +82,14 @@ impl Embryo {
                 })
             }
             (Ok(files), Err(error)) => {
-                files.give_back(shared).await;
+                let all = Arc::clone(shared);
+                give_back(shared, async move { files.give_back(&all).await }).await;
                 Err(error)
             }
             (Err(error), process) => {
                 if let Ok(process) = process {
-                    process.give_back().await;
+                    let all = Arc::clone(shared);
+                    give_back(shared, async move { process.give_back(&all).await }).await;
                 }
                 Err(error)
             }
@@ -260,10 +262,14 @@ impl Embryo {
 
     /// Takes back everything of a sandbox that did not come to be.
     pub(crate) async fn give_back(mut self, shared: &Arc<Shared>) {
-        let _ = self.settle().await;
-        self.process.give_back().await;
-        self.files.give_back(shared).await;
-        shared.instance.ranges.release(self.ids);
+        let all = Arc::clone(shared);
+        let given = async move {
+            let _ = self.settle().await;
+            self.process.give_back(&all).await;
+            self.files.give_back(&all).await;
+            all.instance.ranges.release(self.ids);
+        };
+        give_back(shared, given).await;
     }
 }
 

@@ -7,8 +7,8 @@ use atoll_jail::cgroup::Group;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{Error, Timings};
 
-use super::blocking;
 use super::wish::Wish;
+use super::{blocking, give_back, insist};
 use crate::error::{internal, jail};
 use crate::init::Init;
 use crate::keeper::Parent;
@@ -58,7 +58,11 @@ impl Process {
                 },
             }),
             Err(error) => {
-                let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+                let all = Arc::clone(shared);
+                let removed = async move {
+                    let _ = insist(&all, || with(&group, Group::remove)).await;
+                };
+                give_back(shared, removed).await;
                 Err(error)
             }
         }
@@ -91,11 +95,18 @@ impl Process {
     }
 
     /// Ends it and takes its control group away.
-    pub(super) async fn give_back(mut self) {
-        let group = self.group.clone();
-        let _ = blocking(move || group.kill().map_err(|error| jail(&error))).await;
+    pub(super) async fn give_back(mut self, shared: &Shared) {
+        let _ = insist(shared, || with(&self.group, Group::kill)).await;
         let _ = self.parent.died.wait_for(Option::is_some).await;
-        let group = self.group;
-        let _ = blocking(move || group.remove().map_err(|error| jail(&error))).await;
+        let _ = insist(shared, || with(&self.group, Group::remove)).await;
     }
+}
+
+/// Does something to a control group.
+async fn with(
+    group: &Group,
+    work: impl FnOnce(&Group) -> Result<(), atoll_jail::Error> + Send + 'static,
+) -> Result<(), Error> {
+    let group = group.clone();
+    blocking(move || work(&group).map_err(|error| jail(&error))).await
 }

@@ -9,7 +9,7 @@ use atoll_jail::plan::Plan;
 use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Error, SandboxId};
 
-use super::blocking;
+use super::remove_files;
 use crate::error::{host_file, jail};
 use crate::runtime::Shared;
 
@@ -73,13 +73,9 @@ impl Files {
         if self.old {
             return;
         }
-        let shared = Arc::clone(shared);
-        let _ = blocking(move || {
-            drop((self.opened, self.mounts));
-            shared.instance.disk.remove(&self.id)?;
-            crate::instance::remove_directory(&self.directory)
-        })
-        .await;
+        let held = (self.opened, self.mounts);
+        let _ = tokio::task::spawn_blocking(move || drop(held)).await;
+        remove_files(shared, &self.id, &self.directory).await;
     }
 }
 

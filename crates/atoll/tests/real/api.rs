@@ -25,6 +25,7 @@ mod places;
 mod pressure;
 mod quota;
 mod retention;
+mod scarce;
 mod soak;
 mod sockets;
 mod states;

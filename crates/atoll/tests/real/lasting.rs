@@ -381,10 +381,10 @@ async fn a_deadline_waits_while_the_sandbox_is_paused() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    let long = probe_spec(&["sleep", "600"]).deadline(Duration::from_millis(300));
+    let long = probe_spec(&["sleep", "600"]).deadline(Duration::from_secs(3));
     let exec = runtime.exec(&id, long).await.unwrap();
     runtime.pause(&id).await.unwrap();
-    let waited = tokio::time::timeout(Duration::from_millis(600), exec.wait()).await;
+    let waited = tokio::time::timeout(Duration::from_secs(4), exec.wait()).await;
     assert!(waited.is_err(), "{waited:?}");
     runtime.resume(&id).await.unwrap();
     assert!(exec.wait().await.timed_out);

@@ -329,7 +329,7 @@ async fn a_delete_ends_a_process_that_waits_uninterruptibly() {
             assert!(begin.elapsed() < DEADLINE, "it never waits");
         }
         let delete = world.runtime.delete(&id);
-        let deleted = tokio::time::timeout(Duration::from_secs(10), delete).await;
+        let deleted = tokio::time::timeout(DEADLINE, delete).await;
         deleted.expect("it comes back").unwrap();
         assert_eq!(exec.wait().await.signal, Some(9), "{user}");
     }

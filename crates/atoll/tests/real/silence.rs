@@ -15,9 +15,9 @@ use atoll_worker::{Control, LocalRuntime, Watch};
 use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
 /// How long a server waits for a sandbox here.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(4);
 /// When a call hangs: every one of them waits a few times at most.
-const HANGS: Duration = Duration::from_secs(30);
+const HANGS: Duration = DEADLINE;
 
 type Done = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 

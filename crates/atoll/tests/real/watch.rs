@@ -5,7 +5,6 @@ mod million;
 mod storms;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use atoll_model::{
     Authority, Caller, Code, ExecSpec, SandboxId, WatchEvent, WatchOptions, WriteOptions,
@@ -188,7 +187,7 @@ async fn each_kind_of_event_is_told() {
         assert_eq!(drained(&mut told).await, [""; 0]);
         // Events come by themselves too.
         probe(&["touch", "/w/last"]).await;
-        let next = tokio::time::timeout(Duration::from_secs(20), told.next()).await;
+        let next = tokio::time::timeout(DEADLINE, told.next()).await;
         let event = next.unwrap().unwrap().unwrap();
         assert_eq!(line(&event), "create last");
     })

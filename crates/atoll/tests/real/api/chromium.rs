@@ -1,5 +1,6 @@
 //! A real browser without a window, told what to do over a WebSocket of its own; and pages for it.
 
+use std::collections::HashSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -20,6 +21,8 @@ pub struct Chromium {
     _profile: Scratch,
     socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
     last: u64,
+    /// The loads that it said are over, by their ids.
+    loaded: HashSet<String>,
 }
 
 /// A page of it.
@@ -66,6 +69,24 @@ impl Chromium {
             _profile: profile,
             socket,
             last: 0,
+            loaded: HashSet::new(),
+        }
+    }
+
+    /// What it says next: an answer, or what happened.
+    async fn hear(&mut self) -> Value {
+        loop {
+            let message = self.socket.next().await.unwrap().unwrap();
+            let Message::Text(text) = message else {
+                continue;
+            };
+            let said: Value = serde_json::from_str(&text).unwrap();
+            let about = &said["params"];
+            if said["method"] == "Page.lifecycleEvent" && about["name"] == "load" {
+                let load = about["loaderId"].as_str().unwrap();
+                self.loaded.insert(load.to_owned());
+            }
+            return said;
         }
     }
 
@@ -80,11 +101,7 @@ impl Chromium {
         self.socket.send(message).await.unwrap();
         let answered = async {
             loop {
-                let message = self.socket.next().await.unwrap().unwrap();
-                let Message::Text(text) = message else {
-                    continue;
-                };
-                let said: Value = serde_json::from_str(&text).unwrap();
+                let said = self.hear().await;
                 if said["id"] == self.last {
                     assert!(said["error"].is_null(), "{method}: {said}");
                     return said["result"].clone();
@@ -102,6 +119,10 @@ impl Chromium {
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let session = self.tell(None, "Target.attachToTarget", attach).await;
         let tab = Tab(session["sessionId"].as_str().unwrap().to_owned());
+        self.tell(Some(&tab), "Page.enable", json!({})).await;
+        let all = json!({ "enabled": true });
+        self.tell(Some(&tab), "Page.setLifecycleEventsEnabled", all)
+            .await;
         let gone = self.go(&tab, url).await;
         assert!(gone["errorText"].is_null(), "{url}: {gone}");
         tab
@@ -112,9 +133,16 @@ impl Chromium {
         let gone = self
             .tell(Some(tab), "Page.navigate", json!({ "url": url }))
             .await;
-        if gone["errorText"].is_null() {
-            let loaded = "new Promise(done => document.readyState === 'complete' ? done() : addEventListener('load', done))";
-            self.run(tab, loaded).await;
+        let shown = gone["errorText"].is_null() && gone["isDownload"] != true;
+        // The page before it is there for some time yet, and would answer in its stead.
+        if let (true, Some(load)) = (shown, gone["loaderId"].as_str()) {
+            let loaded = async {
+                while !self.loaded.remove(load) {
+                    self.hear().await;
+                }
+            };
+            let loaded = tokio::time::timeout(DEADLINE, loaded).await;
+            loaded.unwrap_or_else(|_| panic!("{url} is not loaded"));
         }
         gone
     }

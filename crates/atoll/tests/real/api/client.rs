@@ -64,16 +64,16 @@ impl Server {
         }
     }
 
-    /// With a data directory below a place of the test's, and words before the command itself.
-    pub fn at(scratch: Scratch, data: PathBuf, words: Vec<String>) -> Self {
-        let (child, places) = spawn(before(&words), &data, &[]);
+    /// With a data directory below a place of the test's, words before the command itself, and flags.
+    pub fn at(scratch: Scratch, data: PathBuf, words: Vec<String>, flags: Vec<String>) -> Self {
+        let (child, places) = spawn(before(&words), &data, &flags);
         Self {
             _scratch: scratch,
             data,
             words,
             child,
             places,
-            flags: Vec::new(),
+            flags,
         }
     }
 

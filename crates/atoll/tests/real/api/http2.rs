@@ -62,7 +62,7 @@ async fn heard(stream: &mut TlsStream<TcpStream>) -> (u8, u8, u32, Vec<u8>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_nobody_takes_is_given_up_alone() {
-    let (server, trusted, _files) = start(&["--body-timeout", "1s"]).await;
+    let (server, trusted, _files) = start(&["--body-timeout", "3s"]).await;
     let mut stream = connect(&server, &trusted, "h2").await.unwrap();
     // Streams have no window until one is given.
     stream
@@ -95,7 +95,7 @@ async fn an_answer_that_nobody_takes_is_given_up_alone() {
     frame(&mut asked, HEADERS, WHOLE, 5, &get("/openapi.json"));
     stream.write_all(&asked).await.unwrap();
     let (mut body, mut allowed, mut over) = (Vec::new(), 0, false);
-    let mut pace = tokio::time::interval(Duration::from_millis(300));
+    let mut pace = tokio::time::interval(Duration::from_secs(1));
     while !over {
         if body.len() == allowed {
             pace.tick().await;

@@ -94,7 +94,7 @@ async fn a_new_timeout_counts_from_now_and_holds_after_a_kill() {
 async fn who_is_used_is_not_idle() {
     let mut server = Server::start().await;
     let client = server.client();
-    let asked = json!({ "timeout": 0, "idleTimeout": 1, "onIdle": "stop" });
+    let asked = json!({ "timeout": 0, "idleTimeout": 3, "onIdle": "stop" });
     let (used, idle) = (client.sandbox(&asked).await, client.sandbox(&asked).await);
     // A command that runs is a use all the time.
     let begun = json!({ "cmd": "sleep 600", "background": true, "tag": "long" });

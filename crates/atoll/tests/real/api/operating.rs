@@ -130,7 +130,7 @@ async fn a_server_that_is_asked_to_end_answers_what_it_was_asked_before() {
         .unwrap();
     assert_eq!(answer.json()["stdout"], "answered\n", "{answer:?}");
     assert!(
-        begin.elapsed() < Duration::from_secs(4),
+        begin.elapsed() < Duration::from_secs(20),
         "{:?}",
         begin.elapsed()
     );

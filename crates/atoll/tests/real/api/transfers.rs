@@ -219,7 +219,7 @@ async fn who_is_refused_in_the_middle_of_a_large_file_hears_why_and_goes_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_file_may_take_longer_than_its_sender_may_keep_quiet() {
-    let server = Server::start_with(&["--body-timeout", "1s"]).await;
+    let server = Server::start_with(&["--body-timeout", "4s"]).await;
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     let path = format!("/sandboxes/{id}/files?path=slow");
@@ -229,7 +229,7 @@ async fn a_large_file_may_take_longer_than_its_sender_may_keep_quiet() {
     let mut pieces = body.chunks(500_000);
     for piece in pieces.by_ref().take(3) {
         stream.write_all(piece).await.unwrap();
-        tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     }
     stream.write_all(pieces.next().unwrap()).await.unwrap();
     let (status, told) = answer(&mut stream).await;

@@ -1,14 +1,13 @@
 //! A17: PID 1 attacked from inside, and lost.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use atoll_model::{Code, ExecSpec, SandboxId};
 use atoll_testkit::wait_for;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Case, check, line};
-use crate::world::{Kind, World, probe_spec, said};
+use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
 /// There is no control: see [`super::IMPOSSIBLE`]. That the same calls work on another process is shown by
 /// `only_processes_of_the_box_can_be_traced`.
@@ -124,20 +123,16 @@ async fn a_sandbox_without_pid_1_is_stopped_and_leaves_nothing() {
         "the groups are where they are looked for"
     );
     signal(&world, &id, Signal::KILL);
-    let status = tokio::time::timeout(Duration::from_secs(10), sleeper.wait())
+    let status = tokio::time::timeout(DEADLINE, sleeper.wait())
         .await
         .expect("it is told");
     assert_eq!(status.signal, Some(9));
-    wait_for(
-        "the sandbox to be told as ended",
-        Duration::from_secs(10),
-        || {
-            world
-                .runtime
-                .host_pid(&id)
-                .is_err_and(|error| error.code == Code::SandboxStopped)
-        },
-    );
+    wait_for("the sandbox to be told as ended", DEADLINE, || {
+        world
+            .runtime
+            .host_pid(&id)
+            .is_err_and(|error| error.code == Code::SandboxStopped)
+    });
     let refused = world
         .runtime
         .exec(&id, probe_spec(&["true"]))
@@ -158,7 +153,7 @@ async fn a_sandbox_whose_pid_1_is_stopped_can_be_deleted() {
     let id = world.sandbox(Kind::Static).await;
     said(&world.probe(&id, "user", &["daemon", "600"]).await);
     signal(&world, &id, Signal::STOP);
-    let delete = tokio::time::timeout(Duration::from_secs(10), world.runtime.delete(&id));
+    let delete = tokio::time::timeout(DEADLINE, world.runtime.delete(&id));
     delete
         .await
         .expect("it does not hang")

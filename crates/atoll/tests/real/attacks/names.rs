@@ -12,7 +12,7 @@ use super::canary::{Canary, read, upper, write};
 use crate::world::{Kind, World, said};
 
 /// Longer than any answer takes, shorter than a file that never ends.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 
 fn caller(user: &str) -> Caller {
     Caller {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::atoll;
+use crate::world::DEADLINE;
 
 /// A run whose command says `ready` once it is there.
 fn started(line: &str) -> (Child, BufReader<ChildStdout>) {
@@ -30,7 +31,7 @@ fn code(child: &mut Child) -> i32 {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        assert!(begin.elapsed() < Duration::from_secs(30), "it does not end");
+        assert!(begin.elapsed() < DEADLINE, "it does not end");
         std::thread::sleep(Duration::from_millis(5));
     };
     status.code().unwrap_or_else(|| -status.signal().unwrap())

@@ -83,7 +83,7 @@ async fn one_that_cannot_stand_still_keeps_no_other_from_it() {
     assert!(!pausing.is_finished() && waits(&group), "it was to be slow");
     drop(halted);
     // The slow one is given up after ten seconds; nobody else waits for that.
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < Duration::from_secs(9), "{took:?}");
     assert_eq!(pausing.await.unwrap().unwrap().state, SandboxState::Paused);
     world.runtime.resume(&slow).await.unwrap();
     assert!(writes.wait().await.success());

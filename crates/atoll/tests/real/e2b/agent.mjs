@@ -26,7 +26,7 @@ const TOOLS = {
     return `https://${sandbox.getHost(port)}`
   },
   fetch: async (sandbox, { url }) => {
-    const end = Date.now() + 20_000
+    const end = Date.now() + 60_000
     for (;;) {
       const answer = await fetch(url)
       if (answer.ok) return answer.text()

@@ -36,7 +36,7 @@ def serve(sandbox, directory, port):
 
 
 def fetch(sandbox, url):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while True:
         try:
             with urllib.request.urlopen(url) as answer:

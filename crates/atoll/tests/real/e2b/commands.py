@@ -172,7 +172,7 @@ def deaths():
             handle.wait()
         with raises(TimeoutException):
             terminal.wait()
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60
         with raises(TimeoutException):
             sandbox.commands.run("true")
         with raises(TimeoutException):

@@ -12,7 +12,7 @@ function endsIn(info, seconds) {
 }
 
 async function until(what, condition) {
-  const end = Date.now() + 20_000
+  const end = Date.now() + 60_000
   while (!(await condition())) assert(Date.now() < end, `waited for ${what}`)
 }
 

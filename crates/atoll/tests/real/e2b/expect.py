@@ -28,7 +28,7 @@ class _Raises:
         return True
 
 
-def until(what, condition, seconds=20):
+def until(what, condition, seconds=60):
     """Waits for something to become true; what it became."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

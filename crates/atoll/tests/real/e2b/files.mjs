@@ -98,7 +98,7 @@ async function watched(files) {
     wake()
   }
   const until = async (condition) => {
-    const late = AbortSignal.timeout(20_000)
+    const late = AbortSignal.timeout(60_000)
     while (!condition()) {
       late.throwIfAborted()
       await new Promise((resolve) => {

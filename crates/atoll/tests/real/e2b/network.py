@@ -9,7 +9,7 @@ EVERYBODY = ["1.1.1.1", "9.9.9.9"]
 def reached(sandbox):
     def greeted(address):
         try:
-            line = f"timeout 3 bash -c 'head -c 5 < /dev/tcp/{address}/80'"
+            line = f"timeout 5 bash -c 'head -c 5 < /dev/tcp/{address}/80'"
             return sandbox.commands.run(line).stdout == "hello"
         except CommandExitException:
             return False

@@ -9,7 +9,7 @@ use atoll_model::Caller;
 use atoll_testkit::pattern;
 
 use super::{Files, IN_PLACE, REPLACE, user};
-use crate::world::{in_both, said};
+use crate::world::{DEADLINE, in_both, said};
 
 /// The inode inside.
 async fn inode(files: &Files<'_>, path: &str) -> String {
@@ -113,11 +113,11 @@ async fn a_write_that_was_given_up_leaves_nothing() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        let waited = tokio::time::timeout(Duration::from_secs(20), gone).await;
+        let waited = tokio::time::timeout(DEADLINE, gone).await;
         assert!(waited.is_ok(), "left: {:?}", files.names("/place").await);
         assert_eq!(files.text("/place/kept").await, "old");
         // Nobody waits in the sandbox either.
-        atoll_testkit::wait_for("the helpers to end", Duration::from_secs(20), || {
+        atoll_testkit::wait_for("the helpers to end", DEADLINE, || {
             world.runtime.usage(id).unwrap().pids == 1
         });
     })
@@ -132,7 +132,7 @@ async fn a_read_that_was_given_up_ends_its_helper() {
         let mut reader = world.runtime.read_file(id, &user(), b"/big").await.unwrap();
         assert!(reader.read(&mut [0; 100][..]).await.unwrap() > 0);
         drop(reader);
-        atoll_testkit::wait_for("the helper to end", Duration::from_secs(20), || {
+        atoll_testkit::wait_for("the helper to end", DEADLINE, || {
             world.runtime.usage(id).unwrap().pids == 1
         });
     })

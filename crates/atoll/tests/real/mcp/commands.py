@@ -11,7 +11,7 @@ MUCH = 1_000_000_000 if os.environ["LINE"] == os.environ["ATOLL_URL"] else 300_0
 
 
 async def endings(session):
-    done = await session.data("run_command", command="echo begun; sleep 1000", timeout=1)
+    done = await session.data("run_command", command="echo begun; sleep 1000", timeout=5)
     assert done["timedOut"] and done["exitCode"] == 124 and done["stdout"] == "begun\n", done
     told = await session.text("run_command", command="sleep 1000", timeout=0.5)
     assert told.startswith("[ended after 0.5 s"), told
@@ -40,7 +40,7 @@ async def news(session):
         heard.append((progress, total, message))
 
     done = await session.call(
-        "run_command", hear, command="for i in 1 2 3; do echo $i; sleep 0.5; done; echo ü", timeout=30
+        "run_command", hear, command="for i in 1 2 3; do echo $i; sleep 1; done; echo ü", timeout=30
     )
     assert done.structured_content["stdout"] == "1\n2\n3\nü\n", done
     assert "".join(message or "" for _, _, message in heard) == "1\n2\n3\nü\n", heard
@@ -52,7 +52,8 @@ async def cancelled(session):
     """The host gives up: everything that was started ends, and the session goes on."""
     running, begun = session.begin("run_command", command="sleep 1000 & echo begun; sleep 1000", timeout=900)
     await begun.wait()
-    assert await session.text("run_command", command="pgrep -c -x sleep") == "2"
+    both = "until [ $(pgrep -c -x sleep) = 2 ]; do :; done; echo both"
+    assert await session.text("run_command", command=both) == "both"
     running.cancel()
     try:
         await running

@@ -87,7 +87,7 @@ def ids():
 
 
 def wait_for(what, holds):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end, f"{what} did not happen"
         time.sleep(0.05)

@@ -139,7 +139,7 @@ pub fn accept(from: &Receiver<TcpStream>) -> TcpStream {
 
 /// Says something to a probe that repeats what it hears.
 pub fn echo(mut stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(3)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.write_all(b"again")?;
     stream.read_exact(&mut [0; 5])
 }
@@ -147,8 +147,8 @@ pub fn echo(mut stream: &TcpStream) -> io::Result<()> {
 /// Connects in the network namespace of this thread, and hears the greeting.
 pub fn reach(address: &str) -> io::Result<()> {
     let address: SocketAddr = address.parse().unwrap();
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
+    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
     stream.read_exact(&mut [0; 5])
 }
 

@@ -9,7 +9,7 @@ use atoll_testkit::{Scratch, run_within};
 use crate::world::{World, binary, data};
 
 /// Within these each of them is done: a test that hangs says where, before somebody else ends it.
-const DEADLINE: Duration = Duration::from_secs(160);
+const DEADLINE: Duration = Duration::from_secs(280);
 
 /// Where `deploy/setup test` put packages of Python.
 pub fn tools(name: &str) -> PathBuf {

@@ -11,7 +11,7 @@ use crate::api::{Chromium, Server, serve};
 use crate::world::{World, binary, data};
 
 /// Within these a build, and all of its tests, are done.
-const DEADLINE: Duration = Duration::from_secs(160);
+const DEADLINE: Duration = Duration::from_secs(280);
 
 /// The package as it is committed, with what it is made from, in a place of its own: nothing is left beside the sources.
 pub struct Package {
@@ -145,7 +145,7 @@ async fn check_with(which: Node, compiler: &'static [&str], tests: &'static [&st
             Node::Usual => package.node(&[]),
             Node::Alone => package.alone(),
         };
-        node.args(["--test", "--test-timeout=150000"]);
+        node.args(["--test", "--test-timeout=250000"]);
         let tests = tests
             .iter()
             .map(|name| format!("build/tests/{name}.test.js"));

@@ -1,0 +1,78 @@
+//! Few descriptors: whatever step it is that gets none, it is told by name, and the server goes on.
+
+use std::collections::HashSet;
+
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use serde_json::json;
+
+use super::Server;
+use crate::world::DEADLINE;
+
+/// Lets a server have so many descriptors more than it has now, or as many as it likes.
+fn spare(server: &Server, more: Option<usize>) {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
+    let open: HashSet<u64> = open
+        .map(|one| one.unwrap().file_name().into_string().unwrap())
+        .map(|name| name.parse().unwrap())
+        .collect();
+    let mut free = (0..).filter(|number| !open.contains(number));
+    let all = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: more.map_or(all, |more| free.nth(more)),
+        maximum: all,
+    };
+    prlimit(Some(server.pid()), Resource::Nofile, limit).unwrap();
+}
+
+/// Everything that a server is asked for, with none to fifteen descriptors left: the step that gets none is another each
+/// time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g04_with_few_descriptors_everything_is_done_or_told_heavy() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo text > file").await;
+    let mut known = client.connect().await.unwrap();
+    // It is let in, which takes some.
+    known.ask("GET", "/sandboxes", "").await.unwrap();
+    let line = json!({ "cmd": "echo hello" }).to_string();
+    let fed = json!({ "cmd": "cat", "stdin": "x" }).to_string();
+    let here = format!("/sandboxes/{id}");
+    for (method, path, body) in [
+        ("GET", here.clone(), ""),
+        ("POST", format!("{here}/commands"), line.as_str()),
+        ("POST", format!("{here}/commands"), fed.as_str()),
+        ("POST", format!("{here}/pty"), "{}"),
+        ("GET", format!("{here}/files?path=file"), ""),
+        ("PUT", format!("{here}/files?path=file"), "text"),
+        ("GET", format!("{here}/files/list?path=."), ""),
+        ("GET", format!("{here}/commands"), ""),
+        ("GET", format!("{here}/events"), ""),
+        ("POST", format!("{here}/pause"), "{}"),
+        ("POST", format!("{here}/resume"), "{}"),
+        ("POST", format!("{here}/stop"), "{}"),
+        ("POST", format!("{here}/start"), "{}"),
+        ("POST", "/sandboxes".to_owned(), "{}"),
+        ("GET", "/sessions".to_owned(), ""),
+    ] {
+        for left in 0..16 {
+            spare(&server, Some(left));
+            let asked = known.ask(method, &path, body.to_owned());
+            let answer = tokio::time::timeout(DEADLINE, asked).await;
+            // What goes on behind an answer lacks them too.
+            let other = known.ask("GET", &here, "").await.unwrap();
+            spare(&server, None);
+            let answer = answer.unwrap().unwrap();
+            assert!(
+                answer.status < 300 || answer.refusal().1 == "NO_CAPACITY",
+                "{method} {path} with {left}: {answer:?}"
+            );
+            assert_eq!(other.status, 200, "{method} {path} with {left}: {other:?}");
+        }
+        let answer = known.ask(method, &path, body.to_owned()).await.unwrap();
+        assert!(answer.status < 300, "{method} {path}: {answer:?}");
+    }
+    assert_eq!(client.line(&id, "cat file").await, "text");
+    // Nothing is left half-made that it would wait for.
+    server.close().await;
+}
