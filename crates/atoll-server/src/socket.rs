@@ -16,6 +16,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
 use axum::http::request::Parts;
 use axum::http::{Request, header};
 use axum::response::Response;
+use futures_util::future::BoxFuture;
 use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
 use tokio::time::{Instant, timeout};
@@ -32,6 +33,8 @@ pub(crate) const PING: Duration = Duration::from_secs(30);
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 /// How long a last word may take.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
+/// How long one may take to answer it.
+const LISTEN: Duration = Duration::from_secs(2);
 /// The longest message a client may send: it is in our memory until it is whole.
 const MOST: usize = 4 << 20;
 
@@ -127,8 +130,14 @@ pub(crate) fn fault(error: axum::Error) -> Option<(u16, &'static str)> {
     }
 }
 
+/// Says the end, and listens for a while: a connection that is closed with a client's words unread takes back what it was
+/// told last.
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
-    let _ = timeout(FAREWELL, socket.send(last_word(code, reason))).await;
+    let told = timeout(FAREWELL, socket.send(last_word(code, reason))).await;
+    if told.is_ok_and(|told| told.is_ok()) {
+        let heard = async { while let Some(Ok(_)) = socket.recv().await {} };
+        let _ = timeout(LISTEN, heard).await;
+    }
 }
 
 /// The end, and why.
@@ -167,12 +176,15 @@ impl Pulse {
         self.heard + if self.asked { PING + GRACE } else { PING }
     }
 
-    /// Asks whether somebody is there; says whether that makes sense.
-    async fn ask(&mut self, socket: &mut WebSocket) -> bool {
-        if self.asked {
+    /// Asks whether somebody is there, and says whether that makes sense; who is not listened to need not answer.
+    async fn ask(&mut self, socket: &mut WebSocket, listening: bool) -> bool {
+        if !listening {
+            self.heard();
+        } else if self.asked {
             return false;
+        } else {
+            self.asked = true;
         }
-        self.asked = true;
         socket.send(Message::Ping(Bytes::new())).await.is_ok()
     }
 }
@@ -200,7 +212,7 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
     {
         return;
     }
-    let mut pulse = Pulse::new();
+    let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
     loop {
         tokio::select! {
             chunk = output.next() => match chunk {
@@ -224,29 +236,38 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
                 Err(error) => return refuse(socket, &error).await,
             },
             (code, why) = ends.told() => return close(socket, code, &why).await,
-            said = socket.recv() => {
+            done = typing.done() => {
+                pulse.heard();
+                if let Err(error) = unless_over(done) {
+                    return refuse(socket, &error).await;
+                }
+            }
+            said = socket.recv(), if typing.is_over() => {
                 pulse.heard();
                 used.touch();
                 let done = match said {
-                    Some(Ok(Message::Binary(keys))) => type_in(&used, &exec, &keys).await,
+                    Some(Ok(Message::Binary(keys))) => {
+                        typing.begin(&used, &exec, keys);
+                        Ok(())
+                    }
                     Some(Ok(Message::Text(text))) => match serde_json::from_str::<Word>(&text) {
                         Ok(Word::Resize { cols, rows }) => exec.resize(size(cols, rows)),
                         Ok(Word::Ping) => Ok(()),
-                        Err(_) => type_in(&used, &exec, text.as_bytes()).await,
+                        Err(_) => {
+                            typing.begin(&used, &exec, text.into());
+                            Ok(())
+                        }
                     },
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
                     Some(Err(error)) => return misheard(socket, error).await,
                     Some(Ok(Message::Close(_))) | None => return,
                 };
-                match done {
-                    // Keys for a program that has just ended.
-                    Err(error) if error.code == Code::StdinClosed => {}
-                    Err(error) => return refuse(socket, &error).await,
-                    Ok(()) => {}
+                if let Err(error) = unless_over(done) {
+                    return refuse(socket, &error).await;
                 }
             },
             () = tokio::time::sleep_until(pulse.next()) => {
-                if !pulse.ask(&mut socket).await {
+                if !pulse.ask(&mut socket, typing.is_over()).await {
                     return;
                 }
             }
@@ -254,10 +275,41 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
     }
 }
 
-/// Input is a use: a paused one goes on.
-async fn type_in(used: &Use, exec: &Control, keys: &[u8]) -> Result<(), Error> {
-    used.wake().await?;
-    exec.write_all(keys).await
+/// Keys for a program that has just ended are nobody's fault.
+fn unless_over(done: Result<(), Error>) -> Result<(), Error> {
+    done.or_else(|error| match error.code {
+        Code::StdinClosed => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// What a client typed, until the program has it. Nothing else it says is heard meanwhile; but it is told what the program
+/// says, who may wait for just that.
+#[derive(Default)]
+struct Typing<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
+
+impl<'a> Typing<'a> {
+    fn begin(&mut self, used: &'a Use, exec: &'a Control, keys: Bytes) {
+        self.0 = Some(Box::pin(async move {
+            // Input is a use: a paused one goes on.
+            used.wake().await?;
+            exec.write_all(&keys).await
+        }));
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// How it went, once it is over.
+    async fn done(&mut self) -> Result<(), Error> {
+        let Some(typing) = &mut self.0 else {
+            return std::future::pending().await;
+        };
+        let done = typing.await;
+        self.0 = None;
+        done
+    }
 }
 
 /// A program has ended: by itself, or with its sandbox.
@@ -300,7 +352,7 @@ pub(crate) async fn output(
     // What was written before now has been told when the position is here.
     let end = exec.kept().1;
     let mut live = false;
-    let mut pulse = Pulse::new();
+    let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
     loop {
         if !live && reader.position() >= end {
             live = true;
@@ -345,13 +397,22 @@ pub(crate) async fn output(
                 }
             }
             (code, why) = ends.told() => return close(socket, code, &why).await,
-            said = socket.recv() => {
+            done = typing.done() => {
+                pulse.heard();
+                if let Err(error) = done {
+                    return refuse(socket, &error).await;
+                }
+            }
+            said = socket.recv(), if typing.is_over() => {
                 pulse.heard();
                 match said {
                     Some(Ok(Message::Binary(frame))) => {
                         let done = match frame.split_first() {
                             Some((&kind::STDIN, [])) => exec.close_input(),
-                            Some((&kind::STDIN, keys)) => type_in(&used, &exec, keys).await,
+                            Some((&kind::STDIN, _)) => {
+                                typing.begin(&used, &exec, frame.slice(1..));
+                                Ok(())
+                            }
                             _ => Err(Error::invalid(
                                 "frame",
                                 "a frame begins with 0 and goes on with input",
@@ -368,7 +429,7 @@ pub(crate) async fn output(
                 }
             }
             () = tokio::time::sleep_until(pulse.next()) => {
-                if !pulse.ask(&mut socket).await {
+                if !pulse.ask(&mut socket, typing.is_over()).await {
                     return;
                 }
             }

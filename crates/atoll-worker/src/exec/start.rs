@@ -20,7 +20,7 @@ use super::record::Record;
 use super::table::Place;
 use super::task::{Pipe, Source, Task};
 use super::terminal::{self, Terminal};
-use super::{Control, Exec, Shared, input_of, new_pipe, nonblocking, now};
+use super::{Control, Exec, SIGKILL, Shared, input_of, new_pipe, nonblocking, now};
 use crate::error::internal;
 use crate::init::{Started, gone};
 use crate::journal::Noted;
@@ -49,11 +49,20 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         let mut record = Record::new(ledger, id.clone(), &begun, &spec, now());
         // What cannot be written down must not run either.
         let written = record.write().and_then(|()| streams.watched());
-        let watched = written.inspect_err(|_| {
-            let _ = begun.leaf.kill();
-            record.forget();
-        })?;
-        Ok::<_, Error>((begun, record, watched))
+        match written {
+            Ok(watched) => Ok((begun, record, watched)),
+            Err(error) => {
+                let signal = ToInit::Signal {
+                    request: begun.request,
+                    signal: SIGKILL,
+                };
+                // PID 1 needs no descriptors for it.
+                let _ = sandbox.say(&signal, &[]).await;
+                let _ = begun.leaf.kill();
+                record.forget();
+                Err(error)
+            }
+        }
     };
     let begun = begun.await.inspect_err(|_| Input::remove(&stem));
     let (begun, record, streams) = begun?;

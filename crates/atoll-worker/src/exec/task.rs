@@ -19,7 +19,7 @@ use crate::sandbox::Sandbox;
 
 /// The most that is moved before others get their turn.
 const TURN: usize = 1 << 20;
-/// How long to wait before a log that cannot grow (a full disk) is tried again.
+/// How long to wait before what failed for want of room (a log, on a full disk) or of descriptors is tried again.
 const RETRY: Duration = Duration::from_millis(250);
 
 /// How long a terminal may take to hand over what was written into it last.
@@ -126,16 +126,18 @@ impl Task {
         let known = shared.progress.borrow().status;
         if known.is_none() {
             let present = sandbox.meters.present(shared.terminal.is_some());
-            let mut timed_out = false;
+            let (mut timed_out, mut killed) = (false, false);
             let mut deadline = Deadline::new(&shared, sandbox.state.subscribe());
             let raw = loop {
                 tokio::select! {
                     biased;
                     raw = &mut ended => break raw,
-                    () = deadline.reached(), if !timed_out => {
+                    () = deadline.reached(), if !killed => {
                         timed_out = true;
-                        if let Some(leaf) = &shared.leaf {
-                            let _ = leaf.kill();
+                        killed = shared.leaf.as_ref().is_none_or(|leaf| leaf.kill().is_ok());
+                        if !killed {
+                            // It takes descriptors, of which there may be none just now.
+                            tokio::time::sleep(RETRY).await;
                         }
                     }
                     () = flow(&shared.log, &mut flows) => {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use atoll_model::{Code, Error, TerminalSize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 use super::log::Log;
 use super::task::{Pipe, Source};
@@ -23,6 +24,8 @@ const TURN: usize = 16 << 10;
 pub(crate) struct Terminal {
     /// Nothing once nobody has the other end: there are only so many terminals.
     master: Mutex<Option<Arc<AsyncFd<OwnedFd>>>>,
+    /// Told then: whoever types waits for room that nobody makes any more.
+    closed: Notify,
     shown: Mutex<Shown>,
 }
 
@@ -73,6 +76,7 @@ impl Terminal {
     pub(crate) fn new(master: OwnedFd, first: TerminalSize) -> Result<Self, Error> {
         Ok(Self {
             master: Mutex::new(Some(Arc::new(watch_for(master, Interest::WRITABLE)?))),
+            closed: Notify::new(),
             shown: Mutex::new(Shown {
                 screen: Screen::new(size(first)),
                 position: 0,
@@ -81,14 +85,13 @@ impl Terminal {
     }
 
     fn master(&self) -> Result<Arc<AsyncFd<OwnedFd>>, Error> {
-        let master = lock(&self.master).clone();
-        master
-            .ok_or_else(|| Error::new(Code::StdinClosed, "the terminal was closed by its program"))
+        lock(&self.master).clone().ok_or_else(closed)
     }
 
     /// Nobody has the other end any more.
     pub(crate) fn close(&self) {
         lock(&self.master).take();
+        self.closed.notify_waiters();
     }
 
     /// Shows what has come into the log; says whether there is more.
@@ -134,9 +137,15 @@ impl Terminal {
     /// Types.
     pub(crate) async fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
         let failed = |error: io::Error| internal("write to a terminal", &error);
+        let mut gone = std::pin::pin!(self.closed.notified());
+        gone.as_mut().enable();
         let master = self.master()?;
         while !bytes.is_empty() {
-            let mut ready = master.writable().await.map_err(failed)?;
+            let ready = tokio::select! {
+                ready = master.writable() => ready,
+                () = &mut gone => return Err(closed()),
+            };
+            let mut ready = ready.map_err(failed)?;
             match rustix::io::write(master.as_fd(), bytes) {
                 Ok(written) => bytes = &bytes[written..],
                 Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
@@ -146,6 +155,10 @@ impl Terminal {
         }
         Ok(())
     }
+}
+
+fn closed() -> Error {
+    Error::new(Code::StdinClosed, "the terminal was closed by its program")
 }
 
 impl Shown {

@@ -108,6 +108,71 @@ async fn a_terminal_is_made_shared_resized_left_and_joined_again() {
     server.close().await;
 }
 
+/// Who still types when a program ends, or speaks when it is refused, reads that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_end_of_a_terminal_is_read_by_who_still_types() {
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let unknown = format!("/sandboxes/{id}/pty/pty_aaaaabbbbbcccccddddd");
+    for _ in 0..20 {
+        let mut socket = open(&client, &format!("/sandboxes/{id}/pty")).await;
+        until(&mut socket, "$").await;
+        let mut refused = open(&client, &unknown).await;
+        for (socket, first, code) in [(&mut socket, "exit\n", 1000), (&mut refused, "", 4001)] {
+            send(socket, first.as_bytes()).await;
+            for _ in 0..100 {
+                let keys = Message::Binary(vec![b'x'; 1000].into());
+                // It may have heard our answer to the end by now.
+                let _ = socket.send(keys).await;
+            }
+            assert_eq!(closed(socket).await, code);
+        }
+    }
+    server.close().await;
+}
+
+/// A command that cannot go on before its output is read takes no input: one socket is for both.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn input_that_waits_for_output_to_be_read_does_not_hold_that_up() {
+    const SIZE: usize = 24 << 20;
+    let server = Server::start_with(&["--output-window", "1MiB"]).await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let cat = json!({ "cmd": "cat", "args": [], "openStdin": true, "background": true });
+    let begun = client.post(&path, &cat).await;
+    assert_eq!(begun.status, 202, "{begun:?}");
+    let exec = begun.json()["execID"].as_str().unwrap().to_owned();
+    let (mut writing, mut reading) = open(&client, &format!("{path}/{exec}/output"))
+        .await
+        .split();
+    let write = async {
+        let frame: Vec<u8> = std::iter::once(0).chain(vec![b'x'; 1 << 20]).collect();
+        for _ in 0..SIZE >> 20 {
+            let frame = Message::Binary(frame.clone().into());
+            writing.send(frame).await.unwrap();
+        }
+        let end = Message::Binary(vec![0].into());
+        writing.send(end).await.unwrap();
+    };
+    let read = async {
+        let mut seen = 0;
+        loop {
+            match reading.next().await.unwrap().unwrap() {
+                Message::Binary(frame) if frame[0] == 1 => seen += frame.len() - 1,
+                Message::Binary(frame) if frame[0] == 3 => return seen,
+                Message::Text(text) => panic!("{text}"),
+                _ => {}
+            }
+        }
+    };
+    let both = async { tokio::join!(write, read).1 };
+    let seen = tokio::time::timeout(DEADLINE, both).await;
+    assert_eq!(seen.expect("all of it"), SIZE);
+    server.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_socket_makes_a_terminal_and_refusals_are_close_codes() {
     let server = Server::start().await;
