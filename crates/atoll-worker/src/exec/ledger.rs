@@ -147,7 +147,9 @@ impl Ledger {
     /// All there is, and which files of earlier versions are in it: those wrote one for each command.
     fn text(&self) -> io::Result<(Vec<u8>, Vec<PathBuf>)> {
         let (mut text, mut old) = (Vec::new(), Vec::new());
-        for entry in fs::read_dir(&self.directory)? {
+        // Where nothing is, nothing was run.
+        let entries = unless_missing(fs::read_dir(&self.directory))?;
+        for entry in entries.into_iter().flatten() {
             let path = entry?.path();
             let id = path.file_stem().and_then(|stem| stem.to_str());
             let Some(id) = id.filter(|_| path.extension().is_some_and(|kind| kind == "json"))
@@ -162,11 +164,7 @@ impl Ledger {
                 old.push(path);
             }
         }
-        match fs::read(self.path()) {
-            Ok(new) => text.extend(new),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
+        text.extend(unless_missing(fs::read(self.path()))?.unwrap_or_default());
         Ok((text, old))
     }
 }
@@ -204,6 +202,13 @@ fn remembered(text: &[u8]) -> impl Iterator<Item = (&str, &[u8])> {
     let forgotten = lines().filter(|(_, line)| *line == FORGOTTEN);
     let forgotten: HashSet<&str> = forgotten.map(|(id, _)| id).collect();
     lines().filter(move |(id, _)| !forgotten.contains(id))
+}
+
+fn unless_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 fn create(options: &mut OpenOptions, path: &Path) -> io::Result<File> {

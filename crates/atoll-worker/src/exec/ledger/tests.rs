@@ -47,6 +47,15 @@ fn a_line_that_was_cut_off_costs_only_itself() {
 }
 
 #[test]
+fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
+    let (directory, _) = ledger();
+    let missing = Arc::new(Ledger::new(directory.path().join("missing")));
+    assert_eq!(known(&missing), []);
+    fs::create_dir_all(missing.path()).expect("made");
+    Record::all(&missing).expect_err("a directory is no file");
+}
+
+#[test]
 fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
     let (_directory, ledger) = ledger();
     let stays = begun(&ledger, "stays", 0);
@@ -104,7 +113,7 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
 }
 
 #[test]
-fn a_ledger_without_room_forgets_later() {
+fn a_ledger_that_cannot_be_written_again_stays_as_it_is() {
     let (directory, ledger) = ledger();
     let record = begun(&ledger, "one", 1);
     // Where the new file would be is something else.
