@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -49,7 +50,7 @@ impl Claims {
             if ours.contains(&number) {
                 continue;
             }
-            match self.lock(number, libc::F_WRLCK) {
+            match self.lock(number..number + 1, libc::F_WRLCK) {
                 Ok(()) => {
                     ours.insert(number);
                     return Ok(Some(number));
@@ -80,8 +81,13 @@ impl Claims {
     /// Gives up what was claimed over this open file and nobody inherited.
     pub fn release_others(&self) {
         let ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
-        for number in (0..self.count).filter(|number| !ours.contains(number)) {
-            let _ = self.lock(number, libc::F_UNLCK);
+        let mut next = 0;
+        for &number in ours.iter().chain([&self.count]) {
+            // Nothing behind a number would be everything behind it.
+            if number > next {
+                let _ = self.lock(next..number, libc::F_UNLCK);
+            }
+            next = number + 1;
         }
     }
 
@@ -89,18 +95,18 @@ impl Claims {
     pub fn release(&self, number: u32) {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         if ours.remove(&number) {
-            let _ = self.lock(number, libc::F_UNLCK);
+            let _ = self.lock(number..number + 1, libc::F_UNLCK);
         }
     }
 
-    fn lock(&self, number: u32, kind: libc::c_int) -> io::Result<()> {
+    fn lock(&self, numbers: Range<u32>, kind: libc::c_int) -> io::Result<()> {
         // SAFETY: an all-zero flock is valid; it lives across the call.
         let result = unsafe {
             let mut lock: libc::flock = std::mem::zeroed();
             lock.l_type = kind as i16;
             lock.l_whence = libc::SEEK_SET as i16;
-            lock.l_start = i64::from(number);
-            lock.l_len = 1;
+            lock.l_start = i64::from(numbers.start);
+            lock.l_len = i64::from(numbers.end - numbers.start);
             libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock)
         };
         if result == -1 {

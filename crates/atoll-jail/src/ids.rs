@@ -38,6 +38,13 @@ impl Ranges {
         }
     }
 
+    /// The range that begins with an id, if one does.
+    pub fn range_of(base: u32) -> Option<IdRange> {
+        let ours = base >= FIRST && (base - FIRST).is_multiple_of(COUNT);
+        let range = IdRange { base, count: COUNT };
+        (ours && (base - FIRST) / COUNT < RANGES).then_some(range)
+    }
+
     /// Goes on with the claims of a server that is gone, over the open file its keeper held.
     pub fn take_over(file: OwnedFd) -> Self {
         Self(Claims::take_over(file, RANGES))
@@ -85,5 +92,35 @@ mod tests {
         drop(other);
         assert_eq!(one.claim().expect("claim"), first);
         std::fs::remove_file(path).expect("remove");
+    }
+
+    #[test]
+    fn who_takes_claims_over_gives_up_those_that_nobody_inherits() {
+        let path = std::env::temp_dir().join(format!("atoll-ids-left-{}", std::process::id()));
+        let (one, other) = (
+            Ranges::open(&path).expect("open"),
+            Ranges::open(&path).expect("open"),
+        );
+        let [first, second, third, fourth] = [(); 4].map(|()| one.claim().expect("claim"));
+        let next = Ranges::take_over(one.as_fd().try_clone_to_owned().expect("copy"));
+        next.inherit(second);
+        next.inherit(fourth);
+        next.release_others();
+        assert_eq!(other.claim().expect("claim"), first);
+        assert_eq!(other.claim().expect("claim"), third);
+        let fifth = other.claim().expect("claim");
+        assert!(fifth.base > fourth.base, "{fifth:?} is {fourth:?}");
+        std::fs::remove_file(path).expect("remove");
+    }
+
+    #[test]
+    fn a_range_is_found_by_the_id_it_begins_with() {
+        let last = FIRST + (RANGES - 1) * COUNT;
+        for base in [FIRST, FIRST + COUNT, last] {
+            assert_eq!(Ranges::range_of(base).map(|range| range.base), Some(base));
+        }
+        for base in [0, FIRST - COUNT, FIRST + 1, last + COUNT] {
+            assert_eq!(Ranges::range_of(base), None);
+        }
     }
 }

@@ -19,9 +19,7 @@ pub(crate) struct Busy {
 
 /// Something under way, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Work {
-    count: Arc<watch::Sender<usize>>,
-}
+pub(crate) struct Work(Busy);
 
 impl Busy {
     /// Somebody has asked for something.
@@ -45,9 +43,7 @@ impl Busy {
     pub(crate) fn begin(&self) -> Work {
         self.touch();
         self.count.send_modify(|count| *count += 1);
-        Work {
-            count: Arc::clone(&self.count),
-        }
+        Work(self.clone())
     }
 
     /// Waits until nothing is under way.
@@ -60,6 +56,7 @@ impl Busy {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        self.count.send_modify(|count| *count -= 1);
+        self.0.touch();
+        self.0.count.send_modify(|count| *count -= 1);
     }
 }

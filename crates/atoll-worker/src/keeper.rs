@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use atoll_jail::ids::Ranges;
+use atoll_jail::plan::IdRange;
 use atoll_jail::wire::{Channel, Fault, FromKeeper, Packet, ToKeeper};
 use atoll_model::{Code, Error};
 use tokio::io::Interest;
@@ -62,6 +64,18 @@ pub(crate) struct Found {
     pub(crate) execs: HashMap<u32, Vec<OwnedFd>>,
     pub(crate) parent: Parent,
     pub(crate) keeper: Arc<Keeper>,
+}
+
+impl Found {
+    /// Its ids, if it lives: PID 1 acts as the first of them from its first moment.
+    pub(crate) fn ids(&self) -> Option<IdRange> {
+        let pid = self.parent.pid;
+        let status = (pid != 0).then(|| std::fs::read_to_string(format!("/proc/{pid}/status")));
+        let status = status?.ok()?;
+        let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+        let effective = ids.split_whitespace().nth(1)?;
+        Ranges::range_of(effective.parse().ok()?)
+    }
 }
 
 impl Keeper {

@@ -37,7 +37,9 @@ pub use files::archive::Unpacking;
 pub use files::{Reader, Taken, Writer};
 pub use journal::Health as JournalHealth;
 pub use reserve::Reserve;
-pub use runtime::{Amend, Announce, Config, Farewell, LocalRuntime, PortWatch, check_host};
+pub use runtime::{
+    Amend, Announce, Attention, Config, Farewell, LocalRuntime, PortWatch, check_host,
+};
 pub use screen::{Screen, Size};
 pub use storage::Storage;
 pub use watch::Watch;

@@ -46,6 +46,7 @@ pub use create::Announce;
 pub(crate) use create::nobody;
 pub use delete::Farewell;
 pub(crate) use entry::{Entry, Place};
+pub use open::Attention;
 
 /// What the parts of a runtime share.
 pub(crate) struct Shared {

@@ -1,10 +1,13 @@
-//! Files of sandboxes that are gone. They are removed when nobody waits for anything, or soon, or at the end: a file
+//! What is left of sandboxes that nobody has. It is taken away when nobody waits for anything, or soon, or at the end: a file
 //! system can take long for it, and keeps others waiting meanwhile.
 
 use std::path::PathBuf;
 use std::sync::Weak;
 use std::time::Duration;
 
+use atoll_jail::cgroup::Group;
+use atoll_jail::ids::Ranges;
+use atoll_jail::plan::IdRange;
 use atoll_model::SandboxId;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -26,7 +29,27 @@ pub(crate) struct Trash {
 pub(crate) struct Item {
     pub(crate) id: SandboxId,
     pub(crate) directory: PathBuf,
+    /// What of it still lives is ended first.
+    pub(crate) living: Option<Living>,
     pub(crate) _work: Work,
+}
+
+/// The processes of a sandbox that nobody was ever told of.
+#[derive(Debug)]
+pub(crate) struct Living {
+    pub(crate) group: Group,
+    /// They are nobody else's before the processes are gone.
+    pub(crate) ids: IdRange,
+}
+
+impl Living {
+    /// Those that cannot be ended now are found by the next server.
+    fn end(&self, ranges: &Ranges) {
+        let ended = self.group.kill().and_then(|()| self.group.remove());
+        if ended.is_ok() {
+            ranges.release(self.ids);
+        }
+    }
 }
 
 impl Trash {
@@ -73,6 +96,9 @@ impl Trash {
             // Those that come meanwhile need not wait for these.
             tokio::task::spawn_blocking(move || {
                 for item in items {
+                    if let Some(living) = &item.living {
+                        living.end(&shared.instance.ranges);
+                    }
                     let _ = shared.instance.disk.remove(&item.id);
                     let _ = crate::instance::remove_directory(&item.directory);
                 }

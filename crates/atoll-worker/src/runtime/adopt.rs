@@ -1,7 +1,8 @@
 //! Going on with the sandboxes of a server that is gone.
 //!
 //! Records say what there should be, keepers what there is. Running and known to a keeper: taken over. Known to none:
-//! stopped, its files are there. Known to the keeper alone: never told to anybody, ended. A record that cannot be understood is
+//! stopped, its files are there. Known to the keeper alone: never told to anybody, ended when nobody waits: a server leaves some
+//! hundred embryos, and the next one has more to do than to end them. A record that cannot be understood is
 //! set aside with its files, not removed. One that cannot be read stops everything before it begins.
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use crate::error::host_file;
 use crate::keeper::Found;
 use crate::keeper::left::Inventory;
 use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
+use crate::trash::{Item, Living};
 
 impl LocalRuntime {
     /// Goes on with what the last server left.
@@ -25,7 +27,7 @@ impl LocalRuntime {
         lock(&self.shared.foreign).clone_from(&inventory.foreign);
         let runtime = self.clone();
         let handle = tokio::runtime::Handle::current();
-        blocking(move || {
+        let unknown = blocking(move || {
             let _entered = handle.enter();
             runtime.take_all_over(inventory)
         })
@@ -35,14 +37,20 @@ impl LocalRuntime {
             let _ = keeper.accept().await;
         }
         self.dismiss_keepers(None).await;
+        for item in unknown {
+            self.shared.trash.throw(item);
+        }
         Ok(())
     }
 
-    fn take_all_over(&self, inventory: Inventory) -> Result<(), Error> {
+    /// Those that nobody was told of are not ended yet.
+    fn take_all_over(&self, inventory: Inventory) -> Result<Vec<Item>, Error> {
         let instance = &self.shared.instance;
         let sandboxes = instance.sandboxes();
         // Before anything is changed: a record that the host does not give us is not one that is not there.
         let records = read_all(&sandboxes)?;
+        empty(&instance.trash());
+        let mut unknown = Vec::new();
         let foreign = inventory.foreign.iter().map(|keeper| keeper.version).max();
         let stayed = !inventory.sandboxes.is_empty();
         let mut found: HashMap<String, Found> = inventory
@@ -53,23 +61,32 @@ impl LocalRuntime {
         for (id, path, record) in records {
             let found = found.remove(id.as_str());
             match record {
-                Some(Ok(record)) => self.take_one_over(path, record, found, (stayed, foreign)),
+                Some(Ok(record)) => {
+                    unknown.extend(self.take_one_over(path, record, found, (stayed, foreign)));
+                }
                 // It never came to be.
-                None => self.end_unknown(&id, &path, found),
+                None => unknown.push(self.unknown(id, &path, found)),
                 Some(Err(Senseless)) => self.orphan(&id, &path),
             }
         }
         // Without files there is nobody to be.
         for found in found.into_values() {
-            self.kill(&found.name);
+            if let Ok(id) = found.name.parse() {
+                let path = instance.sandbox(&id);
+                unknown.push(self.unknown(id, &path, Some(found)));
+            }
         }
+        let ending = |id: &SandboxId| {
+            let mut living = unknown.iter().filter(|item| item.living.is_some());
+            living.any(|item| item.id == *id)
+        };
         for name in instance.cgroups.names() {
             let Ok(id) = name.parse::<SandboxId>() else {
                 continue;
             };
             let live = self.entry(&id).map(|entry| entry.place());
             let lives = matches!(live, Ok(Place::Live(_) | Place::Apart(_)));
-            if !lives && !self.shared.pool.has(&id) {
+            if !lives && !self.shared.pool.has(&id) && !ending(&id) {
                 self.kill(&name);
             }
         }
@@ -77,23 +94,21 @@ impl LocalRuntime {
         self.reconnect()?;
         let aside = crate::orphans::place(&instance.directory);
         let known = |id: &SandboxId| {
-            [&sandboxes, &aside]
-                .iter()
-                .any(|at| at.join(id.as_str()).exists())
+            let mut places = [&sandboxes, &aside].into_iter();
+            places.any(|at| at.join(id.as_str()).exists()) || ending(id)
         };
         instance.disk.sweep(&known)?;
-        empty(&instance.trash());
-        Ok(())
+        Ok(unknown)
     }
 
-    /// Takes one over. One that cannot be goes on, apart from the others.
+    /// Takes one over. One that cannot be goes on, apart from the others; one that waited in the pool is nobody's.
     fn take_one_over(
         &self,
         path: PathBuf,
         mut record: Record,
         found: Option<Found>,
         (keeper_stayed, foreign): (bool, Option<u32>),
-    ) {
+    ) -> Option<Item> {
         let (id, pooled) = (record.info.id.clone(), record.pooled);
         let ran = record.info.state != SandboxState::Stopped;
         let alive = found.as_ref().is_some_and(|found| found.parent.pid != 0);
@@ -109,14 +124,13 @@ impl LocalRuntime {
                 }
                 Ok(sandbox) => drop(self.add(&sandbox)),
                 // Nobody was told of it.
-                Err(_) if pooled => self.end_unknown(&id, &path, None),
+                Err(_) if pooled => return Some(self.unknown(id, &path, None)),
                 Err(error) => self.add_apart(Apart::new(&self.shared, path, as_it_was, error)),
             }
-            return;
+            return None;
         }
         if pooled {
-            self.end_unknown(&id, &path, None);
-            return;
+            return Some(self.unknown(id, &path, None));
         }
         let mut reason = if record.boot != boot() {
             Reason::HostRestart
@@ -134,7 +148,7 @@ impl LocalRuntime {
             if group.is_inhabited() {
                 let apart = Apart::foreign(&self.shared, path, record, version);
                 self.add_apart(apart);
-                return;
+                return None;
             }
             reason = Reason::Exited;
         }
@@ -148,6 +162,7 @@ impl LocalRuntime {
         let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
+        None
     }
 
     /// Sets one aside of which nobody will ever know what it was. If it cannot be, it stays as it is.
@@ -203,13 +218,30 @@ impl LocalRuntime {
         Ok(())
     }
 
-    /// Takes away what no caller was ever told of.
-    fn end_unknown(&self, id: &SandboxId, path: &Path, found: Option<Found>) {
-        if let Some(found) = found {
-            self.kill(&found.name);
+    /// What is to be taken away of a sandbox that no caller was ever told of.
+    fn unknown(&self, id: SandboxId, path: &Path, found: Option<Found>) -> Item {
+        let directory = self.shared.instance.trash().join(id.as_str());
+        let _ = fs::rename(path, &directory);
+        Item {
+            living: found.and_then(|found| self.living(&found)),
+            id,
+            directory,
+            _work: self.shared.aftermath.begin(),
         }
-        let trash = self.shared.instance.trash();
-        let _ = fs::rename(path, trash.join(id.as_str()));
+    }
+
+    /// What can be ended later, with its ids, which nobody else gets until then. The rest is ended at once: a keeper of another
+    /// version goes with the last of its own.
+    fn living(&self, found: &Found) -> Option<Living> {
+        let instance = &self.shared.instance;
+        let ours = Arc::ptr_eq(&found.keeper, &self.shared.keeper);
+        let Some(ids) = ours.then(|| found.ids()).flatten() else {
+            self.kill(&found.name);
+            return None;
+        };
+        instance.ranges.inherit(ids);
+        let group = instance.cgroups.group(&found.name, ids);
+        Some(Living { group, ids })
     }
 
     fn kill(&self, name: &str) {

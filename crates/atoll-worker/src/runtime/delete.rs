@@ -94,6 +94,7 @@ impl LocalRuntime {
                 shared.trash.throw(Item {
                     id: name,
                     directory: target,
+                    living: None,
                     _work: shared.aftermath.begin(),
                 });
             }

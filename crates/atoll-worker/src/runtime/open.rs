@@ -9,7 +9,7 @@ use atoll_model::Error;
 use tokio::sync::watch;
 
 use super::{Config, Entry, LocalRuntime, Place, Shared};
-use crate::busy::Busy;
+use crate::busy::{Busy, Work};
 use crate::error::{host_file, internal};
 use crate::exec::budget::{self, Kept};
 use crate::freezer::Freezer;
@@ -25,6 +25,12 @@ use crate::samples;
 use crate::sandbox::{blocking, lock};
 use crate::template;
 use crate::trash::Trash;
+
+/// Somebody who has more to do than to make things ready, or to take them away.
+#[derive(Debug)]
+pub struct Attention {
+    _work: Work,
+}
 
 impl LocalRuntime {
     /// Opens the instance of the data directory, or a small one of its own (see [`Config::lasting`]). End
@@ -47,6 +53,7 @@ impl LocalRuntime {
         let shared = Arc::new(Shared::new(&config, ground, keeper, trash)?);
         tokio::spawn(Trash::tend(Arc::downgrade(&shared), thrown));
         let runtime = Self { shared };
+        let attention = runtime.attention();
         if let Some(inventory) = inventory {
             let begin = std::time::Instant::now();
             runtime.take_over(inventory).await?;
@@ -55,7 +62,15 @@ impl LocalRuntime {
             runtime.shared.meters.adopted(adopted, begin.elapsed());
         }
         runtime.tend(config.lasting);
+        drop(attention);
         Ok(runtime)
+    }
+
+    /// While this is kept nothing is begun that nobody waits for.
+    pub fn attention(&self) -> Attention {
+        Attention {
+            _work: self.shared.busy.begin(),
+        }
     }
 
     /// Begins what goes on by itself.

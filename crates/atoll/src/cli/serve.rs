@@ -105,6 +105,7 @@ impl Complete {
             ..serving
         };
         let sandboxes = taken::open(sandboxes).await?;
+        let opening = sandboxes.attention();
         let store = Store::open(&config.data.join("atoll.db"))
             .await
             .map_err(|error| {
@@ -150,6 +151,7 @@ impl Complete {
         if let Some(metrics) = metrics {
             serve(Listening::Plain(metrics), exporter);
         }
+        drop(opening);
         asked.until_end(tls.as_ref()).await;
         note(match self.on_exit {
             OnExit::Keep => "ending: requests under way are finished, sandboxes go on",

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::process::Child;
 use std::time::Duration;
 
 use atoll_model::{ExecSpec, SandboxId, SandboxSpec};
 use atoll_testkit::wait_for;
-use atoll_worker::LocalRuntime;
+use atoll_worker::{Config, LocalRuntime};
 
 use super::{EMBRYOS, Place, WARM, children, keeper, kill, prepared, serve as start, word};
-use crate::world::{DEADLINE, templates};
+use crate::world::{DEADLINE, Kind, template, templates};
 
 /// Makes one, waits until others are warm, and to be killed.
 pub(super) async fn serve(data: &Path) {
@@ -46,15 +47,66 @@ fn homes(all: &BTreeSet<i32>) -> BTreeMap<SandboxId, i32> {
     all.iter().filter_map(one).collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
+/// A server with a sandbox, warm ones and embryos, and its keeper.
+async fn filled(place: &Place) -> (Child, i32) {
     tokio::task::spawn_blocking(templates).await.unwrap();
-    let place = Place::new();
     let file = place.file("made");
     let words = [("FILE", &*file.to_string_lossy())];
-    let mut server = start("pool", &place, &words);
+    let server = start("pool", place, &words);
     wait_for("warm ones", DEADLINE, || file.exists());
     let keeper = keeper(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    (server, keeper)
+}
+
+/// As whom a process acts; nothing if it has ended.
+fn acts_as(pid: i32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    ids.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn embryos_of_a_server_that_is_gone_end_later_and_nobody_has_their_ids_before() {
+    let place = Place::new();
+    let (mut server, keeper) = filled(&place).await;
+    let warm = pooled(&place.data());
+    let before = children(keeper);
+    kill(&mut server);
+    let config = Config {
+        warm: 0,
+        embryos: 0,
+        ..prepared(&place.data())
+    };
+    let runtime = LocalRuntime::open(config).await.unwrap();
+    let made = BTreeSet::from_iter(runtime.list().into_iter().map(|info| info.id));
+    let homes = homes(&before).into_iter();
+    let embryos = homes.filter(|(id, _)| !warm.contains(id) && !made.contains(id));
+    let embryos: BTreeSet<i32> = embryos.map(|(_, pid)| pid).collect();
+    assert_eq!(embryos.len(), EMBRYOS);
+    let taken: Vec<_> = embryos.iter().map(|pid| (*pid, acts_as(*pid))).collect();
+    let cold = SandboxSpec {
+        template: template(Kind::Static),
+        ..SandboxSpec::default()
+    };
+    // More than the lowest numbers that the last server had.
+    for _ in 0..=EMBRYOS {
+        let id = runtime.create(cold.clone()).await.unwrap().id;
+        let ours = acts_as(runtime.host_pid(&id).unwrap());
+        for (pid, theirs) in &taken {
+            let lives = acts_as(*pid).is_some() && theirs.is_some();
+            assert!(!lives || ours != *theirs, "{id} has the ids of {pid}");
+        }
+    }
+    wait_for("the embryos to end", DEADLINE, || {
+        children(keeper).is_disjoint(&embryos)
+    });
+    place.close(runtime).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
+    let place = Place::new();
+    let (mut server, keeper) = filled(&place).await;
     let before = pooled(&place.data());
     assert_eq!(before.len(), WARM);
     let pids = homes(&children(keeper));
