@@ -20,6 +20,12 @@ const PHRASE: Duration = Duration::from_millis(20);
 /// How soon it is looked again whether there is need.
 const GLANCE: Duration = Duration::from_millis(2);
 
+/// For so long a command counts as one that has just begun. Many at once take their time: where they counted as others after 20 ms,
+/// each beat made them slower, and what was slow stayed so.
+const YOUTH: Duration = Duration::from_millis(200);
+/// They are counted by the part of it in which they began.
+const PART: Duration = Duration::from_millis(8);
+
 /// One for all runtimes of this process: what is scheduled is the machine's.
 static METRONOME: OnceLock<Option<Metronome>> = OnceLock::new();
 
@@ -33,7 +39,7 @@ struct Metronome {
     young: Young,
 }
 
-/// How many commands of the last moment run, by the millisecond in which they began: they are a crowd themselves, which waits for its
+/// How many commands that have just begun run, by the [`PART`] in which they did: they are a crowd themselves, which waits for its
 /// turns and gains nothing by being looked at more often.
 #[derive(Default)]
 struct Young([AtomicU64; 32]);
@@ -41,7 +47,12 @@ struct Young([AtomicU64; 32]);
 impl Young {
     const BITS: u32 = 24;
 
-    /// Counts one more, or one less, of those that began in a millisecond.
+    /// The number of the part that is now, by a clock in microseconds.
+    fn part(now: u64) -> u64 {
+        now / micros(PART)
+    }
+
+    /// Counts one more, or one less, of those that began in a part.
     fn count(&self, began: u64, change: impl Fn(u64) -> u64) {
         let slot = &self.0[began as usize % self.0.len()];
         let counted = |old: u64| {
@@ -58,7 +69,7 @@ impl Young {
     }
 
     fn running(&self, now: u64) -> u64 {
-        let oldest = now.saturating_sub(PHRASE.as_millis() as u64);
+        let oldest = now.saturating_sub(Self::part(micros(YOUTH)));
         let slots = self.0.iter().map(|slot| slot.load(Ordering::Relaxed));
         let young = slots.filter(|slot| slot >> Self::BITS >= oldest);
         young.map(|slot| slot & ((1 << Self::BITS) - 1)).sum()
@@ -111,7 +122,7 @@ pub(crate) fn ask() -> Asked {
     let Some(Some(metronome)) = METRONOME.get() else {
         return Asked(0);
     };
-    let began = metronome.clock.now() / 1000;
+    let began = Young::part(metronome.clock.now());
     metronome.young.count(began, |count| count + 1);
     Asked(began)
 }
@@ -174,7 +185,7 @@ impl Metronome {
     fn is_crowded(&self, now: u64) -> bool {
         let mut text = [0; 128];
         let read = self.load.read_at(&mut text, 0).unwrap_or(0);
-        let others = self.young.running(now / 1000).saturating_sub(1) as usize;
+        let others = self.young.running(Young::part(now)).saturating_sub(1) as usize;
         running(&String::from_utf8_lossy(&text[..read])) > self.processors + 2 * others
     }
 }
@@ -218,7 +229,8 @@ mod tests {
         young.count(100, end);
         assert_eq!(young.running(110), 2);
         // What runs for long is no part of the crowd; its end, when its place is another's, concerns nobody.
-        assert_eq!(young.running(125), 1);
+        assert_eq!(young.running(125), 2);
+        assert_eq!(young.running(126), 1);
         young.count(132, begin);
         young.count(100, end);
         assert_eq!(young.running(132), 1);

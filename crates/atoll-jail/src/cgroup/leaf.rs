@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Group, counter, make, open};
+use rustix::fs::{Mode, OFlags};
+
+use super::{Group, make, number_after, open};
 use crate::Error;
 
 /// A directory of cgroup2 that holds one exec.
@@ -109,7 +111,7 @@ impl Leaf {
         match (*state, &self.directory) {
             (Use::GivenUp, _) => End::Gone,
             (Use::Own, Some(directory)) => {
-                if counter(&self.path.join("cgroup.events"), "populated") != 0 {
+                if is_populated(directory.as_fd()) {
                     return End::Lingers;
                 }
                 *state = Use::GivenUp;
@@ -121,4 +123,14 @@ impl Leaf {
             },
         }
     }
+}
+
+/// It has processes. Asked after every exec, so not by its path; what cannot be told is not used again now.
+fn is_populated(directory: BorrowedFd<'_>) -> bool {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut text = [0; 256];
+    let read = rustix::fs::openat(directory, c"cgroup.events", flags, Mode::empty())
+        .and_then(|events| rustix::io::read(events, &mut text));
+    let text = read.map(|read| String::from_utf8_lossy(&text[..read]));
+    text.map_or(true, |text| number_after(&text, "populated") != 0)
 }

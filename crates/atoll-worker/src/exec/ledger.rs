@@ -4,12 +4,12 @@
 //! A line that was cut off, by a kill or a full disk, counts as not written; what follows begins a new one. What was
 //! forgotten is left out when it is as much as the rest.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use atoll_model::{Error, ExecId};
 
@@ -42,8 +42,27 @@ struct Inner {
     dead: usize,
 }
 
+/// Those that somebody has.
+static KNOWN: LazyLock<Mutex<HashMap<PathBuf, Weak<Ledger>>>> = LazyLock::new(Mutex::default);
+
+fn known() -> MutexGuard<'static, HashMap<PathBuf, Weak<Ledger>>> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Ledger {
-    pub(crate) fn new(directory: PathBuf) -> Self {
+    /// The one of a directory. Those who saw a sandbox before it was stopped may still write when it was started again: it is the
+    /// same for all of them, since one of them may write the file anew.
+    pub(crate) fn of(directory: PathBuf) -> Arc<Self> {
+        let mut known = known();
+        if let Some(ledger) = known.get(&directory).and_then(Weak::upgrade) {
+            return ledger;
+        }
+        let ledger = Arc::new(Self::new(directory.clone()));
+        known.insert(directory, Arc::downgrade(&ledger));
+        ledger
+    }
+
+    fn new(directory: PathBuf) -> Self {
         Self {
             directory,
             inner: Mutex::default(),
@@ -80,8 +99,6 @@ impl Ledger {
     /// The file, to be appended to.
     fn file<'a>(&self, inner: &'a mut Inner) -> io::Result<&'a File> {
         let open = inner.file.take();
-        // Those who saw the sandbox before it was stopped may have put another in its place.
-        let open = open.filter(|file| file.metadata().is_ok_and(|about| about.nlink() > 0));
         let open = open.map_or_else(|| create(OpenOptions::new().append(true), &self.path()), Ok);
         Ok(inner.file.insert(open?))
     }
@@ -108,6 +125,8 @@ impl Ledger {
             // Where there is no room for it, it is not tried again before there is as much again.
             inner.all = self.compact().unwrap_or(inner.all);
             inner.dead = 0;
+            // It may be another now.
+            inner.file = None;
         }
     }
 
@@ -166,6 +185,19 @@ impl Ledger {
         }
         text.extend(unless_missing(fs::read(self.path()))?.unwrap_or_default());
         Ok((text, old))
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        let mut known = known();
+        // There may be another by now.
+        if known
+            .get(&self.directory)
+            .is_some_and(|ledger| ledger.strong_count() == 0)
+        {
+            known.remove(&self.directory);
+        }
     }
 }
 

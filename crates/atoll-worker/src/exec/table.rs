@@ -90,7 +90,7 @@ impl Table {
         };
         let table = Self {
             budget: Arc::new(Budget::new(Kept::default(), directory.clone())),
-            ledger: Arc::new(Ledger::new(directory)),
+            ledger: Ledger::of(directory),
             mark,
             inner: Mutex::new(inner),
             taken: AtomicU32::new(0),

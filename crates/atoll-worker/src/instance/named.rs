@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use atoll_model::{ExecInfo, RunName, SandboxInfo, SandboxSpec, SandboxState};
 
@@ -63,7 +62,7 @@ impl Place {
             if record.boot != boot() || !alive {
                 record.info.state = SandboxState::Stopped;
             }
-            let ledger = Arc::new(Ledger::new(entry.path().join("execs")));
+            let ledger = Ledger::of(entry.path().join("execs"));
             let execs = ExecRecord::all(&ledger).unwrap_or_default();
             let execs = execs.iter().map(ExecRecord::info).collect();
             Some((record.info, record.spec, execs))

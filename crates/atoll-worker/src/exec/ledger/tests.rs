@@ -9,8 +9,8 @@ use super::*;
 
 fn ledger() -> (tempfile::TempDir, Arc<Ledger>) {
     let directory = tempfile::tempdir().expect("a directory");
-    let ledger = Ledger::new(directory.path().to_owned());
-    (directory, Arc::new(ledger))
+    let ledger = Ledger::of(directory.path().to_owned());
+    (directory, ledger)
 }
 
 fn begun(ledger: &Arc<Ledger>, word: &str, at: i64) -> Record {
@@ -49,7 +49,7 @@ fn a_line_that_was_cut_off_costs_only_itself() {
 #[test]
 fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
     let (directory, _) = ledger();
-    let missing = Arc::new(Ledger::new(directory.path().join("missing")));
+    let missing = Ledger::of(directory.path().join("missing"));
     assert_eq!(known(&missing), []);
     fs::create_dir_all(missing.path()).expect("made");
     Record::all(&missing).expect_err("a directory is no file");
@@ -79,6 +79,28 @@ fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
 }
 
 #[test]
+fn whoever_has_the_ledger_of_a_directory_has_the_same() {
+    let (directory, ledger) = ledger();
+    let path = directory.path().to_owned();
+    let mut early = begun(&ledger, "early", 1);
+    // A sandbox that was started again has commands of its own, and writes the file anew.
+    let later = Ledger::of(path.clone());
+    let word = "x".repeat(2 * LEAST);
+    begun(&later, &word, 2).forget();
+    assert!(fs::metadata(later.path()).expect("there").len() < LEAST as u64);
+    early.end(ExecStatus::default(), 3).expect("written");
+    assert_eq!(
+        known(&Arc::new(Ledger::new(path.clone()))),
+        [(early.id.clone(), true)]
+    );
+    drop((early, ledger, later));
+    assert!(
+        !super::known().contains_key(&path),
+        "nobody has it any more"
+    );
+}
+
+#[test]
 fn files_of_earlier_versions_are_read_and_taken_in() {
     let (directory, ledger) = ledger();
     let (kept, gone) = (begun(&ledger, "kept", 1), begun(&ledger, "gone", 2));
@@ -99,6 +121,7 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
         fs::write(record.stem().with_extension("json"), text).expect("written");
     }
     fs::remove_file(ledger.path()).expect("removed");
+    ledger.rest();
     let both = [(kept.id.clone(), false), (gone.id.clone(), true)];
     assert_eq!(known(&ledger), both);
     // What happens now is written in the new form.

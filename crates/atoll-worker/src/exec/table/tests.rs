@@ -21,7 +21,7 @@ impl Place {
         std::fs::create_dir(directory.path().join("execs")).expect("a directory");
         Self {
             id: SandboxId::random(),
-            ledger: Arc::new(Ledger::new(directory.path().join("execs"))),
+            ledger: Ledger::of(directory.path().join("execs")),
             directory,
             journals: Arc::default(),
             next: 0,

@@ -78,7 +78,7 @@ async fn embryos_of_a_server_that_is_gone_end_later_and_nobody_has_their_ids_bef
         ..prepared(&place.data())
     };
     let runtime = LocalRuntime::open(config).await.unwrap();
-    let made = BTreeSet::from_iter(runtime.list().into_iter().map(|info| info.id));
+    let made: BTreeSet<_> = runtime.list().into_iter().map(|info| info.id).collect();
     let homes = homes(&before).into_iter();
     let embryos = homes.filter(|(id, _)| !warm.contains(id) && !made.contains(id));
     let embryos: BTreeSet<i32> = embryos.map(|(_, pid)| pid).collect();
