@@ -233,7 +233,8 @@ mod tests {
         assert_eq!(young.running(126), 1);
         young.count(132, begin);
         young.count(100, end);
-        assert_eq!(young.running(132), 1);
+        assert_eq!(young.running(135), 2);
+        assert_eq!(young.running(136), 1);
     }
 
     #[test]
