@@ -134,3 +134,25 @@ fn is_populated(directory: BorrowedFd<'_>) -> bool {
     let text = read.map(|read| String::from_utf8_lossy(&text[..read]));
     text.map_or(true, |text| number_after(&text, "populated") != 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_used_again() {
+        let name = format!("atoll-leaf-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir(&directory).expect("a directory");
+        let open = fs::File::open(&directory).expect("open");
+        assert!(is_populated(open.as_fd()), "nothing is there to be read");
+        for (text, populated) in [
+            ("populated 1\nfrozen 0\n", true),
+            ("populated 0\nfrozen 0\n", false),
+        ] {
+            fs::write(directory.join("cgroup.events"), text).expect("written");
+            assert_eq!(is_populated(open.as_fd()), populated, "{text}");
+        }
+        fs::remove_dir_all(directory).expect("removed");
+    }
+}
