@@ -3,8 +3,8 @@
 use atoll_model::{Code, Ending, Error, SandboxState, Scope};
 
 use crate::ledger::Held;
-use crate::sandboxes::{always, check_timeout, finish, microseconds};
-use crate::{Context, Core, SandboxView, now};
+use crate::sandboxes::{always, check_timeout, microseconds};
+use crate::{Context, Core, SandboxView, now, outlast};
 
 /// How a sandbox is to run.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +50,7 @@ impl Core {
         check_timeout(&context.org, Some(asked.seconds))?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await.map_err(deleted)?;
             core.connect_held(&held, asked).await
         })
@@ -68,7 +68,7 @@ impl Core {
         context.require(Scope::Sandboxes)?;
         let entry = self.inner.ledger.find(&context.org.id, name)?;
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             match (held.entry.with(|row| row.state), how) {
                 (SandboxState::Paused | SandboxState::Stopped, _) => return Ok(Before::Slept),

@@ -150,11 +150,9 @@ impl Core {
     }
 }
 
-/// Begins work that goes on whether or not its caller waits, and belongs to the same request in the log.
-fn spawn<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> tokio::task::JoinHandle<T> {
-    tokio::spawn(work.in_current_span())
+/// Work that goes on whether or not its caller waits, and belongs to the same request in the log.
+fn outlast<T>(work: impl Future<Output = T> + Send + 'static) -> impl Future<Output = T> + Send {
+    atoll_worker::outlast(work.in_current_span())
 }
 
 /// Now: microseconds since 1970.

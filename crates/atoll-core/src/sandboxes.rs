@@ -16,7 +16,7 @@ use crate::ledger::{Entry, Held};
 use crate::{Context, Core, Slice, error};
 pub use change::SandboxChange;
 pub use create::NewSandbox;
-pub(crate) use states::{Still, always, finish};
+pub(crate) use states::{Still, always};
 pub(crate) use times::{check_timeout, end_anew, microseconds};
 
 /// Which sandboxes are meant.

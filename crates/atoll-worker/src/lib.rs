@@ -4,6 +4,7 @@
 //! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
 
 mod busy;
+mod crowd;
 mod error;
 mod exec;
 mod files;
@@ -17,6 +18,7 @@ mod metronome;
 pub mod network;
 mod nursery;
 pub mod orphans;
+mod outlast;
 mod pool;
 mod reserve;
 mod runtime;
@@ -30,12 +32,14 @@ pub mod tree;
 mod watch;
 mod weights;
 
+pub use crowd::step_back_in_a_crowd;
 pub use exec::logs::{Logged, Logs};
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};
 pub use files::archive::Unpacking;
 pub use files::{Reader, Taken, Writer};
 pub use journal::Health as JournalHealth;
+pub use outlast::{Outlast, outlast};
 pub use reserve::Reserve;
 pub use runtime::{
     Amend, Announce, Attention, Config, Farewell, LocalRuntime, PortWatch, check_host,

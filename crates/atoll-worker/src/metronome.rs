@@ -20,12 +20,6 @@ const PHRASE: Duration = Duration::from_millis(20);
 /// How soon it is looked again whether there is need.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// For so long a command counts as one that has just begun. Many at once take their time: where they counted as others after 20 ms,
-/// each beat made them slower, and what was slow stayed so.
-const YOUTH: Duration = Duration::from_millis(200);
-/// They are counted by the part of it in which they began.
-const PART: Duration = Duration::from_millis(8);
-
 /// One for all runtimes of this process: what is scheduled is the machine's.
 static METRONOME: OnceLock<Option<Metronome>> = OnceLock::new();
 
@@ -36,56 +30,6 @@ struct Metronome {
     threads: Vec<Thread>,
     /// When the next look is due.
     look: AtomicU64,
-    young: Young,
-}
-
-/// How many commands that have just begun run, by the [`PART`] in which they did: they are a crowd themselves, which waits for its
-/// turns and gains nothing by being looked at more often.
-#[derive(Default)]
-struct Young([AtomicU64; 32]);
-
-impl Young {
-    const BITS: u32 = 24;
-
-    /// The number of the part that is now, by a clock in microseconds.
-    fn part(now: u64) -> u64 {
-        now / micros(PART)
-    }
-
-    /// Counts one more, or one less, of those that began in a part.
-    fn count(&self, began: u64, change: impl Fn(u64) -> u64) {
-        let slot = &self.0[began as usize % self.0.len()];
-        let counted = |old: u64| {
-            let (of, count) = (old >> Self::BITS, old & ((1 << Self::BITS) - 1));
-            let count = if of == began {
-                change(count)
-            } else {
-                change(0)
-            };
-            // Of one whose place is another's by now nothing is known any more.
-            (of <= began).then_some(began << Self::BITS | count)
-        };
-        let _ = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted);
-    }
-
-    fn running(&self, now: u64) -> u64 {
-        let oldest = now.saturating_sub(Self::part(micros(YOUTH)));
-        let slots = self.0.iter().map(|slot| slot.load(Ordering::Relaxed));
-        let young = slots.filter(|slot| slot >> Self::BITS >= oldest);
-        young.map(|slot| slot & ((1 << Self::BITS) - 1)).sum()
-    }
-}
-
-/// A command, from before it begins to its end.
-pub(crate) struct Asked(u64);
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        if let Some(Some(metronome)) = METRONOME.get() {
-            let less = |count: u64| count.saturating_sub(1);
-            metronome.young.count(self.0, less);
-        }
-    }
 }
 
 /// What the threads look at.
@@ -117,16 +61,6 @@ pub(crate) fn attend() {
     }
 }
 
-/// A command is asked for.
-pub(crate) fn ask() -> Asked {
-    let Some(Some(metronome)) = METRONOME.get() else {
-        return Asked(0);
-    };
-    let began = Young::part(metronome.clock.now());
-    metronome.young.count(began, |count| count + 1);
-    Asked(began)
-}
-
 impl Metronome {
     fn new(processors: &[u32]) -> Option<Self> {
         static UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -155,7 +89,6 @@ impl Metronome {
             load: File::open("/proc/loadavg").ok()?,
             threads: threads.collect::<Option<_>>()?,
             look: AtomicU64::new(0),
-            young: Young::default(),
         })
     }
 
@@ -173,7 +106,7 @@ impl Metronome {
         {
             return;
         }
-        if self.is_crowded(now) {
+        if self.is_crowded() {
             let until = now + micros(PHRASE);
             self.clock.until.store(until, Ordering::Relaxed);
             self.threads.iter().for_each(Thread::unpark);
@@ -182,10 +115,10 @@ impl Metronome {
 
     /// More wants to run than there are processors, beside what commands that have just begun have a part in: each by its program and its
     /// PID 1.
-    fn is_crowded(&self, now: u64) -> bool {
+    fn is_crowded(&self) -> bool {
         let mut text = [0; 128];
         let read = self.load.read_at(&mut text, 0).unwrap_or(0);
-        let others = self.young.running(Young::part(now)).saturating_sub(1) as usize;
+        let others = crate::crowd::young().saturating_sub(1) as usize;
         running(&String::from_utf8_lossy(&text[..read])) > self.processors + 2 * others
     }
 }
@@ -217,25 +150,6 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use super::*;
-
-    #[test]
-    fn commands_of_the_last_moment_are_counted() {
-        let young = Young::default();
-        let (begin, end) = (|count: u64| count + 1, |count: u64| count.saturating_sub(1));
-        for began in [100, 100, 110] {
-            young.count(began, begin);
-        }
-        assert_eq!(young.running(110), 3);
-        young.count(100, end);
-        assert_eq!(young.running(110), 2);
-        // What runs for long is no part of the crowd; its end, when its place is another's, concerns nobody.
-        assert_eq!(young.running(125), 2);
-        assert_eq!(young.running(126), 1);
-        young.count(132, begin);
-        young.count(100, end);
-        assert_eq!(young.running(135), 2);
-        assert_eq!(young.running(136), 1);
-    }
 
     #[test]
     fn the_kernels_line_is_read() {

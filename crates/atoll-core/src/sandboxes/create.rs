@@ -13,7 +13,7 @@ use atoll_worker::Announce;
 use super::times::{check_timeout, end_of};
 use super::{SandboxView, check_alias, check_metadata, full};
 use crate::ledger::{Entry, Held};
-use crate::{Context, Core, Inner, error, now, spawn};
+use crate::{Context, Core, Inner, error, now, outlast};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -45,16 +45,13 @@ impl Core {
         check_metadata(&asked.metadata)?;
         check_timeout(&context.org, asked.lifetime.timeout)?;
         let (core, org) = (self.clone(), context.org.clone());
-        let work = spawn(async move {
+        let work = async move {
             if let Some(again) = asked.again.clone() {
                 return core.make_once(org, asked, again).await;
             }
             core.make(org, asked).await
-        });
-        work.await.map_err(|failure| {
-            tracing::error!(%failure, "a create failed");
-            Error::new(Code::Internal, "the create failed")
-        })?
+        };
+        outlast(work).await
     }
 
     /// Makes a sandbox unless it was made when the same was said before.

@@ -4,9 +4,9 @@ use std::sync::{Arc, PoisonError};
 
 use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId};
 
-use super::states::{Still, always, finish, shown_stopping};
+use super::states::{Still, always, shown_stopping};
 use crate::ledger::Entry;
-use crate::{Context, Core, Inner, history, now};
+use crate::{Context, Core, Inner, history, now, outlast};
 
 impl Core {
     /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
@@ -22,7 +22,7 @@ impl Core {
     /// Deletes it if that is still right when nobody else changes it any more.
     pub(crate) async fn delete_if(&self, entry: Arc<Entry>, still: Still) -> Result<(), Error> {
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             let entry = &held.entry;
             let before = entry.row();

@@ -15,14 +15,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Code, Error, SandboxState, Scope, Transition};
+use atoll_model::{Error, SandboxState, Scope, Transition};
 use atoll_store::{Claim, SandboxRow};
 
 use super::times::{check_timeout, end_anew, microseconds};
 use super::{SandboxView, full};
 use crate::ledger::{Entry, Held};
 use crate::lifetimes::kept_until;
-use crate::{Context, Core, error, now, spawn};
+use crate::{Context, Core, error, now, outlast};
 
 /// Whether what is about to happen to a sandbox is still right, given its row before.
 pub(crate) type Still = Box<dyn Fn(&SandboxRow, &Entry) -> bool + Send>;
@@ -66,7 +66,7 @@ impl Core {
         still: Still,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             core.stop_held(&held, still).await
         })
@@ -124,7 +124,7 @@ impl Core {
 
     pub(crate) async fn start_entry(&self, entry: Arc<Entry>) -> Result<SandboxView, Error> {
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             // A stop under way is waited for.
             let held = core.inner.ledger.hold_within(entry, STARTS).await?;
             core.start_held(&held).await
@@ -196,7 +196,7 @@ impl Core {
         still: Still,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             core.pause_held(&held, still).await
         })
@@ -252,7 +252,7 @@ impl Core {
         timeout: Option<Option<u32>>,
     ) -> Result<SandboxView, Error> {
         let (core, entry) = (self.clone(), Arc::clone(entry));
-        finish(async move {
+        outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             core.resume_held(&held, timeout).await
         })
@@ -288,14 +288,4 @@ impl Core {
         self.inner.times.notify_one();
         Ok(row.into())
     }
-}
-
-/// Does work to its end, whether or not its caller waits for it.
-pub(crate) async fn finish<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Error>> + Send + 'static,
-) -> Result<T, Error> {
-    spawn(work).await.unwrap_or_else(|failure| {
-        tracing::error!(%failure, "a change of state failed");
-        Err(Error::new(Code::Internal, "the change of state failed"))
-    })
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 
@@ -15,9 +15,18 @@ use crate::Error;
 #[derive(Debug)]
 pub struct Leaf {
     path: PathBuf,
-    /// For cloning into it; one that was taken over is not used again.
-    directory: Option<Arc<OwnedFd>>,
+    /// Nothing of one that was taken over, which is not used again.
+    directory: Option<Arc<Directory>>,
     state: Mutex<Use>,
+}
+
+/// What is open of a directory: making and opening things takes longer than all else around a short command.
+#[derive(Debug)]
+struct Directory {
+    /// For cloning into it.
+    itself: OwnedFd,
+    /// Says whether somebody is in it; open once that was asked.
+    events: OnceLock<OwnedFd>,
 }
 
 /// What became of a leaf.
@@ -59,13 +68,13 @@ impl Group {
         let path = self.v2.join(name);
         make(&path)?;
         self.hand_over(&path)?;
-        let directory = open(&path)?;
+        let directory = Directory::new(open(&path)?);
         Ok(Leaf::new(path, Arc::new(directory)))
     }
 }
 
 impl Leaf {
-    fn new(path: PathBuf, directory: Arc<OwnedFd>) -> Self {
+    fn new(path: PathBuf, directory: Arc<Directory>) -> Self {
         let state = Mutex::new(Use::Own);
         Self {
             path,
@@ -76,7 +85,8 @@ impl Leaf {
 
     /// The directory, for cloning into it.
     pub fn directory(&self) -> Option<BorrowedFd<'_>> {
-        self.directory.as_ref().map(|directory| directory.as_fd())
+        let directory = self.directory.as_ref();
+        directory.map(|directory| directory.itself.as_fd())
     }
 
     /// Its name among the sandbox's.
@@ -111,7 +121,7 @@ impl Leaf {
         match (*state, &self.directory) {
             (Use::GivenUp, _) => End::Gone,
             (Use::Own, Some(directory)) => {
-                if is_populated(directory.as_fd()) {
+                if directory.is_populated() {
                     return End::Lingers;
                 }
                 *state = Use::GivenUp;
@@ -125,14 +135,30 @@ impl Leaf {
     }
 }
 
-/// It has processes. Asked after every exec, so not by its path; what cannot be told is not used again now.
-fn is_populated(directory: BorrowedFd<'_>) -> bool {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let mut text = [0; 256];
-    let read = rustix::fs::openat(directory, c"cgroup.events", flags, Mode::empty())
-        .and_then(|events| rustix::io::read(events, &mut text));
-    let text = read.map(|read| String::from_utf8_lossy(&text[..read]));
-    text.map_or(true, |text| number_after(&text, "populated") != 0)
+impl Directory {
+    fn new(itself: OwnedFd) -> Self {
+        let events = OnceLock::new();
+        Self { itself, events }
+    }
+
+    fn events(&self) -> io::Result<&OwnedFd> {
+        if let Some(events) = self.events.get() {
+            return Ok(events);
+        }
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let events = rustix::fs::openat(&self.itself, c"cgroup.events", flags, Mode::empty())?;
+        Ok(self.events.get_or_init(|| events))
+    }
+
+    /// It has processes. What cannot be told is not used again now.
+    fn is_populated(&self) -> bool {
+        let mut text = [0; 256];
+        let read = self
+            .events()
+            .and_then(|events| Ok(rustix::io::pread(events, &mut text, 0)?));
+        let text = read.map(|read| String::from_utf8_lossy(&text[..read]));
+        text.map_or(true, |text| number_after(&text, "populated") != 0)
+    }
 }
 
 #[cfg(test)]
@@ -144,14 +170,14 @@ mod tests {
         let name = format!("atoll-leaf-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir(&directory).expect("a directory");
-        let open = fs::File::open(&directory).expect("open");
-        assert!(is_populated(open.as_fd()), "nothing is there to be read");
+        let open = Directory::new(fs::File::open(&directory).expect("open").into());
+        assert!(open.is_populated(), "nothing is there to be read");
         for (text, populated) in [
             ("populated 1\nfrozen 0\n", true),
             ("populated 0\nfrozen 0\n", false),
         ] {
             fs::write(directory.join("cgroup.events"), text).expect("written");
-            assert_eq!(is_populated(open.as_fd()), populated, "{text}");
+            assert_eq!(open.is_populated(), populated, "{text}");
         }
         fs::remove_dir_all(directory).expect("removed");
     }

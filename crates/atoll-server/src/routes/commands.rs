@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use atoll_core::Slice;
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Scope};
-use atoll_worker::Control;
+use atoll_worker::{Control, outlast};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -229,11 +229,7 @@ async fn run(
         drop(used);
         Ok::<_, Error>((id, pid, finished))
     };
-    let work = tokio::spawn(work.in_current_span());
-    let (id, pid, finished) = work.await.map_err(|failure| {
-        tracing::error!(%failure, "a command's answer failed");
-        Error::new(Code::Internal, "the command's answer failed")
-    })??;
+    let (id, pid, finished) = outlast(work.in_current_span()).await?;
     let Some(finished) = finished else {
         return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
     };

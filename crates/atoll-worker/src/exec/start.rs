@@ -33,7 +33,7 @@ const LONGEST: usize = 3 << 20;
 
 /// Starts a command.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
-    let asked = crate::metronome::ask();
+    let asked = crate::crowd::ask();
     let exec = to_wire(&spec, &sandbox.environment())?;
     let room = match sandbox.execs.place(&spec).await? {
         Place::Free(room) => room,

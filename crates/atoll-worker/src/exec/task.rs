@@ -14,7 +14,7 @@ use tokio::sync::{oneshot, watch};
 use super::Shared;
 use super::log::{Log, Room, Taken};
 use super::record::Clock;
-use crate::metronome::Asked;
+use crate::crowd::Asked;
 use crate::sandbox::Sandbox;
 
 /// The most that is moved before others get their turn.

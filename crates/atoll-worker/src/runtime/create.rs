@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec};
 
 use super::{Entry, LocalRuntime, Place};
-use crate::error::internal;
+use crate::outlast;
 use crate::sandbox::Sandbox;
 
 /// Hears the id of a sandbox that is about to be made, and may still say no.
@@ -34,7 +34,7 @@ impl LocalRuntime {
         announce: Announce,
     ) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
-        let work = tokio::spawn(async move {
+        let work = async move {
             let _busy = runtime.shared.busy.begin();
             let _time = runtime.time("create");
             let shared = &runtime.shared;
@@ -63,9 +63,8 @@ impl LocalRuntime {
             let info = runtime.add(&sandbox);
             shared.pool.asked(&info.template);
             Ok(info)
-        });
-        work.await
-            .map_err(|error| internal("a create failed", &error))?
+        };
+        outlast(work).await
     }
 
     /// Takes a sandbox with processes among ours.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use atoll_model::{Error, Reason, SandboxId, SandboxInfo, SandboxState, Transition};
 
 use super::{Entry, LocalRuntime, Place, Shared, unknown};
-use crate::error::internal;
 use crate::exec::table::Table;
 use crate::freezer::Step;
+use crate::outlast;
 use crate::sandbox::{Record, Sandbox, blocking};
 
 impl LocalRuntime {
@@ -20,7 +20,7 @@ impl LocalRuntime {
     {
         let (runtime, id) = (self.clone(), id.clone());
         let entry = self.entry(&id)?;
-        let work = tokio::spawn(async move {
+        let work = async move {
             let _gate = entry.gate.lock().await;
             let place = entry.place();
             let Some(info) = entry.info() else {
@@ -28,9 +28,8 @@ impl LocalRuntime {
             };
             change(runtime, Arc::clone(&entry), place).await?;
             Ok(entry.info().unwrap_or(info))
-        });
-        work.await
-            .map_err(|error| internal("a change of state failed", &error))?
+        };
+        outlast(work).await
     }
 
     /// Lets all processes of a sandbox stand still.
