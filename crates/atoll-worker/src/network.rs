@@ -1,9 +1,9 @@
 //! The network `internet`: a link for each sandbox, rules about what may pass it, and names.
 //!
 //! ```text
-//! sandbox  eth0 198.18.0.9 ── atl-TAG-9 198.18.0.1 (gateway, names)   table atoll_TAG ── the host's way out
+//! sandbox  eth0 198.18.0.9 ── atl-TAG-9   atl-TAG-gate 198.18.0.1 (names)   table atoll_TAG ── the host's way out
 //! ```
-//! No bridge: each link has two addresses and a route between them. Nothing is set up before the
+//! No bridge: each link has a route at either end, and one address is the gateway of all. Nothing is set up before the
 //! first sandbox asks for it. All of it is in the network namespace of the thread that asked first,
 //! and carries the instance's tag: links by name and group, rules by table. The only other thing
 //! that is touched is `net.ipv4.ip_forward`, which is turned on if it is off and stays so: nobody

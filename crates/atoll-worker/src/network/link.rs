@@ -51,9 +51,7 @@ impl Link {
         {
             let mut links = lock(&ready.links);
             veth::pair(&mut links, &ready.family, &link.name, address, namespace)
-                .and_then(|index| {
-                    veth::outside(&mut links, index, ready.gateway, address, ready.ipv6)
-                })
+                .and_then(|index| veth::lead(&mut links, index, ready.gateway, address, ready.ipv6))
                 .map_err(failed("make a sandbox's link"))?;
         }
         // Before there is a way out.

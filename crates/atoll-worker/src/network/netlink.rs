@@ -28,6 +28,8 @@ pub(super) const ACK: u16 = 0x4;
 pub(super) const DUMP: u16 = 0x300;
 /// Must not be there yet, and is made.
 pub(super) const CREATE: u16 = 0x600;
+/// Is made, in the place of the one that may be there.
+pub(super) const REPLACE: u16 = 0x500;
 
 const ERROR: u16 = 2;
 const DONE: u16 = 3;

@@ -56,7 +56,9 @@ impl Ready {
     ) -> Result<Arc<Self>, Error> {
         let gateway = addresses.take()?;
         let ready = Self::prepare(tag, config, addresses, gateway)?;
-        firewall::install(&ready.tag, gateway, ready.connections, Begin::Open)?;
+        let installed = firewall::install(&ready.tag, gateway, ready.connections, Begin::Open);
+        // The gateway, which nobody else would.
+        installed.inspect_err(|_| drop(collect(&ready.tag)))?;
         Ok(ready)
     }
 
@@ -79,7 +81,8 @@ impl Ready {
             .map_err(failed("put the sandboxes' policies back"))?;
         {
             let mut links = lock(&ready.links);
-            let found = veth::list(&mut links, &ready.family).map_err(failed("list the links"))?;
+            let found =
+                veth::sandboxes(&mut links, &ready.family).map_err(failed("list the links"))?;
             let known: BTreeSet<String> = sandboxes
                 .iter()
                 .map(|(address, _)| ready.name(*address))
@@ -95,7 +98,7 @@ impl Ready {
         Ok(ready)
     }
 
-    /// Everything but the rules, which come last, so that nothing has to be taken back.
+    /// Everything but the rules, which come last, so that nothing but the gateway has to be taken back.
     fn prepare(
         tag: String,
         config: Config,
@@ -129,6 +132,8 @@ impl Ready {
             phase: RwLock::new(Phase::Open),
         });
         guard::start(&ready).map_err(failed("start the guard of the rules"))?;
+        veth::gate(&mut lock(&ready.links), &ready.family, gateway, ready.ipv6)
+            .map_err(failed("make the gateway"))?;
         Ok(ready)
     }
 
@@ -182,7 +187,7 @@ impl Ready {
             return Ok(());
         }
         let mut links = lock(&self.links);
-        let found = veth::list(&mut links, &self.family).map_err(failed("list the links"))?;
+        let found = veth::sandboxes(&mut links, &self.family).map_err(failed("list the links"))?;
         veth::switch(&mut links, &found, veth::Switch::Off).map_err(failed("shut the links"))?;
         firewall::install(&self.tag, self.gateway, self.connections, Begin::Open)?;
         for (address, current) in &*lock(&self.live) {
@@ -192,7 +197,9 @@ impl Ready {
                     .map_err(failed("put a sandbox's policy back"))?;
             }
         }
-        veth::switch(&mut links, &found, veth::Switch::On).map_err(failed("open the links"))
+        let gateway = self.gateway;
+        veth::switch(&mut links, &found, veth::Switch::On { gateway })
+            .map_err(failed("open the links"))
     }
 }
 

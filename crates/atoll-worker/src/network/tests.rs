@@ -241,6 +241,27 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
 }
 
 #[test]
+fn no_address_of_the_host_comes_or_goes_with_a_sandbox() {
+    World::with(async |world| {
+        let network = Network::new("aaaa", world.config(), None).expect("a network");
+        let first = Guest::join(&network).await;
+        let gateway = first.link.ready.gateway.to_string();
+        let addresses = || sh("ip -o address");
+        let before = addresses();
+        assert!(before.contains(&gateway), "{before}");
+        let second = Guest::join(&network).await;
+        second.reach("1.1.1.1").expect("public");
+        assert_eq!(addresses(), before);
+        let name = second.link.name.clone();
+        drop(second);
+        let gone = || !sh("ip -o link").contains(&format!(" {name}@"));
+        wait_for("the link's end", Duration::from_mins(1), gone);
+        assert_eq!(addresses(), before);
+        first.reach("1.1.1.1").expect("public");
+    });
+}
+
+#[test]
 fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
     World::with(async |world| {
         let upstream = netns::within(world.internet.as_fd(), || UdpSocket::bind("9.9.9.9:53"));
@@ -345,8 +366,9 @@ fn a_sandbox_with_many_connections_leaves_some_to_others() {
     });
 }
 
+/// The links of sandboxes.
 fn links() -> String {
-    sh("ip -o link | grep -o 'atl-[a-z0-9-]*' || true")
+    sh("ip -o link | grep -o 'atl-[a-z0-9]*-[0-9]*' | grep '[0-9]$' || true")
 }
 
 #[test]

@@ -1,14 +1,16 @@
 //! Pairs of network devices: one end with us, one in a sandbox, and nothing else on the wire.
 //!
 //! Both ends have the same hardware address and speak no ARP: whatever leaves one end is for the
-//! other. Each end has its own address and knows the other's, which is all the routing there is.
+//! other. The end inside has the sandbox's address and knows the gateway's. Ours has a route to the sandbox and no
+//! address: a browser on this machine takes every address that comes or goes for another network, and gives up what
+//! it loads. The gateway's address is on a pair of its own, the gate, which leads nowhere.
 
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::netlink::{ACK, Batch, CREATE, DUMP, Socket, attributes};
+use super::netlink::{ACK, Batch, CREATE, DUMP, REPLACE, Socket, attributes};
 
 const NEWLINK: u16 = 16;
 const DELLINK: u16 = 17;
@@ -36,8 +38,10 @@ const INFO_DATA: u16 = 2;
 const VETH_PEER: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-const RTA_GATEWAY: u16 = 5;
+const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
+const RTA_GATEWAY: u16 = 5;
+const RTA_PREFSRC: u16 = 7;
 
 /// The state of a link that works.
 const OPERATES: u8 = 6;
@@ -75,6 +79,11 @@ impl Family {
         &self.prefix
     }
 
+    /// The two ends of the gate.
+    fn gate(&self) -> [String; 2] {
+        ["gate", "wall"].map(|end| format!("{}{end}", self.prefix))
+    }
+
     /// Those that are about to be deleted.
     fn leaving(&self) -> u32 {
         self.group | 1
@@ -90,6 +99,8 @@ pub(super) struct Found {
     pub(super) used: bool,
     /// Whether what is sent through it arrives.
     works: bool,
+    /// The address that it leads to.
+    sandbox: Ipv4Addr,
 }
 
 /// The fixed part of a message about a link, with the flags to set.
@@ -113,6 +124,25 @@ pub(super) fn pair(
     address: Ipv4Addr,
     namespace: BorrowedFd<'_>,
 ) -> io::Result<u32> {
+    make(socket, family, name, address, Other::In(namespace))
+}
+
+/// Where the other end of a pair is.
+#[derive(Clone, Copy)]
+enum Other<'a> {
+    /// In a sandbox's namespace.
+    In(BorrowedFd<'a>),
+    /// With us, by this name.
+    Here(&'a str),
+}
+
+fn make(
+    socket: &mut Socket,
+    family: &Family,
+    name: &str,
+    address: Ipv4Addr,
+    other: Other<'_>,
+) -> io::Result<u32> {
     let [a, b, c, d] = address.octets();
     // Locally administered, and as different from others as the address is.
     let hardware = [0x02, 0x61, a, b, c, d];
@@ -129,9 +159,16 @@ pub(super) fn pair(
         batch.nested(IFLA_LINKINFO, &[], |batch| {
             batch.text(INFO_KIND, "veth");
             batch.nested(INFO_DATA, &[], |batch| {
-                batch.nested(VETH_PEER, &about(0, NOARP), |batch| {
-                    common(batch, INSIDE);
-                    batch.attribute(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes());
+                batch.nested(VETH_PEER, &about(0, NOARP), |batch| match other {
+                    Other::In(namespace) => {
+                        common(batch, INSIDE);
+                        let namespace = namespace.as_raw_fd().to_ne_bytes();
+                        batch.attribute(IFLA_NET_NS_FD, &namespace);
+                    }
+                    Other::Here(name) => {
+                        common(batch, name);
+                        batch.attribute(IFLA_GROUP, &family.group.to_ne_bytes());
+                    }
                 });
             });
         });
@@ -151,6 +188,14 @@ pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<Found> {
     found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
+/// All links of a family with sandboxes.
+pub(super) fn sandboxes(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
+    let gate = family.gate();
+    let mut links = list(socket, family)?;
+    links.retain(|link| !gate.contains(&link.name));
+    Ok(links)
+}
+
 /// All links of a family.
 pub(super) fn list(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
     let mut batch = Batch::default();
@@ -168,12 +213,20 @@ fn read(body: &[u8]) -> Option<Found> {
         name: String::new(),
         used: false,
         works: false,
+        sandbox: Ipv4Addr::UNSPECIFIED,
     };
     for (kind, value) in attributes(body.get(16..)?) {
         match kind {
             IFLA_IFNAME => {
                 let text = value.strip_suffix(b"\0").unwrap_or(value);
                 found.name = String::from_utf8_lossy(text).into_owned();
+            }
+            IFLA_ADDRESS => {
+                if let [_, _, address @ ..] = value
+                    && let Ok(address) = <[u8; 4]>::try_from(address)
+                {
+                    found.sandbox = address.into();
+                }
             }
             IFLA_OPERSTATE => found.works = value == [OPERATES],
             IFLA_STATS64 => found.used = value.get(..8)? != [0; 8],
@@ -217,7 +270,66 @@ fn up(batch: &mut Batch, index: u32, ipv6: Ipv6) {
     });
 }
 
-/// Our end: the gateway.
+/// Has this machine be the gateway of a family, if it is not.
+pub(super) fn gate(
+    socket: &mut Socket,
+    family: &Family,
+    gateway: Ipv4Addr,
+    ipv6: Ipv6,
+) -> io::Result<()> {
+    let [gate, wall] = family.gate();
+    let index = match find(socket, &gate) {
+        Ok(found) => found.index,
+        Err(error) if is_gone(&error) => make(socket, family, &gate, gateway, Other::Here(&wall))?,
+        Err(error) => return Err(error),
+    };
+    let mut batch = Batch::default();
+    up(&mut batch, index, ipv6);
+    socket.ask(&batch)?;
+    let mut batch = Batch::default();
+    addressed(&mut batch, index, gateway, gateway);
+    match socket.ask(&batch) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        asked => asked.map(drop),
+    }
+}
+
+/// Our end of a link: the way to its sandbox, where the gateway speaks.
+pub(super) fn lead(
+    socket: &mut Socket,
+    index: u32,
+    gateway: Ipv4Addr,
+    sandbox: Ipv4Addr,
+    ipv6: Ipv6,
+) -> io::Result<()> {
+    let mut batch = Batch::default();
+    up(&mut batch, index, ipv6);
+    way(&mut batch, index, gateway, sandbox);
+    socket.ask(&batch).map(drop)
+}
+
+fn way(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr) {
+    const LINK: u8 = 253;
+    let fixed = route(32, LINK);
+    batch.message(NEWROUTE, ACK | REPLACE, &fixed, |batch| {
+        batch.attribute(RTA_DST, &sandbox.octets());
+        batch.attribute(RTA_OIF, &index.to_ne_bytes());
+        batch.attribute(RTA_PREFSRC, &gateway.octets());
+    });
+}
+
+/// The fixed part of a message about a route.
+fn route(length: u8, scope: u8) -> [u8; 12] {
+    const MAIN: u8 = 254;
+    const STATIC: u8 = 4;
+    const UNICAST: u8 = 1;
+    let family = rustix::net::AddressFamily::INET.as_raw() as u8;
+    [
+        family, length, 0, 0, MAIN, STATIC, scope, UNICAST, 0, 0, 0, 0,
+    ]
+}
+
+/// Our end, with an address of its own.
 pub(super) fn outside(
     socket: &mut Socket,
     index: u32,
@@ -238,16 +350,12 @@ pub(super) fn inside(
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    const MAIN: u8 = 254;
-    const STATIC: u8 = 4;
-    const UNICAST: u8 = 1;
+    const ANYWHERE: u8 = 0;
     let index = find(socket, INSIDE)?.index;
     let mut batch = Batch::default();
     up(&mut batch, index, ipv6);
     addressed(&mut batch, index, sandbox, gateway);
-    let family = rustix::net::AddressFamily::INET.as_raw() as u8;
-    let fixed = [family, 0, 0, 0, MAIN, STATIC, 0, UNICAST, 0, 0, 0, 0];
-    batch.message(NEWROUTE, ACK | CREATE, &fixed, |batch| {
+    batch.message(NEWROUTE, ACK | CREATE, &route(0, ANYWHERE), |batch| {
         batch.attribute(RTA_GATEWAY, &gateway.octets());
         batch.attribute(RTA_OIF, &index.to_ne_bytes());
     });
@@ -271,16 +379,22 @@ pub(super) fn settle(socket: &mut Socket, name: &str) -> io::Result<()> {
 /// What [`switch`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Switch {
-    On,
+    /// The kernel has forgotten the way meanwhile.
+    On {
+        gateway: Ipv4Addr,
+    },
     Off,
 }
 
 /// Lets links pass something again, or nothing.
 pub(super) fn switch(socket: &mut Socket, links: &[Found], to: Switch) -> io::Result<()> {
-    let flags = if to == Switch::On { UP } else { 0 };
+    let flags = if to == Switch::Off { 0 } else { UP };
     for link in links {
         let mut batch = Batch::default();
         batch.message(SETLINK, ACK, &changing(link.index, flags, UP), |_| {});
+        if let Switch::On { gateway } = to {
+            way(&mut batch, link.index, gateway, link.sandbox);
+        }
         match socket.ask(&batch) {
             Err(error) if !is_gone(&error) => return Err(error),
             _ => {}

@@ -13,7 +13,8 @@ use tokio::io::AsyncReadExt;
 use crate::world::{DEADLINE, KINDS, Kind, World, probe_spec, said};
 pub use scene::Scene;
 use scene::{
-    HOST, PRIVATE, PRIVATE_SIX, PUBLIC, PUBLIC_SIX, WEB, accept, address_of, echo, links, reach, sh,
+    HOST, PRIVATE, PRIVATE_SIX, PUBLIC, PUBLIC_SIX, WEB, accept, address_of, echo, links, reach,
+    sh, traces,
 };
 
 /// Asks for the internet.
@@ -213,7 +214,7 @@ fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
             world.runtime.stop(&id).await.unwrap();
             assert_eq!(watch.next().await.unwrap(), None);
         }
-        assert!(links().is_empty());
+        assert!(traces().is_empty());
         assert_eq!(sh("nft list tables"), "", "nothing is set up for nobody");
         world.close().await;
     });
@@ -298,7 +299,7 @@ fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
         world.runtime.resume(&id).await.unwrap();
         assert_eq!(reached(&world, &id).await, [true, false]);
         world.close().await;
-        assert!(links().is_empty(), "{:?}", links());
+        assert!(traces().is_empty(), "{:?}", traces());
         assert_eq!(sh("nft list tables"), "");
     });
 }

@@ -6,7 +6,7 @@ use atoll_testkit::{Scratch, static_layer, wait_for};
 use atoll_worker::template::{Options, Source, Store};
 use atoll_worker::{Config, LocalRuntime};
 
-use super::scene::{Scene, accept, echo, links, sh};
+use super::scene::{Scene, accept, echo, links, sh, traces};
 use super::{internet, policy, reached};
 use crate::world::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, said, template};
 
@@ -47,7 +47,7 @@ fn of_static() -> SandboxSpec {
 fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
     Scene::with(async |_| {
         let world = warm(2).await;
-        assert!(links().is_empty());
+        assert!(traces().is_empty());
         let mut spec = of_static();
         internet(&mut spec);
         spec.policy = policy(&["1.1.1.1"], &[], Verdict::Deny);

@@ -7,7 +7,7 @@ use atoll_model::{ExecSpec, Network, Policy, SandboxId, SandboxSpec, SandboxStat
 use atoll_testkit::{attempts, wait_for};
 use atoll_worker::{Config, LocalRuntime};
 
-use super::scene::{Scene, accept, echo, links, sh};
+use super::scene::{Scene, accept, echo, links, sh, traces};
 use crate::lasting::{Place, keeper, spec};
 use crate::world::{DEADLINE, binary, probe_spec, said};
 
@@ -178,7 +178,7 @@ fn a_killed_runs_rules_are_collected() {
             let collected = atoll_worker::instance::collect(scope, &facts).unwrap();
             collected.instances == [tag.clone()]
         });
-        assert!(links().is_empty());
+        assert!(traces().is_empty());
         assert_eq!(sh("nft list tables"), "");
     });
 }
@@ -197,7 +197,7 @@ fn links_of_sandboxes_that_died_with_their_server_are_not_gone_on_with() {
             crate::lasting::keeper(&tag).is_none()
         });
         let runtime = open(&place.data(), true).await;
-        assert!(links().is_empty());
+        assert!(traces().is_empty());
         assert_eq!(sh("nft list tables"), "");
         for info in runtime.list() {
             assert_eq!(info.state, SandboxState::Stopped);

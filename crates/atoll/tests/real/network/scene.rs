@@ -163,6 +163,13 @@ pub fn sh(line: &str) -> String {
 
 /// Our links in the network namespace of this thread, by name.
 pub fn links() -> Vec<String> {
+    let mut links = traces();
+    links.retain(|name| name.ends_with(|last: char| last.is_ascii_digit()));
+    links
+}
+
+/// The same, and the gateways of instances.
+pub fn traces() -> Vec<String> {
     let all = sh("ip -o link show");
     let names = all.lines().filter_map(|line| line.split(": ").nth(1));
     let names = names.map(|name| name.split('@').next().unwrap_or(name).to_owned());
