@@ -48,6 +48,62 @@ async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
     server.close().await;
 }
 
+/// How the kernel schedules each of the server's threads that answer.
+fn policies(server: &Server) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    let stats =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    stats
+        .filter_map(|stat| {
+            // The 41st, and what is in brackets is the second.
+            let (before, behind) = stat.rsplit_once(") ")?;
+            let answers = before.ends_with("(tokio-rt-worker");
+            let policy = behind.split(' ').nth(38)?.to_owned();
+            answers.then_some(policy)
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn among_many_short_commands_the_server_waits_for_its_turn_and_else_not_heavy() {
+    const BATCH: &str = "3";
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let batch = || policies(&server).iter().filter(|it| *it == BATCH).count();
+    client.line(&id, "true").await;
+    assert_eq!(batch(), 0, "{:?}", policies(&server));
+    let processors = std::thread::available_parallelism().unwrap().get();
+    let many = async |command: Value| {
+        let mut most = 0;
+        let answers = client.post_at_once(&path, &command, 16 * processors);
+        let mut answers = std::pin::pin!(answers);
+        loop {
+            let look = tokio::time::sleep(Duration::from_millis(2));
+            tokio::select! {
+                all = &mut answers => {
+                    assert!(all.iter().all(|answer| answer.status < 300), "{all:?}");
+                    return most;
+                }
+                () = look => most = most.max(batch()),
+            }
+        }
+    };
+    let begin = std::time::Instant::now();
+    while many(json!({ "cmd": "true" })).await == 0 {
+        assert!(begin.elapsed() < DEADLINE, "it never does");
+    }
+    while batch() > 0 {
+        assert!(begin.elapsed() < DEADLINE, "{:?}", policies(&server));
+        client.line(&id, "true").await;
+    }
+    // As many that do not end are to be interrupted.
+    let spinning = json!({ "cmd": "while :; do :; done", "background": true });
+    assert_eq!(many(spinning).await, 0);
+    server.close().await;
+}
+
 /// The server's memory, in MiB.
 pub fn memory(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
