@@ -151,7 +151,9 @@ impl Core {
 }
 
 /// Work that goes on whether or not its caller waits, and belongs to the same request in the log.
-fn outlast<T>(work: impl Future<Output = T> + Send + 'static) -> impl Future<Output = T> + Send {
+pub fn outlast<T>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = T> + Send {
     atoll_worker::outlast(work.in_current_span())
 }
 

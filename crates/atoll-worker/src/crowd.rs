@@ -5,8 +5,8 @@
 //! server's threads, which are let in as soon as they wake, wait for their turns meanwhile.
 
 use std::cell::Cell;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 /// For so long a command counts as one that has just begun. Many at once take their time: where they counted as others after 20 ms,
@@ -19,30 +19,29 @@ const MANY: u64 = 4;
 /// How many must end in a part, for each processor: who has one to itself for longer than that is to be interrupted.
 const QUICK: u64 = 2;
 
-static CROWD: LazyLock<Crowd> = LazyLock::new(Crowd::default);
+/// One for all runtimes of this process: what is scheduled is the machine's.
+static CROWD: LazyLock<Crowd> = LazyLock::new(Crowd::new);
 
 struct Crowd {
     begin: Instant,
-    processors: u64,
+    /// Nothing before somebody serves: there is no crowd then.
+    processors: OnceLock<u64>,
     /// Those that run, by when they began.
     young: Tally,
     /// Those that have ended, by when.
     ended: Tally,
 }
 
-impl Default for Crowd {
-    fn default() -> Self {
-        let processors = std::thread::available_parallelism();
+impl Crowd {
+    fn new() -> Self {
         Self {
             begin: Instant::now(),
-            processors: processors.map_or(1, |count| count.get() as u64),
+            processors: OnceLock::new(),
             young: Tally::default(),
             ended: Tally::default(),
         }
     }
-}
 
-impl Crowd {
     /// The number of the part that is now.
     fn part(&self) -> u64 {
         parts(self.begin.elapsed())
@@ -54,8 +53,10 @@ impl Crowd {
 
     /// There are many, and they are short.
     fn is_there(&self, now: u64) -> bool {
-        self.young(now) >= MANY * self.processors
-            && self.ended.since(now.saturating_sub(1)) >= QUICK * self.processors
+        self.processors.get().is_some_and(|processors| {
+            self.young(now) >= MANY * processors
+                && self.ended.since(now.saturating_sub(1)) >= QUICK * processors
+        })
     }
 }
 
@@ -101,6 +102,11 @@ impl Tally {
 /// A command, from before it begins to its end.
 pub(crate) struct Asked(u64);
 
+/// Says how many processors there are, from when on there may be a crowd.
+pub(crate) fn start(processors: &[u32]) {
+    CROWD.processors.get_or_init(|| processors.len() as u64);
+}
+
 /// A command is asked for.
 pub(crate) fn ask() -> Asked {
     let part = CROWD.part();
@@ -142,7 +148,7 @@ mod tests {
 
     #[test]
     fn commands_of_the_last_moment_are_counted() {
-        let crowd = Crowd::default();
+        let crowd = Crowd::new();
         for began in [100, 100, 110] {
             crowd.young.add(began);
         }
@@ -161,8 +167,8 @@ mod tests {
     #[test]
     fn many_short_commands_are_a_crowd_and_many_long_ones_are_not() {
         let crowd = Crowd {
-            processors: 2,
-            ..Crowd::default()
+            processors: OnceLock::from(2),
+            ..Crowd::new()
         };
         for _ in 0..8 {
             crowd.young.add(100);
@@ -182,26 +188,20 @@ mod tests {
         assert!(!crowd.is_there(103), "few are left");
     }
 
-    /// How the kernel schedules this thread.
-    fn policy() -> String {
-        let all = std::fs::read_to_string("/proc/thread-self/stat").expect("numbers");
-        // The 41st, and what is in brackets is the second.
-        let (_, behind) = all.rsplit_once(") ").expect("a name");
-        behind.split(' ').nth(38).expect("a policy").to_owned()
-    }
-
     #[test]
     fn a_thread_steps_back_while_there_is_a_crowd() {
         let (other, batch) = ("0", "3");
+        let policy = || atoll_testkit::policy("/proc/thread-self".as_ref()).expect("a policy");
+        start(&[0, 1]);
         assert_eq!(policy(), other);
         let begin = Instant::now();
         while policy() != batch {
             assert!(begin.elapsed() < Duration::from_secs(20), "no crowd");
-            let many = MANY * CROWD.processors;
-            let asked: Vec<Asked> = (0..many * 2).map(|_| ask()).collect();
-            let rest: Vec<Asked> = asked.into_iter().skip(many as usize).collect();
+            let many = MANY as usize * 2;
+            let mut asked: Vec<Asked> = (0..many * 2).map(|_| ask()).collect();
+            // Half of them end.
+            asked.truncate(many);
             step_back_in_a_crowd();
-            drop(rest);
         }
         while policy() != other {
             assert!(begin.elapsed() < Duration::from_secs(20), "for ever");

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use atoll_core::Slice;
+use atoll_core::{Slice, outlast};
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Scope};
-use atoll_worker::{Control, outlast};
+use atoll_worker::Control;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
-use tracing::Instrument as _;
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -229,7 +228,7 @@ async fn run(
         drop(used);
         Ok::<_, Error>((id, pid, finished))
     };
-    let (id, pid, finished) = outlast(work.in_current_span()).await?;
+    let (id, pid, finished) = outlast(work).await?;
     let Some(finished) = finished else {
         return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
     };

@@ -240,7 +240,7 @@ fn read(body: &[u8]) -> Option<Found> {
 fn addressed(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
     let mut fixed = vec![rustix::net::AddressFamily::INET.as_raw() as u8, 32, 0, 0];
     fixed.extend(index.to_ne_bytes());
-    batch.message(NEWADDR, ACK | CREATE, &fixed, |batch| {
+    batch.message(NEWADDR, ACK | REPLACE, &fixed, |batch| {
         batch.attribute(IFA_LOCAL, &own.octets());
         batch.attribute(IFA_ADDRESS, &other.octets());
     });
@@ -253,12 +253,18 @@ pub(super) enum Ipv6 {
     Unknown,
 }
 
-/// Sets an end up, without IPv6: it gets no address of its own making, and nobody inside may give it
-/// one. A setting below `/proc/sys` would say it more plainly, but with a thousand namespaces just
-/// finding the file there takes longer than all the rest.
-fn up(batch: &mut Batch, index: u32, ipv6: Ipv6) {
+/// Sets an end up, with what else it needs and without IPv6: it gets no address of its own making, and nobody inside may
+/// give it one. A setting below `/proc/sys` would say it more plainly, but with a thousand namespaces just finding the
+/// file there takes longer than all the rest.
+fn set_up(
+    socket: &mut Socket,
+    index: u32,
+    ipv6: Ipv6,
+    with: impl FnOnce(&mut Batch),
+) -> io::Result<()> {
     const NO_ADDRESS: u8 = 1;
     let inet6 = rustix::net::AddressFamily::INET6.as_raw();
+    let mut batch = Batch::default();
     batch.message(SETLINK, ACK, &about(index, UP), |batch| {
         if ipv6 == Ipv6::Known {
             batch.nested(IFLA_AF_SPEC, &[], |batch| {
@@ -268,6 +274,8 @@ fn up(batch: &mut Batch, index: u32, ipv6: Ipv6) {
             });
         }
     });
+    with(&mut batch);
+    socket.ask(&batch).map(drop)
 }
 
 /// Has this machine be the gateway of a family, if it is not.
@@ -283,15 +291,7 @@ pub(super) fn gate(
         Err(error) if is_gone(&error) => make(socket, family, &gate, gateway, Other::Here(&wall))?,
         Err(error) => return Err(error),
     };
-    let mut batch = Batch::default();
-    up(&mut batch, index, ipv6);
-    socket.ask(&batch)?;
-    let mut batch = Batch::default();
-    addressed(&mut batch, index, gateway, gateway);
-    match socket.ask(&batch) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        asked => asked.map(drop),
-    }
+    outside(socket, index, gateway, gateway, ipv6)
 }
 
 /// Our end of a link: the way to its sandbox, where the gateway speaks.
@@ -302,10 +302,9 @@ pub(super) fn lead(
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    let mut batch = Batch::default();
-    up(&mut batch, index, ipv6);
-    way(&mut batch, index, gateway, sandbox);
-    socket.ask(&batch).map(drop)
+    set_up(socket, index, ipv6, |batch| {
+        way(batch, index, gateway, sandbox);
+    })
 }
 
 fn way(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr) {
@@ -329,7 +328,7 @@ fn route(length: u8, scope: u8) -> [u8; 12] {
     ]
 }
 
-/// Our end, with an address of its own.
+/// Our end, with an address.
 pub(super) fn outside(
     socket: &mut Socket,
     index: u32,
@@ -337,10 +336,9 @@ pub(super) fn outside(
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    let mut batch = Batch::default();
-    up(&mut batch, index, ipv6);
-    addressed(&mut batch, index, gateway, sandbox);
-    socket.ask(&batch).map(drop)
+    set_up(socket, index, ipv6, |batch| {
+        addressed(batch, index, gateway, sandbox);
+    })
 }
 
 /// The end inside, and the way out.
@@ -352,14 +350,13 @@ pub(super) fn inside(
 ) -> io::Result<()> {
     const ANYWHERE: u8 = 0;
     let index = find(socket, INSIDE)?.index;
-    let mut batch = Batch::default();
-    up(&mut batch, index, ipv6);
-    addressed(&mut batch, index, sandbox, gateway);
-    batch.message(NEWROUTE, ACK | CREATE, &route(0, ANYWHERE), |batch| {
-        batch.attribute(RTA_GATEWAY, &gateway.octets());
-        batch.attribute(RTA_OIF, &index.to_ne_bytes());
-    });
-    socket.ask(&batch).map(drop)
+    set_up(socket, index, ipv6, |batch| {
+        addressed(batch, index, sandbox, gateway);
+        batch.message(NEWROUTE, ACK | CREATE, &route(0, ANYWHERE), |batch| {
+            batch.attribute(RTA_GATEWAY, &gateway.octets());
+            batch.attribute(RTA_OIF, &index.to_ne_bytes());
+        });
+    })
 }
 
 /// Waits until our end works. When the other end comes up, the kernel notes it some time later, and
