@@ -31,9 +31,7 @@ mod sys;
 pub mod terminal;
 pub mod wire;
 
-pub use sys::{
-    go_before_others, go_first, go_first_on, go_in_turn, put_session_first, respect_quotas,
-};
+pub use sys::{go_before_others, go_first, put_session_first, respect_quotas};
 
 use std::io;
 

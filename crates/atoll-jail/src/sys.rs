@@ -14,7 +14,7 @@ pub use capabilities::respect_quotas;
 pub(crate) use capabilities::set_capabilities;
 pub(crate) use packets::send_packets;
 pub(crate) use schedule::{be_ordinary, be_quick, set_processors};
-pub use schedule::{go_before_others, go_first, go_first_on, go_in_turn, put_session_first};
+pub use schedule::{go_before_others, go_first, put_session_first};
 
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {

@@ -26,7 +26,7 @@ pub use cutter::Cutter;
 pub use deb::make_deb;
 pub use mountinfo::{Mount, mounts};
 pub use probe::{Attempt, attempts, probe, static_layer};
-pub use run::{policy, run, run_within, wait_for};
+pub use run::{run, run_within, wait_for};
 pub use scratch::Scratch;
 pub use screen::{STOPS, until_stop};
 pub use stream::{Fnv64, Pattern, SCRIBBLED, Scribbles, fnv64, pattern};

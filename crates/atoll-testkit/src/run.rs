@@ -5,7 +5,6 @@ mod tests;
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -26,14 +25,6 @@ pub fn wait_for(what: &str, timeout: Duration, mut condition: impl FnMut() -> bo
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     }
-}
-
-/// How the kernel schedules a thread, by its directory below `/proc`: a number as in `<sched.h>`.
-pub fn policy(task: &Path) -> Option<String> {
-    let all = std::fs::read_to_string(task.join("stat")).ok()?;
-    // The 41st field. What is in brackets is the second, and may have spaces.
-    let (_, behind) = all.rsplit_once(") ")?;
-    behind.split(' ').nth(38).map(ToOwned::to_owned)
 }
 
 /// Runs a command without input for at most a minute.

@@ -261,7 +261,6 @@ pub(crate) fn adopt(
         source,
         ended,
         before: sandbox.group.oom_kills(),
-        beginner: None,
     }
     .spawn();
     Ok(())

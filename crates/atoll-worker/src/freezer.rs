@@ -49,7 +49,6 @@ impl Freezer {
         &self,
         work: impl FnOnce() -> Result<Step<T>, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        crate::metronome::attend();
         let (done, answer) = oneshot::channel();
         let handle = Handle::current();
         let job = Box::new(move || {

@@ -267,7 +267,6 @@ where
     S: atoll_jail::wire::Encode,
     R: atoll_jail::wire::Decode,
 {
-    crate::metronome::attend();
     loop {
         match channel.get_ref().send(message, descriptors) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

@@ -4,7 +4,7 @@
 //! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
 
 mod busy;
-mod crowd;
+mod cpu_weights;
 mod error;
 mod exec;
 mod files;
@@ -14,7 +14,6 @@ pub mod instance;
 mod journal;
 mod keeper;
 mod meters;
-mod metronome;
 pub mod network;
 mod nursery;
 pub mod orphans;
@@ -30,9 +29,7 @@ pub mod template;
 mod trash;
 pub mod tree;
 mod watch;
-mod weights;
 
-pub use crowd::step_back_in_a_crowd;
 pub use exec::logs::{Logged, Logs};
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};

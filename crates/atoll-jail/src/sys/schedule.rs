@@ -4,10 +4,9 @@ use std::io;
 
 use super::check;
 
-/// Sets how this thread, and those it starts, are scheduled: by which rule, with what weight, and how long at a
-/// time. Who asks for little is let in at once when it wakes (since Linux 6.12; older ones take no
-/// notice), also where others use all there is.
-fn schedule(policy: i32, nice: i32, slice: Slice) -> bool {
+/// Sets nice value and time slice of this thread and the threads it starts. Since Linux 6.12 a thread with a
+/// shorter slice preempts the running one when it wakes; older kernels ignore the slice.
+fn schedule(nice: i32, slice: Slice) -> bool {
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -21,7 +20,7 @@ fn schedule(policy: i32, nice: i32, slice: Slice) -> bool {
     }
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
-        policy: policy as u32,
+        policy: libc::SCHED_OTHER as u32,
         flags: 0,
         nice,
         priority: 0,
@@ -53,12 +52,7 @@ enum Slice {
 /// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
 /// they wake; says whether it may.
 pub fn go_before_others() -> bool {
-    schedule(libc::SCHED_OTHER, -10, Slice::Shortest)
-}
-
-/// Gives this thread, and those it starts, the same weight, but has it wait until whoever runs has had its time.
-pub fn go_in_turn() -> bool {
-    schedule(libc::SCHED_BATCH, -10, Slice::Shortest)
+    schedule(-10, Slice::Shortest)
 }
 
 /// Gives this process's session more weight, if it is its own. Where the kernel weighs sessions against each other, and against
@@ -75,12 +69,12 @@ pub fn put_session_first() {
 
 /// An ordinary weight, whatever whoever started us has, but let in as soon as it wakes.
 pub(crate) fn be_quick() {
-    schedule(libc::SCHED_OTHER, 0, Slice::Short);
+    schedule(0, Slice::Short);
 }
 
 /// Like every other program of a sandbox.
 pub(crate) fn be_ordinary() {
-    schedule(libc::SCHED_OTHER, 0, Slice::Program);
+    schedule(0, Slice::Program);
 }
 
 /// Lets this thread run before all ordinary ones; says whether it may.
@@ -91,11 +85,6 @@ pub fn go_first() -> bool {
         parameter.sched_priority = 1;
         libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) == 0
     }
-}
-
-/// The same, on this processor and no other.
-pub fn go_first_on(processor: u32) -> bool {
-    set_processors(0, &[processor]).is_ok() && go_first()
 }
 
 /// Lets a process, or with 0 this one, run only on these processors.

@@ -33,7 +33,6 @@ const LONGEST: usize = 3 << 20;
 
 /// Starts a command.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
-    let asked = crate::crowd::ask();
     let exec = to_wire(&spec, &sandbox.environment())?;
     let room = match sandbox.execs.place(&spec).await? {
         Place::Free(room) => room,
@@ -97,7 +96,6 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         source: streams.source,
         ended: begun.ended,
         before,
-        beginner: Some(asked),
     }
     .spawn();
     Ok(control.follow())

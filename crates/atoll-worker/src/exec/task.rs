@@ -14,7 +14,6 @@ use tokio::sync::{oneshot, watch};
 use super::Shared;
 use super::log::{Log, Room, Taken};
 use super::record::Clock;
-use crate::crowd::Asked;
 use crate::sandbox::Sandbox;
 
 /// The most that is moved before others get their turn.
@@ -41,8 +40,6 @@ pub(super) struct Task {
     pub(super) ended: oneshot::Receiver<i32>,
     /// The sandbox's OOM counter when it started.
     pub(super) before: u64,
-    /// Until it has ended, if it begins now.
-    pub(super) beginner: Option<Asked>,
 }
 
 /// A stream of output: its pipe until it is closed.
@@ -98,7 +95,6 @@ impl Task {
             source,
             mut ended,
             before,
-            beginner,
         } = self;
         let feeding = stdin.map(|pipe| {
             let (shared, sandbox) = (Arc::clone(&shared), Arc::clone(&sandbox));
@@ -146,7 +142,6 @@ impl Task {
                     }
                 }
             };
-            drop(beginner);
             for flow in &mut flows {
                 flow.drain(&shared.log).await;
             }

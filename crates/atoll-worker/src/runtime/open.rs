@@ -79,9 +79,7 @@ impl LocalRuntime {
         let pool = tokio::spawn(Pool::tend(Arc::clone(&self.shared)));
         lock(&self.shared.tending).extend([nursery, pool]);
         if lasting {
-            crate::metronome::start(&self.shared.facts.processors);
-            crate::crowd::start(&self.shared.facts.processors);
-            tokio::spawn(crate::weights::tend(Arc::downgrade(&self.shared)));
+            tokio::spawn(crate::cpu_weights::run(Arc::downgrade(&self.shared)));
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
             tokio::spawn(crate::orphans::tend(Arc::downgrade(&self.shared)));
         }

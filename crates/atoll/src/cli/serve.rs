@@ -73,7 +73,6 @@ impl Serve {
                 // Answers although sandboxes take all processor time they can get.
                 atoll_jail::go_before_others();
             })
-            .on_thread_park(atoll_worker::step_back_in_a_crowd)
             .build();
         let runtime = runtime.map_err(|error| failed("start threads", &error))?;
         runtime.block_on(settings.serve(&config, tls))?;

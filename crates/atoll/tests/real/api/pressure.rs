@@ -1,9 +1,8 @@
 //! Too much of everything, asked of a server that others need meanwhile.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use atoll_testkit::{Cage, Scratch, policy};
+use atoll_testkit::{Cage, Scratch};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -46,65 +45,6 @@ async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
     // Others notice nothing.
     let other = client.sandbox(&json!({})).await;
     client.line(&other, "true").await;
-    server.close().await;
-}
-
-/// How the kernel schedules each of the server's threads that answer.
-fn policies(server: &Server) -> Vec<String> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
-    let tasks = tasks.filter_map(|task| Some(task.ok()?.path()));
-    let answers = |task: &PathBuf| {
-        let name = std::fs::read_to_string(task.join("comm"));
-        name.is_ok_and(|name| name.trim() == "tokio-rt-worker")
-    };
-    tasks
-        .filter(answers)
-        .filter_map(|task| policy(&task))
-        .collect()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn among_many_short_commands_the_server_waits_for_its_turn_and_else_not_heavy() {
-    const BATCH: &str = "3";
-    World::open().await.close().await;
-    let scratch = Scratch::new();
-    let data = scratch.join("data");
-    private(&data);
-    // What is a crowd on a large machine one sandbox may not have.
-    let words = ["taskset", "-c", "0"].map(ToOwned::to_owned).to_vec();
-    let server = Server::at(scratch, data, words, Vec::new());
-    let client = server.client();
-    let batch = || policies(&server).iter().filter(|it| *it == BATCH).count();
-    let many = async |id: &str, command: Value| {
-        let path = format!("/sandboxes/{id}/commands");
-        let mut most = 0;
-        let answers = client.post_at_once(&path, &command, 32);
-        let mut answers = std::pin::pin!(answers);
-        loop {
-            let look = tokio::time::sleep(Duration::from_millis(2));
-            tokio::select! {
-                all = &mut answers => {
-                    assert!(all.iter().all(|answer| answer.status < 300), "{all:?}");
-                    return most;
-                }
-                () = look => most = most.max(batch()),
-            }
-        }
-    };
-    // Those that do not end are to be interrupted, however many.
-    let id = client.sandbox(&json!({ "timeout": 0 })).await;
-    let spinning = json!({ "cmd": "while :; do :; done", "background": true });
-    assert_eq!(many(&id, spinning).await, 0);
-    client.delete(&format!("/sandboxes/{id}")).await;
-    let id = client.sandbox(&json!({ "timeout": 0 })).await;
-    let begin = Instant::now();
-    while many(&id, json!({ "cmd": "true" })).await == 0 {
-        assert!(begin.elapsed() < DEADLINE, "it never does");
-    }
-    while batch() > 0 {
-        assert!(begin.elapsed() < DEADLINE, "{:?}", policies(&server));
-        client.line(&id, "true").await;
-    }
     server.close().await;
 }
 
