@@ -89,7 +89,9 @@ async fn dig(
         )
         .into());
     };
-    let upgrade = upgrade.max_message_size(tunnel::LARGEST);
+    let upgrade = upgrade
+        .max_message_size(tunnel::LARGEST)
+        .read_buffer_size(tunnel::MOST);
     let ends = Ends::of(&app, &caller);
     Ok(upgrade.on_upgrade(|socket| async {
         match dialled {
