@@ -1,6 +1,5 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
-mod direct;
 mod pace;
 mod silence;
 mod stall;
@@ -13,7 +12,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::http::{Request, Response};
-use hyper::body::{Body as _, Incoming};
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,12 +24,12 @@ use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
-use direct::{Connection, Past};
-pub(crate) use direct::{Direct, LEAST};
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 use stall::{Streams, Taken};
 
+/// The most that is read at a time, and that waits to be written, of one connection.
+const BUFFER: usize = 256 << 10;
 /// The largest head of a request.
 const HEAD: u16 = u16::MAX;
 /// How long the words are with which every HTTP/2 begins.
@@ -193,19 +192,12 @@ impl Connections {
             encrypted: acceptor.is_some(),
             patience: self.patience,
             pace: Pace::new(self.patience, &self.places),
-            past: None,
             stop: self.stop.clone(),
         };
         tokio::spawn(async move {
             let done = match (accepted, acceptor) {
                 (Accepted::Unix(stream), _) => languages.one(stream, served, place).await,
-                (Accepted::Tcp(stream), None) => {
-                    let Ok((stream, past)) = Connection::new(stream) else {
-                        return;
-                    };
-                    served.past = Some(past);
-                    languages.one(stream, served, place).await
-                }
+                (Accepted::Tcp(stream), None) => languages.one(stream, served, place).await,
                 (Accepted::Tcp(stream), Some(acceptor)) => {
                     let quiet = served.patience.quiet;
                     let shaken = tokio::select! {
@@ -238,8 +230,6 @@ struct Served {
     encrypted: bool,
     patience: Patience,
     pace: Pace,
-    /// Where the connection's bytes are those of HTTP.
-    past: Option<Past>,
     stop: watch::Receiver<bool>,
 }
 
@@ -247,14 +237,8 @@ impl Served {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
         let under_way = self.pace.request();
         let silence = Silence::default();
-        let (length, body) = (request.body().size_hint().exact(), self.patience.body);
-        let direct = self.past.as_ref();
-        let direct = direct.map(|past| Direct::new(past, length, body, &silence));
         let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
-        if let Some(direct) = direct {
-            request.extensions_mut().insert(direct);
-        }
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);
         }
@@ -295,7 +279,9 @@ impl Languages {
         let quiet = patience.quiet;
         let mut one = http1::Builder::new();
         // How long a head may take, and how long none need come, is watched by ourselves.
-        one.header_read_timeout(None).max_header_size(HEAD.into());
+        one.header_read_timeout(None)
+            .max_header_size(HEAD.into())
+            .max_buf_size(BUFFER);
         let mut two = http2::Builder::new(Streams {
             quiet: patience.body,
         });

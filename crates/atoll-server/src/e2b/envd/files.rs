@@ -41,7 +41,7 @@ async fn read(Extension(step): Extension<Doorstep>, parts: Parts) -> Answer {
     let path = clean(asked.path.as_deref().unwrap_or_default());
     let reading = transfer::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
     match reading {
-        Ok(opened) => Ok(opened.answer(place.used, parts.extensions.get().cloned())),
+        Ok(opened) => Ok(opened.answer(place.used)),
         Err(error) => Err(refusal(error, &place, &path).await),
     }
 }

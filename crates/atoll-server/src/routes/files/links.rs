@@ -6,7 +6,7 @@ use axum::body::Body as RawBody;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::{Extension, Json};
+use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -18,7 +18,6 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Path, Query};
 use crate::guard::{Caller, Origin};
-use crate::listen::Direct;
 use crate::views::{Raw, Time};
 
 /// How long a link is good if nobody says, in seconds.
@@ -155,11 +154,10 @@ pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
-    direct: Option<Extension<Direct>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (files, path) = follow(Act::Download, &app, &id, signed).await?;
-    contents::download(files, path.as_bytes(), &headers, direct).await
+    contents::download(files, path.as_bytes(), &headers).await
 }
 
 /// Follow an upload link
@@ -171,7 +169,6 @@ pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
-    direct: Option<Extension<Direct>>,
     body: RawBody,
 ) -> Answer<Json<EntryView>> {
     let (files, path) = follow(Act::Upload, &app, &id, signed).await?;
@@ -179,5 +176,5 @@ pub(super) async fn upload(
         parents: true,
         ..WriteOptions::default()
     };
-    contents::upload(files, path.as_bytes(), options, (direct, body)).await
+    contents::upload(files, path.as_bytes(), options, body).await
 }
