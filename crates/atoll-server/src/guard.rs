@@ -212,7 +212,7 @@ pub(crate) fn host_of(authority: &str) -> &str {
 /// like that.
 pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
     let Some(host) = authority.map(host_of) else {
-        // Over the operator's socket some clients send none.
+        // In HTTP/1.0 there need not be one; browsers always send it.
         return Ok(());
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();

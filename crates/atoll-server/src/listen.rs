@@ -1,5 +1,6 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
+mod framing;
 mod pace;
 mod silence;
 mod stall;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{Request, Response};
+use axum::http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
@@ -24,14 +25,13 @@ use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
+use framing::HEAD;
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 use stall::{Streams, Taken};
 
 /// The most that is read at a time, and that waits to be written, of one connection.
 const BUFFER: usize = 256 << 10;
-/// The largest head of a request.
-const HEAD: u16 = u16::MAX;
 /// How long the words are with which every HTTP/2 begins.
 const PREFACE: usize = 24;
 /// How long is waited before another try, when the machine can give us no connection.
@@ -243,6 +243,9 @@ impl Served {
             request.extensions_mut().insert(Encrypted);
         }
         let response = self.router.oneshot(request).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            self.pace.upgrade();
+        }
         Ok(response.map(|body| Answered::new(body, under_way, Taken::here())))
     }
 
@@ -280,7 +283,7 @@ impl Languages {
         let mut one = http1::Builder::new();
         // How long a head may take, and how long none need come, is watched by ourselves.
         one.header_read_timeout(None)
-            .max_header_size(HEAD.into())
+            .max_header_size(HEAD)
             .max_buf_size(BUFFER);
         let mut two = http2::Builder::new(Streams {
             quiet: patience.body,
@@ -289,7 +292,7 @@ impl Languages {
             // A client that is not there any more is found out.
             .keep_alive_interval(quiet)
             .keep_alive_timeout(quiet)
-            .max_header_list_size(HEAD.into());
+            .max_header_list_size(u16::MAX.into());
         Self { one, two }
     }
 
@@ -301,7 +304,7 @@ impl Languages {
     ) -> hyper::Result<()> {
         let service = served.clone();
         let service = service_fn(move |request| service.clone().answer(request));
-        let stream = Heard::new(TokioIo::new(stream), served.pace.clone(), place);
+        let stream = TokioIo::new(Heard::new(stream, served.pace.clone(), place));
         let connection = self.one.serve_connection(stream, service).with_upgrades();
         let end = http1::UpgradeableConnection::graceful_shutdown;
         served.until_over(connection, end).await

@@ -6,18 +6,21 @@
 //! begin ──▶ Head ◀──────── Idle      Head ──▶ Busy ──▶ Idle, when bodies and answers of all requests are over
 //! ```
 
+use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
-use hyper::rt::{Read, ReadBufCursor, Write};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
+use super::framing::Framing;
 use super::stall::{self, Taken};
 
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +50,8 @@ struct Kept {
     patience: Patience,
     /// All places there are.
     places: Arc<Semaphore>,
+    /// HTTP has ended with a response 101.
+    upgraded: AtomicBool,
 }
 
 impl Pace {
@@ -55,7 +60,13 @@ impl Pace {
             phase: Mutex::new(Phase::Head(Instant::now())),
             patience,
             places: Arc::clone(places),
+            upgraded: AtomicBool::new(false),
         }))
+    }
+
+    /// What follows in the connection is not HTTP.
+    pub(super) fn upgrade(&self) {
+        self.0.upgraded.store(true, Ordering::Relaxed);
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -202,11 +213,12 @@ impl HttpBody for Answered {
     }
 }
 
-/// A connection on which every byte that comes is noticed. It keeps its place also when it goes on as something else than
-/// HTTP, and is over when its client takes nothing of what is sent for too long.
+/// A connection on which every byte that comes is noticed, and checked while it is HTTP. It keeps its place also when it goes
+/// on as something else, and is over when its client takes nothing of what is sent for too long.
 pub(super) struct Heard<S> {
     stream: S,
     pace: Pace,
+    framing: Framing,
     _place: Option<OwnedSemaphorePermit>,
     /// Runs while something waits to be taken.
     clock: Option<Pin<Box<Sleep>>>,
@@ -217,6 +229,7 @@ impl<S> Heard<S> {
         Self {
             stream,
             pace,
+            framing: Framing::new(),
             _place: place,
             clock: None,
         }
@@ -226,8 +239,8 @@ impl<S> Heard<S> {
     fn timed<T>(
         &mut self,
         context: &mut Context<'_>,
-        written: Poll<std::io::Result<T>>,
-    ) -> Poll<std::io::Result<T>> {
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.clock = None;
             return written;
@@ -235,44 +248,45 @@ impl<S> Heard<S> {
         let most = self.pace.0.patience.body;
         let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(most)));
         ready!(clock.as_mut().poll(context));
-        Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()))
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: Read + Unpin> Read for Heard<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<std::io::Result<()>> {
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(ended) = self.framing.ended(buffer) {
+            return Poll::Ready(ended);
+        }
+        let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         self.pace.heard();
-        Poll::Ready(Ok(()))
+        if self.pace.0.upgraded.load(Ordering::Relaxed) {
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Ready(self.framing.check(buffer, before))
     }
 }
 
-impl<S: Write + Unpin> Write for Heard<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.timed(context, written)
     }
 
-    fn poll_flush(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         self.timed(context, flushed)
     }
 
-    fn poll_shutdown(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 
@@ -283,8 +297,8 @@ impl<S: Write + Unpin> Write for Heard<S> {
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        parts: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         self.timed(context, written)
     }
