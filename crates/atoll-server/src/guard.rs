@@ -20,6 +20,7 @@ use tracing::{Instrument as _, Span};
 use crate::answer::{Failure, FailureBody, sign};
 use crate::body::split_query;
 use crate::browser::check_site;
+use crate::listen::Connection;
 use crate::socket::Door;
 use crate::stream::ended_on_notice;
 use crate::{Access, App, Config, Meters};
@@ -280,6 +281,9 @@ impl FromRequestParts<App> for Caller {
         };
         app.meters.asked_in(kind, context.is_ok());
         let context = context?;
+        if let Some(connection) = parts.extensions.get::<Connection>() {
+            connection.authenticate();
+        }
         if let Some(known) = parts.extensions.get::<Known>() {
             let _ = known.0.set(context.clone());
         }

@@ -16,12 +16,13 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
 use super::framing::Framing;
 use super::stall::{self, Taken};
+use super::unauthenticated::{Entry, Unauthenticated};
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -50,23 +51,74 @@ struct Kept {
     patience: Patience,
     /// All places there are.
     places: Arc<Semaphore>,
+    /// A request was authenticated.
+    authenticated: AtomicBool,
+    /// A sandbox serves a request without a key; until no request is under way.
+    visiting: AtomicBool,
     /// HTTP has ended with a response 101.
     upgraded: AtomicBool,
+    closed: Notify,
+    entry: Entry,
 }
 
 impl Pace {
-    pub(super) fn new(patience: Patience, places: &Arc<Semaphore>) -> Self {
-        Self(Arc::new(Kept {
-            phase: Mutex::new(Phase::Head(Instant::now())),
-            patience,
-            places: Arc::clone(places),
-            upgraded: AtomicBool::new(false),
-        }))
+    pub(super) fn new(
+        patience: Patience,
+        places: &Arc<Semaphore>,
+        unauthenticated: &Unauthenticated,
+    ) -> Self {
+        unauthenticated.add(|entry| {
+            Self(Arc::new(Kept {
+                phase: Mutex::new(Phase::Head(Instant::now())),
+                patience,
+                places: Arc::clone(places),
+                authenticated: AtomicBool::new(false),
+                visiting: AtomicBool::new(false),
+                upgraded: AtomicBool::new(false),
+                closed: Notify::new(),
+                entry,
+            }))
+        })
+    }
+
+    /// A request on it was authenticated: it may be idle for longer, and is not closed for a new connection.
+    pub(super) fn authenticate(&self) {
+        if !self.0.authenticated.swap(true, Ordering::Relaxed) {
+            self.0.entry.remove();
+        }
+    }
+
+    /// A sandbox serves the request that is under way.
+    pub(super) fn visit(&self) {
+        self.0.visiting.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closable(&self) -> bool {
+        !self.0.authenticated.load(Ordering::Relaxed) && !self.0.visiting.load(Ordering::Relaxed)
+    }
+
+    /// Has the task that serves it end.
+    pub(super) fn close(&self) {
+        self.0.closed.notify_one();
+    }
+
+    /// Waits for [`Pace::close`].
+    pub(super) async fn closed(&self) {
+        self.0.closed.notified().await;
+    }
+
+    pub(super) fn patience(&self) -> &Patience {
+        &self.0.patience
     }
 
     /// What follows in the connection is not HTTP.
     pub(super) fn upgrade(&self) {
         self.0.upgraded.store(true, Ordering::Relaxed);
+    }
+
+    /// The task that serves it has ended.
+    pub(super) fn leave(&self) {
+        self.0.entry.remove();
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -97,7 +149,8 @@ impl Pace {
         UnderWay(self.clone())
     }
 
-    /// Waits until something takes too long. Idleness is for as long as there are places for others.
+    /// Waits until something takes too long. Idleness is for as long as there are places for others, and for clients whose
+    /// requests were authenticated.
     pub(super) async fn overdue(&self, idle: Duration) -> Overdue {
         let quiet = self.0.patience.quiet;
         let mut look = Instant::now() + quiet;
@@ -106,7 +159,8 @@ impl Pace {
             sleep_until(look).await;
             let now = Instant::now();
             let crowded = self.0.places.available_permits() == 0;
-            let idle = if crowded { quiet } else { idle };
+            let known = self.0.authenticated.load(Ordering::Relaxed);
+            let idle = if crowded || !known { quiet } else { idle };
             look = match *self.phase() {
                 Phase::Head(since) if since + quiet <= now => return Overdue::Head,
                 Phase::Idle(since) if since + idle <= now => return Overdue::Request,
@@ -133,7 +187,10 @@ impl Drop for UnderWay {
         let mut phase = self.0.phase();
         if let Phase::Busy(count) = *phase {
             *phase = match count {
-                0 | 1 => Phase::Idle(Instant::now()),
+                0 | 1 => {
+                    self.0.0.visiting.store(false, Ordering::Relaxed);
+                    Phase::Idle(Instant::now())
+                }
                 count => Phase::Busy(count - 1),
             };
         }

@@ -6,7 +6,7 @@ use axum::body::Body as RawBody;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use axum::Json;
+use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -18,6 +18,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Path, Query};
 use crate::guard::{Caller, Origin};
+use crate::listen::Connection;
 use crate::views::{Raw, Time};
 
 /// How long a link is good if nobody says, in seconds.
@@ -124,7 +125,13 @@ fn make(
 }
 
 /// Where a link leads, if it is good.
-async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files, String)> {
+async fn follow(
+    act: Act,
+    app: &App,
+    id: &str,
+    signed: Signed,
+    connection: Option<Extension<Connection>>,
+) -> Answer<(Files, String)> {
     // A name that is no id is in no link that was ever signed.
     let sandbox: SandboxId = id.parse().unwrap_or_else(|_| SandboxId::random());
     let who = FileCaller {
@@ -139,6 +146,9 @@ async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files,
         expires: signed.expires,
     };
     let used = app.core.follow_link(&link, &signed.signature).await?;
+    if let Some(Extension(connection)) = connection {
+        connection.authenticate();
+    }
     let who = link.who;
     Ok((Files { used, who }, link.path))
 }
@@ -154,9 +164,10 @@ pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
+    connection: Option<Extension<Connection>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let (files, path) = follow(Act::Download, &app, &id, signed).await?;
+    let (files, path) = follow(Act::Download, &app, &id, signed, connection).await?;
     contents::download(files, path.as_bytes(), &headers).await
 }
 
@@ -169,9 +180,10 @@ pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
+    connection: Option<Extension<Connection>>,
     body: RawBody,
 ) -> Answer<Json<EntryView>> {
-    let (files, path) = follow(Act::Upload, &app, &id, signed).await?;
+    let (files, path) = follow(Act::Upload, &app, &id, signed, connection).await?;
     let options = WriteOptions {
         parents: true,
         ..WriteOptions::default()
