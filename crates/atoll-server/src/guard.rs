@@ -20,6 +20,7 @@ use tracing::{Instrument as _, Span};
 use crate::answer::{Failure, FailureBody, sign};
 use crate::body::split_query;
 use crate::browser::check_site;
+use crate::listen::Connection;
 use crate::socket::Door;
 use crate::stream::ended_on_notice;
 use crate::{Access, App, Config, Meters};
@@ -212,7 +213,7 @@ pub(crate) fn host_of(authority: &str) -> &str {
 /// like that.
 pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
     let Some(host) = authority.map(host_of) else {
-        // Over the operator's socket some clients send none.
+        // In HTTP/1.0 there need not be one; browsers always send it.
         return Ok(());
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();
@@ -280,6 +281,9 @@ impl FromRequestParts<App> for Caller {
         };
         app.meters.asked_in(kind, context.is_ok());
         let context = context?;
+        if let Some(connection) = parts.extensions.get::<Connection>() {
+            connection.authenticate();
+        }
         if let Some(known) = parts.extensions.get::<Known>() {
             let _ = known.0.set(context.clone());
         }

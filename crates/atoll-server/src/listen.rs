@@ -1,19 +1,22 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
-mod direct;
+mod framing;
 mod pace;
 mod silence;
 mod stall;
+mod unauthenticated;
 
 use std::convert::Infallible;
 use std::io::{self, Cursor};
+use std::os::fd::{AsRawFd, RawFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use atoll_model::{Code, Error};
 use axum::Router;
-use axum::http::{Request, Response};
-use hyper::body::{Body as _, Incoming};
+use axum::http::{Request, Response, StatusCode};
+use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -25,14 +28,14 @@ use tower::ServiceExt as _;
 
 use crate::guard::Encrypted;
 use crate::tls::Tls;
-use direct::{Connection, Past};
-pub(crate) use direct::{Direct, LEAST};
+use framing::HEAD;
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 use stall::{Streams, Taken};
+use unauthenticated::Unauthenticated;
 
-/// The largest head of a request.
-const HEAD: u16 = u16::MAX;
+/// The most that is read at a time, and that waits to be written, of one connection.
+const BUFFER: usize = 256 << 10;
 /// How long the words are with which every HTTP/2 begins.
 const PREFACE: usize = 24;
 /// How long is waited before another try, when the machine can give us no connection.
@@ -59,10 +62,20 @@ pub struct Patience {
     pub connections: u32,
     /// How long a handshake and the head of a request may take.
     pub quiet: Duration,
-    /// How long a connection is kept without a request. Where all places are taken it is only `quiet`.
+    /// How long a connection is kept without a request. It is only `quiet` before a request on it was authenticated, and while
+    /// all places are taken.
     pub idle: Duration,
     /// How long a client may keep quiet in the middle of a body.
     pub body: Duration,
+    /// File descriptors from this number on are kept back for others than connections. The kernel gives the lowest free
+    /// number: if it gives this one, as many are open.
+    pub reserved: i32,
+}
+
+impl Patience {
+    fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
+        descriptor.as_raw_fd() >= self.reserved
+    }
 }
 
 /// Serves until it is told to stop, and then until the requests under way are answered.
@@ -78,29 +91,36 @@ pub async fn serve(
         languages: Arc::new(Languages::new(patience)),
         patience,
         places: Arc::clone(&places),
+        unauthenticated: Unauthenticated::default(),
         stop: stop.clone(),
     };
     let mut lack = Lack::default();
     loop {
         let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (accept(&listening).await, place.ok())
+            match accept(&listening).await {
+                Ok(accepted)
+                    if patience.is_reserved(&accepted)
+                        && !connections.unauthenticated.close_oldest() =>
+                {
+                    lack.lasts(&io::Error::other("the other descriptors are kept back"));
+                }
+                Ok(accepted) => {
+                    lack.ends();
+                    let place = connections.place().await;
+                    connections.begin(&listening, accepted, place);
+                }
+                Err(error) if ended_early(&error) => {}
+                Err(error) => {
+                    lack.lasts(&error);
+                    connections.unauthenticated.close_oldest();
+                    sleep(BREATH).await;
+                }
+            }
         };
-        let (accepted, place) = tokio::select! {
+        tokio::select! {
             biased;
             _ = stop.wait_for(|stop| *stop) => break,
-            next = next => next,
-        };
-        match accepted {
-            Ok(accepted) => {
-                lack.ends();
-                connections.begin(&listening, accepted, place);
-            }
-            Err(error) if ended_early(&error) => {}
-            Err(error) => {
-                lack.lasts(&error);
-                sleep(BREATH).await;
-            }
+            () = next => {}
         }
     }
     drop(listening);
@@ -152,6 +172,15 @@ enum Accepted {
     Unix(tokio::net::UnixStream),
 }
 
+impl AsRawFd for Accepted {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Tcp(stream) => stream.as_raw_fd(),
+            Self::Unix(stream) => stream.as_raw_fd(),
+        }
+    }
+}
+
 async fn accept(listening: &Listening) -> io::Result<Accepted> {
     match listening {
         Listening::Plain(listener) | Listening::Tls(listener, _) => {
@@ -172,10 +201,27 @@ struct Connections {
     languages: Arc<Languages>,
     patience: Patience,
     places: Arc<Semaphore>,
+    unauthenticated: Unauthenticated,
     stop: watch::Receiver<bool>,
 }
 
 impl Connections {
+    /// A place for the connection that was accepted last: a free one, or that of the oldest unauthenticated one.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            return Some(place);
+        }
+        let place = Arc::clone(&self.places).acquire_owned();
+        let mut place = pin!(place);
+        loop {
+            self.unauthenticated.close_oldest();
+            // It takes a moment until a closed one is gone. If there was none, there may be one later.
+            if let Ok(place) = timeout(BREATH, place.as_mut()).await {
+                return place.ok();
+            }
+        }
+    }
+
     /// Each in a task of its own: one that is slow holds up nobody.
     fn begin(
         &self,
@@ -188,24 +234,18 @@ impl Connections {
             Listening::Tls(_, tls) => Some(tls.acceptor()),
             Listening::Plain(_) | Listening::Unix(_) => None,
         };
+        let pace = Pace::new(self.patience, &self.places, &self.unauthenticated);
         let mut served = Served {
             router: self.router.clone(),
             encrypted: acceptor.is_some(),
             patience: self.patience,
-            pace: Pace::new(self.patience, &self.places),
-            past: None,
+            pace: pace.clone(),
             stop: self.stop.clone(),
         };
-        tokio::spawn(async move {
+        let serving = async move {
             let done = match (accepted, acceptor) {
                 (Accepted::Unix(stream), _) => languages.one(stream, served, place).await,
-                (Accepted::Tcp(stream), None) => {
-                    let Ok((stream, past)) = Connection::new(stream) else {
-                        return;
-                    };
-                    served.past = Some(past);
-                    languages.one(stream, served, place).await
-                }
+                (Accepted::Tcp(stream), None) => languages.one(stream, served, place).await,
                 (Accepted::Tcp(stream), Some(acceptor)) => {
                     let quiet = served.patience.quiet;
                     let shaken = tokio::select! {
@@ -227,7 +267,40 @@ impl Connections {
             if let Err(error) = done {
                 tracing::debug!(%error, "a connection ended");
             }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = pace.closed() => {}
+                () = serving => {}
+            }
+            pace.leave();
         });
+    }
+}
+
+/// The connection a request came over: routes find it among the extensions.
+#[derive(Debug, Clone)]
+pub(crate) struct Connection(Pace);
+
+impl Connection {
+    /// The request was authenticated: by a key, a token, a ticket or a signature.
+    pub(crate) fn authenticate(&self) {
+        self.0.authenticate();
+    }
+
+    /// A sandbox serves the request, whoever sent it.
+    pub(crate) fn visit(&self) {
+        self.0.visit();
+    }
+
+    /// Refuses a further connection, to a port, that has taken a descriptor which is kept back.
+    pub(crate) fn check_descriptor(&self, descriptor: &impl AsRawFd) -> Result<(), Error> {
+        if !self.0.patience().is_reserved(descriptor) {
+            return Ok(());
+        }
+        let message = "the server has no descriptors left for connections to ports";
+        Err(Error::new(Code::NoCapacity, message)
+            .remedy("try again; if it goes on, raise the server's limit of open files"))
     }
 }
 
@@ -238,8 +311,6 @@ struct Served {
     encrypted: bool,
     patience: Patience,
     pace: Pace,
-    /// Where the connection's bytes are those of HTTP.
-    past: Option<Past>,
     stop: watch::Receiver<bool>,
 }
 
@@ -247,18 +318,18 @@ impl Served {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
         let under_way = self.pace.request();
         let silence = Silence::default();
-        let (length, body) = (request.body().size_hint().exact(), self.patience.body);
-        let direct = self.past.as_ref();
-        let direct = direct.map(|past| Direct::new(past, length, body, &silence));
         let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
-        if let Some(direct) = direct {
-            request.extensions_mut().insert(direct);
-        }
+        request
+            .extensions_mut()
+            .insert(Connection(self.pace.clone()));
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);
         }
         let response = self.router.oneshot(request).await?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            self.pace.upgrade();
+        }
         Ok(response.map(|body| Answered::new(body, under_way, Taken::here())))
     }
 
@@ -295,7 +366,9 @@ impl Languages {
         let quiet = patience.quiet;
         let mut one = http1::Builder::new();
         // How long a head may take, and how long none need come, is watched by ourselves.
-        one.header_read_timeout(None).max_header_size(HEAD.into());
+        one.header_read_timeout(None)
+            .max_header_size(HEAD)
+            .max_buf_size(BUFFER);
         let mut two = http2::Builder::new(Streams {
             quiet: patience.body,
         });
@@ -303,7 +376,7 @@ impl Languages {
             // A client that is not there any more is found out.
             .keep_alive_interval(quiet)
             .keep_alive_timeout(quiet)
-            .max_header_list_size(HEAD.into());
+            .max_header_list_size(u16::MAX.into());
         Self { one, two }
     }
 
@@ -315,7 +388,7 @@ impl Languages {
     ) -> hyper::Result<()> {
         let service = served.clone();
         let service = service_fn(move |request| service.clone().answer(request));
-        let stream = Heard::new(TokioIo::new(stream), served.pace.clone(), place);
+        let stream = TokioIo::new(Heard::new(stream, served.pace.clone(), place));
         let connection = self.one.serve_connection(stream, service).with_upgrades();
         let end = http1::UpgradeableConnection::graceful_shutdown;
         served.until_over(connection, end).await

@@ -37,6 +37,10 @@ pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 const LISTEN: Duration = Duration::from_secs(2);
 /// The longest message a client may send: it is in our memory until it is whole.
 const MOST: usize = 4 << 20;
+/// Read buffer of a WebSocket, for as long as it is open. A larger message gets a buffer of its own size.
+const READ_BUFFER: usize = 4 << 10;
+/// Largest frame of terminal output. A WebSocket keeps its write buffer, which has the size of the largest frame that was sent.
+const FRAME: usize = 8 << 10;
 
 /// A request to go on as a WebSocket, if it is one.
 pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
@@ -46,10 +50,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        let bounded =
-            |upgrade: WebSocketUpgrade| upgrade.max_frame_size(MOST).max_message_size(MOST);
         Ok(Self(upgrade.ok().map(bounded)))
     }
+}
+
+/// Limits the memory of one WebSocket.
+fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+    upgrade
+        .max_frame_size(MOST)
+        .max_message_size(MOST)
+        .read_buffer_size(READ_BUFFER)
 }
 
 /// A request to go on as a WebSocket, kept for the case that it is refused before it gets to one.
@@ -77,7 +87,7 @@ impl Door {
         let upgrade = WebSocketUpgrade::from_request_parts(&mut self.0, &()).await;
         let Ok(upgrade) = upgrade else { return answer };
         tracing::info!(code = failure.code(), "an upgrade is refused");
-        upgrade.on_upgrade(async move |socket| {
+        bounded(upgrade).on_upgrade(async move |socket| {
             close(socket, failure.close_code(), failure.message()).await;
         })
     }
@@ -205,11 +215,7 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
         Err(error) => return refuse(socket, &error).await,
     };
     let mut output = joined.output;
-    if socket
-        .send(Message::Binary(joined.replay.into()))
-        .await
-        .is_err()
-    {
+    if send_output(&mut socket, joined.replay).await.is_err() {
         return;
     }
     let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
@@ -218,7 +224,7 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
             chunk = output.next() => match chunk {
                 Ok(Some(Chunk::Data { bytes, .. })) => {
                     used.touch();
-                    if socket.send(Message::Binary(bytes.into())).await.is_err() {
+                    if send_output(&mut socket, bytes).await.is_err() {
                         return;
                     }
                 }
@@ -226,7 +232,7 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
                 Ok(Some(Chunk::Gap { .. })) => match exec.attach() {
                     Ok(joined) => {
                         output = joined.output;
-                        if socket.send(Message::Binary(joined.replay.into())).await.is_err() {
+                        if send_output(&mut socket, joined.replay).await.is_err() {
                             return;
                         }
                     }
@@ -273,6 +279,16 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mu
             }
         }
     }
+}
+
+/// Sends terminal output in frames of bounded size.
+async fn send_output(socket: &mut WebSocket, bytes: impl Into<Bytes>) -> Result<(), axum::Error> {
+    let mut rest = bytes.into();
+    while !rest.is_empty() {
+        let frame = rest.split_to(rest.len().min(FRAME));
+        socket.send(Message::Binary(frame)).await?;
+    }
+    Ok(())
 }
 
 /// Keys for a program that has just ended are nobody's fault.

@@ -6,14 +6,13 @@ use std::pin::pin;
 
 use atoll_core::Use;
 use atoll_model::{Caller, Code, Error};
-use atoll_worker::{Reader, Taken, Writer};
+use atoll_worker::{Reader, Writer};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::{BufMut as _, BytesMut};
-use futures_util::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _};
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
-use crate::listen::{Direct, LEAST};
 use version::Version;
 
 /// How much is read at a time.
@@ -72,7 +71,7 @@ pub(crate) async fn open(
 
 impl Opened {
     /// Its bytes; the sandbox is in use until the last.
-    pub(crate) fn answer(self, used: Use, direct: Option<Direct>) -> Response {
+    pub(crate) fn answer(self, used: Use) -> Response {
         const KIND: &str = "application/octet-stream";
         let (reader, part, size) = match self {
             Self::Read { reader, part, size } => (reader, part, size),
@@ -84,15 +83,13 @@ impl Opened {
         };
         let version = Version::of(&reader.entry);
         let mut response = if let Some((first, last)) = part {
-            let mut response = of_length(KIND, used, reader, last - first + 1, direct);
+            let mut response = bytes(KIND, used, reader, Some(last - first + 1));
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             placed(response, &format!("{first}-{last}/{size}"))
         } else {
             // What the kernel makes up as it is read has no length.
-            let mut response = match size {
-                0 => bytes(KIND, used, reader, None),
-                size => of_length(KIND, used, reader, size, direct),
-            };
+            let length = (size > 0).then_some(size);
+            let mut response = bytes(KIND, used, reader, length);
             response.headers_mut().insert("x-file-size", size.into());
             response
         };
@@ -144,46 +141,6 @@ pub(crate) fn bytes(
         Some((read, (used, reader, buffer, left)))
     });
     answer(kind, Body::from_stream(stream), length)
-}
-
-/// The same, just so many; many of them straight into the connection, where that can be had.
-fn of_length(
-    kind: &'static str,
-    used: Use,
-    reader: Reader,
-    length: u64,
-    direct: Option<Direct>,
-) -> Response {
-    match direct.filter(|_| length >= LEAST) {
-        Some(direct) => answer(kind, past(used, reader, length, direct), Some(length)),
-        None => bytes(kind, used, reader, Some(length)),
-    }
-}
-
-/// A body that goes past HTTP, which is then given as many zeros for it.
-fn past(used: Use, mut reader: Reader, length: u64, direct: Direct) -> Body {
-    static ZEROS: [u8; CHUNK] = [0; CHUNK];
-    let moved = async move {
-        let mut pass = direct.pass();
-        pass.clear().await;
-        let socket = pass.socket().map_err(|error| no_socket(&error))?;
-        let given = reader.give(socket, length, direct.quiet, &mut pass.moved);
-        given.await.map(|()| used)
-    };
-    let zeros = moved.map(move |given| {
-        let mut left = if given.is_ok() { length } else { 0 };
-        // Broken off: HTTP must not think that there is more to come, nor that all has come.
-        let broken = given
-            .err()
-            .map(|error| Err(std::io::Error::other(error.message)));
-        let zeros = std::iter::from_fn(move || {
-            let some = usize::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-            left -= some as u64;
-            (some > 0).then(|| Ok(Bytes::from_static(&ZEROS[..some])))
-        });
-        futures_util::stream::iter(broken.into_iter().chain(zeros))
-    });
-    Body::from_stream(zeros.flatten_stream())
 }
 
 fn answer(kind: &'static str, body: Body, length: Option<u64>) -> Response {
@@ -263,52 +220,6 @@ pub(crate) async fn pour(
         writer.write(&chunk?).await?;
     }
     Ok(())
-}
-
-/// Sends a body into the sandbox; a large one out of its connection itself, where that can be had.
-pub(crate) async fn send(
-    body: Body,
-    direct: Option<Direct>,
-    writer: &mut Writer,
-) -> Result<(), Error> {
-    let mut chunks = pin!(chunks(body));
-    let held = direct
-        .as_ref()
-        .and_then(|direct| Some((direct.hold()?, direct.quiet)));
-    let Some(((mut hold, mut left), quiet)) = held else {
-        return pour(chunks, writer).await;
-    };
-    loop {
-        tokio::select! {
-            biased;
-            chunk = chunks.next() => {
-                let Some(chunk) = chunk.transpose()? else { return Ok(()) };
-                left = left.saturating_sub(chunk.len() as u64);
-                writer.write(&chunk).await?;
-            }
-            () = hold.drained() => break,
-        }
-    }
-    let socket = hold.socket().map_err(|error| {
-        Error::new(Code::Internal, format!("cannot take a connection: {error}"))
-    })?;
-    let taken = writer.take(socket, left, quiet, &mut hold.moved);
-    let taken = taken.await;
-    let mut owed = hold.moved;
-    drop(hold);
-    while owed > 0
-        && let Some(Ok(zeros)) = chunks.next().await
-    {
-        owed = owed.saturating_sub(zeros.len() as u64);
-    }
-    match taken? {
-        Taken::All => Ok(()),
-        Taken::BrokenOff => Err(broken_off()),
-    }
-}
-
-fn no_socket(error: &std::io::Error) -> Error {
-    Error::new(Code::Internal, format!("cannot take a connection: {error}"))
 }
 
 fn broken_off() -> Error {

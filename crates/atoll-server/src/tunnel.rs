@@ -20,8 +20,8 @@ use crate::socket::{Ends, FAREWELL, GRACE, PING, fault, last_word};
 
 /// The largest message that is taken.
 pub(crate) const LARGEST: usize = 1 << 20;
-/// The largest that is sent.
-const MOST: usize = 64 << 10;
+/// The largest that is sent, and the most that is read at a time.
+pub(crate) const MOST: usize = 64 << 10;
 
 /// The close code of what is over.
 const OVER: u16 = 4002;

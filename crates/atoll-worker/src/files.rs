@@ -16,7 +16,6 @@ use atoll_model::{Attributes, Caller, Described, Entry, Error, WriteOptions};
 
 use crate::sandbox::Sandbox;
 pub(crate) use call::Call;
-pub use direct::Taken;
 use entry::described;
 pub use reader::Reader;
 pub(crate) use search::search;

@@ -34,7 +34,7 @@ pub use exec::logs::{Logged, Logs};
 pub use exec::output::{Output, Reader as LogReader};
 pub use exec::{Attached, Control, Exec, Finished};
 pub use files::archive::Unpacking;
-pub use files::{Reader, Taken, Writer};
+pub use files::{Reader, Writer};
 pub use journal::Health as JournalHealth;
 pub use outlast::{Outlast, outlast};
 pub use reserve::Reserve;

@@ -21,6 +21,7 @@ use super::connect::Fault;
 use super::edge;
 use super::refusal::Refusal;
 use crate::App;
+use crate::listen::Connection;
 
 /// Every route of port 49983.
 pub(super) fn routes(app: &App) -> Router {
@@ -62,6 +63,9 @@ async fn with_token(
     next: Next,
 ) -> Response {
     if edge::shows_token(&step, Door::Agent, request.headers()) {
+        if let Some(connection) = request.extensions().get::<Connection>() {
+            connection.authenticate();
+        }
         return match step.count() {
             Ok(()) => next.run(request).await,
             Err(error) => refused(error, &request),

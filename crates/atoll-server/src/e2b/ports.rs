@@ -1,6 +1,7 @@
 //! What listens on a port of a sandbox, for whoever asks: HTTP as it comes, and whatever it is upgraded to.
 
 use atoll_core::{Door, Doorstep, Use};
+use atoll_model::Error;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::uri::PathAndQuery;
@@ -11,11 +12,12 @@ use http_body_util::BodyExt as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use serde_json::json;
+use tokio::net::TcpStream;
 
 use super::edge::{self, Target};
 use super::refusal::Refusal;
 use crate::guard::{Theirs, authority};
-use crate::listen::Silence;
+use crate::listen::{Connection, Silence};
 
 /// What is said between two ends of one connection, and not to those behind.
 const HOP: [HeaderName; 7] = [
@@ -42,16 +44,31 @@ pub(super) async fn forward(
     request: Request,
 ) -> Response {
     let id = step.id().to_string();
-    if !step.serves_everybody() && !edge::shows_token(&step, Door::Ports, request.headers()) {
+    let has_token = edge::shows_token(&step, Door::Ports, request.headers());
+    if !step.serves_everybody() && !has_token {
         let message = "the sandbox serves only those who show its traffic access token";
         let body = json!({ "sandboxId": id, "message": message, "code": 403 });
         return (StatusCode::FORBIDDEN, Json(body)).into_response();
+    }
+    let connection = request.extensions().get::<Connection>().cloned();
+    if let Some(connection) = &connection {
+        if has_token {
+            connection.authenticate();
+        } else {
+            connection.visit();
+        }
     }
     let used = match step.enter().await {
         Ok(used) => used,
         Err(error) => return Refusal::from(error).into_response(),
     };
-    match exchange(used, port, request).await {
+    let dialled = used.runtime().dial(used.id(), port).await;
+    if let (Ok(stream), Some(connection)) = (&dialled, &connection)
+        && let Err(error) = connection.check_descriptor(stream)
+    {
+        return Refusal::from(error).into_response();
+    }
+    match exchange(used, dialled, request).await {
         Ok(mut response) => {
             response.extensions_mut().insert(Theirs);
             response
@@ -63,8 +80,11 @@ pub(super) async fn forward(
     }
 }
 
-async fn exchange(used: Use, port: u16, mut request: Request) -> Result<Response, String> {
-    let dialled = used.runtime().dial(used.id(), port).await;
+async fn exchange(
+    used: Use,
+    dialled: Result<TcpStream, Error>,
+    mut request: Request,
+) -> Result<Response, String> {
     let stream = dialled.map_err(|error| error.message)?;
     let said = |error: hyper::Error| error.to_string();
     let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream));

@@ -6,19 +6,23 @@
 //! begin ──▶ Head ◀──────── Idle      Head ──▶ Busy ──▶ Idle, when bodies and answers of all requests are over
 //! ```
 
+use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
-use hyper::rt::{Read, ReadBufCursor, Write};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
+use super::framing::Framing;
 use super::stall::{self, Taken};
+use super::unauthenticated::{Entry, Unauthenticated};
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
@@ -47,15 +51,74 @@ struct Kept {
     patience: Patience,
     /// All places there are.
     places: Arc<Semaphore>,
+    /// A request was authenticated.
+    authenticated: AtomicBool,
+    /// A sandbox serves a request without a key; until no request is under way.
+    visiting: AtomicBool,
+    /// HTTP has ended with a response 101.
+    upgraded: AtomicBool,
+    closed: Notify,
+    entry: Entry,
 }
 
 impl Pace {
-    pub(super) fn new(patience: Patience, places: &Arc<Semaphore>) -> Self {
-        Self(Arc::new(Kept {
-            phase: Mutex::new(Phase::Head(Instant::now())),
-            patience,
-            places: Arc::clone(places),
-        }))
+    pub(super) fn new(
+        patience: Patience,
+        places: &Arc<Semaphore>,
+        unauthenticated: &Unauthenticated,
+    ) -> Self {
+        unauthenticated.add(|entry| {
+            Self(Arc::new(Kept {
+                phase: Mutex::new(Phase::Head(Instant::now())),
+                patience,
+                places: Arc::clone(places),
+                authenticated: AtomicBool::new(false),
+                visiting: AtomicBool::new(false),
+                upgraded: AtomicBool::new(false),
+                closed: Notify::new(),
+                entry,
+            }))
+        })
+    }
+
+    /// A request on it was authenticated: it may be idle for longer, and is not closed for a new connection.
+    pub(super) fn authenticate(&self) {
+        if !self.0.authenticated.swap(true, Ordering::Relaxed) {
+            self.0.entry.remove();
+        }
+    }
+
+    /// A sandbox serves the request that is under way.
+    pub(super) fn visit(&self) {
+        self.0.visiting.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closable(&self) -> bool {
+        !self.0.authenticated.load(Ordering::Relaxed) && !self.0.visiting.load(Ordering::Relaxed)
+    }
+
+    /// Has the task that serves it end.
+    pub(super) fn close(&self) {
+        self.0.closed.notify_one();
+    }
+
+    /// Waits for [`Pace::close`].
+    pub(super) async fn closed(&self) {
+        self.0.closed.notified().await;
+    }
+
+    pub(super) fn patience(&self) -> &Patience {
+        &self.0.patience
+    }
+
+    /// What follows in the connection is not HTTP.
+    pub(super) fn upgrade(&self) {
+        self.0.upgraded.store(true, Ordering::Relaxed);
+    }
+
+    /// The task that serves it has ended.
+    pub(super) fn leave(&self) {
+        self.0.entry.remove();
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -86,7 +149,8 @@ impl Pace {
         UnderWay(self.clone())
     }
 
-    /// Waits until something takes too long. Idleness is for as long as there are places for others.
+    /// Waits until something takes too long. Idleness is for as long as there are places for others, and for clients whose
+    /// requests were authenticated.
     pub(super) async fn overdue(&self, idle: Duration) -> Overdue {
         let quiet = self.0.patience.quiet;
         let mut look = Instant::now() + quiet;
@@ -95,7 +159,8 @@ impl Pace {
             sleep_until(look).await;
             let now = Instant::now();
             let crowded = self.0.places.available_permits() == 0;
-            let idle = if crowded { quiet } else { idle };
+            let known = self.0.authenticated.load(Ordering::Relaxed);
+            let idle = if crowded || !known { quiet } else { idle };
             look = match *self.phase() {
                 Phase::Head(since) if since + quiet <= now => return Overdue::Head,
                 Phase::Idle(since) if since + idle <= now => return Overdue::Request,
@@ -122,7 +187,10 @@ impl Drop for UnderWay {
         let mut phase = self.0.phase();
         if let Phase::Busy(count) = *phase {
             *phase = match count {
-                0 | 1 => Phase::Idle(Instant::now()),
+                0 | 1 => {
+                    self.0.0.visiting.store(false, Ordering::Relaxed);
+                    Phase::Idle(Instant::now())
+                }
                 count => Phase::Busy(count - 1),
             };
         }
@@ -202,11 +270,12 @@ impl HttpBody for Answered {
     }
 }
 
-/// A connection on which every byte that comes is noticed. It keeps its place also when it goes on as something else than
-/// HTTP, and is over when its client takes nothing of what is sent for too long.
+/// A connection on which every byte that comes is noticed, and checked while it is HTTP. It keeps its place also when it goes
+/// on as something else, and is over when its client takes nothing of what is sent for too long.
 pub(super) struct Heard<S> {
     stream: S,
     pace: Pace,
+    framing: Framing,
     _place: Option<OwnedSemaphorePermit>,
     /// Runs while something waits to be taken.
     clock: Option<Pin<Box<Sleep>>>,
@@ -217,6 +286,7 @@ impl<S> Heard<S> {
         Self {
             stream,
             pace,
+            framing: Framing::new(),
             _place: place,
             clock: None,
         }
@@ -226,8 +296,8 @@ impl<S> Heard<S> {
     fn timed<T>(
         &mut self,
         context: &mut Context<'_>,
-        written: Poll<std::io::Result<T>>,
-    ) -> Poll<std::io::Result<T>> {
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.clock = None;
             return written;
@@ -235,44 +305,45 @@ impl<S> Heard<S> {
         let most = self.pace.0.patience.body;
         let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(most)));
         ready!(clock.as_mut().poll(context));
-        Poll::Ready(Err(std::io::ErrorKind::TimedOut.into()))
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: Read + Unpin> Read for Heard<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
-    ) -> Poll<std::io::Result<()>> {
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some(ended) = self.framing.ended(buffer) {
+            return Poll::Ready(ended);
+        }
+        let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         self.pace.heard();
-        Poll::Ready(Ok(()))
+        if self.pace.0.upgraded.load(Ordering::Relaxed) {
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Ready(self.framing.check(buffer, before))
     }
 }
 
-impl<S: Write + Unpin> Write for Heard<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
-    ) -> Poll<std::io::Result<usize>> {
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.timed(context, written)
     }
 
-    fn poll_flush(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         self.timed(context, flushed)
     }
 
-    fn poll_shutdown(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<std::io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
     }
 
@@ -283,8 +354,8 @@ impl<S: Write + Unpin> Write for Heard<S> {
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        parts: &[std::io::IoSlice<'_>],
-    ) -> Poll<std::io::Result<usize>> {
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
         self.timed(context, written)
     }

@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use atoll_core::Use;
 use atoll_model::{Error, Scope};
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use serde::Serialize;
 use tokio::net::TcpStream;
 use utoipa::ToSchema;
@@ -16,6 +16,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::Path;
 use crate::guard::Caller;
+use crate::listen::Connection;
 use crate::socket::{self, Ends, Upgrade};
 use crate::tunnel;
 
@@ -71,12 +72,16 @@ async fn dig(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, port)): Path<(String, String)>,
+    connection: Option<Extension<Connection>>,
     Upgrade(upgrade): Upgrade,
 ) -> Answer {
     let dialled = async {
         let port = number(&port)?;
         let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
         let stream = used.runtime().dial(used.id(), port).await?;
+        if let Some(Extension(connection)) = connection {
+            connection.check_descriptor(&stream)?;
+        }
         Ok::<(Use, TcpStream), Error>((used, stream))
     };
     let dialled = dialled.await;
@@ -89,7 +94,9 @@ async fn dig(
         )
         .into());
     };
-    let upgrade = upgrade.max_message_size(tunnel::LARGEST);
+    let upgrade = upgrade
+        .max_message_size(tunnel::LARGEST)
+        .read_buffer_size(tunnel::MOST);
     let ends = Ends::of(&app, &caller);
     Ok(upgrade.on_upgrade(|socket| async {
         match dialled {

@@ -1,5 +1,6 @@
 //! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
 
+mod descriptors;
 mod settings;
 mod taken;
 mod watching;
@@ -26,6 +27,7 @@ use tokio::sync::watch;
 use super::run::ensure_base;
 use super::{note, paint, say};
 use crate::config::Config;
+use descriptors::{Share, Shares};
 use settings::{Complete, OnExit, Settings};
 
 /// Where a server that runs says, in its data directory, at which address.
@@ -136,20 +138,18 @@ impl Complete {
             Some(tls) => Listening::Tls(listener, tls),
             None => Listening::Plain(listener),
         };
-        let serve = |listening, router| {
-            tokio::spawn(atoll_server::serve(
-                listening,
-                router,
-                self.patience,
-                stopped.clone(),
-            ))
+        let shares = Shares::fit(self.patience.connections);
+        let serve = |listening, router, share: Share| {
+            let patience = share.of(self.patience);
+            let stopped = stopped.clone();
+            tokio::spawn(atoll_server::serve(listening, router, patience, stopped))
         };
         let (public, operator) = (
-            serve(listening, public),
-            serve(Listening::Unix(socket), open),
+            serve(listening, public, shares.public),
+            serve(Listening::Unix(socket), open, shares.operator),
         );
         if let Some(metrics) = metrics {
-            serve(Listening::Plain(metrics), exporter);
+            serve(Listening::Plain(metrics), exporter, shares.metrics);
         }
         drop(opening);
         asked.until_end(tls.as_ref()).await;

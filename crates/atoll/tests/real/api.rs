@@ -11,6 +11,7 @@ mod connections;
 mod cut;
 mod document;
 mod frames;
+mod framing;
 mod fuzz;
 mod history;
 mod http2;

@@ -15,6 +15,7 @@ use super::place::{Place, clean, unknown_user};
 use super::signature::Asked;
 use crate::App;
 use crate::e2b::refusal::{Answer, Refusal};
+use crate::listen::Connection;
 use crate::transfer;
 
 use body::Body;
@@ -28,6 +29,9 @@ pub(super) fn routes() -> Router<App> {
 async fn enter(step: &Doorstep, parts: &Parts) -> Answer<(Place, Asked)> {
     let asked = Asked::told(&parts.uri)?;
     asked.admit(step, &parts.method, &parts.headers)?;
+    if let Some(connection) = parts.extensions.get::<Connection>() {
+        connection.authenticate();
+    }
     let place = Place::enter(step, asked.username.clone()).await?;
     Ok((place, asked))
 }
@@ -41,7 +45,7 @@ async fn read(Extension(step): Extension<Doorstep>, parts: Parts) -> Answer {
     let path = clean(asked.path.as_deref().unwrap_or_default());
     let reading = transfer::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
     match reading {
-        Ok(opened) => Ok(opened.answer(place.used, parts.extensions.get().cloned())),
+        Ok(opened) => Ok(opened.answer(place.used)),
         Err(error) => Err(refusal(error, &place, &path).await),
     }
 }

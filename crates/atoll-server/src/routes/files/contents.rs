@@ -1,10 +1,10 @@
 //! A file's bytes, in and out.
 
 use atoll_model::{Code, WriteOptions};
+use axum::Json;
 use axum::body::Body;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse as _, Response};
-use axum::{Extension, Json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -13,7 +13,6 @@ use super::place::{As, Files};
 use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
-use crate::listen::Direct;
 use crate::transfer;
 use crate::views::Raw;
 
@@ -27,22 +26,16 @@ use crate::views::Raw;
 pub(super) async fn read(
     files: Files,
     Query(which): Query<Which>,
-    direct: Option<Extension<Direct>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    download(files, which.path.as_bytes(), &headers, direct).await
+    download(files, which.path.as_bytes(), &headers).await
 }
 
 /// A file, or the part of it that is asked for.
-pub(super) async fn download(
-    files: Files,
-    path: &[u8],
-    headers: &HeaderMap,
-    direct: Option<Extension<Direct>>,
-) -> Answer<Response> {
+pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> Answer<Response> {
     let Files { used, who } = files;
     match transfer::open(&used, &who, path, headers).await {
-        Ok(opened) => Ok(opened.answer(used, direct.map(|Extension(direct)| direct))),
+        Ok(opened) => Ok(opened.answer(used)),
         // Tells how long the file is, so that a part of it can be asked for.
         Err(error) if error.code == Code::RangeNotSatisfiable => {
             let size = error.details.get("size").cloned().unwrap_or_default();
@@ -76,7 +69,6 @@ pub(super) struct Written {
 pub(super) async fn write(
     files: Files,
     Query(which): Query<Written>,
-    direct: Option<Extension<Direct>>,
     body: Body,
 ) -> Answer<Json<EntryView>> {
     let options = WriteOptions {
@@ -84,7 +76,7 @@ pub(super) async fn write(
         in_place: which.in_place,
         parents: true,
     };
-    upload(files, which.path.as_bytes(), options, (direct, body)).await
+    upload(files, which.path.as_bytes(), options, body).await
 }
 
 /// Writes a file from a body.
@@ -92,12 +84,11 @@ pub(super) async fn upload(
     files: Files,
     path: &[u8],
     options: WriteOptions,
-    (direct, body): (Option<Extension<Direct>>, Body),
+    body: Body,
 ) -> Answer<Json<EntryView>> {
     let writer = files.runtime();
     let writer = writer.write_file(files.id(), &files.who, path, options);
     let mut writer = writer.await?;
-    let direct = direct.map(|Extension(direct)| direct);
-    transfer::send(body, direct, &mut writer).await?;
+    transfer::pour(transfer::chunks(body), &mut writer).await?;
     Ok(Json(writer.commit().await?.into()))
 }

@@ -18,7 +18,7 @@ use crate::App;
 use crate::answer::Answer;
 use crate::body::{Body, Path, Query};
 use crate::guard::{Caller, Origin};
-use crate::listen::Direct;
+use crate::listen::Connection;
 use crate::views::{Raw, Time};
 
 /// How long a link is good if nobody says, in seconds.
@@ -125,7 +125,13 @@ fn make(
 }
 
 /// Where a link leads, if it is good.
-async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files, String)> {
+async fn follow(
+    act: Act,
+    app: &App,
+    id: &str,
+    signed: Signed,
+    connection: Option<Extension<Connection>>,
+) -> Answer<(Files, String)> {
     // A name that is no id is in no link that was ever signed.
     let sandbox: SandboxId = id.parse().unwrap_or_else(|_| SandboxId::random());
     let who = FileCaller {
@@ -140,6 +146,9 @@ async fn follow(act: Act, app: &App, id: &str, signed: Signed) -> Answer<(Files,
         expires: signed.expires,
     };
     let used = app.core.follow_link(&link, &signed.signature).await?;
+    if let Some(Extension(connection)) = connection {
+        connection.authenticate();
+    }
     let who = link.who;
     Ok((Files { used, who }, link.path))
 }
@@ -155,11 +164,11 @@ pub(super) async fn download(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
-    direct: Option<Extension<Direct>>,
+    connection: Option<Extension<Connection>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
-    let (files, path) = follow(Act::Download, &app, &id, signed).await?;
-    contents::download(files, path.as_bytes(), &headers, direct).await
+    let (files, path) = follow(Act::Download, &app, &id, signed, connection).await?;
+    contents::download(files, path.as_bytes(), &headers).await
 }
 
 /// Follow an upload link
@@ -171,13 +180,13 @@ pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,
     Query(signed): Query<Signed>,
-    direct: Option<Extension<Direct>>,
+    connection: Option<Extension<Connection>>,
     body: RawBody,
 ) -> Answer<Json<EntryView>> {
-    let (files, path) = follow(Act::Upload, &app, &id, signed).await?;
+    let (files, path) = follow(Act::Upload, &app, &id, signed, connection).await?;
     let options = WriteOptions {
         parents: true,
         ..WriteOptions::default()
     };
-    contents::upload(files, path.as_bytes(), options, (direct, body)).await
+    contents::upload(files, path.as_bytes(), options, body).await
 }

@@ -65,7 +65,8 @@ pub(super) struct Settings {
     /// How many requests a second a key may send [default: no limit].
     #[arg(long, value_name = "NUMBER")]
     pub(super) rate_limit: Option<NonZeroU32>,
-    /// How many connections there may be at once; more wait [default: 10000].
+    /// How many connections there may be at once; more wait. At most half of the limit for open files
+    /// [default: 10000].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_connections: Option<NonZeroU32>,
     /// How long a client may take for a handshake and for the head of a request [default: 30s].
@@ -74,8 +75,8 @@ pub(super) struct Settings {
     /// How long a client may keep quiet in the middle of a body [default: 5m].
     #[arg(long, value_name = "TIME")]
     pub(super) body_timeout: Option<Time>,
-    /// How long a connection is kept without a request; client-timeout, when no more connections are left
-    /// [default: 620s].
+    /// How long a connection is kept without a request; client-timeout, when no more connections are left, and before
+    /// a request with a key came over it [default: 620s].
     #[arg(long, value_name = "TIME")]
     pub(super) idle_timeout: Option<Time>,
     /// How the log on standard error looks: for people on a terminal, JSON otherwise [default: auto].
@@ -277,6 +278,7 @@ impl Settings {
                 quiet: self.client_timeout.ok_or_else(missing("client-timeout"))?.0,
                 body: self.body_timeout.ok_or_else(missing("body-timeout"))?.0,
                 idle: self.idle_timeout.ok_or_else(missing("idle-timeout"))?.0,
+                reserved: i32::MAX,
             },
         };
         all.check()?;

@@ -1,13 +1,14 @@
-//! Clients that keep quiet, say too much, or mean two things at once.
+//! Clients that keep quiet, say too much, or take every connection.
 
 use std::time::Duration;
 
+use atoll_testkit::Scratch;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 
-use super::Server;
-use crate::world::DEADLINE;
+use super::{Client, Server};
+use crate::world::{DEADLINE, World, private};
 
 /// Says something; everything that comes back until the server ends the connection.
 async fn say(server: &Server, words: &[u8]) -> String {
@@ -104,21 +105,34 @@ async fn one_that_talks_slowly_but_does_is_heard() {
 async fn ask(stream: &mut TcpStream) {
     let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stream.write_all(asked).await.unwrap();
-    assert!(object(stream).await.starts_with(b"HTTP/1.1 200"));
+    assert!(response(stream).await.starts_with(b"HTTP/1.1 200"));
 }
 
-/// An answer whose body is an object without objects in it.
-async fn object(stream: &mut TcpStream) -> Vec<u8> {
-    let mut answer = Vec::new();
+/// Sends a request with a key on a connection that is used again.
+async fn ask_with_key(stream: &mut TcpStream, client: &Client) {
+    let key = client.key.as_deref().unwrap();
+    let asked = format!("GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
+    stream.write_all(asked.as_bytes()).await.unwrap();
+    assert!(response(stream).await.starts_with(b"HTTP/1.1 200"));
+}
+
+/// A whole response with a length.
+async fn response(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
     let reading = async {
-        while !answer.ends_with(b"}") {
-            let mut byte = [0];
-            assert_eq!(stream.read(&mut byte).await.unwrap(), 1, "it ended");
-            answer.push(byte[0]);
+        while !bytes.ends_with(b"\r\n\r\n") {
+            bytes.push(stream.read_u8().await.expect("the connection is open"));
         }
+        let head = String::from_utf8_lossy(&bytes).to_ascii_lowercase();
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        let begin = bytes.len();
+        bytes.resize(begin + length.unwrap().parse::<usize>().unwrap(), 0);
+        stream.read_exact(&mut bytes[begin..]).await.unwrap();
     };
     tokio::time::timeout(DEADLINE, reading).await.unwrap();
-    answer
+    bytes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,7 +146,7 @@ async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
         let head = format!("POST /keys HTTP/1.1\r\nhost: localhost\r\n{length}\r\n\r\n");
         stream.write_all(head.as_bytes()).await.unwrap();
         // Nobody waits for the body of somebody without a key.
-        let refused = object(&mut stream).await;
+        let refused = response(&mut stream).await;
         assert!(refused.starts_with(b"HTTP/1.1 401"));
         stream.write_all(body.as_bytes()).await.unwrap();
         ask(&mut stream).await;
@@ -151,8 +165,9 @@ async fn a_refusal_before_the_body_is_there_keeps_the_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
     let server = Server::start_with(&["--client-timeout", "1s", "--idle-timeout", "10s"]).await;
+    let client = server.client();
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    ask(&mut stream).await;
+    ask_with_key(&mut stream, &client).await;
     // Longer than a head may take, and not longer than a connection is kept.
     tokio::time::sleep(Duration::from_secs(2)).await;
     ask(&mut stream).await;
@@ -160,7 +175,7 @@ async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
     assert_eq!(rest(&mut stream).await, "");
     assert!(idle.elapsed() > Duration::from_millis(9500));
     let mut stream = TcpStream::connect(server.address()).await.unwrap();
-    ask(&mut stream).await;
+    ask_with_key(&mut stream, &client).await;
     stream.write_all(b"GET /health HT").await.unwrap();
     let slow = std::time::Instant::now();
     assert_eq!(rest(&mut stream).await, "");
@@ -169,12 +184,35 @@ async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_without_a_key_is_kept_only_for_the_client_timeout() {
+    let server = Server::start_with(&["--client-timeout", "1s"]).await;
+    let nobody = server.client().with_key(Some("atl_0"));
+    for asked in [None, Some(&nobody)] {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        match asked {
+            None => ask(&mut stream).await,
+            Some(nobody) => {
+                let key = nobody.key.as_deref().unwrap();
+                let asked =
+                    format!("GET /keys HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
+                stream.write_all(asked.as_bytes()).await.unwrap();
+                assert!(response(&mut stream).await.starts_with(b"HTTP/1.1 403"));
+            }
+        }
+        // Before the idle timeout, which is longer than this test may take.
+        assert_eq!(rest(&mut stream).await, "");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_make_room_when_there_is_none() {
     let server = Server::start_with(&["--client-timeout", "1s", "--max-connections", "3"]).await;
+    let client = server.client();
     let mut idle = Vec::new();
     for _ in 0..3 {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
-        ask(&mut stream).await;
+        ask_with_key(&mut stream, &client).await;
         idle.push(stream);
     }
     let mut next = TcpStream::connect(server.address()).await.unwrap();
@@ -236,54 +274,28 @@ async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_that_are_too_large_or_mean_two_things_are_refused() {
+async fn heads_that_are_too_large_are_refused() {
     let server = Server::start().await;
     let many = "a: b\r\n".repeat(200);
     let large = format!("a: {}\r\n", "b".repeat(100 << 10));
     let path = "x".repeat(100 << 10);
     let next = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let chunked = "transfer-encoding: chunked\r\n";
+    let host = "host: localhost\r\n";
     let cases: &[(&str, String, &str)] = &[
         (
             "many headers",
-            format!("GET / HTTP/1.1\r\n{many}\r\n"),
+            format!("GET / HTTP/1.1\r\n{host}{many}\r\n"),
             "431",
         ),
         (
             "a large header",
-            format!("GET / HTTP/1.1\r\n{large}\r\n"),
+            format!("GET / HTTP/1.1\r\n{host}{large}\r\n"),
             "431",
         ),
-        ("a long path", format!("GET /{path} HTTP/1.1\r\n\r\n"), "4"),
         (
-            "two lengths",
-            "POST /keys HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 40\r\n\r\n".into(),
-            "400",
-        ),
-        (
-            "a length with a sign",
-            "POST /keys HTTP/1.1\r\ncontent-length: +3\r\n\r\nabc".into(),
-            "400",
-        ),
-        (
-            "chunked, but not at the end",
-            "POST /keys HTTP/1.1\r\ntransfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n".into(),
-            "400",
-        ),
-        (
-            "chunks in HTTP/1.0",
-            format!("POST /keys HTTP/1.0\r\n{chunked}\r\n0\r\n\r\n"),
-            "400",
-        ),
-        (
-            "a space before the colon",
-            "POST /keys HTTP/1.1\r\ncontent-length : 3\r\n\r\nabc".into(),
-            "400",
-        ),
-        (
-            "a header that goes on in the next line",
-            "GET / HTTP/1.1\r\na: b\r\n c: d\r\n\r\n".into(),
-            "400",
+            "a long path",
+            format!("GET /{path} HTTP/1.1\r\n{host}\r\n"),
+            "4",
         ),
         ("no HTTP", "\u{16}\u{3}\u{1}\u{2}\0\r\n\r\n".into(), "400"),
     ];
@@ -348,7 +360,6 @@ async fn who_takes_nothing_of_what_is_sent_is_let_go() {
     let exec = client.post(&commands, &begun).await.json()["execID"].clone();
     let key = client.key.clone().unwrap();
     for path in [
-        // Past HTTP, and through it.
         format!("/sandboxes/{id}/files?path=big"),
         format!("/sandboxes/{id}/files/archive?path=."),
         format!("{commands}/{}/output", exec.as_str().unwrap()),
@@ -366,6 +377,123 @@ async fn who_takes_nothing_of_what_is_sent_is_let_go() {
         assert!(gone.is_ok(), "{path} is kept");
     }
     server.close().await;
+}
+
+/// Clients without a key open more connections than the server may have descriptors.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_without_a_key_keep_nobody_out_heavy() {
+    const OPEN_FILES: usize = 2000;
+    let server = with_open_files(OPEN_FILES).await;
+    let client = server.client();
+    // Half have said nothing, the others have asked for something that needs no key.
+    let mut idle = Vec::new();
+    for number in 0..OPEN_FILES {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        if number % 2 == 0 {
+            let asked = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            stream.write_all(asked).await.unwrap();
+        }
+        idle.push(stream);
+    }
+    let asked = async {
+        operator_answers(&server).await;
+        // A key is served at once, also on a connection that is used again.
+        let mut known = client.connect().await.unwrap();
+        for _ in 0..3 {
+            let answer = known.ask("GET", "/sandboxes", "").await.unwrap();
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+        let id = client.sandbox(&json!({ "timeout": 0 })).await;
+        assert_eq!(client.line(&id, "echo works").await, "works\n");
+        // Further ones close older ones, but not one over which a key came.
+        for _ in 0..OPEN_FILES / 2 {
+            idle.push(TcpStream::connect(server.address()).await.unwrap());
+        }
+        assert_eq!(client.line(&id, "echo works").await, "works\n");
+        let answer = known.ask("GET", "/sandboxes", "").await.unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+    };
+    tokio::time::timeout(DEADLINE, asked).await.unwrap();
+    let log = server.log();
+    assert!(log.contains("max-connections is lowered"), "{log}");
+    assert!(log.contains("no connection is left"), "{log}");
+    assert!(!log.contains("no connection can be taken"), "{log}");
+    // Only connections without a key were closed, the oldest first.
+    assert_eq!(rest(&mut idle[1]).await, "");
+    drop(idle);
+    server.close().await;
+}
+
+/// Visitors of a public port take two descriptors each, and nobody can tell whether they ever end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn visitors_of_ports_leave_descriptors_to_operator_and_sandboxes_heavy() {
+    const OPEN_FILES: usize = 2000;
+    let server = with_open_files(OPEN_FILES).await;
+    let client = server.client();
+    let (id, _) = crate::e2b::sandbox(&client).await;
+    // A server that takes connections and never answers.
+    let program = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 8000)); s.listen(4096); time.sleep(600)";
+    let serve = json!({ "cmd": "python3", "args": ["-c", program], "background": true });
+    let begun = client
+        .post(&format!("/sandboxes/{id}/commands"), &serve)
+        .await;
+    assert_eq!(begun.status, 202, "{begun:?}");
+    let wait = "until grep -q :1F40 /proc/net/tcp; do sleep 0.01; done";
+    client.line(&id, wait).await;
+    let asked = format!(
+        "GET / HTTP/1.1\r\nhost: localhost\r\ne2b-sandbox-id: {id}\r\ne2b-sandbox-port: 8000\r\n\r\n"
+    );
+    let mut visitors = Vec::new();
+    for _ in 0..OPEN_FILES / 2 - 10 {
+        let mut stream = TcpStream::connect(server.address()).await.unwrap();
+        stream.write_all(asked.as_bytes()).await.unwrap();
+        visitors.push(stream);
+    }
+    // The last ones are refused, which the server has done when one of them hears it.
+    let refused = rest_of_head(visitors.last_mut().unwrap()).await;
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    let asked = async {
+        operator_answers(&server).await;
+        let id = client.sandbox(&json!({ "timeout": 0 })).await;
+        assert_eq!(client.line(&id, "echo works").await, "works\n");
+    };
+    tokio::time::timeout(DEADLINE, asked).await.unwrap();
+    drop(visitors);
+    server.close().await;
+}
+
+/// Head of the next response.
+async fn rest_of_head(stream: &mut TcpStream) -> String {
+    let mut head = Vec::new();
+    let reading = async {
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("the connection is open"));
+        }
+    };
+    tokio::time::timeout(DEADLINE, reading).await.unwrap();
+    String::from_utf8(head).unwrap()
+}
+
+/// A server with a hard limit for open files, which closes nothing because of its age.
+async fn with_open_files(limit: usize) -> Server {
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    let data = scratch.join("data");
+    private(&data);
+    let words = vec!["prlimit".to_owned(), format!("--nofile={limit}")];
+    let flags = ["--client-timeout", "1h"].map(ToOwned::to_owned);
+    Server::at(scratch, data, words, flags.into())
+}
+
+/// The operator's socket answers a request.
+async fn operator_answers(server: &Server) {
+    let socket = server.data().join("run/api.sock");
+    let mut operator = UnixStream::connect(socket).await.unwrap();
+    let asked = "GET /sandboxes HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    operator.write_all(asked.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    operator.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
 /// The server has no connection any more that leads to this one.

@@ -19,7 +19,7 @@ const LONG: u8 = 0x80 | 127;
 const MOST: usize = 4 << 20;
 
 /// Opens a WebSocket, and says nothing more.
-async fn open(client: &Client, path: &str) -> TcpStream {
+pub(super) async fn open(client: &Client, path: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&client.address).await.unwrap();
     let key = client.key.as_deref().unwrap();
     let head = format!(

@@ -50,13 +50,17 @@ async fn c07_more_commands_and_terminals_than_may_be_are_refused_heavy() {
 
 /// The server's memory, in MiB.
 pub fn memory(server: &Server) -> u64 {
+    resident(server) >> 10
+}
+
+/// The same in KiB.
+fn resident(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status
         .lines()
         .find(|line| line.starts_with("VmRSS:"))
         .unwrap();
-    let kilobytes: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kilobytes >> 10
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// C07: what commands were asked for is remembered, but not without end.
@@ -169,6 +173,30 @@ async fn c09_requests_without_measure_are_ended_and_cost_no_memory_heavy() {
     client.line(&id, "true").await;
     let grown = memory(&server).saturating_sub(before);
     assert!(grown < 64, "{grown} MiB more");
+    server.close().await;
+}
+
+/// C10: what a WebSocket on a terminal takes of the server's memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn c10_a_websocket_takes_less_than_30_kib_of_memory_heavy() {
+    const SOCKETS: u64 = 1000;
+    let server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let path = format!("/sandboxes/{id}/pty");
+    let asked = json!({ "shell": "/bin/cat" });
+    let made = client.post(&path, &asked).await.json();
+    let path = format!("{path}/{}", made["ptyID"].as_str().unwrap());
+    let first = super::frames::open(&client, &path).await;
+    let before = resident(&server);
+    let mut sockets = Vec::new();
+    for _ in 0..SOCKETS {
+        sockets.push(super::frames::open(&client, &path).await);
+    }
+    let grown = resident(&server).saturating_sub(before);
+    assert!(grown < 30 * SOCKETS, "{} KiB each", grown / SOCKETS);
+    drop(first);
+    drop(sockets);
     server.close().await;
 }
 

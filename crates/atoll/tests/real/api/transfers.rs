@@ -111,7 +111,7 @@ async fn large_files_one_after_another_on_a_connection_are_each_whole() {
     let (server, client, id) = begin().await;
     let key = client.key.as_deref().unwrap();
     let path = |number: usize| format!("/sandboxes/{id}/files?path=large{number}");
-    // Around the size from which on bodies are taken out of their connection, small ones between them, and much.
+    // Around the sizes of buffers, small ones between them, and much.
     let sizes = [
         1 << 20,
         (1 << 20) + 1,

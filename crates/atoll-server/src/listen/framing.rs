@@ -1,0 +1,304 @@
+//! Strict framing of HTTP/1 messages (RFC 9112). A message that two parsers can read in two ways is refused with 400: bare line
+//! feeds, `Content-Length` with `Transfer-Encoding`, several of either, codings other than `chunked`, and a `Host` that is missing
+//! or there twice. The HTTP library accepts these, and hides some of them from routes.
+//!
+//! [`Framing`] follows the bytes of a connection: heads and trailers line by line, bodies by their length or chunks. At a fault
+//! it cuts the bytes off. In a head it puts bytes there that no head may contain: the HTTP library answers 400, after the
+//! responses to earlier requests, and closes. In a body the read fails. No byte after a fault reaches the HTTP library.
+
+use std::io;
+
+use tokio::io::ReadBuf;
+
+/// The largest head, and the largest trailer section.
+pub(super) const HEAD: usize = u16::MAX as usize;
+/// The longest line with the size of a chunk.
+const CHUNK_LINE: usize = 4 << 10;
+/// A head that ends with this is invalid, whatever is before it.
+const INVALID: &[u8] = b"\0\r\n\r\n";
+
+/// Part of the stream that the next byte belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Head,
+    /// Bytes left of a body with a length.
+    Body(u64),
+    ChunkSize,
+    /// Bytes left of a chunk.
+    Chunk(u64),
+    /// Line end after a chunk.
+    ChunkEnd,
+    Trailers,
+}
+
+/// A violation, at this offset of the scanned bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Fault {
+    at: usize,
+    in_head: bool,
+    reason: &'static str,
+}
+
+/// What the fields of one head say about its framing.
+#[derive(Debug, Default)]
+struct Head {
+    /// After the request line; `true` for HTTP/1.1.
+    version_11: Option<bool>,
+    host: bool,
+    length: Option<u64>,
+    chunked: bool,
+}
+
+/// State of the scanner between two reads.
+#[derive(Debug)]
+pub(super) struct Framing {
+    part: Part,
+    head: Head,
+    /// Bytes of the line so far.
+    line: Vec<u8>,
+    /// Bytes of the head, the trailers or the chunk size line so far.
+    size: usize,
+    end: End,
+}
+
+/// Whether more bytes are passed on.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Open,
+    /// These bytes are still to be passed on, then end of stream.
+    Closing(&'static [u8]),
+    Failed(&'static str),
+}
+
+impl Framing {
+    pub(super) fn new() -> Self {
+        Self {
+            part: Part::Head,
+            head: Head::default(),
+            line: Vec::new(),
+            size: 0,
+            end: End::Open,
+        }
+    }
+
+    /// Once a fault was found: passes on what stands for the rest of the stream. `None` while there was none.
+    pub(super) fn ended(&mut self, buffer: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+        match self.end {
+            End::Open => None,
+            End::Closing(rest) => {
+                let (some, rest) = rest.split_at(rest.len().min(buffer.remaining()));
+                buffer.put_slice(some);
+                self.end = End::Closing(rest);
+                Some(Ok(()))
+            }
+            End::Failed(reason) => Some(Err(io::Error::new(io::ErrorKind::InvalidData, reason))),
+        }
+    }
+
+    /// Scans what was read behind the first `before` bytes of a buffer, and cuts it off at a fault.
+    pub(super) fn check(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
+        let Err(fault) = self.scan(buffer.filled().get(before..).unwrap_or_default()) else {
+            return Ok(());
+        };
+        tracing::debug!(reason = fault.reason, "a malformed request is refused");
+        buffer.set_filled(before + fault.at);
+        self.line = Vec::new();
+        self.end = if fault.in_head {
+            End::Closing(INVALID)
+        } else {
+            End::Failed(fault.reason)
+        };
+        // A read of no bytes would be the end of the stream.
+        match self.ended(buffer) {
+            Some(Err(_)) if fault.at > 0 => Ok(()),
+            ended => ended.unwrap_or(Ok(())),
+        }
+    }
+
+    fn scan(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        let mut at = 0;
+        while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
+            let (left, next) = match self.part {
+                Part::Body(left) => (left, Part::Head),
+                Part::Chunk(left) => (left, Part::ChunkEnd),
+                Part::Head | Part::ChunkSize | Part::ChunkEnd | Part::Trailers => {
+                    let feed = rest.iter().position(|byte| *byte == b'\n');
+                    let taken = feed.map_or(rest.len(), |feed| feed + 1);
+                    let part = self.part;
+                    let fault = |reason| Fault {
+                        at: at + taken - 1,
+                        in_head: part == Part::Head,
+                        reason,
+                    };
+                    self.line
+                        .extend_from_slice(rest.get(..taken).unwrap_or_default());
+                    self.size += taken;
+                    if self.size > self.most() {
+                        if part == Part::Head {
+                            // The HTTP library has all of it, and answers 431.
+                            self.end = End::Closing(&[]);
+                            return Ok(());
+                        }
+                        return Err(fault("a line of a chunked body is too long"));
+                    }
+                    if feed.is_some() {
+                        self.end_line().map_err(fault)?;
+                    }
+                    at += taken;
+                    continue;
+                }
+            };
+            let taken = usize::try_from(left).unwrap_or(usize::MAX).min(rest.len());
+            at += taken;
+            self.part = match (self.part, left - taken as u64) {
+                (_, 0) => next,
+                (Part::Body(_), left) => Part::Body(left),
+                (_, left) => Part::Chunk(left),
+            };
+        }
+        Ok(())
+    }
+
+    /// Most bytes that the current part may have.
+    fn most(&self) -> usize {
+        match self.part {
+            Part::ChunkSize => CHUNK_LINE,
+            Part::ChunkEnd => 2,
+            _ => HEAD,
+        }
+    }
+
+    /// Takes the line that has just ended.
+    fn end_line(&mut self) -> Result<(), &'static str> {
+        let mut line = std::mem::take(&mut self.line);
+        let text = line.strip_suffix(b"\r\n").ok_or("a bare line feed")?;
+        if text.contains(&b'\r') {
+            return Err("a bare carriage return");
+        }
+        let next = match self.part {
+            Part::ChunkSize => match chunk_size(text)? {
+                0 => Part::Trailers,
+                size => Part::Chunk(size),
+            },
+            Part::ChunkEnd if text.is_empty() => Part::ChunkSize,
+            Part::ChunkEnd => return Err("a chunk is longer than its size"),
+            Part::Trailers if text.is_empty() => Part::Head,
+            Part::Trailers => {
+                field(text)?;
+                Part::Trailers
+            }
+            Part::Head if !text.is_empty() => {
+                self.head.line(text)?;
+                Part::Head
+            }
+            // Empty lines before a request line are allowed.
+            Part::Head if self.head.version_11.is_none() => Part::Head,
+            Part::Head | Part::Body(_) | Part::Chunk(_) => {
+                let next = std::mem::take(&mut self.head).body()?;
+                self.part = next;
+                self.size = 0;
+                // Idle connections keep no memory.
+                return Ok(());
+            }
+        };
+        if next != self.part {
+            (self.part, self.size) = (next, 0);
+        }
+        line.clear();
+        self.line = line;
+        Ok(())
+    }
+}
+
+impl Head {
+    fn line(&mut self, text: &[u8]) -> Result<(), &'static str> {
+        let Some(version_11) = self.version_11 else {
+            self.version_11 = Some(match text.rsplit(|byte| *byte == b' ').next() {
+                Some(b"HTTP/1.1") => true,
+                Some(b"HTTP/1.0") => false,
+                _ => return Err("a request line without a version"),
+            });
+            return Ok(());
+        };
+        let (name, value) = field(text)?;
+        if name.eq_ignore_ascii_case(b"host") {
+            if std::mem::replace(&mut self.host, true) {
+                return Err("Host is there twice");
+            }
+        } else if name.eq_ignore_ascii_case(b"content-length") {
+            let length = digits(value, 10).ok_or("Content-Length is not a number")?;
+            if self.length.replace(length).is_some() {
+                return Err("Content-Length is there twice");
+            }
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            if !version_11 {
+                return Err("Transfer-Encoding in HTTP/1.0");
+            }
+            if !value.eq_ignore_ascii_case(b"chunked") {
+                return Err("Transfer-Encoding is not chunked");
+            }
+            if std::mem::replace(&mut self.chunked, true) {
+                return Err("Transfer-Encoding is there twice");
+            }
+        }
+        Ok(())
+    }
+
+    /// The part that follows the head.
+    fn body(self) -> Result<Part, &'static str> {
+        if self.version_11 == Some(true) && !self.host {
+            return Err("Host is missing");
+        }
+        match (self.length, self.chunked) {
+            (Some(_), true) => Err("Content-Length and Transfer-Encoding are both there"),
+            (None, true) => Ok(Part::ChunkSize),
+            (None | Some(0), false) => Ok(Part::Head),
+            (Some(length), false) => Ok(Part::Body(length)),
+        }
+    }
+}
+
+/// Name and value of a header or trailer field.
+fn field(text: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
+    let colon = text.iter().position(|byte| *byte == b':');
+    let (name, value) = colon
+        .and_then(|colon| Some((text.get(..colon)?, text.get(colon + 1..)?)))
+        .ok_or("a field without a colon")?;
+    if name.is_empty() || !name.iter().copied().all(is_token) {
+        return Err("a field name is not a token");
+    }
+    Ok((name, trim(value)))
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Without optional white space around it.
+fn trim(mut value: &[u8]) -> &[u8] {
+    while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
+        value = rest;
+    }
+    value
+}
+
+/// Size of a chunk, from its line; extensions are ignored.
+fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
+    let mut parts = line.splitn(2, |byte| *byte == b';');
+    let size = parts.next().and_then(|size| digits(size, 16));
+    let control = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
+    if parts.next().is_some_and(|rest| rest.iter().any(control)) {
+        return Err("a control character in a chunk extension");
+    }
+    size.ok_or("the size of a chunk is not a number")
+}
+
+/// An unsigned number without sign or white space.
+fn digits(text: &[u8], radix: u32) -> Option<u64> {
+    let text = str::from_utf8(text).ok()?;
+    let all = !text.is_empty() && text.chars().all(|digit| digit.is_digit(radix));
+    all.then(|| u64::from_str_radix(text, radix).ok())?
+}
+
+#[cfg(test)]
+mod tests;

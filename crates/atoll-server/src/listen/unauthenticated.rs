@@ -1,0 +1,82 @@
+//! Connections on which no request was authenticated yet. When a listener has no place left for a new connection, the oldest of
+//! them is closed: clients without a key cannot keep clients with a key out.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::pace::Pace;
+
+/// Minimum time between two log lines about closed connections.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The unauthenticated connections of one listener.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Unauthenticated(Arc<Mutex<List>>);
+
+#[derive(Debug, Default)]
+struct List {
+    next: u64,
+    /// By age.
+    connections: BTreeMap<u64, Pace>,
+    /// Closed since the last log line.
+    closed: u64,
+    logged: Option<Instant>,
+}
+
+impl Unauthenticated {
+    fn list(&self) -> MutexGuard<'_, List> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the connection that `pace` makes for its entry.
+    pub(super) fn add(&self, pace: impl FnOnce(Entry) -> Pace) -> Pace {
+        let mut list = self.list();
+        let number = list.next;
+        list.next += 1;
+        let pace = pace(Entry {
+            list: self.clone(),
+            number,
+        });
+        list.connections.insert(number, pace.clone());
+        pace
+    }
+
+    /// Closes the oldest connection, if there is any; not one over which a sandbox serves a visitor just now.
+    pub(super) fn close_oldest(&self) -> bool {
+        let mut list = self.list();
+        let oldest = list.connections.iter().find(|(_, pace)| pace.is_closable());
+        let Some((&number, _)) = oldest else {
+            return false;
+        };
+        if let Some(pace) = list.connections.remove(&number) {
+            pace.close();
+        }
+        list.closed += 1;
+        if list.logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            let closed = std::mem::take(&mut list.closed);
+            list.logged = Some(Instant::now());
+            tracing::warn!(
+                closed,
+                "no connection is left: the oldest ones without an authenticated request are closed"
+            );
+        }
+        true
+    }
+}
+
+/// Place of a connection in the list.
+#[derive(Debug)]
+pub(super) struct Entry {
+    list: Unauthenticated,
+    number: u64,
+}
+
+impl Entry {
+    pub(super) fn remove(&self) {
+        // Dropped after the lock: it may be the last reference.
+        let _removed = self.list.list().connections.remove(&self.number);
+    }
+}
