@@ -35,6 +35,7 @@ mod tls;
 mod transfers;
 mod traps;
 mod tunnels;
+mod upgrades;
 mod watching;
 
 pub use chromium::{Chromium, serve};
