@@ -4,6 +4,7 @@
 //! Two chains of the test's own see what comes from links, one before the rules of the instance and one after.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -134,7 +135,10 @@ impl Sender {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 fn bytes(hex: &str) -> Vec<u8> {
