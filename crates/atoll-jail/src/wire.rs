@@ -49,8 +49,8 @@ pub struct Spoken {
     pub oldest: u32,
 }
 
-/// The versions of this build, where they can be found in the binary: the test of upgrades changes the two numbers after
-/// the marker in a copy, which is then a build of another protocol version.
+/// The versions of this build, behind a marker in the binary. The test of upgrades changes the numbers in a copy of the
+/// binary, which is then a build of another protocol version.
 #[repr(C, align(16))]
 struct Stamp {
     #[allow(dead_code, reason = "read in the file, not by the program")]

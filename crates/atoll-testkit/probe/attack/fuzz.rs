@@ -1,9 +1,10 @@
 //! B06: random system calls, in children that live for one batch of them.
 //!
-//! The parent draws a batch, and a child makes it. Only the parent counts, in memory that no child shares with it: a whole
-//! batch if the child ended in the one way that needs all of its calls, and otherwise its first call alone. So a child
-//! that overwrites, unmaps or kills what it can reach changes no number. The parent ignores every signal that it can, and its
-//! pid is none that children name. Whatever still ends it ends the command, and the caller starts it again.
+//! The parent draws a batch of calls, and a child makes them. Only the parent counts, in memory that it shares with no child:
+//! the whole batch if the child exits with the code that follows its last call, and otherwise the first call alone. A
+//! child that overwrites, unmaps or kills what it can reach does not change the count. The parent ignores every signal that
+//! can be ignored, and children do not draw its pid. If it is killed all the same, the command ends and the test starts
+//! another.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,12 +24,12 @@ pub(crate) const COMMANDS: &[Command] = &[Command::inside(
 const BATCH: usize = 16;
 /// The exit code of a child that has made its whole batch.
 const DONE: i32 = 77;
-/// Pids below this one are named by children.
+/// Children draw pids below this one.
 const NAMED_PIDS: i32 = 5000;
 /// How long a child may sleep in a call, and how long it may run.
 const SLEEP: Duration = Duration::from_millis(2);
 const RUN: Duration = Duration::from_secs(1);
-/// Made once in a round only: it writes back what the whole host has cached.
+/// Made once a round only: it writes back the cache of the whole host.
 const RARE: [u64; 1] = [nr::SYNC];
 
 const WNOHANG: u64 = 1;
@@ -272,7 +273,7 @@ fn clear_objects() {
     }
 }
 
-/// What children may name by number: one of each kind. What cannot be had is left out.
+/// Opens a descriptor of each kind for the children. Those that cannot be opened are missing.
 fn descriptors() -> Vec<Result<u64, sys::Errno>> {
     const UNIX: u64 = 1;
     const INET: u64 = 2;
@@ -305,7 +306,7 @@ fn descriptors() -> Vec<Result<u64, sys::Errno>> {
     opened
 }
 
-/// Bounds what children may take and cannot give back, and makes this process hard to end.
+/// Limits the files and core dumps of children, and makes this process hard to end.
 fn prepare() {
     const RLIMIT_FSIZE: u64 = 1;
     const RLIMIT_CORE: u64 = 4;
@@ -323,7 +324,7 @@ fn prepare() {
     let _ = sys::call(nr::RT_SIGPROCMASK, &[0, sys::refer(&mask), 0, 8]);
 }
 
-/// Has later processes of the sandbox get pids that children do not name.
+/// Makes later processes of the sandbox get pids that children do not draw.
 fn use_up_pids() -> Result<(), String> {
     loop {
         match sys::fork().map_err(|errno| format!("fork: {errno}"))? {
@@ -365,7 +366,7 @@ fn fuzz(args: &Args) -> Outcome {
         let drawn = draw(&mut random, &arena, &numbers, first);
         match sys::fork() {
             Ok(None) => make(&drawn),
-            // What was left behind is too much, or too large.
+            // There are too many processes, or they are too large.
             Err(_) => end_all(),
             Ok(Some(child)) => {
                 let ended = wait(child);

@@ -1,7 +1,7 @@
 //! Upgrades and downgrades between builds of different protocol versions, while sandboxes run commands and terminals.
 //!
-//! The other build is a copy of the binary with other versions in it (`Stamp` in `atoll_jail::wire`): its server, its keeper
-//! and its sandboxes all speak what it says.
+//! The other build is a copy of the binary in which the versions are changed (`Stamp` in `atoll_jail::wire`). Its server, its
+//! keeper and its sandboxes all use them.
 
 use std::path::PathBuf;
 
@@ -17,16 +17,16 @@ use crate::lasting::versions::keepers;
 use crate::world::{DEADLINE, binary};
 
 const SANDBOXES: usize = 50;
-/// Every so many have a terminal too.
+/// One sandbox in five has a terminal too.
 const TERMINALS: usize = 5;
-/// How much of each output is read under each build.
+/// Lines of each output that are read under each build.
 const LINES: usize = 2;
 
 /// A copy of the binary that speaks other versions.
 fn build(directory: &Scratch, spoken: Spoken) -> PathBuf {
     const MARKER: &[u8; 16] = b"\x7fatoll-protocol\x7f";
     let mut bytes = std::fs::read(binary()).unwrap();
-    // It is aligned to its size.
+    // The stamp is aligned to 16 bytes.
     let places = bytes.chunks(16).enumerate();
     let places: Vec<usize> = places
         .filter_map(|(number, chunk)| (chunk == MARKER).then_some(16 * (number + 1)))
@@ -156,7 +156,7 @@ async fn state(client: &Client, id: &str) -> Value {
     client.get(&format!("/sandboxes/{id}")).await.json()["state"].clone()
 }
 
-/// What runs under a build that has no version in common with this one goes on, and cannot be used.
+/// Checks that a sandbox of a build without a version in common goes on and cannot be used.
 async fn is_apart(client: &Client, id: &str, version: u32) {
     assert_eq!(state(client, id).await, "running");
     let path = format!("/sandboxes/{id}");

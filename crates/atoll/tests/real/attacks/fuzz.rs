@@ -19,11 +19,11 @@ use kernel_log::KernelLog;
 
 const PIDS: u32 = 64;
 const MEMORY: u64 = 128 << 20;
-/// Half of it is made in a second on an idle machine.
+/// At least so many calls are made. A second is enough on an idle machine.
 const CALLS: u64 = 20_000;
-/// A run of the probe, after which it is looked at. Calls may end or stop the probe itself: then another run follows.
+/// The longest run of the probe. Its calls may end or stop the probe itself: then another run follows.
 const RUN: Duration = Duration::from_secs(10);
-/// What a neighbour may wait for a command, if that is more than twenty times what it waits without the fuzzer.
+/// A neighbour's commands may take this long, or twenty times as long as without the fuzzer.
 const STARVED: Duration = Duration::from_secs(1);
 
 /// The numbers whose calls the filter lets pass, for some arguments at least.
@@ -67,7 +67,7 @@ fn p99(latencies: &mut [Duration]) -> Duration {
     latencies[(latencies.len() - 1) * 99 / 100]
 }
 
-/// What was found out in all runs.
+/// The sum of all runs.
 #[derive(Default)]
 struct Found {
     calls: u64,
@@ -109,7 +109,7 @@ async fn run(
         assert!(usage.pids <= u64::from(PIDS), "{} processes", usage.pids);
         assert!(usage.memory <= Bytes(MEMORY), "{} of memory", usage.memory);
         log.check();
-        // Not all of the machine is the neighbour's.
+        // The neighbour does not compete for the whole machine.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let finished = run
@@ -119,8 +119,8 @@ async fn run(
     (finished, latencies)
 }
 
-/// The sandbox's limits hold as they did, and it works.
-async fn is_governed(world: &World, id: &SandboxId) {
+/// Checks that the sandbox works and that its limits hold.
+async fn assert_governed(world: &World, id: &SandboxId) {
     // Root may have closed it to others.
     said(&world.probe(id, "root", &["chmod", "/", "755"]).await);
     for user in super::USERS {
@@ -140,11 +140,8 @@ async fn is_governed(world: &World, id: &SandboxId) {
     assert!(hog.status.oom_killed, "{hog:?}");
 }
 
-#[allow(
-    clippy::print_stdout,
-    reason = "whoever repeats a finding needs the seed"
-)]
-async fn random_calls_harm_nobody(user: &str) {
+#[allow(clippy::print_stdout, reason = "the seed repeats a finding")]
+async fn check_random_calls(user: &str) {
     let seed = number("ATOLL_FUZZ_SEED").unwrap_or_else(random_seed);
     println!("as {user}: ATOLL_FUZZ_SEED={seed} repeats it");
     let length = Duration::from_secs(number("ATOLL_FUZZ_SECONDS").unwrap_or(60));
@@ -219,7 +216,7 @@ async fn random_calls_harm_nobody(user: &str) {
         "the neighbour's command ended"
     );
     assert_eq!(world.runtime.host_pid(&id).expect("it runs"), init);
-    is_governed(&world, &id).await;
+    assert_governed(&world, &id).await;
     let new = world.sandbox(Kind::Static).await;
     said(&world.probe(&new, "user", &["true"]).await);
     let groups = super::init::groups(&world, &id);
@@ -237,11 +234,11 @@ fn random_seed() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_system_calls_of_root_harm_nobody() {
-    random_calls_harm_nobody("root").await;
+async fn random_system_calls_of_root_leave_host_and_neighbour_intact() {
+    check_random_calls("root").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn random_system_calls_of_a_user_harm_nobody() {
-    random_calls_harm_nobody("user").await;
+async fn random_system_calls_of_a_user_leave_host_and_neighbour_intact() {
+    check_random_calls("user").await;
 }

@@ -1,7 +1,7 @@
-//! Frames as a sandbox would send them that could make any: from its network namespace, which the test enters as the
-//! host's root. No program inside has such a socket (B05). What the host does with them is its own check.
+//! Raw frames from a sandbox's network namespace, which the test enters as root of the host. Programs inside cannot open
+//! such sockets (B05), so these frames show the host's own check.
 //!
-//! Two chains of the test's own see what comes from links, one before the rules of the instance and one after.
+//! Two chains of the test record the packets that come from links, one before the rules of the instance and one after.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ use crate::world::{DEADLINE, Kind, World};
 const SEND: &str = include_str!("frames.py");
 /// The port that answers come back to.
 const PORT: u16 = 40_000;
-/// What the internet says to a datagram.
+/// The internet's answer to a datagram.
 const ANSWER: &[u8] = b"hello";
 
 const IPV4: u16 = 0x0800;
@@ -87,7 +87,7 @@ fn arp(operation: u8, own: Hardware, from: Ipv4Addr, about: Ipv4Addr) -> Vec<u8>
     bytes
 }
 
-/// A sandbox as its link shows it.
+/// A sandbox with its link.
 struct Sender {
     id: SandboxId,
     address: Ipv4Addr,
@@ -113,13 +113,13 @@ impl Sender {
         frame(own, own, kind, payload)
     }
 
-    /// What is the sandbox's own, and is answered.
+    /// A frame with the sandbox's own addresses, which is answered.
     fn own(&self) -> Vec<u8> {
         let public = PUBLIC[0].parse().unwrap();
         self.frame(IPV4, &ipv4(self.address, public))
     }
 
-    /// Sends frames, the last of which is answered by something with these bytes; all that arrives until then.
+    /// Sends frames. Returns the frames that arrive, up to one that contains `answer`.
     fn send(&self, world: &World, frames: &[Vec<u8>], answer: &[u8]) -> Vec<Vec<u8>> {
         let namespace = netns::of(world.runtime.host_pid(&self.id).unwrap()).unwrap();
         let lines: Vec<String> = frames.iter().map(|frame| hex(frame) + "\n").collect();
@@ -151,8 +151,9 @@ fn kind(frame: &[u8]) -> u16 {
     u16::from_be_bytes([frame[12], frame[13]])
 }
 
-/// Notes sources and destinations from links, before and after the rules of the instance, and what leaves through a link.
-fn watch() {
+/// Records sources and destinations of packets from links, before and after the rules of the instance, and the sources of
+/// packets that leave through a link.
+fn record_packets() {
     sh("nft add table inet watch");
     for (set, of) in [
         ("sent", "ipv4_addr . ipv4_addr"),
@@ -188,8 +189,8 @@ fn watch() {
     }
 }
 
-/// The elements of a set, which is empty then.
-fn noted(set: &str) -> BTreeSet<String> {
+/// Returns the elements of a set and empties it.
+fn take_recorded(set: &str) -> BTreeSet<String> {
     let list = sh(&format!("nft list set inet watch {set}"));
     sh(&format!("nft flush set inet watch {set}"));
     let elements = list.split_once("elements = {").map_or("", |(_, rest)| rest);
@@ -255,19 +256,19 @@ fn the_host_drops_frames_with_a_source_that_is_not_the_links() {
         let own_pair = pairs(&[sender.address], &[public]);
         let sent = &pairs(&foreign, &destinations) | &own_pair;
         let sent_six: BTreeSet<String> = pretended.iter().map(ToString::to_string).collect();
-        watch();
+        record_packets();
         let arrived = sender.send(&world, &frames, ANSWER);
         assert_eq!(
-            (noted("sent"), noted("sent6")),
+            (take_recorded("sent"), take_recorded("sent6")),
             (sent.clone(), sent_six.clone())
         );
         assert_eq!(
-            (noted("passed"), noted("passed6")),
+            (take_recorded("passed"), take_recorded("passed6")),
             (own_pair, BTreeSet::new())
         );
         // The neighbour is not concerned, and nothing came back but the answer to what was the sender's own.
         let answer = format!("{} . {public}", sender.link);
-        assert_eq!(noted("left"), BTreeSet::from([answer]));
+        assert_eq!(take_recorded("left"), BTreeSet::from([answer]));
         let answers = arrived.iter().filter(|frame| kind(frame) == IPV4);
         assert_eq!(answers.count(), 1, "{arrived:?}");
         assert_eq!(reached(&world, &sender.id).await, [true, true]);
@@ -277,14 +278,17 @@ fn the_host_drops_frames_with_a_source_that_is_not_the_links() {
             "nft flush chain inet atoll_{} leaving",
             world.runtime.tag()
         ));
-        noted("passed");
+        take_recorded("passed");
         sender.send(&world, &frames, ANSWER);
-        assert_eq!((noted("passed"), noted("passed6")), (sent, sent_six));
+        assert_eq!(
+            (take_recorded("passed"), take_recorded("passed6")),
+            (sent, sent_six)
+        );
         world.close().await;
     });
 }
 
-/// A link has two ends, so nothing is learned from hardware addresses, and nothing is given to another sandbox by one.
+/// A link has two ends and no bridge: the host learns nothing from a hardware address.
 #[test]
 fn a_foreign_hardware_address_gains_nothing() {
     Scene::with(async |_| {
@@ -293,24 +297,24 @@ fn a_foreign_hardware_address_gains_nothing() {
         let (own, others) = (hardware(sender.address), hardware(neighbour.address));
         let public: Ipv4Addr = PUBLIC[0].parse().unwrap();
         let payload = ipv4(sender.address, public);
-        watch();
-        // To the neighbour's: it is not for the host, and there is nobody else.
+        record_packets();
+        // To the neighbour's hardware address: the host is not its destination, and the link has no other end.
         let another = ipv4(sender.address, PUBLIC[1].parse().unwrap());
         let frames = [frame(others, own, IPV4, &another), sender.own()];
         sender.send(&world, &frames, ANSWER);
-        assert_eq!(noted("sent"), pairs(&[sender.address], &[public]));
-        // From the neighbour's: it is the sender's, which gets the answer.
+        assert_eq!(take_recorded("sent"), pairs(&[sender.address], &[public]));
+        // From the neighbour's hardware address: the packet is the sender's, and so is the answer.
         let frames = [frame(own, others, IPV4, &payload)];
         let arrived = sender.send(&world, &frames, ANSWER);
         assert!(arrived.iter().all(|frame| frame[..6] == own), "{arrived:?}");
         let answer = format!("{} . {public}", sender.link);
-        assert_eq!(noted("left"), BTreeSet::from([answer]));
+        assert_eq!(take_recorded("left"), BTreeSet::from([answer]));
         world.close().await;
     });
 }
 
 #[test]
-fn nobody_answers_or_believes_arp() {
+fn arp_is_neither_answered_nor_learned_from() {
     Scene::with(async |_| {
         let world = world().await;
         let (sender, neighbour) = (Sender::make(&world).await, Sender::make(&world).await);

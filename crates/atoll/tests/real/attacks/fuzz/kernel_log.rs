@@ -1,4 +1,4 @@
-//! The host's kernel log, from when it was opened: no bug of the kernel shows itself in it.
+//! The records that the host's kernel logs while a test runs.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 const PATH: &str = "/dev/kmsg";
 
-/// What the kernel says when something in it is wrong. It says of a program that crashed or was killed for memory
-/// neither of these.
+/// Parts of the lines that report a bug of the kernel. Lines about programs that crashed, or that were killed for their
+/// memory, contain none of them.
 const ALARMS: &[&str] = &[
     "BUG: ",
     "WARNING: ",
@@ -42,10 +42,12 @@ impl KernelLog {
             .custom_flags(nonblocking)
             .open(PATH);
         let mut log = opened.unwrap_or_else(|error| {
-            panic!("the kernel's log cannot be read, so nobody knows what the kernel complains of: {PATH}: {error}")
+            panic!("the kernel log cannot be read, so its complaints cannot be checked: {PATH}: {error}")
         });
         let end = log.seek(SeekFrom::End(0));
-        end.unwrap_or_else(|error| panic!("the kernel's log has no end: {PATH}: {error}"));
+        end.unwrap_or_else(|error| {
+            panic!("the kernel log cannot be read from its end: {PATH}: {error}")
+        });
         Self(log)
     }
 
@@ -62,7 +64,7 @@ impl KernelLog {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // EPIPE: records were dropped.
-                Err(error) => panic!("the kernel's log was not read to its end: {PATH}: {error}"),
+                Err(error) => panic!("the kernel log was not read to its end: {PATH}: {error}"),
             }
         }
         assert!(
@@ -76,7 +78,7 @@ impl KernelLog {
 fn complaint(record: &str) -> Option<&str> {
     let (head, text) = record.split_once(';')?;
     let priority: u32 = head.split(',').next()?.parse().ok()?;
-    // Any other facility is a program's.
+    // Programs log by other facilities.
     let is_kernels = priority >> 3 == 0;
     let text = text.lines().next()?;
     let alarms = ALARMS.iter().any(|alarm| text.contains(alarm));
