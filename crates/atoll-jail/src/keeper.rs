@@ -242,7 +242,7 @@ impl Keeper {
             return Ok(());
         };
         let held: Vec<_> = self.held.iter().map(AsFd::as_fd).collect();
-        server.send(&FromKeeper::Hello(Spoken::OURS), &held)?;
+        server.send(&FromKeeper::Hello(Spoken::ours()), &held)?;
         for (&pid, kept) in &self.sandboxes {
             kept.tell(server, pid)?;
         }

@@ -5,6 +5,7 @@ mod capabilities;
 mod cgroups;
 mod descriptors;
 mod devices;
+mod fuzz;
 mod greed;
 mod kernel;
 mod memory;
@@ -36,6 +37,7 @@ pub(crate) fn commands() -> impl Iterator<Item = &'static Command> {
         pid1::COMMANDS,
         terminals::COMMANDS,
         syscalls::COMMANDS,
+        fuzz::COMMANDS,
         namespaces::COMMANDS,
         kernel::COMMANDS,
         sockets::COMMANDS,

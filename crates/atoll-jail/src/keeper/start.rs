@@ -12,7 +12,7 @@ use rustix::fs::{CWD, MemfdFlags, SealFlags};
 
 use super::NAME;
 use crate::sys;
-use crate::wire::{Channel, FromKeeper, ToKeeper, VERSION};
+use crate::wire::{Channel, FromKeeper, Spoken, ToKeeper};
 use crate::{Error, Step};
 
 /// How long a server waits for a keeper's next word while it takes over.
@@ -44,7 +44,8 @@ pub fn start(
         .current_dir("/")
         .spawn()
         .step(|| "start the keeper".into())?;
-    ours.send(&ToKeeper::Hello { version: VERSION }, held)
+    let version = Spoken::ours().version;
+    ours.send(&ToKeeper::Hello { version }, held)
         .step(|| "greet the keeper".into())?;
     Ok((ours, child))
 }
@@ -83,7 +84,8 @@ pub fn connect(
         Err(error) => return Err(Error::step(step(), error)),
     }
     let channel = Channel::new(socket);
-    match channel.send(&ToKeeper::Hello { version: VERSION }, &[]) {
+    let version = Spoken::ours().version;
+    match channel.send(&ToKeeper::Hello { version }, &[]) {
         Ok(()) => Ok(Some(channel)),
         // It was on its way out.
         Err(error) if is_gone(&error) => Ok(None),

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper, VERSION};
+use atoll_jail::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper};
 use atoll_model::{Code, Error};
 use tokio::sync::watch;
 
@@ -71,7 +71,7 @@ pub(crate) fn take_over(
         if inventory.held.is_empty() {
             inventory.held = held;
         }
-        let ours = own.is_none() && channel.is_some() && spoken.version == VERSION;
+        let ours = own.is_none() && channel.is_some() && spoken.version == Spoken::ours().version;
         let socket = name(run, socket, spoken, ours)?;
         match channel {
             Some(channel) => {

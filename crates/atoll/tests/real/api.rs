@@ -36,6 +36,7 @@ mod tls;
 mod transfers;
 mod traps;
 mod tunnels;
+mod upgrades;
 mod watching;
 
 pub use chromium::{Chromium, serve};

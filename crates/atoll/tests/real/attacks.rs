@@ -11,6 +11,7 @@
 mod canary;
 mod descriptors;
 mod devices;
+mod fuzz;
 mod heavy;
 mod init;
 mod kernel;

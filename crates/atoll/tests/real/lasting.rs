@@ -8,7 +8,7 @@ mod layers;
 mod pauses;
 mod pool;
 mod reboot;
-mod versions;
+pub mod versions;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -381,13 +381,22 @@ async fn a_deadline_waits_while_the_sandbox_is_paused() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    let long = probe_spec(&["sleep", "600"]).deadline(Duration::from_secs(3));
-    let exec = runtime.exec(&id, long).await.unwrap();
-    runtime.pause(&id).await.unwrap();
-    let waited = tokio::time::timeout(Duration::from_secs(4), exec.wait()).await;
-    assert!(waited.is_err(), "{waited:?}");
-    runtime.resume(&id).await.unwrap();
-    assert!(exec.wait().await.timed_out);
+    // On a slow machine the deadline may pass before the pause: then it is longer.
+    let mut waits = false;
+    for seconds in [2, 8, 30] {
+        let deadline = Duration::from_secs(seconds);
+        let long = probe_spec(&["sleep", "600"]).deadline(deadline);
+        let exec = runtime.exec(&id, long).await.unwrap();
+        runtime.pause(&id).await.unwrap();
+        let longer = deadline + Duration::from_secs(1);
+        waits = tokio::time::timeout(longer, exec.wait()).await.is_err();
+        runtime.resume(&id).await.unwrap();
+        assert!(exec.wait().await.timed_out);
+        if waits {
+            break;
+        }
+    }
+    assert!(waits, "the deadline passed while the sandbox was paused");
     place.close(runtime).await;
 }
 

@@ -19,7 +19,7 @@ use crate::world::{
 };
 
 /// Everything of an instance that can be seen on the host.
-fn traces(tag: &str, data: &Path) -> Vec<PathBuf> {
+pub fn traces(tag: &str, data: &Path) -> Vec<PathBuf> {
     let facts = Facts::read();
     let groups = facts.cgroups.v1.values().chain(&facts.cgroups.v2);
     let mut places: Vec<PathBuf> = groups
@@ -48,6 +48,36 @@ fn keeper(tag: &str) -> Option<i32> {
 fn kill(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(rustix::process::Pid);
+
+impl Stopped {
+    fn new(pid: i32) -> Self {
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
+    }
+}
+
+/// Returns when a process was killed and not yet reaped.
+async fn becomes_zombie(pid: i32) {
+    let begin = std::time::Instant::now();
+    let is_zombie = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('Z')
+    };
+    while !is_zombie() {
+        assert!(begin.elapsed() < DEADLINE, "{pid} was not killed");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 fn static_spec() -> SandboxSpec {
@@ -250,8 +280,16 @@ async fn a_caller_that_goes_away_does_not_stop_a_delete() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Static).await;
     let pid = world.runtime.host_pid(&id).unwrap();
+    let tag = world.runtime.tag().to_owned();
+    wait_for("the keeper to settle", DEADLINE, || keeper(&tag).is_some());
+    // A stopped keeper does not reap PID 1, so the delete waits at a known point: after the kill.
+    let stopped = Stopped::new(keeper(&tag).unwrap());
     let delete = world.runtime.delete(&id);
-    assert!(tokio::time::timeout(Duration::ZERO, delete).await.is_err());
+    tokio::select! {
+        done = delete => panic!("PID 1 was not reaped, and the delete returned {done:?}"),
+        () = becomes_zombie(pid) => {}
+    }
+    drop(stopped);
     wait_for("the delete to be finished", DEADLINE, || {
         !Path::new("/proc").join(pid.to_string()).exists()
             && !data()

@@ -5,6 +5,7 @@ mod given;
 mod greed;
 mod lasting;
 mod scene;
+mod spoof;
 
 use atoll_model::{Code, Network, Policy, PortEvent, SandboxId, SandboxSpec, Verdict};
 use atoll_testkit::{attempts, wait_for};

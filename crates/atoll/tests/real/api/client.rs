@@ -182,6 +182,13 @@ impl Server {
         (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
     }
 
+    /// The same, with another build of the binary.
+    pub fn kill_and_start_build(&mut self, build: &Path) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        (self.child, self.places) = spawn(Command::new(build), &self.data, &self.flags);
+    }
+
     /// The same, with other flags.
     pub fn kill_and_start_with(&mut self, flags: &[&str]) {
         self.flags = flags.iter().map(ToString::to_string).collect();

@@ -12,6 +12,17 @@ pub(super) async fn follow(
     output: &mut Vec<u8>,
     after: &mut u64,
 ) -> bool {
+    follow_until(client, path, output, after, |_| false).await
+}
+
+/// The same, until the output is enough.
+pub(super) async fn follow_until(
+    client: &Client,
+    path: &str,
+    output: &mut Vec<u8>,
+    after: &mut u64,
+    enough: impl Fn(&[u8]) -> bool,
+) -> bool {
     let path = format!("{path}?encoding=base64&after={after}");
     let opened = client.try_open("GET", &path, &[], bytes::Bytes::new());
     let Ok(answer) = opened.await else {
@@ -39,6 +50,9 @@ pub(super) async fn follow(
             assert_ne!(kind, "gap");
             if kind == "exit" {
                 return true;
+            }
+            if enough(output) {
+                return false;
             }
             text = rest.to_owned();
         }

@@ -22,7 +22,7 @@ pub async fn open(client: &Client, path: &str) -> Socket {
 }
 
 /// Reads binary frames until what came contains something; all of it.
-async fn until(socket: &mut Socket, text: &str) -> String {
+pub(super) async fn until(socket: &mut Socket, text: &str) -> String {
     let mut seen = Vec::new();
     let reading = async {
         while !String::from_utf8_lossy(&seen).contains(text) {

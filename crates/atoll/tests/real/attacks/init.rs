@@ -60,7 +60,7 @@ async fn nobody_inside_reads_memory_or_registers_of_pid_1() {
 }
 
 /// The control groups of a sandbox, the one of cgroup2 last.
-fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
+pub(super) fn groups(world: &World, id: &SandboxId) -> Vec<PathBuf> {
     let cgroups = &world.runtime.facts().cgroups;
     let roots = cgroups.v1.values().chain(&cgroups.v2);
     roots

@@ -1,6 +1,8 @@
 //! A server that meets the keeper of another version: it takes over what it can speak with, leaves the rest as it is, and
 //! serves new sandboxes either way.
 //!
+//! Two builds that replace each other are in `api::upgrades`. Here is how a server decides.
+//!
 //! What a keeper says first is what it speaks. Here somebody stands between the two who passes everything on and says
 //! other numbers: so the sandboxes, and all descriptors, are real.
 
@@ -154,7 +156,7 @@ fn pids(runtime: &LocalRuntime) -> Vec<i32> {
 }
 
 /// How many keepers there are of an instance.
-fn keepers(tag: &str) -> usize {
+pub fn keepers(tag: &str) -> usize {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let of = |entry: std::fs::DirEntry| {
         let line = std::fs::read(entry.path().join("cmdline")).ok()?;
@@ -181,7 +183,7 @@ async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
     let spoken = |version, oldest| Spoken { version, oldest };
     // The same, an older and newer ones that still speak ours.
     for spoken in [
-        Spoken::OURS,
+        Spoken::ours(),
         spoken(OLDEST, OLDEST),
         spoken(VERSION + 1, VERSION),
         spoken(u32::MAX, OLDEST),

@@ -1,0 +1,244 @@
+//! B06: random system calls, a minute as root and a minute as `user`, of every number that the filter allows.
+//!
+//! A finding is printed with its seed. `ATOLL_FUZZ_SEED` repeats it, `ATOLL_FUZZ_SECONDS` makes it longer.
+
+mod kernel_log;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use atoll_jail::seccomp::{Policy, syscall_name};
+use atoll_model::{Bytes, Cpus, SandboxId};
+use atoll_testkit::{Attempt, attempts};
+use atoll_worker::Finished;
+
+use super::attack;
+use crate::lifecycle::traces;
+use crate::world::{Kind, World, data, probe_spec, said};
+use kernel_log::KernelLog;
+
+const PIDS: u32 = 64;
+const MEMORY: u64 = 128 << 20;
+/// At least so many calls are made. A second is enough on an idle machine.
+const CALLS: u64 = 20_000;
+/// The longest run of the probe. Its calls may end or stop the probe itself: then another run follows.
+const RUN: Duration = Duration::from_secs(10);
+/// A neighbour's commands may take this long, or twenty times as long as without the fuzzer.
+const STARVED: Duration = Duration::from_secs(1);
+
+/// The numbers whose calls the filter lets pass, for some arguments at least.
+fn allowed() -> BTreeSet<u32> {
+    let lines = Policy::standard().lines();
+    let names = lines.iter().filter_map(|line| {
+        let (name, rule) = line.split_once(' ')?;
+        rule.contains("allow").then_some(name)
+    });
+    let names: BTreeSet<&str> = names.collect();
+    let numbers =
+        (0..1000).filter(|number| syscall_name(*number).is_some_and(|it| names.contains(it)));
+    numbers.collect()
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name} is no number: {text}")),
+    )
+}
+
+/// How long each of a few commands took.
+async fn latencies(world: &World, id: &SandboxId, count: usize) -> Vec<Duration> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        all.push(latency(world, id).await);
+    }
+    all
+}
+
+async fn latency(world: &World, id: &SandboxId) -> Duration {
+    let begin = Instant::now();
+    said(&world.probe(id, "user", &["true"]).await);
+    begin.elapsed()
+}
+
+fn p99(latencies: &mut [Duration]) -> Duration {
+    latencies.sort();
+    latencies[(latencies.len() - 1) * 99 / 100]
+}
+
+/// The sum of all runs.
+#[derive(Default)]
+struct Found {
+    calls: u64,
+    covered: BTreeSet<u32>,
+    runs: usize,
+}
+
+impl Found {
+    fn add(&mut self, finished: &Finished) {
+        self.runs += 1;
+        let reports = attempts(&String::from_utf8_lossy(&finished.stdout));
+        let Some(last) = reports.iter().rfind(|report| report.what == "fuzz") else {
+            return;
+        };
+        let value = |name| last.value(name).expect("it is reported");
+        self.calls += value("calls").parse::<u64>().expect("a number");
+        let covered = value("covered").split(',');
+        self.covered
+            .extend(covered.filter_map(|number| number.parse::<u32>().ok()));
+    }
+}
+
+/// Runs the probe until it ends; how long the neighbour's commands took meanwhile.
+async fn run(
+    world: &World,
+    (id, neighbour): (&SandboxId, &SandboxId),
+    user: &str,
+    words: &[&str],
+    log: &mut KernelLog,
+) -> (Finished, Vec<Duration>) {
+    // A probe that was stopped ends at its deadline.
+    let spec = probe_spec(words).user(user).deadline(3 * RUN);
+    let exec = world.runtime.exec(id, spec).await.expect("it starts");
+    let run = tokio::spawn(async move { exec.finish(b"", 64 << 20).await });
+    let mut latencies = Vec::new();
+    while !run.is_finished() {
+        latencies.push(latency(world, neighbour).await);
+        let usage = world.runtime.usage(id).expect("it runs");
+        assert!(usage.pids <= u64::from(PIDS), "{} processes", usage.pids);
+        assert!(usage.memory <= Bytes(MEMORY), "{} of memory", usage.memory);
+        log.check();
+        // The neighbour does not compete for the whole machine.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let finished = run
+        .await
+        .expect("it is not cancelled")
+        .expect("it can be read");
+    (finished, latencies)
+}
+
+/// Checks that the sandbox works and that its limits hold.
+async fn assert_governed(world: &World, id: &SandboxId) {
+    // Root may have closed it to others.
+    said(&world.probe(id, "root", &["chmod", "/", "755"]).await);
+    for user in super::USERS {
+        said(&world.probe(id, user, &["true"]).await);
+    }
+    let bomb = attack(world, id, "root", "/", &["c01-forkbomb", "500"]).await;
+    let end = |what: &str| {
+        let found: Option<&Attempt> = bomb.iter().find(|it| it.what == what);
+        found.expect("it was tried").result.clone()
+    };
+    assert_eq!(
+        (end("fork"), end("thread")),
+        ("EAGAIN".into(), "EAGAIN".into())
+    );
+    let hog = ["c02-memory", "anon", "268435456"];
+    let hog = world.probe(id, "user", &hog).await;
+    assert!(hog.status.oom_killed, "{hog:?}");
+}
+
+#[allow(clippy::print_stdout, reason = "the seed repeats a finding")]
+async fn check_random_calls(user: &str) {
+    let seed = number("ATOLL_FUZZ_SEED").unwrap_or_else(random_seed);
+    println!("as {user}: ATOLL_FUZZ_SEED={seed} repeats it");
+    let length = Duration::from_secs(number("ATOLL_FUZZ_SECONDS").unwrap_or(60));
+    let mut log = KernelLog::open();
+    let world = World::open().await;
+    let tag = world.runtime.tag().to_owned();
+    let neighbour = world.sandbox(Kind::Static).await;
+    let id = world.sandbox_spec(Kind::Static, |spec| {
+        spec.limits.pids = PIDS;
+        spec.limits.memory = Bytes(MEMORY);
+        spec.limits.cpus = Cpus(1000);
+    });
+    let id = id.await;
+    let init = world.runtime.host_pid(&id).expect("it runs");
+    let sleeper = world
+        .runtime
+        .exec(&neighbour, probe_spec(&["sleep", "600"]))
+        .await;
+    let sleeper = sleeper.expect("it starts");
+    let mut quiet = latencies(&world, &neighbour, 200).await;
+
+    let numbers: Vec<String> = allowed().iter().map(u32::to_string).collect();
+    let numbers = numbers.join(",");
+    // Processes that children could name by accident are none of the probe's.
+    said(
+        &world
+            .probe(&id, "root", &["b06-fuzz", "0", "1", &numbers])
+            .await,
+    );
+    let (mut found, mut busy) = (Found::default(), Vec::new());
+    let begin = Instant::now();
+    while begin.elapsed() < length {
+        let seconds = RUN
+            .min(length.saturating_sub(begin.elapsed()))
+            .as_secs()
+            .max(1);
+        let (seconds, seed) = (
+            seconds.to_string(),
+            seed.wrapping_add(found.runs as u64).to_string(),
+        );
+        let words = ["b06-fuzz", &seconds, &seed, &numbers];
+        let (finished, latencies) = run(&world, (&id, &neighbour), user, &words, &mut log).await;
+        found.add(&finished);
+        busy.extend(latencies);
+    }
+    println!("{} calls in {} runs", found.calls, found.runs);
+    assert!(
+        found.calls >= CALLS,
+        "only {} calls in {} runs",
+        found.calls,
+        found.runs
+    );
+    let missing: Vec<_> = allowed().difference(&found.covered).copied().collect();
+    assert!(
+        missing.is_empty(),
+        "{:?} were never called",
+        missing
+            .iter()
+            .map(|it| syscall_name(*it))
+            .collect::<Vec<_>>()
+    );
+
+    quiet.extend(latencies(&world, &neighbour, 200).await);
+    let (quiet, busy) = (p99(&mut quiet), p99(&mut busy));
+    assert!(
+        busy <= STARVED.max(20 * quiet),
+        "the neighbour waits {busy:?}, and {quiet:?} without the fuzzer"
+    );
+    assert_eq!(
+        sleeper.control.info().status,
+        None,
+        "the neighbour's command ended"
+    );
+    assert_eq!(world.runtime.host_pid(&id).expect("it runs"), init);
+    assert_governed(&world, &id).await;
+    let new = world.sandbox(Kind::Static).await;
+    said(&world.probe(&new, "user", &["true"]).await);
+    let groups = super::init::groups(&world, &id);
+    world.runtime.delete(&id).await.expect("it can be deleted");
+    assert!(!std::path::Path::new(&format!("/proc/{init}")).exists());
+    assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
+    world.close().await;
+    assert!(traces(&tag, &data()).is_empty());
+    log.check();
+}
+
+fn random_seed() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_system_calls_of_root_leave_host_and_neighbour_intact() {
+    check_random_calls("root").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn random_system_calls_of_a_user_leave_host_and_neighbour_intact() {
+    check_random_calls("user").await;
+}
