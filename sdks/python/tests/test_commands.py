@@ -14,7 +14,7 @@ import pytest
 
 from atoll import AsyncSandbox, Client, Sandbox, errors
 from atoll._async.client import AsyncClient
-from atoll._http import Call
+from atoll._transport import Call
 from atoll.tools import AsyncTools
 
 from .conftest import Server, wait_for
@@ -220,7 +220,7 @@ def test_whoever_leaves_an_iteration_leaves_nothing_open(server: Server) -> None
                     break
                 await asyncio.sleep(0.01)
             assert sockets() <= before
-        client.close()
+        await client.close()
 
     asyncio.run(main())
 
@@ -231,8 +231,7 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
         client = AsyncClient(server.url, server.key)
         async with await AsyncSandbox.create(client=client) as sandbox:
             await sandbox.files.write("large", b"x" * (8 << 20))
-            client.close()
-            await asyncio.sleep(0)
+            await client.close()
             before = sockets()
             call = Call("GET", f"{sandbox._door.path}/files", "reading", {"path": "large"})
             stream = await client.open(call, monotonic() + 60)
@@ -243,6 +242,6 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
                     break
                 await asyncio.sleep(0.01)
             assert sockets() == before
-        client.close()
+        await client.close()
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
-from ._http import Body
+from ._transport import Body
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any, Literal, overload
 
 from .._deadline import FOREVER, Deadline
-from .._http import segment
+from .._transport import segment
 from ..errors import AtollError, ExecNotFound, StdinClosed
 from ..models import CommandInfo, CommandResult, Output, parse
+from .concurrency import Listener, beside, sleep, tell
 from .door import AsyncDoor, EventStream
-from .network import Listener, beside, sleep, tell
 
 #: How long a command that is waited for may take if nothing is said; the server's own default.
 _USUAL = 60.0
