@@ -109,6 +109,34 @@ def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
         assert "9999" in str(forward.last_error)
 
 
+#: Reads no more until it has written what it read.
+ECHO = """
+import socket
+connection, _ = socket.create_server(("127.0.0.1", 7000)).accept()
+while data := connection.recv(65536):
+    connection.sendall(data)
+"""
+
+
+def test_a_tunnel_carries_both_directions_at_once(server: Server) -> None:
+    # More than all buffers between the two ends hold.
+    data = bytes(range(256)) * (64 << 10)
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        sandbox.commands.run(["python3", "-c", ECHO], background=True)
+        wait_for(lambda: 7000 in [port.port for port in sandbox.ports()])
+        with sandbox.forward(7000) as forward, socket.create_connection((forward.host, forward.port), 60) as end:
+
+            def send() -> None:
+                end.sendall(data)
+                end.shutdown(socket.SHUT_WR)
+
+            sending = threading.Thread(target=send)
+            sending.start()
+            with end.makefile("rb") as received:
+                assert received.read() == data
+            sending.join()
+
+
 def test_every_code_of_the_api_has_its_class() -> None:
     codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
     for code in codes:
