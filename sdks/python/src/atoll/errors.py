@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models import CommandResult
 
 
 class AtollError(Exception):
@@ -84,10 +87,20 @@ class InvalidConfiguration(AtollError):
 
 
 class CommandFailed(AtollError):
-    """A command that was to succeed did not; `details` has its `exit_code` and `exec_id`."""
+    """A command run with `check=True` did not end with 0. `result` has its output, `details` its `exit_code` and
+    `exec_id`."""
 
     code = "COMMAND_FAILED"
     category = "validation"
+    result: CommandResult | None = None
+
+
+class CommandTimeout(AtollError, TimeoutError):
+    """A command was ended by its timeout. `result` has its output until then."""
+
+    code = "COMMAND_TIMEOUT"
+    category = "provider_timeout"
+    result: CommandResult | None = None
 
 
 class InvalidRequest(AtollError):
