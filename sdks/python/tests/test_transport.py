@@ -202,6 +202,28 @@ def test_a_read_on_an_event_loop_is_continued_by_the_next() -> None:
     asyncio.run(main())
 
 
+class Sink(httpx.BaseTransport):
+    """Takes a body, piece by piece."""
+
+    def __init__(self) -> None:
+        self.headers = httpx.Headers()
+        self.pieces: list[int] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        assert isinstance(request.stream, httpx.SyncByteStream)
+        self.headers, self.pieces = request.headers, [len(piece) for piece in request.stream]
+        return httpx.Response(200)
+
+
+def test_large_bytes_are_sent_in_pieces_of_a_known_length() -> None:
+    # httpcore copies all that is left of a piece each time the system takes some of it.
+    sink = Sink()
+    with httpx.Client(transport=sink) as mine:
+        Client("http://host", http_client=mine).request(Call("PUT", "/x", "writing", body=bytes(700_000)))
+    assert sum(sink.pieces) == 700_000 and max(sink.pieces) <= 256 << 10
+    assert sink.headers["content-length"] == "700000" and "transfer-encoding" not in sink.headers
+
+
 def test_one_client_serves_several_event_loops(server: Server) -> None:
     client = AsyncClient(server.url, server.key)
     for _ in range(2):

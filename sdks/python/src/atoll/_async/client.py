@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from .. import _config
+from .._data import PIECE, in_pieces
 from .._deadline import Deadline
 from .._patience import Patience
 from .._transport import Body, Broken, Call, Unreachable, is_certificate_error, transport_errors
@@ -227,7 +228,9 @@ class AsyncClient:
         headers, content = {**self._headers, **call.headers}, None
         if call.body is not None:
             headers["content-type"] = call.kind
-            content = call.body if isinstance(call.body, bytes) else _pieces(call, until)
+            content = call.body if isinstance(call.body, bytes) and len(call.body) <= PIECE else _pieces(call, until)
+            if isinstance(call.body, bytes):
+                headers["content-length"] = str(len(call.body))
         http = self._http_client or self._pool()
         # A dictionary of our own: `Stream` sets another time for the body.
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), left)
@@ -263,9 +266,10 @@ class AsyncClient:
 
 
 async def _pieces(call: Call, until: float) -> AsyncIterator[bytes]:
-    """A body in pieces, and how much of it was sent to the listener."""
-    assert callable(call.body)
-    pieces, done = call.body(), 0
+    """A body in pieces, and how much of it was sent to the listener. Large bytes, too: httpcore would copy what is left
+    of them with each `send` of the system."""
+    assert call.body is not None
+    pieces, done = in_pieces(call.body)(), 0
     while (piece := await blocking(next, pieces, None)) is not None:
         if monotonic() > until:
             raise TimeoutError

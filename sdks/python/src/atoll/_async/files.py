@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
-from .._data import Data, Progress
+from .._data import Data, Progress, in_pieces
 from .._deadline import FOREVER, Deadline
 from .._patience import Patience
 from .._transport import Broken, Call
@@ -263,7 +263,7 @@ class AsyncFiles:
         told: Callable[[int], Any] | None = None
         if progress is not None:
             listener, total = progress, data.total
-            body = data.in_pieces()
+            body = in_pieces(data.body)
 
             def told(done: int) -> Any:
                 return listener(Progress(done, total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from time import monotonic
 
@@ -33,16 +34,13 @@ class Stream:
             raise Broken("the response was closed")
         if self._pending is None:
             self._response.request.extensions["timeout"]["read"] = STALLED
-            self._pending = self._loop.create_task(self._next())
+            self._pending = self._loop.create_task(_next(self._pieces))
         await asyncio.wait({self._pending}, timeout=max(0.0, until - monotonic()))
         if not self._pending.done():
             raise TimeoutError
         piece, self._pending = self._pending, None
         with transport_errors():
             return piece.result()
-
-    async def _next(self) -> bytes:
-        return await anext(self._pieces, b"")
 
     async def read_all(self, until: float) -> bytes:
         """The rest of the body. The connection is closed if that fails."""
@@ -70,6 +68,11 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    """The next piece. A function, as a task that referred to the stream would keep it from being collected."""
+    return await anext(pieces, b"")
 
 
 #: The event loop keeps only weak references to tasks.

@@ -114,7 +114,10 @@ def _read(response: httpx.Response, requests: SimpleQueue[bool], pieces: SimpleQ
     try:
         body = response.iter_bytes()
         while requests.get():
-            pieces.put(next(body, b""))
+            piece = next(body, b"")
+            pieces.put(piece)
+            if not piece:
+                break
     except Exception as error:
         pieces.put(error)
     finally:
