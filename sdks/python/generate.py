@@ -23,6 +23,8 @@ WORDS = [
     (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
     (r"\bStopAsyncIteration\b", "StopIteration"),
     (r"\bAsync(?=[A-Z])", ""),
+    # Methods of httpx.
+    (r"\baclose\b", "close"),
 ]
 
 
@@ -42,7 +44,7 @@ CLASSES = {
     "atoll.tools": ["Tools"],
 }
 #: What is not for users, though others of the package call it.
-INSIDE = {"request", "open", "connect", "pause", "broken", "refused"}
+INSIDE = {"request", "open", "pause", "broken", "refused"}
 
 
 def text(documented: object) -> str:

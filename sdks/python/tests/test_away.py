@@ -40,8 +40,7 @@ def silenced(server: Server, *clients: Client | AsyncClient) -> Iterator[None]:
 def impatient() -> Iterator[None]:
     """A silence need not last for most of a minute to be one."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("atoll._sync.door", "atoll._async.door"):
-            patch.setattr(f"{module}.SILENCE", 1)
+        patch.setattr("atoll._deadline.SILENCE", 1)
         yield
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
+import pickle
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -14,7 +17,7 @@ import pytest
 
 from atoll import AsyncSandbox, Client, Sandbox, errors
 from atoll._async.client import AsyncClient
-from atoll._http import Call
+from atoll._transport import Call
 from atoll.tools import AsyncTools
 
 from .conftest import Server, wait_for
@@ -23,8 +26,17 @@ from .conftest import Server, wait_for
 def test_a_command_tells_what_it_wrote_and_how_it_ended(sandbox: Sandbox) -> None:
     result = sandbox.commands.run("echo out; echo err >&2; exit 3")
     assert (result.exit_code, result.stdout, result.stderr, result.ok) == (3, "out\n", "err\n", False)
-    with pytest.raises(errors.CommandFailed, match="ended with 3: err"):
+    with pytest.raises(errors.CommandFailed, match=r"^'echo err >&2; exit 3' ended with 3: err$") as failed:
         sandbox.commands.run("echo err >&2; exit 3", check=True)
+    assert failed.value.result == dataclasses.replace(
+        result, exec_id=failed.value.details["exec_id"], stdout="", cmd="echo err >&2; exit 3"
+    )
+    with pytest.raises(errors.CommandFailed) as failed:
+        sandbox.commands.run(["sh", "-c", "seq 30 >&2; exit 1"], check=True, on_stdout=len)
+    last = "\n".join(map(str, range(21, 31)))
+    assert str(failed.value) == f"\"sh -c 'seq 30 >&2; exit 1'\" ended with 1:\n{last}"
+    connected = sandbox.commands.connect(failed.value.details["exec_id"])
+    assert connected.wait().cmd == "sh -c 'seq 30 >&2; exit 1'"
     place = sandbox.commands.run(["sh", "-c", 'pwd; echo "$A"; id -un'], cwd="/tmp", env={"A": "b c"}, user="root")
     assert place.stdout == "/tmp\nb c\nroot\n"
 
@@ -60,11 +72,31 @@ def test_a_command_may_read_its_input_as_slowly_as_its_own_time_allows(server: S
         wait_for(lambda: sandbox.commands.get(left.exec_id).state == "exited")
 
 
-def test_a_deadline_ends_a_command_and_is_told(sandbox: Sandbox) -> None:
-    result = sandbox.commands.run("echo begun; sleep 60", timeout=3)
-    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, "begun\n")
-    with pytest.raises(errors.CommandFailed, match="timeout"):
-        result.check()
+def test_a_command_that_is_ended_by_its_timeout_raises(sandbox: Sandbox) -> None:
+    def waited() -> None:
+        sandbox.commands.run("echo begun; sleep 60", timeout=3, background=True).wait()
+
+    runs: list[Callable[[], object]] = [
+        lambda: sandbox.commands.run("echo begun; sleep 60", timeout=3),
+        lambda: sandbox.commands.run("echo begun; sleep 60", timeout=3, on_stdout=len),
+        waited,
+    ]
+    for run in runs:
+        with pytest.raises(errors.CommandTimeout, match="'echo begun; sleep 60' was ended by its timeout") as ended:
+            run()
+        result = ended.value.result
+        assert result and (result.exit_code, result.timed_out, result.stdout) == (124, True, "begun\n")
+        assert isinstance(ended.value, TimeoutError) and "timeout=None" in str(ended.value)
+        assert pickle.loads(pickle.dumps(ended.value)).result == result
+
+
+def test_there_is_a_timeout_unless_it_is_none(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll._sync.commands._USUAL", 1)
+    with pytest.raises(errors.CommandTimeout):
+        sandbox.commands.run("sleep 70")
+    for none in (None, 0):
+        assert sandbox.commands.run("sleep 1.5; echo done", timeout=none).stdout == "done\n"
+    assert sandbox.commands.run("sleep 1.5; echo done", background=True).wait().stdout == "done\n"
 
 
 def test_listeners_are_told_at_once(sandbox: Sandbox) -> None:
@@ -220,7 +252,7 @@ def test_whoever_leaves_an_iteration_leaves_nothing_open(server: Server) -> None
                     break
                 await asyncio.sleep(0.01)
             assert sockets() <= before
-        client.close()
+        await client.close()
 
     asyncio.run(main())
 
@@ -231,8 +263,7 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
         client = AsyncClient(server.url, server.key)
         async with await AsyncSandbox.create(client=client) as sandbox:
             await sandbox.files.write("large", b"x" * (8 << 20))
-            client.close()
-            await asyncio.sleep(0)
+            await client.close()
             before = sockets()
             call = Call("GET", f"{sandbox._door.path}/files", "reading", {"path": "large"})
             stream = await client.open(call, monotonic() + 60)
@@ -243,6 +274,6 @@ def test_what_is_given_up_half_way_leaves_nothing_open(server: Server) -> None:
                     break
                 await asyncio.sleep(0.01)
             assert sockets() == before
-        client.close()
+        await client.close()
 
     asyncio.run(main())

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from atoll import AsyncClient, AsyncSandbox, FileEvent, Progress, Sandbox, errors
-from atoll._http import Broken
-from atoll._tar import Unpacker, pack
+from atoll._tar import pack, unpack
+from atoll._transport import Broken
 
 from .conftest import Cutter, Server, insist
 
@@ -200,10 +200,7 @@ def test_nothing_of_an_archive_gets_out(tmp_path: Path, entries: list[tuple[str,
     # A link of this machine's own leads out as well.
     (top / "there").symlink_to(tmp_path)
     data = archive(*entries, ("fine", FILE, ""))
-    unpacker = Unpacker(top)
-    for at in range(0, len(data), 700):
-        unpacker.feed(data[at : at + 700])
-    unpacker.finish()
+    unpack(io.BytesIO(data), top)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "top"]
     assert (tmp_path / "secret").stat().st_nlink == 1
     assert (top / "fine").read_text() == "evil"
@@ -217,9 +214,8 @@ def test_an_archive_that_breaks_off_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "from" / "file").write_text("text")
     data = b"".join(pack(tmp_path / "from"))
     for end in (0, 100, 512, 514, 1024):
-        unpacker = Unpacker(tmp_path / "to")
-        unpacker.feed(data[:end])
         with pytest.raises(Broken):
-            unpacker.finish()
-    with pytest.raises(Broken):
-        Unpacker(tmp_path / "to").feed(b"no archive " * 100)
+            unpack(io.BytesIO(data[:end]), tmp_path)
+    for damaged in (b"no archive " * 100, data[:1024] + b"no archive " * 100):
+        with pytest.raises(Broken):
+            unpack(io.BytesIO(damaged), tmp_path)

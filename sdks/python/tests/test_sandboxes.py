@@ -37,7 +37,7 @@ def test_a_sandbox_ends_with_its_block_unless_it_was_only_found(client: Client, 
         assert sandbox.stop().state == "stopped"
         with pytest.raises(errors.SandboxStopped) as told:
             sandbox.commands.run("true")
-        assert told.value.remedy and "start" in str(told.value)
+        assert told.value.remedy == "call start() of the sandbox first"
         assert sandbox.start().state == "running"
         assert sandbox.set_timeout(0).end_at is None
         assert sandbox.metrics()[-1].pids > 0
@@ -109,6 +109,34 @@ def test_a_port_becomes_one_of_this_machine(sandbox: Sandbox) -> None:
         assert "9999" in str(forward.last_error)
 
 
+#: Reads no more until it has written what it read.
+ECHO = """
+import socket
+connection, _ = socket.create_server(("127.0.0.1", 7000)).accept()
+while data := connection.recv(65536):
+    connection.sendall(data)
+"""
+
+
+def test_a_tunnel_carries_both_directions_at_once(server: Server) -> None:
+    # More than all buffers between the two ends hold.
+    data = bytes(range(256)) * (64 << 10)
+    with server.client() as client, Sandbox.create(client=client) as sandbox:
+        sandbox.commands.run(["python3", "-c", ECHO], background=True)
+        wait_for(lambda: 7000 in [port.port for port in sandbox.ports()])
+        with sandbox.forward(7000) as forward, socket.create_connection((forward.host, forward.port), 60) as end:
+
+            def send() -> None:
+                end.sendall(data)
+                end.shutdown(socket.SHUT_WR)
+
+            sending = threading.Thread(target=send)
+            sending.start()
+            with end.makefile("rb") as received:
+                assert received.read() == data
+            sending.join()
+
+
 def test_every_code_of_the_api_has_its_class() -> None:
     codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
     for code in codes:
@@ -117,6 +145,12 @@ def test_every_code_of_the_api_has_its_class() -> None:
         assert (error.code, error.category, error.request_id) == (code, "auth", "req_1")
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), again.__dict__) == (type(error), error.__dict__)
+    # Its remedy is about the API, and only where the server has one.
+    told = {"error": "what", "code": "SANDBOX_NOT_FOUND", "remedy": "GET /sandboxes lists yours"}
+    assert errors.from_answer(404, told, None).remedy == "Sandbox.list() lists yours"
+    assert errors.from_answer(404, told | {"remedy": None}, None).remedy is None
+    assert errors.from_answer(409, told | {"code": "CONFLICT"}, None).remedy == told["remedy"]
+    assert set(errors._REMEDIES) < set(codes)
     unknown = errors.from_answer(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
     assert (type(unknown), unknown.code, str(unknown)) == (errors.AtollError, "NEW_CODE", "new")
 
@@ -124,7 +158,7 @@ def test_every_code_of_the_api_has_its_class() -> None:
 def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(errors.Unauthenticated) as told:
         Sandbox.list(client=Client(server.url))
-    assert told.value.remedy
+    assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
     with pytest.raises(errors.PermissionDenied):
         Sandbox.list(client=Client(server.url, "atl_" + "0" * 64))
     with socket.create_server(("127.0.0.1", 0)) as nobody:

@@ -2,6 +2,7 @@
 
 import type { CallOptions, Client } from "./client.js";
 import { Deadline, backoff } from "./deadline.js";
+import { CommandTimeoutError } from "./error.js";
 import type { Exit, Taken } from "./generated/api.js";
 import { platform } from "./platform.js";
 
@@ -52,6 +53,14 @@ interface Listeners {
     onStderr?: (text: string) => void;
 }
 
+/** The result; a `CommandTimeoutError` if the command was ended by its timeout. */
+export function inTime(cmd: string, result: CommandResult): CommandResult {
+    if (result.timedOut) {
+        throw new CommandTimeoutError(cmd, result);
+    }
+    return result;
+}
+
 /** A command in the background. It goes on whoever listens; iterate over it for its output. */
 export class CommandHandle implements AsyncIterable<OutputEvent> {
     /** Its id. */
@@ -60,6 +69,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     readonly pid: number;
     readonly #client: Client;
     readonly #path: string;
+    readonly #cmd: string;
     readonly #listeners: Listeners;
     readonly #timeout: number | undefined;
     #exit: Exit | undefined;
@@ -75,8 +85,9 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     #sending: Promise<unknown> = Promise.resolve();
 
     /** @internal */
-    constructor(client: Client, path: string, execID: string, pid: number, listeners: Listeners, timeout?: number) {
+    constructor(client: Client, path: string, execID: string, pid: number, cmd: string, listeners: Listeners, timeout?: number) {
         this.#client = client;
+        this.#cmd = cmd;
         this.#path = `${path}/${execID}`;
         this.execID = execID;
         this.pid = pid;
@@ -127,14 +138,15 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
 
     /**
      * Waits for its end. After `timeout` seconds that is a `TimeoutError`, and the command goes on; if nothing is said, half a minute more
-     * than its own deadline, or an hour; 0 waits for ever. Listeners are told on.
+     * than its own deadline, or an hour; 0 waits for ever. Listeners are told on. If its own timeout ended the command, that is a
+     * `CommandTimeoutError`.
      */
     async wait(options: { timeout?: number; signal?: AbortSignal } = {}): Promise<CommandResult> {
         const own = this.#timeout ? this.#timeout + 30 : HOUR;
         const deadline = new Deadline(`the end of command ${this.execID}`, options.timeout ?? own, options.signal);
         this.#waiting++;
         try {
-            return await deadline.race(this.listen());
+            return inTime(this.#cmd, await deadline.race(this.listen()));
         } finally {
             deadline.end();
             const { onStdout, onStderr } = this.#listeners;

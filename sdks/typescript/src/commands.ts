@@ -1,7 +1,7 @@
 /** Commands of a sandbox: run and waited for, or started and followed. */
 
 import type { CallOptions, Client } from "./client.js";
-import { CommandHandle, type CommandResult } from "./command-handle.js";
+import { CommandHandle, type CommandResult, inTime } from "./command-handle.js";
 import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
 import { StdinClosedError } from "./generated/errors.js";
 import { whole } from "./pages.js";
@@ -17,7 +17,10 @@ export interface RunOptions extends CallOptions {
     env?: Record<string, string>;
     /** As whom; the template's user if nothing is said. */
     user?: string;
-    /** When it is ended with everything it started, in seconds; 0 is never. 60 unless it runs in the background. */
+    /**
+     * When it is ended with everything it started, in seconds: a `CommandTimeoutError`, whose `result` has the output until then. 0 is
+     * never. 60 unless it runs in the background.
+     */
     timeout?: number;
     /** A name to find it by. */
     tag?: string;
@@ -81,13 +84,13 @@ export class Commands {
             return await this.#finish(handle, options, timeout);
         }
         const body = { ...this.#body(cmd, options), stdin: options.stdin, timeout };
-        return result(await this.#post(body, options, timeout + GRACE));
+        return inTime(line(cmd, options.args), result(await this.#post(body, options, timeout + GRACE)));
     }
 
     /** A command that was started before, by its id, `tag:NAME` or `pid:N`. */
     async connect(execID: string, options: CallOptions & Pick<RunOptions, "onStdout" | "onStderr"> = {}): Promise<CommandHandle> {
         const found = await this.get(execID, options);
-        const handle = new CommandHandle(this.#client, this.#path, found.execID, found.pid, options);
+        const handle = new CommandHandle(this.#client, this.#path, found.execID, found.pid, line(found.cmd, found.args), options);
         return listened(handle, options);
     }
 
@@ -109,7 +112,7 @@ export class Commands {
     async #start(cmd: string, options: RunOptions, openStdin: boolean, timeout: number | undefined): Promise<CommandHandle> {
         const body = { ...this.#body(cmd, options), background: true, openStdin, timeout };
         const began = await this.#post<Begun>(body, options, options.requestTimeout ?? this.#client.requestTimeout);
-        return new CommandHandle(this.#client, this.#path, began.execID, began.pid, options, timeout);
+        return new CommandHandle(this.#client, this.#path, began.execID, began.pid, line(cmd, options.args), options, timeout);
     }
 
     /** The end of a command that is followed. */
@@ -142,6 +145,11 @@ export class Commands {
         const headers = { "idempotency-key": randomName() };
         return await this.#client.json("POST", this.#path, { json: body, headers, repeat: "always", requestTimeout, signal: options.signal });
     }
+}
+
+/** A command with its arguments, for messages. */
+function line(cmd: string, args: readonly string[] = []): string {
+    return [cmd, ...args].join(" ");
 }
 
 /** Whoever wants to be told is told from now on. */

@@ -1,5 +1,6 @@
 /** What every failure has in common. Codes have classes of their own in `generated/errors.ts`. */
 
+import type { CommandResult } from "./command-handle.js";
 import type { Category } from "./generated/api.js";
 
 /** What is known of a failure. */
@@ -60,6 +61,23 @@ export class ConnectionError extends AtollError {
 export class TimeoutError extends AtollError {
     constructor(message: string, remedy: string) {
         super(message, { code: "TIMED_OUT", category: "provider_timeout", remedy });
+    }
+}
+
+/** A command was ended by its timeout. */
+export class CommandTimeoutError extends AtollError {
+    /** Its output until then. */
+    readonly result: CommandResult;
+
+    constructor(cmd: string, result: CommandResult) {
+        const name = cmd.length > 80 ? `${cmd.slice(0, 80)}…` : cmd;
+        super(`${JSON.stringify(name)} was ended by its timeout`, {
+            code: "COMMAND_TIMEOUT",
+            category: "provider_timeout",
+            remedy: "give it a longer timeout; 0 is none",
+            details: { exec_id: result.execID },
+        });
+        this.result = result;
     }
 }
 

@@ -15,6 +15,17 @@ interface Told {
     retry_after?: unknown;
 }
 
+/** Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API. */
+const REMEDIES: Readonly<Record<string, string>> = {
+    UNAUTHENTICATED: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
+    SANDBOX_NOT_FOUND: "Sandbox.list() lists yours",
+    SANDBOX_STOPPED: "call start() of the sandbox first",
+    SANDBOX_PAUSED: "call resume() of the sandbox first",
+    TERMINAL_NOT_FOUND: "pty.list() of the sandbox lists its terminals",
+    EXEC_NOT_FOUND: "commands.list() of the sandbox lists its commands, except the oldest of those that ended",
+    STDIN_CLOSED: "run the command with background: true and openStdin: true",
+};
+
 const text = (value: unknown): string | undefined => (typeof value === "string" ? value : undefined);
 
 /** The error of a code's class. */
@@ -39,12 +50,17 @@ export function told(body: string, status?: number): AtollError | undefined {
     return failure(message, {
         code,
         category: (text(said.category) ?? "internal") as Category,
-        remedy: text(said.remedy),
+        remedy: remedy(code, text(said.remedy)),
         requestId: text(said.request_id),
         details: (said.details ?? {}) as Record<string, string>,
         status,
         retryAfter: typeof said.retry_after === "number" ? said.retry_after : undefined,
     });
+}
+
+/** What to do, in words of this SDK if it has any. */
+function remedy(code: string, ofServer: string | undefined): string | undefined {
+    return ofServer !== undefined && Object.hasOwn(REMEDIES, code) ? REMEDIES[code] : ofServer;
 }
 
 /** The error of an answer that is not a success. */

@@ -1,7 +1,7 @@
 /** Tools for models that call functions: what they are told, and what a call does in a sandbox. */
 
 import type { CommandResult } from "./command-handle.js";
-import { AtollError } from "./error.js";
+import { AtollError, CommandTimeoutError } from "./error.js";
 import { tools } from "./generated/tools.js";
 import type { Sandbox } from "./sandbox.js";
 
@@ -46,10 +46,22 @@ async function run(sandbox: Sandbox, name: string, fields: Fields): Promise<stri
         }
         case "execute_code": {
             const [program, ...args] = tools.languages[(fields.language ?? "python") as keyof typeof tools.languages];
-            return outcome(await sandbox.commands.run(program, { ...options, args, stdin: text("code") }));
+            return outcome(await ended(sandbox.commands.run(program, { ...options, args, stdin: text("code") })));
         }
         default:
-            return outcome(await sandbox.commands.run("bash", { ...options, args: ["-c", text("command")] }));
+            return outcome(await ended(sandbox.commands.run("bash", { ...options, args: ["-c", text("command")] })));
+    }
+}
+
+/** The result of a command, also of one that was ended by its timeout. */
+async function ended(running: Promise<CommandResult>): Promise<CommandResult> {
+    try {
+        return await running;
+    } catch (error) {
+        if (error instanceof CommandTimeoutError) {
+            return error.result;
+        }
+        throw error;
     }
 }
 

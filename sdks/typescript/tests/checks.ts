@@ -5,14 +5,24 @@ import { mkdirSync, mkdtempSync, readFileSync, readlinkSync, rmSync, statSync, s
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-import { AtollError, FileExistsError, FileNotFoundError, NotAFileError, type Progress, Sandbox, StdinClosedError, TimeoutError } from "../src/node.js";
+import { AtollError, CommandTimeoutError, FileExistsError, FileNotFoundError, NotAFileError, type Progress, Sandbox, StdinClosedError, TimeoutError } from "../src/node.js";
 
 export const checks: Record<string, (sb: Sandbox) => Promise<void>> = {
     async "a command's output and exit code come back"(sb) {
         const done = await sb.commands.run("echo out; echo err >&2; pwd; echo $A; exit 3", { cwd: "/tmp", env: { A: "b" } });
         assert.deepEqual([done.exitCode, done.stdout, done.stderr], [3, "out\n/tmp\nb\n", "err\n"]);
-        const slow = await sb.commands.run("sleep 60", { timeout: 0.2 });
-        assert.deepEqual([slow.exitCode, slow.timedOut], [124, true]);
+        const runs = [
+            () => sb.commands.run("echo begun; sleep 60", { timeout: 3 }),
+            () => sb.commands.run("echo begun; sleep 60", { timeout: 3, onStdout: () => {} }),
+            async () => (await sb.commands.run("echo begun; sleep 60", { timeout: 3, background: true })).wait(),
+        ];
+        for (const run of runs) {
+            await assert.rejects(run, (error: CommandTimeoutError) => {
+                assert.ok(error instanceof CommandTimeoutError && error.message.includes('"echo begun; sleep 60" was ended'), String(error));
+                assert.deepEqual([error.result.exitCode, error.result.timedOut, error.result.stdout], [124, true, "begun\n"]);
+                return true;
+            });
+        }
         const exact = await sb.commands.run("printf", { args: ["%s|", "a b", "$A"] });
         assert.equal(exact.stdout, "a b|$A|");
     },

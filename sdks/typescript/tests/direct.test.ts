@@ -100,7 +100,11 @@ test("a command may read its input as slowly as its own time allows", async () =
 
 test("a wrong key, template, field or address is told by name", async () => {
     const { url } = server.at;
-    await assert.rejects(Sandbox.create({ url }), UnauthenticatedError);
+    await assert.rejects(Sandbox.create({ url }), (error: AtollError) => {
+        assert.ok(error instanceof UnauthenticatedError && /ATOLL_API_KEY/.test(error.remedy ?? ""), String(error));
+        return true;
+    });
+    await assert.rejects(Sandbox.connect("nope", server.at), { code: "SANDBOX_NOT_FOUND", remedy: "Sandbox.list() lists yours" });
     await assert.rejects(Sandbox.create({ url, apiKey: "atl_no" }), PermissionDeniedError);
     await assert.rejects(Sandbox.create({ ...server.at, template: "nope" }), UnknownTemplateError);
     await assert.rejects(Sandbox.create({ ...server.at, timeout: -1 }), { code: "INVALID_REQUEST", details: { field: "timeout" } });

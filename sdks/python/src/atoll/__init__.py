@@ -53,7 +53,7 @@ __all__ = [
     "errors",
 ]
 
-#: Found when they are asked for: asyncio takes longer to import than all the rest.
+#: Imported when they are first used: most programs need one half, and asyncio takes a while to import.
 _ASYNC = {
     "AsyncClient": "client",
     "AsyncCommandHandle": "commands",

@@ -18,13 +18,13 @@ LOCAL = "http://127.0.0.1:8080"
 class Address:
     """A server, taken apart."""
 
-    __slots__ = ("host", "key", "name", "path", "port", "secure", "socket", "url")
+    __slots__ = ("base", "key", "path", "proxied", "secure", "socket", "url")
 
     def __init__(self, url: str, key: str | None) -> None:
         remedy = f"give a URL such as {LOCAL} or unix:///PATH/OF/A/SOCKET, or set ATOLL_URL"
         try:
             parts = urlsplit(url)
-            port = parts.port
+            _ = parts.port
         except ValueError as error:
             raise InvalidConfiguration(f"{url!r} is not a URL: {error}", remedy=remedy) from None
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
@@ -34,21 +34,31 @@ class Address:
         self.socket = url.removeprefix("unix://") if url.startswith("unix:///") else None
         if self.socket is not None:
             self.url, self.secure, self.path = url, False, ""
-            self.host = self.name = "localhost"
-            self.port = 0
+            self.base, self.proxied = "http://localhost", False
             return
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise InvalidConfiguration(f"{url!r} is not the URL of a server", remedy=remedy)
         if parts.username is not None:
             raise InvalidConfiguration("the URL has a user's name in it", remedy="give the key as api_key")
-        self.url = url.rstrip("/")
+        #: `base` is what requests are sent to: the same, but for a Unix socket.
+        self.url = self.base = url.rstrip("/")
         self.secure = parts.scheme == "https"
-        self.host = parts.hostname
-        self.port = port or (443 if self.secure else 80)
-        #: As it stands in the header `Host`.
-        self.name = parts.netloc
-        #: What stands before every path, for a server behind another.
+        #: The path of the URL, if the server is below one.
         self.path = parts.path.rstrip("/")
+        #: Whether the proxies of the environment apply. They do not reach this machine's own loopback.
+        self.proxied = not _is_loopback(parts.hostname)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    # Imported by httpx anyway.
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _profile(wanted: str | None) -> dict[str, str] | None:
@@ -93,13 +103,16 @@ def find(url: str | None, key: str | None, profile: str | None) -> Address:
     return Address(url or LOCAL, key)
 
 
-def trust() -> SSLContext:
-    """Which certificates vouch for a server: those of a file, or the system's."""
+def tls(address: Address) -> SSLContext:
+    """Which certificates are trusted: those of the file in `ATOLL_CA_FILE`, or the system's. For `http://` none, as
+    loading them takes longer than a request."""
     import ssl
 
+    if not address.secure:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     file = os.environ.get("ATOLL_CA_FILE") or None
     try:
         return ssl.create_default_context(cafile=file)
     except OSError as error:
-        # What is no certificate is an `OSError`, too.
+        # An `OSError`, too, if the file has no certificate.
         raise InvalidConfiguration(f"{file} cannot be used: {error}", remedy="look at ATOLL_CA_FILE") from None

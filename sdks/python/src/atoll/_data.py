@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
-from ._http import Body
+from ._transport import Body
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PIECE = 256 << 10
+PIECE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Data:
             def read() -> Iterator[bytes]:
                 if self.again:
                     file.seek(start)
-                while piece := file.read(_PIECE):
+                while piece := file.read(PIECE):
                     yield piece
 
             self.body = read
@@ -65,9 +65,9 @@ class Data:
         data.body, data.total = lambda: _tar.pack(top), _tar.size(top)
         return data
 
-    def in_pieces(self) -> Body:
-        """The body so that it can be told how far it is."""
-        body = self.body
-        if callable(body):
-            return body
-        return lambda: (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
+
+def in_pieces(body: Body) -> Callable[[], Iterator[bytes]]:
+    """A body as a function that returns its pieces."""
+    if callable(body):
+        return body
+    return lambda: (body[at : at + PIECE] for at in range(0, len(body), PIECE))

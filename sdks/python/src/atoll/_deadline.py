@@ -8,6 +8,10 @@ from .errors import DeadlineExceeded
 
 #: As long as it takes, for what notices by itself that the other side is gone.
 FOREVER = 1e9
+#: A server that sends nothing for so long is gone: streams have a ping every 15 s, and WebSockets one every 30.
+SILENCE = 50.0
+#: httpx's own limit for a read of a stream. Deadlines and `SILENCE` end it earlier.
+STALLED = 120.0
 
 
 class Deadline:

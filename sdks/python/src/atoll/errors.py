@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .models import CommandResult
 
 
 class AtollError(Exception):
@@ -84,10 +87,20 @@ class InvalidConfiguration(AtollError):
 
 
 class CommandFailed(AtollError):
-    """A command that was to succeed did not; `details` has its `exit_code` and `exec_id`."""
+    """A command run with `check=True` did not end with 0. `result` has its output, `details` its `exit_code` and
+    `exec_id`."""
 
     code = "COMMAND_FAILED"
     category = "validation"
+    result: CommandResult | None = None
+
+
+class CommandTimeout(AtollError, TimeoutError):
+    """A command was ended by its timeout. `result` has its output until then."""
+
+    code = "COMMAND_TIMEOUT"
+    category = "provider_timeout"
+    result: CommandResult | None = None
 
 
 class InvalidRequest(AtollError):
@@ -352,6 +365,18 @@ class DiskFull(AtollError):
 _BY_CODE = {kind.code: kind for kind in AtollError.__subclasses__()}
 
 
+#: Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API.
+_REMEDIES = {
+    "UNAUTHENTICATED": "set ATOLL_API_KEY, or use Client(api_key=…); admin.key of the data directory has the first key",
+    "SANDBOX_NOT_FOUND": "Sandbox.list() lists yours",
+    "SANDBOX_STOPPED": "call start() of the sandbox first",
+    "SANDBOX_PAUSED": "call resume() of the sandbox first",
+    "TERMINAL_NOT_FOUND": "pty.list() of the sandbox lists its terminals",
+    "EXEC_NOT_FOUND": "commands.list() of the sandbox lists its commands, except the oldest of those that ended",
+    "STDIN_CLOSED": "run the command with background=True and open_stdin=True",
+}
+
+
 def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
     """The error that a server's answer tells of."""
     code = body.get("code")
@@ -360,7 +385,7 @@ def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) ->
         str(body.get("error") or f"the server answered {status}"),
         code=str(code) if code else None,
         category=body.get("category"),
-        remedy=body.get("remedy"),
+        remedy=body.get("remedy") and _REMEDIES.get(str(code), body["remedy"]),
         request_id=body.get("request_id") or request_id,
         status=status,
         details=body.get("details"),

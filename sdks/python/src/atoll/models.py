@@ -8,13 +8,18 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal, TypeVar, cast
 
-from .errors import CommandFailed, UnexpectedAnswer
+from .errors import CommandFailed, CommandTimeout, UnexpectedAnswer
 
 T = TypeVar("T")
 
 State = Literal["creating", "running", "paused", "stopping", "stopped", "failed"]
 Ending = Literal["destroy", "stop", "pause"]
 Network = Literal["none", "internet"]
+
+
+#: Of a command in an error message: how much of its line, in characters, and of its standard error, in lines.
+_LONGEST_NAME = 80
+_LAST_LINES = 10
 
 
 def called(key: str) -> Any:
@@ -70,12 +75,14 @@ class CommandResult:
         timed_out: Its deadline came first.
         oom_killed: The kernel killed something of it for want of memory.
         truncated: There is more output than this: `Commands.connect(exec_id)` reads all that is kept.
+        cmd: The command line.
     """
 
     exec_id: str = called("execID")
     exit_code: int
     stdout: str
     stderr: str
+    cmd: str = ""
     signal: int | None = None
     timed_out: bool = False
     oom_killed: bool = False
@@ -87,13 +94,27 @@ class CommandResult:
         return self.exit_code == 0
 
     def check(self) -> CommandResult:
-        """Itself, if it ended with 0; `CommandFailed` otherwise."""
+        """Itself, if it ended with 0; otherwise `CommandFailed` or `CommandTimeout`."""
         if self.ok:
             return self
-        why = "ran into its timeout" if self.timed_out else "was killed for want of memory" if self.oom_killed else ""
-        last = self.stderr.strip().rsplit("\n", 1)[-1]
-        message = f"the command {why or f'ended with {self.exit_code}'}" + (f": {last}" if last else "")
-        raise CommandFailed(message, details={"exit_code": str(self.exit_code), "exec_id": self.exec_id})
+        details = {"exit_code": str(self.exit_code), "exec_id": self.exec_id}
+        error: CommandFailed | CommandTimeout
+        if self.timed_out:
+            remedy = "give it a longer timeout; timeout=None is none"
+            error = CommandTimeout(self._summary("was ended by its timeout"), details=details, remedy=remedy)
+        else:
+            end = "was killed for want of memory" if self.oom_killed else f"ended with {self.exit_code}"
+            error = CommandFailed(self._summary(end), details=details)
+        error.result = self
+        raise error
+
+    def _summary(self, end: str) -> str:
+        """The command, how it ended, and the last lines that it wrote to standard error."""
+        first = self.cmd.split("\n", 1)[0]
+        name = first if first == self.cmd and len(first) <= _LONGEST_NAME else f"{first[:_LONGEST_NAME]}…"
+        lines = self.stderr.strip().split("\n")[-_LAST_LINES:]
+        separator = ": " if len(lines) == 1 else ":\n"
+        return f"{name!r} {end}" + (separator + "\n".join(lines) if lines != [""] else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

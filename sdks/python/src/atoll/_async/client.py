@@ -1,7 +1,7 @@
-"""A server as this program sees it: connections that are kept, and what is asked over them.
+"""A server as this program sees it: connections that are kept, and requests over them.
 
-What is lost is asked again only where that is safe: `Call.repeat`. A server that was there and is not any more may be
-restarting, and is waited for; one that never was is told at once.
+A request whose response is lost is sent again only if it is idempotent (`Call.repeat`). A server that responded before
+may be restarting, and is waited for; one that never did is an error at once.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import httpx
 
 from .. import _config
+from .._data import PIECE, in_pieces
 from .._deadline import Deadline
-from .._http import Body, Broken, Call, Head, Reader, chunk, head
 from .._patience import Patience
+from .._transport import Body, Broken, Call, Unreachable, is_certificate_error, transport_errors
 from .._version import VERSION
 from ..errors import AtollError, ConnectionFailed, RateLimited, UnexpectedAnswer, from_answer
-from .network import Connection, blocking, sleep, tell
+from .concurrency import blocking, connection_scope, sleep, tell
+from .stream import Stream
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-#: A connection that nobody used for so long is not used again: the server lets go of them after 30 s.
-_FRESH = 20.0
-#: How many connections are kept for later.
-_KEPT = 32
+#: Idle connections are closed after 20 s: the server closes them after 30.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=20.0)
 #: What a proxy answers when the server behind it does not.
 _AWAY = (502, 503, 504)
-#: How long an answer may still come from a server that does not take our request.
-_LAST_WORD = 5.0
 
 
 class Answer:
-    """An answer with all of its body."""
+    """A response with all of its body."""
 
-    __slots__ = ("body", "head")
+    __slots__ = ("body", "headers", "status")
 
-    def __init__(self, head: Head, body: bytes) -> None:
-        self.head, self.body = head, body
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
 
     def json(self) -> Any:
         """The body as JSON."""
@@ -53,52 +53,8 @@ class Answer:
             ) from None
 
 
-class Stream:
-    """An answer whose body comes bit by bit. Its connection is kept once all of it was read."""
-
-    def __init__(self, client: AsyncClient, connection: Connection, reader: Reader, head: Head) -> None:
-        self._client, self._reader = client, reader
-        self._connection: Connection | None = connection
-        self.head = head
-
-    async def read(self, until: float) -> bytes:
-        """The next bytes; nothing at the end."""
-        while (data := self._reader.read()) is None:
-            if self._connection is None:
-                raise Broken("the answer was closed")
-            self._reader.feed(await self._connection.receive(until))
-        if not data and self._connection is not None:
-            if self._reader.reusable:
-                self._client._keep(self._connection)
-            else:
-                self._connection.close()
-            self._connection = None
-        return data
-
-    async def read_all(self, until: float) -> bytes:
-        """All that is left. What comes to no end is let go of."""
-        parts = []
-        try:
-            while data := await self.read(until):
-                parts.append(data)
-        except BaseException:
-            self.close()
-            raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def close(self) -> None:
-        """Lets go of the rest."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-
-class _Unreachable(Broken):
-    """Nothing was sent."""
-
-
 class _Away(Broken):
-    """Something in between answered, and says that it does not reach the server."""
+    """A proxy responded that it does not reach the server."""
 
     def __init__(self, told: AtollError) -> None:
         super().__init__(told.message)
@@ -110,7 +66,8 @@ class AsyncClient:
 
     Everything may be left out: then it is the server of `ATOLL_URL` with the key of `ATOLL_API_KEY`, that of the
     profile which `atoll login` made the default, or the one on this machine (`http://127.0.0.1:8080`). Without a key
-    none is sent.
+    none is sent. The proxies of the environment (`HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`) are used, except
+    for servers on this machine.
 
     Args:
         url: Where it is, such as `http://127.0.0.1:8080`, or `unix:///PATH` for a socket of this machine.
@@ -120,6 +77,9 @@ class AsyncClient:
         reconnect: How long a server that was there may be away before that is a failure, in seconds.
         ssl_context: How servers are trusted (`https://`), if not by the certificates in the file that `ATOLL_CA_FILE`
             names, or else as this machine does.
+        http_client: An `httpx.AsyncClient` of your own for all requests, with its proxies, certificates and transport.
+            It is not closed. Terminals and forwards are WebSockets and do not use it: for them `ssl_context` and the
+            proxies of the environment apply.
     """
 
     _default: AsyncClient | None = None
@@ -134,15 +94,18 @@ class AsyncClient:
         timeout: float = 60.0,
         reconnect: float = 30.0,
         ssl_context: SSLContext | None = None,
+        http_client: httpx.AsyncClient | None = None,
     ) -> None:
         self._address = address = _config.find(url, api_key, profile)
         self.timeout, self.reconnect = timeout, reconnect
-        self._tls = ssl_context
-        if address.secure and ssl_context is None:
-            self._tls = _config.trust()
-        key = f"x-api-key: {address.key}\r\n" if address.key else ""
-        self._common = f"host: {address.name}\r\nuser-agent: atoll-python/{VERSION}\r\n{key}"
-        self._idle: deque[Connection] = deque()
+        self._tls = ssl_context or _config.tls(address)
+        # Without compression: positions and progress count the bytes of the body.
+        self._headers = {"user-agent": f"atoll-python/{VERSION}", "accept-encoding": "identity"}
+        if address.key:
+            self._headers["x-api-key"] = address.key
+        self._http_client = http_client
+        #: Our own HTTP client: of each event loop one.
+        self._pools: WeakKeyDictionary[object, httpx.AsyncClient] = WeakKeyDictionary()
         self._process = os.getpid()
         self._reached = False
 
@@ -166,64 +129,58 @@ class AsyncClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
-        """Closes the connections that are kept. It can be used again."""
-        while self._idle:
-            self._idle.pop().close()
+    async def close(self) -> None:
+        """Closes the connections that are kept, but not an `http_client` of yours. It can be used again."""
+        pool = self._pools.pop(connection_scope(), None)
+        if pool is not None:
+            await pool.aclose()
 
     # What follows is for the other parts of this package.
 
     async def request(self, call: Call) -> Answer:
-        """Asks, and reads all of the answer. A failure that it tells is raised."""
+        """Sends a request and reads all of the response. An error response is raised."""
         deadline = Deadline(call.timeout or self.timeout, call.what)
         patience = Patience(self.reconnect)
         lost = False
         while True:
             try:
                 stream = await self._exchange(call, deadline.until)
-                answer = Answer(stream.head, await stream.read_all(deadline.until))
-                if answer.head.status < 400:
+                answer = Answer(stream.status, stream.headers, await stream.read_all(deadline.until))
+                if answer.status < 400:
                     return answer
                 failure = self.refused(answer)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except Broken as error:
-                lost |= not isinstance(error, _Unreachable)
+                lost |= not isinstance(error, Unreachable)
                 await self.pause(call, error, patience, deadline)
                 continue
-            if lost and call.method == "DELETE" and answer.head.status == 404:
-                # The answer that was lost said that it is gone.
+            if lost and call.method == "DELETE" and answer.status == 404:
+                # The response that was lost confirmed the deletion.
                 return answer
             await self._later(failure, deadline.until)
 
     async def open(self, call: Call, until: float) -> Stream:
-        """Asks once, and leaves the body to be read. What breaks is `Broken`."""
+        """Sends a request once, and leaves the body to be read. A failed connection is `Broken`."""
         while True:
             stream = await self._exchange(call, until)
-            if stream.head.status < 400:
+            if stream.status < 400:
                 return stream
-            await self._later(self.refused(Answer(stream.head, await stream.read_all(until))), until)
+            answer = Answer(stream.status, stream.headers, await stream.read_all(until))
+            await self._later(self.refused(answer), until)
 
     async def _later(self, failure: AtollError, until: float) -> None:
-        """Waits, if it was only asked too early; whatever else it is is raised."""
+        """Waits if the rate limit was exceeded; any other failure is raised."""
         wait = failure.retry_after or 1.0
         if not isinstance(failure, RateLimited) or until - monotonic() <= wait:
             raise failure
         await sleep(wait)
 
-    async def connect(self, until: float) -> Connection:
-        """A new connection."""
-        at = self._address
-        try:
-            return await Connection.open(at.socket or (at.host, at.port), self._tls, until)
-        except Broken as error:
-            raise _Unreachable(str(error)) from error.__cause__
-
     async def pause(self, call: Call, error: Broken, patience: Patience, deadline: Deadline) -> None:
-        """Waits before the next try, if there may be one."""
-        unreachable = isinstance(error, _Unreachable)
+        """Waits before the next attempt, if there may be one."""
+        unreachable = isinstance(error, Unreachable)
         if (call.repeat or unreachable) and self._reached:
             wait = patience.pause()
             if wait is not None and wait < deadline.left():
@@ -232,12 +189,12 @@ class AsyncClient:
         raise self.broken(call, error) from error.__cause__
 
     def broken(self, call: Call, error: Broken) -> AtollError:
-        """What is said of a connection that failed for good."""
+        """The error for a connection that failed for good."""
         if isinstance(error, _Away):
             return error.told
-        if isinstance(error, _Unreachable):
+        if isinstance(error, Unreachable):
             remedy = "look at the URL (ATOLL_URL), or start a server there with `atoll serve`"
-            if type(error.__cause__).__module__ == "ssl":
+            if is_certificate_error(error):
                 remedy = "a certificate of your own is trusted with ATOLL_CA_FILE; a server without one is http://"
             return ConnectionFailed(f"{call.what}: no server answers at {self.url}: {error}", remedy=remedy)
         if call.repeat:
@@ -248,81 +205,82 @@ class AsyncClient:
         )
 
     def refused(self, answer: Answer) -> AtollError:
-        """What an answer that is no success means; that of a proxy without a server is `Broken`."""
+        """The error of an error response; that of a proxy without a server is raised as `Broken`."""
         try:
             told = json.loads(answer.body)
         except ValueError:
             told = None
         if not isinstance(told, dict) or "code" not in told:
             unexpected = UnexpectedAnswer(
-                f"{self.url} answered {answer.head.status} without saying why",
-                status=answer.head.status,
+                f"{self.url} answered {answer.status} without saying why",
+                status=answer.status,
                 remedy="look whether the URL is that of an Atoll server",
             )
-            if answer.head.status in _AWAY:
+            if answer.status in _AWAY:
                 raise _Away(unexpected)
             return unexpected
-        return from_answer(answer.head.status, told, answer.head.headers.get("x-request-id"))
+        return from_answer(answer.status, told, answer.headers.get("x-request-id"))
 
     async def _exchange(self, call: Call, until: float) -> Stream:
-        connection = self._kept() or await self.connect(until)
-        reader = Reader()
-        try:
-            try:
-                await self._send(connection, call, until)
-            except Broken:
-                # It may have said why it does not take any more.
-                if not callable(call.body):
-                    raise
-                until = min(until, monotonic() + _LAST_WORD)
-            while (head := reader.read_head()) is None:
-                reader.feed(await connection.receive(until))
-        except BaseException:
-            connection.close()
-            raise
-        self._reached |= head.status not in _AWAY
-        return Stream(self, connection, reader, head)
+        left = until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        headers, content = {**self._headers, **call.headers}, None
+        if call.body is not None:
+            headers["content-type"] = call.kind
+            content = call.body if isinstance(call.body, bytes) and len(call.body) <= PIECE else _pieces(call, until)
+            if isinstance(call.body, bytes):
+                headers["content-length"] = str(len(call.body))
+        http = self._http_client or self._pool()
+        # A dictionary of our own: `Stream` sets another time for the body.
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), left)
+        with transport_errors():
+            request = http.build_request(
+                call.method,
+                self._address.base + call.target(),
+                headers=headers,
+                content=content,
+                extensions={"timeout": timeouts},
+            )
+            response = await http.send(request, stream=True)
+        self._saw(response.status_code)
+        return Stream(response)
 
-    async def _send(self, connection: Connection, call: Call, until: float) -> None:
-        first = head(call, self._address.path, self._common)
-        if call.body is None:
-            await connection.send(first, until)
-        elif isinstance(call.body, bytes):
-            await connection.send(first + call.body, until)
-        else:
-            await connection.send(first, until)
-            pieces, done = call.body(), 0
-            while (piece := await blocking(next, pieces, None)) is not None:
-                if piece:
-                    await connection.send(chunk(piece), until)
-                    done += len(piece)
-                    if call.told is not None:
-                        await tell(call.told, done)
-            await connection.send(chunk(b""), until)
+    def _saw(self, status: int) -> None:
+        """Notes that the server responded, unless the response is that of a proxy."""
+        self._reached |= status not in _AWAY
 
-    def _keep(self, connection: Connection) -> None:
-        connection.idle_since = monotonic()
-        if len(self._idle) < _KEPT:
-            self._idle.append(connection)
-        else:
-            connection.close()
-
-    def _kept(self) -> Connection | None:
+    def _pool(self) -> httpx.AsyncClient:
         if self._process != os.getpid():
-            # A copy of this process must not speak on the same connections.
-            self._idle, self._process = deque(), os.getpid()
-        while self._idle:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            if monotonic() - connection.idle_since < _FRESH and connection.usable():
-                return connection
-            connection.close()
-        return None
+            # A forked process must not use the same connections.
+            self._pools, self._process = WeakKeyDictionary(), os.getpid()
+        scope = connection_scope()
+        return self._pools.get(scope) or self._pools.setdefault(scope, self._new_pool())
+
+    def _new_pool(self) -> httpx.AsyncClient:
+        address = self._address
+        if address.socket:
+            transport = httpx.AsyncHTTPTransport(verify=self._tls, limits=_LIMITS, uds=address.socket)
+            return httpx.AsyncClient(transport=transport)
+        return httpx.AsyncClient(verify=self._tls, limits=_LIMITS, trust_env=address.proxied)
+
+
+async def _pieces(call: Call, until: float) -> AsyncIterator[bytes]:
+    """A body in pieces, and how much of it was sent to the listener. Large bytes, too: httpcore would copy what is left
+    of them with each `send` of the system."""
+    assert call.body is not None
+    pieces, done = in_pieces(call.body)(), 0
+    while (piece := await blocking(next, pieces, None)) is not None:
+        if monotonic() > until:
+            raise TimeoutError
+        if piece:
+            yield piece
+            done += len(piece)
+            if call.told is not None:
+                await tell(call.told, done)
 
 
 def encoded(body: Mapping[str, Any]) -> Body:
-    """A JSON body, without what is not given."""
+    """A JSON body, without values that are `None`."""
     given = {name: value for name, value in body.items() if value is not None}
     return json.dumps(given, separators=(",", ":")).encode()

@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any, Literal, overload
 
 from .._deadline import FOREVER, Deadline
-from .._http import segment
+from .._transport import segment
 from ..errors import AtollError, ExecNotFound, StdinClosed
 from ..models import CommandInfo, CommandResult, Output, parse
+from .concurrency import Listener, beside, sleep, tell
 from .door import AsyncDoor, EventStream
-from .network import Listener, beside, sleep, tell
 
 #: How long a command that is waited for may take if nothing is said; the server's own default.
 _USUAL = 60.0
@@ -40,7 +40,7 @@ class AsyncCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | None = None,
+        timeout: float | None = _USUAL,
         stdin: str | bytes | None = None,
         open_stdin: bool = False,
         tag: str | None = None,
@@ -72,7 +72,7 @@ class AsyncCommands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | None = None,
+        timeout: float | Literal["default"] | None = "default",
         stdin: str | bytes | None = None,
         open_stdin: bool = False,
         tag: str | None = None,
@@ -90,8 +90,8 @@ class AsyncCommands:
             cwd: Where it runs; the user's home if nothing is said.
             env: Variables that win over the sandbox's.
             user: As whom; the template's user if nothing is said.
-            timeout: After how many seconds it is ended with everything it started; 0 is never. If nothing is said 60,
-                and none in the background. What it was until then is the result, with `timed_out`.
+            timeout: After how many seconds it is ended with everything it started: `CommandTimeout`, whose `result` has
+                the output until then. `None` or 0 is never; the default is 60, and never in the background.
             stdin: All its input.
             open_stdin: In the background: input comes by `send_stdin`.
             tag: A name to find it by: `connect("tag:NAME")`.
@@ -106,31 +106,32 @@ class AsyncCommands:
             "cwd": cwd,
             "envs": dict(env) if env else None,
             "user": user,
-            "timeout": timeout,
             "tag": tag,
         }
+        # For the server 0 is never.
+        limit = (0.0 if background else _USUAL) if timeout == "default" else timeout or 0.0
+        spec["timeout"] = limit
         if background:
             handle = await self._start(spec, open_stdin or stdin is not None)
             if stdin is not None:
-                await handle._begin(stdin, timeout, open_stdin)
+                await handle._begin(stdin, limit, open_stdin)
             return handle
-        limit = _USUAL if timeout is None else timeout
         short = isinstance(stdin, str) and len(stdin) <= _PIECE
         if on_stdout or on_stderr or not 0 < limit <= _USUAL or not (stdin is None or short):
             # Followed: its output is told at once, and a silence of any length is no silence of the connection.
-            handle = await self._start(spec | {"timeout": limit}, stdin is not None)
+            handle = await self._start(spec, stdin is not None)
             if stdin is None:
                 result = await handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
             else:
                 result = await handle._fed(stdin, limit, on_stdout, on_stderr)
         else:
             answer = await self._post(spec | {"stdin": stdin}, limit + _GRACE)
-            result = parse(CommandResult, answer)
-        return result.check() if check else result
+            result = parse(CommandResult, answer | {"cmd": _line(spec)})
+        return result.check() if check or result.timed_out else result
 
     async def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> AsyncCommandHandle:
         begun = await self._post({**spec, "background": True, "openStdin": open_stdin}, None)
-        return AsyncCommandHandle(self._door, begun["execID"], begun["pid"], input_at=0)
+        return AsyncCommandHandle(self._door, begun["execID"], begun["pid"], _line(spec), input_at=0)
 
     async def _post(self, spec: Mapping[str, Any], timeout: float | None) -> Any:
         # The key makes it one command, however often it has to be asked for.
@@ -152,7 +153,8 @@ class AsyncCommands:
     async def connect(self, exec_id: str) -> AsyncCommandHandle:
         """A handle on a command by its id, `tag:NAME` or `pid:NUMBER`: whoever started it, and ended or not."""
         found = await self.get(exec_id)
-        return AsyncCommandHandle(self._door, found.exec_id, found.pid, input_at=None)
+        line = _line({"cmd": found.cmd, "args": found.args})
+        return AsyncCommandHandle(self._door, found.exec_id, found.pid, line, input_at=None)
 
     async def kill(self, exec_id: str) -> bool:
         """Ends a command and everything it started; whether there was one."""
@@ -161,6 +163,16 @@ class AsyncCommands:
         except ExecNotFound:
             return False
         return True
+
+
+def _line(spec: Mapping[str, Any]) -> str:
+    """A command as one line."""
+    if not spec["args"]:
+        return str(spec["cmd"])
+    # Imported here, as few programs need it.
+    from shlex import join
+
+    return join([spec["cmd"], *spec["args"]])
 
 
 class AsyncCommandHandle:
@@ -174,8 +186,8 @@ class AsyncCommandHandle:
         pid: Inside the sandbox.
     """
 
-    def __init__(self, door: AsyncDoor, exec_id: str, pid: int, *, input_at: int | None) -> None:
-        self._door, self.exec_id, self.pid = door, exec_id, pid
+    def __init__(self, door: AsyncDoor, exec_id: str, pid: int, line: str, *, input_at: int | None) -> None:
+        self._door, self.exec_id, self.pid, self._line = door, exec_id, pid, line
         self._path = f"/commands/{segment(exec_id)}"
         #: How much input it was given, once that is known.
         self._input_at = input_at
@@ -199,7 +211,7 @@ class AsyncCommandHandle:
         on_stdout: Listener[str] | None = None,
         on_stderr: Listener[str] | None = None,
     ) -> CommandResult:
-        """Waits for its end, and tells what it wrote.
+        """Waits for its end, and tells what it wrote. `CommandTimeout` if its own timeout ended it.
 
         Args:
             timeout: How long, in seconds; then `DeadlineExceeded`, and the command goes on. As long as it takes if
@@ -217,16 +229,18 @@ class AsyncCommandHandle:
                     await tell(listener, piece.text)
         finally:
             stream.close()
-        return parse(
+        result = parse(
             CommandResult,
             {
                 **(stream.exit or {}),
+                "cmd": self._line,
                 "execID": self.exec_id,
                 "stdout": b"".join(kept["stdout"]).decode("utf-8", "replace"),
                 "stderr": b"".join(kept["stderr"]).decode("utf-8", "replace"),
                 "truncated": bool(kept["gap"]),
             },
         )
+        return result.check() if result.timed_out else result
 
     async def info(self) -> CommandInfo:
         """How it is now."""

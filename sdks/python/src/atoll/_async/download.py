@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from time import monotonic
 
+from .. import _deadline
 from .._data import Progress
 from .._deadline import FOREVER, Deadline
-from .._http import Broken, Call
 from .._patience import Patience
+from .._transport import Broken, Call, silent
 from ..errors import Conflict
-from .client import Stream
-from .door import SILENCE, AsyncDoor, silent
-from .network import Listener, tell
+from .concurrency import Listener, tell
+from .door import AsyncDoor
+from .stream import Stream
 
 #: A smaller file is read again from its beginning: nobody has to look whether it is the same.
 _LARGE = 256 << 10
@@ -68,10 +69,10 @@ class AsyncDownload:
         except TimeoutError:
             raise opening.exceeded() from None
         try:
-            size = stream.head.headers.get("x-file-size", "")
+            size = stream.headers.get("x-file-size", "")
             self._total = self._total or (int(size) if size.isdigit() else None)
             if at or (self._total or 0) > _LARGE:
-                await self._compare(at > 0 and stream.head.status != 206)
+                await self._compare(at > 0 and stream.status != 206)
         except BaseException:
             stream.close()
             raise
@@ -86,7 +87,7 @@ class AsyncDownload:
 
     async def _next(self, stream: Stream, deadline: Deadline) -> bytes:
         try:
-            return await stream.read(min(deadline.until, monotonic() + SILENCE))
+            return await stream.read(min(deadline.until, monotonic() + _deadline.SILENCE))
         except TimeoutError:
             if monotonic() >= deadline.until:
                 raise deadline.exceeded() from None

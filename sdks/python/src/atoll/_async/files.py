@@ -6,15 +6,15 @@ import builtins
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal, overload
 
-from .._data import Data, Progress
+from .._data import Data, Progress, in_pieces
 from .._deadline import FOREVER, Deadline
-from .._http import Broken, Call
 from .._patience import Patience
+from .._transport import Broken, Call
 from ..errors import ConnectionFailed, FileNotFound
 from ..models import FileEvent, FileInfo, FoundFile, Link, Unpacked, parse
+from .concurrency import Listener, blocking, tell
 from .door import AsyncDoor, EventStream
 from .download import AsyncDownload
-from .network import Listener, blocking, tell
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -235,22 +235,17 @@ class AsyncFiles:
     async def _fetch(
         self, call: Call, local: str | Path, progress: Listener[Progress] | None, until: float
     ) -> builtins.list[str]:
+        # Imported here, as most programs do not need it.
         from .. import _tar
 
         stream = await self._door.client.open(call, until)
         try:
-            unpacker = await blocking(_tar.Unpacker, local)
-            try:
-                done = 0
+            with await blocking(_tar.archive_file, local) as archive:
                 while data := await stream.read(until):
-                    await blocking(unpacker.feed, data)
-                    done += len(data)
+                    await blocking(archive.write, data)
                     if progress:
-                        await tell(progress, Progress(done, None))
-                await blocking(unpacker.finish)
-                return unpacker.skipped
-            finally:
-                unpacker.close()
+                        await tell(progress, Progress(archive.tell(), None))
+                return await blocking(_tar.unpack, archive, local)
         finally:
             stream.close()
 
@@ -268,7 +263,7 @@ class AsyncFiles:
         told: Callable[[int], Any] | None = None
         if progress is not None:
             listener, total = progress, data.total
-            body = data.in_pieces()
+            body = in_pieces(data.body)
 
             def told(done: int) -> Any:
                 return listener(Progress(done, total))

@@ -1,4 +1,4 @@
-"""A port of a sandbox as one of this machine. `_sync/forward.py` is the same for programs that wait."""
+"""A sandbox's port as a port of this machine. `_sync/forward.py` runs it on a loop in a thread."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from contextlib import suppress
 from time import monotonic
 
-from .. import _websocket
 from .._deadline import FOREVER, Deadline
-from .._http import Broken
+from .._transport import Broken, SocketClosed
 from ..errors import AtollError, ConnectionFailed
-from .door import AsyncDoor, Socket
+from .door import AsyncDoor
+from .websocket import WebSocket
 
 #: How much goes in one message.
 _PIECE = 64 << 10
@@ -82,7 +82,7 @@ class AsyncForward:
         except* AtollError as failures:
             self.last_error = next(one for one in failures.exceptions if isinstance(one, AtollError))
             writer.transport.abort()
-        except* (OSError, Broken) as failures:
+        except* OSError as failures:
             self.last_error = ConnectionFailed(f"port {self.remote_port} in {self._door.id}: {failures.exceptions[0]}")
             writer.transport.abort()
         finally:
@@ -91,20 +91,23 @@ class AsyncForward:
             with suppress(OSError):
                 writer.close()
 
-    async def _up(self, reader: asyncio.StreamReader, socket: Socket) -> None:
-        while data := await reader.read(_PIECE):
-            await socket.send(_websocket.BINARY, data, monotonic() + FOREVER)
-        await socket.send(_websocket.BINARY, b"", monotonic() + FOREVER)
+    async def _up(self, reader: asyncio.StreamReader, socket: WebSocket) -> None:
+        # `_down` finds out why the tunnel was closed, after everything that came before.
+        with suppress(Broken):
+            while data := await reader.read(_PIECE):
+                await socket.send(data, monotonic() + FOREVER)
+            await socket.send(b"", monotonic() + FOREVER)
 
-    async def _down(self, socket: Socket, writer: asyncio.StreamWriter) -> None:
+    async def _down(self, socket: WebSocket, writer: asyncio.StreamWriter) -> None:
         while True:
-            message = await socket.receive(monotonic() + FOREVER)
-            if message.kind == _websocket.CLOSE:
-                if message.code != 1000:
-                    raise ConnectionFailed(message.data.decode("utf-8", "replace"))
+            try:
+                data = await socket.receive(monotonic() + FOREVER)
+            except SocketClosed as closed:
+                if closed.code != 1000:
+                    raise ConnectionFailed(closed.reason) from None
                 return
-            if message.data:
-                writer.write(message.data)
+            if data:
+                writer.write(data)
                 await writer.drain()
             elif writer.can_write_eof():
                 writer.write_eof()

@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from time import monotonic
 
-from .. import _websocket
 from .._deadline import FOREVER, Deadline
-from .._http import Broken, Call, segment
 from .._patience import Patience
+from .._transport import Broken, Call, SocketClosed, segment, silent
 from ..errors import (
     AtollError,
     ConnectionFailed,
@@ -19,8 +18,9 @@ from ..errors import (
     UnexpectedAnswer,
 )
 from ..models import PtyInfo, parse
-from .door import AsyncDoor, Socket, silent
-from .network import Lock
+from .concurrency import Lock
+from .door import AsyncDoor
+from .websocket import WebSocket
 
 
 class AsyncPtys:
@@ -107,7 +107,7 @@ class AsyncPty:
         self._ends = ends
         self.id, self.pid = info.id, info.pid
         self._path = f"/pty/{segment(info.id)}"
-        self._socket: Socket | None = None
+        self._socket: WebSocket | None = None
         self._joining = Lock()
         self._patience = Patience(door.client.reconnect)
         self._over = False
@@ -150,28 +150,25 @@ class AsyncPty:
             socket = None
             try:
                 socket = await self._join(deadline.until)
-                message = await socket.receive(deadline.until)
+                data = await socket.receive(deadline.until)
             except TimeoutError:
                 if monotonic() >= deadline.until:
                     raise deadline.exceeded() from None
-                # Not even a sign of life came.
-                self._drop(socket)
+                # The connection was not opened in time.
                 await self._pause(silent(), deadline)
-                continue
             except Broken as error:
                 self._drop(socket)
                 await self._pause(error, deadline)
-                continue
+            except SocketClosed as closed:
+                self._drop(socket)
+                await self._closed(closed, deadline)
             except TerminalNotFound:
                 # Its program ended while nobody listened.
                 self._over = True
-                break
-            if message.kind == _websocket.CLOSE:
-                self._drop(socket)
-                await self._closed(message, deadline)
-            elif message.data:
-                self._patience.progress()
-                return message.data
+            else:
+                if data:
+                    self._patience.progress()
+                    return data
         return b""
 
     async def wait(self, timeout: float | None = None) -> None:
@@ -188,8 +185,7 @@ class AsyncPty:
             socket = None
             try:
                 socket = await self._join(deadline.until)
-                await socket.look()
-                return await socket.send(_websocket.BINARY, keys, deadline.until)
+                return await socket.send(keys, deadline.until)
             except TimeoutError:
                 raise deadline.exceeded() from None
             except Broken as error:
@@ -213,14 +209,14 @@ class AsyncPty:
         """Leaves it. It goes on."""
         self._drop(self._socket)
 
-    async def _join(self, until: float) -> Socket:
+    async def _join(self, until: float) -> WebSocket:
         async with self._joining:
             if self._socket is None:
                 deadline = Deadline(max(0.0, min(self._door.client.timeout, until - monotonic())), "")
                 self._socket = await self._door.socket(self._path, f"joining {self.id}", deadline)
             return self._socket
 
-    def _drop(self, socket: Socket | None) -> None:
+    def _drop(self, socket: WebSocket | None) -> None:
         if socket is not None:
             socket.close()
             if self._socket is socket:
@@ -230,12 +226,12 @@ class AsyncPty:
         call = Call("GET", self._path, f"joining {self.id} in {self._door.id}", repeat=True)
         await self._door.client.pause(call, error, self._patience, deadline)
 
-    async def _closed(self, message: _websocket.Message, deadline: Deadline) -> None:
-        """Finds out what the end of the connection means: that of the program, or another one."""
-        if message.code == 1000:
+    async def _closed(self, closed: SocketClosed, deadline: Deadline) -> None:
+        """Finds out whether the program ended, or why else the server closed the connection."""
+        if closed.code == 1000:
             self._over = True
             return
-        if message.code in (1001, 1006, 1012):
+        if closed.code in (1001, 1012):
             await self._pause(Broken("the server went away"), deadline)
             return
         try:
@@ -244,5 +240,4 @@ class AsyncPty:
         except TerminalNotFound:
             self._over = True
             return
-        reason = message.data.decode("utf-8", "replace")
-        raise ConnectionFailed(f"{self.id} was closed with {message.code}: {reason}")
+        raise ConnectionFailed(f"{self.id} was closed with {closed.code}: {closed.reason}")

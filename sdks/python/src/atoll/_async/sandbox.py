@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from .. import _html
-from .._http import Call
+from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
 from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
 from .client import AsyncClient, encoded
@@ -135,7 +135,7 @@ class AsyncSandbox:
             query = {"state": state, "limit": left, "cursor": cursor}
             answer = await client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
             found += [parse(SandboxInfo, one) for one in answer.json()]
-            cursor = answer.head.headers.get("x-next-cursor")
+            cursor = answer.headers.get("x-next-cursor")
             if cursor is None:
                 break
         return found

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 from .. import _tools
-from ..errors import AtollError
+from ..errors import AtollError, CommandTimeout
 from .sandbox import AsyncSandbox
 
 
@@ -48,8 +48,8 @@ class AsyncTools:
             return f"error: {error.message}" + (f" ({error.remedy})" if error.remedy else "")
 
     async def _do(self, name: str, given: dict[str, Any]) -> str:
-        commands, files = self._sandbox.commands, self._sandbox.files
-        cwd, timeout = given.get("cwd"), given.get("timeout")
+        files = self._sandbox.files
+        cwd, timeout = given.get("cwd"), given.get("timeout", 60)
         if name == "read_file":
             return _tools.lines(await files.read(given["path"]), given.get("start_line"), given.get("end_line"))
         if name == "write_file":
@@ -57,5 +57,13 @@ class AsyncTools:
             return f"wrote {written.size} bytes to {written.path}"
         if name == "execute_code":
             program = _tools.LANGUAGES[given.get("language", "python")]
-            return _tools.outcome(await commands.run(program, stdin=given["code"], cwd=cwd, timeout=timeout))
-        return _tools.outcome(await commands.run(["bash", "-c", given["command"]], cwd=cwd, timeout=timeout))
+            return await self._run(program, cwd, timeout, given["code"])
+        return await self._run(["bash", "-c", given["command"]], cwd, timeout, None)
+
+    async def _run(self, cmd: list[str], cwd: str | None, timeout: float, stdin: str | None) -> str:
+        try:
+            result = await self._sandbox.commands.run(cmd, cwd=cwd, timeout=timeout, stdin=stdin)
+        except CommandTimeout as error:
+            assert error.result is not None
+            result = error.result
+        return _tools.outcome(result)

@@ -12,11 +12,11 @@ from time import monotonic
 from typing import Any, Literal, overload
 
 from .._deadline import FOREVER, Deadline
-from .._http import segment
+from .._transport import segment
 from ..errors import AtollError, ExecNotFound, StdinClosed
 from ..models import CommandInfo, CommandResult, Output, parse
+from .concurrency import Listener, beside, sleep, tell
 from .door import Door, EventStream
-from .network import Listener, beside, sleep, tell
 
 #: How long a command that is waited for may take if nothing is said; the server's own default.
 _USUAL = 60.0
@@ -41,7 +41,7 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | None = None,
+        timeout: float | None = _USUAL,
         stdin: str | bytes | None = None,
         open_stdin: bool = False,
         tag: str | None = None,
@@ -73,7 +73,7 @@ class Commands:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
-        timeout: float | None = None,
+        timeout: float | Literal["default"] | None = "default",
         stdin: str | bytes | None = None,
         open_stdin: bool = False,
         tag: str | None = None,
@@ -91,8 +91,8 @@ class Commands:
             cwd: Where it runs; the user's home if nothing is said.
             env: Variables that win over the sandbox's.
             user: As whom; the template's user if nothing is said.
-            timeout: After how many seconds it is ended with everything it started; 0 is never. If nothing is said 60,
-                and none in the background. What it was until then is the result, with `timed_out`.
+            timeout: After how many seconds it is ended with everything it started: `CommandTimeout`, whose `result` has
+                the output until then. `None` or 0 is never; the default is 60, and never in the background.
             stdin: All its input.
             open_stdin: In the background: input comes by `send_stdin`.
             tag: A name to find it by: `connect("tag:NAME")`.
@@ -107,31 +107,32 @@ class Commands:
             "cwd": cwd,
             "envs": dict(env) if env else None,
             "user": user,
-            "timeout": timeout,
             "tag": tag,
         }
+        # For the server 0 is never.
+        limit = (0.0 if background else _USUAL) if timeout == "default" else timeout or 0.0
+        spec["timeout"] = limit
         if background:
             handle = self._start(spec, open_stdin or stdin is not None)
             if stdin is not None:
-                handle._begin(stdin, timeout, open_stdin)
+                handle._begin(stdin, limit, open_stdin)
             return handle
-        limit = _USUAL if timeout is None else timeout
         short = isinstance(stdin, str) and len(stdin) <= _PIECE
         if on_stdout or on_stderr or not 0 < limit <= _USUAL or not (stdin is None or short):
             # Followed: its output is told at once, and a silence of any length is no silence of the connection.
-            handle = self._start(spec | {"timeout": limit}, stdin is not None)
+            handle = self._start(spec, stdin is not None)
             if stdin is None:
                 result = handle.wait(on_stdout=on_stdout, on_stderr=on_stderr)
             else:
                 result = handle._fed(stdin, limit, on_stdout, on_stderr)
         else:
             answer = self._post(spec | {"stdin": stdin}, limit + _GRACE)
-            result = parse(CommandResult, answer)
-        return result.check() if check else result
+            result = parse(CommandResult, answer | {"cmd": _line(spec)})
+        return result.check() if check or result.timed_out else result
 
     def _start(self, spec: Mapping[str, Any], open_stdin: bool) -> CommandHandle:
         begun = self._post({**spec, "background": True, "openStdin": open_stdin}, None)
-        return CommandHandle(self._door, begun["execID"], begun["pid"], input_at=0)
+        return CommandHandle(self._door, begun["execID"], begun["pid"], _line(spec), input_at=0)
 
     def _post(self, spec: Mapping[str, Any], timeout: float | None) -> Any:
         # The key makes it one command, however often it has to be asked for.
@@ -153,7 +154,8 @@ class Commands:
     def connect(self, exec_id: str) -> CommandHandle:
         """A handle on a command by its id, `tag:NAME` or `pid:NUMBER`: whoever started it, and ended or not."""
         found = self.get(exec_id)
-        return CommandHandle(self._door, found.exec_id, found.pid, input_at=None)
+        line = _line({"cmd": found.cmd, "args": found.args})
+        return CommandHandle(self._door, found.exec_id, found.pid, line, input_at=None)
 
     def kill(self, exec_id: str) -> bool:
         """Ends a command and everything it started; whether there was one."""
@@ -162,6 +164,16 @@ class Commands:
         except ExecNotFound:
             return False
         return True
+
+
+def _line(spec: Mapping[str, Any]) -> str:
+    """A command as one line."""
+    if not spec["args"]:
+        return str(spec["cmd"])
+    # Imported here, as few programs need it.
+    from shlex import join
+
+    return join([spec["cmd"], *spec["args"]])
 
 
 class CommandHandle:
@@ -175,8 +187,8 @@ class CommandHandle:
         pid: Inside the sandbox.
     """
 
-    def __init__(self, door: Door, exec_id: str, pid: int, *, input_at: int | None) -> None:
-        self._door, self.exec_id, self.pid = door, exec_id, pid
+    def __init__(self, door: Door, exec_id: str, pid: int, line: str, *, input_at: int | None) -> None:
+        self._door, self.exec_id, self.pid, self._line = door, exec_id, pid, line
         self._path = f"/commands/{segment(exec_id)}"
         #: How much input it was given, once that is known.
         self._input_at = input_at
@@ -200,7 +212,7 @@ class CommandHandle:
         on_stdout: Listener[str] | None = None,
         on_stderr: Listener[str] | None = None,
     ) -> CommandResult:
-        """Waits for its end, and tells what it wrote.
+        """Waits for its end, and tells what it wrote. `CommandTimeout` if its own timeout ended it.
 
         Args:
             timeout: How long, in seconds; then `DeadlineExceeded`, and the command goes on. As long as it takes if
@@ -218,16 +230,18 @@ class CommandHandle:
                     tell(listener, piece.text)
         finally:
             stream.close()
-        return parse(
+        result = parse(
             CommandResult,
             {
                 **(stream.exit or {}),
+                "cmd": self._line,
                 "execID": self.exec_id,
                 "stdout": b"".join(kept["stdout"]).decode("utf-8", "replace"),
                 "stderr": b"".join(kept["stderr"]).decode("utf-8", "replace"),
                 "truncated": bool(kept["gap"]),
             },
         )
+        return result.check() if result.timed_out else result
 
     def info(self) -> CommandInfo:
         """How it is now."""

@@ -9,22 +9,16 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
-from .. import _websocket
+from .. import _deadline
 from .._deadline import Deadline
-from .._http import Body, Broken, Call, Reader, segment
 from .._patience import Patience
 from .._sse import Events, Message
-from ..errors import UnexpectedAnswer, from_answer
-from .client import _AWAY, Answer, Client, Stream, encoded
-from .network import Connection, Lock, sleep
-
-#: Who says nothing for so long is gone: streams say something every 15 s, and WebSockets every 30.
-SILENCE = 50.0
-
-
-def silent() -> Broken:
-    """A server that says nothing is as good as gone: how long that may last is a matter of patience."""
-    return Broken("the server says nothing any more")
+from .._transport import Body, Broken, Call, segment, silent
+from ..errors import from_answer
+from .client import Answer, Client, encoded
+from .concurrency import sleep
+from .stream import Stream
+from .websocket import WebSocket
 
 
 class Door:
@@ -70,7 +64,7 @@ class Door:
         while True:
             answer = self.ask("GET", path, what, query=query)
             found += answer.json()
-            cursor = answer.head.headers.get("x-next-cursor")
+            cursor = answer.headers.get("x-next-cursor")
             if cursor is None:
                 return found
             query = {"cursor": cursor}
@@ -82,9 +76,9 @@ class Door:
         call = Call("GET", self.path + path, f"{what} in {self.id}", query, repeat=True)
         return EventStream(self.client, call, after, anew)
 
-    def socket(self, path: str, what: str, deadline: Deadline) -> Socket:
-        """Opens a WebSocket. What breaks is an `Broken`."""
-        return Socket.open(self.client, Call("GET", self.path + path, f"{what} in {self.id}"), deadline.until)
+    def socket(self, path: str, what: str, deadline: Deadline) -> WebSocket:
+        """Opens a WebSocket. A failed connection is `Broken`."""
+        return WebSocket.open(self.client, Call("GET", self.path + path, f"{what} in {self.id}"), deadline.until)
 
 
 class EventStream:
@@ -104,7 +98,7 @@ class EventStream:
             try:
                 if self._stream is None:
                     self.begin(until)
-                elif data := self._stream.read(min(until, monotonic() + SILENCE)):
+                elif data := self._stream.read(min(until, monotonic() + _deadline.SILENCE)):
                     self._patience.progress()
                     self._waiting.extend(one for one in self._events.feed(data) if one.event != "ping")
                 else:
@@ -148,82 +142,3 @@ class EventStream:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-
-
-class Socket:
-    """A WebSocket. One may read while another writes."""
-
-    def __init__(self, connection: Connection, rest: bytes) -> None:
-        self._connection, self._frames = connection, _websocket.Frames(rest)
-        self._sending = Lock()
-        #: Somebody waits for what comes, and notices the end.
-        self._reading = False
-
-    @classmethod
-    def open(cls, client: Client, call: Call, until: float) -> Socket:
-        """Connects and shakes hands; a refusal that is told is raised."""
-        key = _websocket.key()
-        wanted = {
-            "connection": "Upgrade",
-            "upgrade": "websocket",
-            "sec-websocket-version": "13",
-            "sec-websocket-key": key,
-        }
-        call = Call("GET", call.path, call.what, call.query, headers=wanted)
-        connection = client.connect(until)
-        try:
-            client._send(connection, call, until)
-            reader = Reader()
-            while (head := reader.read_head()) is None:
-                reader.feed(connection.receive(until))
-            client._reached |= head.status not in _AWAY
-            if head.status == 101:
-                if not _websocket.accepts(key, head.headers.get("sec-websocket-accept")):
-                    raise UnexpectedAnswer(f"{client.url} did not answer as WebSockets do")
-                return cls(connection, reader.rest())
-            stream = Stream(client, connection, reader, head)
-            raise client.refused(Answer(head, stream.read_all(until)))
-        except BaseException:
-            connection.close()
-            raise
-
-    def receive(self, until: float) -> _websocket.Message:
-        """The next message, or the close."""
-        while True:
-            while (message := self._frames.next()) is None:
-                self._reading = True
-                try:
-                    self._feed(self._connection.receive(min(until, monotonic() + SILENCE)))
-                finally:
-                    self._reading = False
-            if message.kind == _websocket.PING:
-                self.send(_websocket.PONG, message.data, until)
-            elif message.kind != _websocket.PONG:
-                return message
-
-    def _feed(self, data: bytes) -> None:
-        if not data:
-            raise Broken("the connection was closed")
-        self._frames.feed(data)
-
-    def look(self) -> None:
-        """Notices a connection that has ended: what is sent on one is lost without a word."""
-        while not self._reading and (data := self._connection.receive_now()) is not None:
-            self._feed(data)
-
-    def send(self, kind: int, data: bytes, until: float) -> None:
-        """Sends a message."""
-        with self._sending:
-            self._connection.send(_websocket.frame(kind, data), until)
-
-    def leave(self) -> None:
-        """Says goodbye and goes."""
-        try:
-            self.send(_websocket.CLOSE, (1000).to_bytes(2, "big"), monotonic() + 1.0)
-        except (Broken, TimeoutError):
-            pass
-        self.close()
-
-    def close(self) -> None:
-        """Ends it at once."""
-        self._connection.close()

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from time import monotonic
 
+from .. import _deadline
 from .._data import Progress
 from .._deadline import FOREVER, Deadline
-from .._http import Broken, Call
 from .._patience import Patience
+from .._transport import Broken, Call, silent
 from ..errors import Conflict
-from .client import Stream
-from .door import SILENCE, Door, silent
-from .network import Listener, tell
+from .concurrency import Listener, tell
+from .door import Door
+from .stream import Stream
 
 #: A smaller file is read again from its beginning: nobody has to look whether it is the same.
 _LARGE = 256 << 10
@@ -69,10 +70,10 @@ class Download:
         except TimeoutError:
             raise opening.exceeded() from None
         try:
-            size = stream.head.headers.get("x-file-size", "")
+            size = stream.headers.get("x-file-size", "")
             self._total = self._total or (int(size) if size.isdigit() else None)
             if at or (self._total or 0) > _LARGE:
-                self._compare(at > 0 and stream.head.status != 206)
+                self._compare(at > 0 and stream.status != 206)
         except BaseException:
             stream.close()
             raise
@@ -87,7 +88,7 @@ class Download:
 
     def _next(self, stream: Stream, deadline: Deadline) -> bytes:
         try:
-            return stream.read(min(deadline.until, monotonic() + SILENCE))
+            return stream.read(min(deadline.until, monotonic() + _deadline.SILENCE))
         except TimeoutError:
             if monotonic() >= deadline.until:
                 raise deadline.exceeded() from None

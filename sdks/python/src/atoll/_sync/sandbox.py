@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from .. import _html
-from .._http import Call
+from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
 from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
 from .client import Client, encoded
@@ -136,7 +136,7 @@ class Sandbox:
             query = {"state": state, "limit": left, "cursor": cursor}
             answer = client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
             found += [parse(SandboxInfo, one) for one in answer.json()]
-            cursor = answer.head.headers.get("x-next-cursor")
+            cursor = answer.headers.get("x-next-cursor")
             if cursor is None:
                 break
         return found

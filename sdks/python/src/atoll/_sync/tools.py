@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from .. import _tools
-from ..errors import AtollError
+from ..errors import AtollError, CommandTimeout
 from .sandbox import Sandbox
 
 
@@ -49,8 +49,8 @@ class Tools:
             return f"error: {error.message}" + (f" ({error.remedy})" if error.remedy else "")
 
     def _do(self, name: str, given: dict[str, Any]) -> str:
-        commands, files = self._sandbox.commands, self._sandbox.files
-        cwd, timeout = given.get("cwd"), given.get("timeout")
+        files = self._sandbox.files
+        cwd, timeout = given.get("cwd"), given.get("timeout", 60)
         if name == "read_file":
             return _tools.lines(files.read(given["path"]), given.get("start_line"), given.get("end_line"))
         if name == "write_file":
@@ -58,5 +58,13 @@ class Tools:
             return f"wrote {written.size} bytes to {written.path}"
         if name == "execute_code":
             program = _tools.LANGUAGES[given.get("language", "python")]
-            return _tools.outcome(commands.run(program, stdin=given["code"], cwd=cwd, timeout=timeout))
-        return _tools.outcome(commands.run(["bash", "-c", given["command"]], cwd=cwd, timeout=timeout))
+            return self._run(program, cwd, timeout, given["code"])
+        return self._run(["bash", "-c", given["command"]], cwd, timeout, None)
+
+    def _run(self, cmd: list[str], cwd: str | None, timeout: float, stdin: str | None) -> str:
+        try:
+            result = self._sandbox.commands.run(cmd, cwd=cwd, timeout=timeout, stdin=stdin)
+        except CommandTimeout as error:
+            assert error.result is not None
+            result = error.result
+        return _tools.outcome(result)
