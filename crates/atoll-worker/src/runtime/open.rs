@@ -38,9 +38,10 @@ impl LocalRuntime {
     /// `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let data = config.data.clone();
-        let own = match config.lasting {
-            true => Some(blocking(move || DataLock::take(&data)).await?),
-            false => None,
+        let own = if config.lasting {
+            Some(blocking(move || DataLock::take(&data)).await?)
+        } else {
+            None
         };
         Self::open_with(config, own).await
     }
