@@ -1,10 +1,11 @@
 //! Somebody wants a sandbox to run, or to sleep, whatever it does now: one decision, made while nobody else changes it.
 
 use atoll_model::{Code, Ending, Error, SandboxState, Scope};
+use atoll_store::SandboxRow;
 
 use crate::ledger::Held;
 use crate::sandboxes::{always, check_timeout, microseconds};
-use crate::{Context, Core, SandboxView, now, outlast};
+use crate::{Context, Core, SandboxView, outlast};
 
 /// How a sandbox is to run.
 #[derive(Debug, Clone, Copy)]
@@ -102,19 +103,22 @@ impl Core {
                 Before::Slept
             }
         };
+        let change = |row: &mut SandboxRow| {
+            let end = self.now() + microseconds(asked.seconds);
+            row.end_at = match state {
+                SandboxState::Running => row.end_at.map(|set| set.max(end)),
+                SandboxState::Paused if asked.with_memory => row.end_at,
+                _ => Some(end),
+            };
+            row.lifetime.on_timeout = asked.on_timeout.unwrap_or(row.lifetime.on_timeout);
+        };
         let row = entry.row();
         let mut wanted = row.clone();
-        let end = now() + microseconds(asked.seconds);
-        wanted.end_at = match state {
-            SandboxState::Running => row.end_at.map(|set| set.max(end)),
-            SandboxState::Paused if asked.with_memory => row.end_at,
-            _ => Some(end),
-        };
-        wanted.lifetime.on_timeout = asked.on_timeout.unwrap_or(row.lifetime.on_timeout);
+        change(&mut wanted);
         if wanted == row {
             return Ok((row.into(), before));
         }
-        let written = entry.write(&self.inner.store, |row| *row = wanted);
+        let written = entry.write(&self.inner.store, change);
         let row = written.await?;
         self.inner.times.notify_one();
         Ok((row.into(), before))

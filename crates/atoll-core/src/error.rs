@@ -15,6 +15,13 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
             Error::new(Code::DiskFull, "the server's disk is full")
                 .remedy("have room made on the disk of its data directory")
         }
+        error if error.is_damage() => {
+            let cause = error.source().map(ToString::to_string);
+            tracing::error!(cause = cause.as_deref(), "{error}");
+            Error::new(Code::Internal, "the server's database is damaged").remedy(
+                "the operator can stop the server and restore a backup: atoll backup restore BACKUP",
+            )
+        }
         error => {
             let cause = error.source().map(ToString::to_string);
             tracing::error!(cause = cause.as_deref(), "{error}");

@@ -9,7 +9,7 @@ use atoll_store::{CommandKind, CommandRow, Event, Page, SandboxRow, Store};
 use atoll_worker::Farewell;
 
 use crate::slice::Slice;
-use crate::{Context, Core, Inner, error, now};
+use crate::{Context, Core, Inner, error};
 
 /// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is
 /// written down beside the sandbox meanwhile. Each time costs a file opened for every sandbox in which something was run.
@@ -28,6 +28,9 @@ const HISTORY: i64 = 30 * DAY;
 const EVENTS: i64 = 7 * DAY;
 /// How long a create may be said again.
 const SAID: i64 = DAY;
+
+/// How long the files of sandboxes without a row are kept.
+const ORPHANS: i64 = atoll_worker::orphans::KEPT.as_micros() as i64;
 
 /// A session with what there is of it.
 #[derive(Debug, Clone)]
@@ -181,21 +184,28 @@ pub(crate) async fn forget(inner: Weak<Inner>) {
     loop {
         clock.tick().await;
         let Some(inner) = inner.upgrade() else { return };
-        if let Err(failure) = sweep(&inner.store).await {
+        if inner.clock.is_held() {
+            continue;
+        }
+        let now = inner.clock.now();
+        if let Err(failure) = sweep(&inner.store, now).await {
             tracing::warn!(%failure, "old records stay");
+        }
+        if let Err(failure) = inner.runtime.remove_orphans(now - ORPHANS).await {
+            tracing::warn!(%failure, "old orphans stay");
         }
     }
 }
 
-async fn sweep(store: &Store) -> atoll_store::Result<()> {
+async fn sweep(store: &Store, now: i64) -> atoll_store::Result<()> {
     loop {
-        let history = now() - HISTORY;
+        let history = now - HISTORY;
         let most = [
             store.forget_commands(history, FORGOTTEN).await?,
             store.forget_deleted(history, FORGOTTEN).await?,
             store.forget_keys(history, FORGOTTEN).await?,
-            store.forget_events(now() - EVENTS, FORGOTTEN).await?,
-            store.forget_said_before(now() - SAID, FORGOTTEN).await?,
+            store.forget_events(now - EVENTS, FORGOTTEN).await?,
+            store.forget_said_before(now - SAID, FORGOTTEN).await?,
         ];
         if most.iter().all(|gone| *gone < u64::from(FORGOTTEN)) {
             return Ok(());

@@ -11,7 +11,7 @@ use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use crate::{Context, Core, Page, Slice, error, now};
+use crate::{Context, Core, Page, Slice, error};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const DIGITS: usize = 64;
@@ -166,7 +166,7 @@ impl Core {
             self.inner.keys.put(age, hash, key.clone(), org.clone());
             (key, org)
         };
-        let now = now();
+        let now = self.inner.clock.system();
         if key.revoked_at.is_some() || key.expires_at.is_some_and(|end| end <= now) {
             return Err(refused());
         }
@@ -230,7 +230,10 @@ impl Core {
         context.require(asked.scope)?;
         Org::check_name(&asked.name)?;
         let wrong = |message, remedy: &str| Err(Error::invalid("expiresAt", message, remedy));
-        if asked.expires_at.is_some_and(|end| end <= now()) {
+        if asked
+            .expires_at
+            .is_some_and(|end| end <= self.inner.clock.system())
+        {
             let remedy = "give a later time, or leave it out";
             return wrong("expiresAt is in the past", remedy);
         }
@@ -247,7 +250,7 @@ impl Core {
             name: asked.name,
             prefix: digits[..8].to_owned(),
             scope: asked.scope,
-            created_at: now(),
+            created_at: self.now(),
             expires_at,
             last_used_at: None,
             revoked_at: None,
@@ -300,7 +303,7 @@ impl Core {
         let key = keys.into_iter().find(|key| key.id.as_str() == id);
         let key = key.ok_or_else(unknown)?;
         context.require(key.scope)?;
-        let done = self.inner.store.revoke_key(&org, &key.id, now()).await;
+        let done = self.inner.store.revoke_key(&org, &key.id, self.now()).await;
         self.inner.keys.forget();
         self.inner.tickets.forget(&org);
         if matches!(done, Ok(true)) {

@@ -8,13 +8,15 @@ use std::time::Duration;
 use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
 use atoll_store::{Happened, SandboxRow, Store};
 
+use crate::clock::Clock;
 use crate::error;
 use crate::rate::Bucket;
 use crate::watchers::Watchers;
 
 /// All living sandboxes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ledger {
+    clock: Arc<Clock>,
     all: Mutex<HashMap<SandboxId, Arc<Entry>>>,
 }
 
@@ -22,13 +24,14 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 pub(crate) struct Entry {
     row: Mutex<SandboxRow>,
+    clock: Arc<Clock>,
     /// Held while it gets from one state to another, and while its row is written.
     pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
     /// Held while its history is carried over.
     pub(crate) carrying: tokio::sync::Mutex<()>,
     /// It is being paused, which its row says when that is done.
     pausing: AtomicBool,
-    /// When somebody last used it.
+    /// When it was last used: boottime, which never jumps.
     used: AtomicI64,
     /// Uses under way.
     uses: AtomicUsize,
@@ -60,10 +63,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    pub(crate) fn new(row: SandboxRow) -> Arc<Self> {
+    pub(crate) fn new(row: SandboxRow, clock: &Arc<Clock>) -> Arc<Self> {
         Arc::new(Self {
-            used: AtomicI64::new(row.started_at.unwrap_or(row.created_at)),
+            used: AtomicI64::new(clock.boottime()),
             row: Mutex::new(row),
+            clock: Arc::clone(clock),
             gate: Arc::default(),
             pausing: AtomicBool::new(false),
             carrying: tokio::sync::Mutex::default(),
@@ -87,16 +91,22 @@ impl Entry {
         store: &Store,
         change: impl FnOnce(&mut SandboxRow),
     ) -> Result<SandboxRow, Error> {
+        let _deadlines = self.clock.deadlines.read().await;
         let before = self.row();
         let mut row = before.clone();
         change(&mut row);
-        let written = store.update_sandbox(&row, happened(&before, &row), crate::now());
+        let written = store.update_sandbox(&row, happened(&before, &row), self.clock.now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
         if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
             self.end_watchers();
         }
         Ok(row)
+    }
+
+    /// Changes the row in memory alone: the store has it already.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut SandboxRow)) {
+        change(&mut lock(&self.row));
     }
 
     /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
@@ -129,17 +139,19 @@ impl Entry {
     }
 
     pub(crate) fn touch(&self) {
-        self.touch_at(crate::now());
+        self.used.fetch_max(self.clock.boottime(), Ordering::AcqRel);
     }
 
-    /// It was used at a time, if not later too.
+    /// It was used at a server time, if not later too.
     pub(crate) fn touch_at(&self, at: i64) {
+        let at = self.clock.boottime_at(at);
         self.used.fetch_max(at, Ordering::AcqRel);
     }
 
-    /// Since when nobody uses it; `None` while somebody does.
+    /// Server time since which nobody uses it; `None` while somebody does.
     pub(crate) fn idle_since(&self) -> Option<i64> {
-        (self.uses.load(Ordering::Acquire) == 0).then(|| self.used.load(Ordering::Acquire))
+        let idle = self.uses.load(Ordering::Acquire) == 0;
+        idle.then(|| self.clock.at(self.used.load(Ordering::Acquire)))
     }
 }
 
@@ -162,8 +174,15 @@ pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> Happened {
 }
 
 impl Ledger {
+    pub(crate) fn new(clock: &Arc<Clock>) -> Self {
+        Self {
+            clock: Arc::clone(clock),
+            all: Mutex::default(),
+        }
+    }
+
     pub(crate) fn add(&self, row: SandboxRow) -> Arc<Entry> {
-        let entry = Entry::new(row);
+        let entry = Entry::new(row, &self.clock);
         let id = entry.with(|row| row.id.clone());
         lock(&self.all).insert(id, Arc::clone(&entry));
         entry
@@ -171,7 +190,7 @@ impl Ledger {
 
     /// One that is being made: whoever wants to change it waits until the gate is let go.
     pub(crate) async fn add_held(&self, row: SandboxRow) -> Held {
-        let entry = Entry::new(row);
+        let entry = Entry::new(row, &self.clock);
         let id = entry.with(|row| row.id.clone());
         let gate = Arc::clone(&entry.gate).lock_owned().await;
         lock(&self.all).insert(id, Arc::clone(&entry));
@@ -241,12 +260,12 @@ pub(crate) fn unknown() -> Error {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use atoll_model::{Lifetime, Limits, Network, Policy, SessionId};
 
     use super::*;
 
-    fn row(org: &OrgId, alias: &str) -> SandboxRow {
+    pub(crate) fn row(org: &OrgId, alias: &str) -> SandboxRow {
         SandboxRow {
             id: SandboxId::random(),
             session: SessionId::random(),
@@ -273,7 +292,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_gate_is_waited_for_in_time_and_what_is_gone_then_is_not_there() {
-        let (ledger, org) = (Ledger::default(), OrgId::random());
+        let clock = Arc::new(crate::clock::tests::manual().1);
+        let (ledger, org) = (Ledger::new(&clock), OrgId::random());
         let entry = ledger.add(row(&org, "web"));
         let id = entry.with(|row| row.id.clone());
         let held = ledger.hold(Arc::clone(&entry)).await;

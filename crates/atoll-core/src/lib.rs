@@ -7,6 +7,7 @@
 //! One process serves a data directory, so the rows of living sandboxes are also kept in memory: a question
 //! costs no query, and a change is written before it is seen.
 
+mod clock;
 mod connect;
 mod context;
 mod doors;
@@ -27,6 +28,7 @@ mod sandboxes;
 mod slice;
 mod templates;
 mod tickets;
+mod timekeeping;
 mod watchers;
 
 use std::collections::HashMap;
@@ -41,6 +43,7 @@ use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
 pub use atoll_store::{Again, CommandKind, CommandRow, Event, Page, SandboxRow};
+pub use clock::unexplained_difference;
 pub use connect::{Before, Connect, Sleep};
 pub use context::Context;
 pub use doors::{Door, Doorstep};
@@ -57,6 +60,7 @@ pub use templates::TemplateView;
 pub use tickets::MadeTicket;
 pub use watchers::Watched;
 
+use clock::Clock;
 use ledger::Ledger;
 
 /// The control plane of one machine.
@@ -70,6 +74,7 @@ struct Inner {
     store: Store,
     runtime: LocalRuntime,
     ledger: Ledger,
+    clock: Arc<Clock>,
     /// Tried again.
     leaving: Mutex<reconcile::Leaving>,
     /// Tried again, too.
@@ -93,6 +98,8 @@ pub struct Config {
     pub stopped_retention: Option<Duration>,
     /// How many requests a second a key may send; `None` is as many as it likes.
     pub rate_limit: Option<NonZeroU32>,
+    /// Sandboxes that have no row become sandboxes of the first org. Otherwise they are set aside.
+    pub adopt_orphans: bool,
 }
 
 impl Core {
@@ -103,12 +110,17 @@ impl Core {
         signer: Signer,
         config: Config,
     ) -> Result<Self, Error> {
-        let (ledger, leaving) = reconcile::join(&store, &runtime, &config).await?;
+        let recorded = store.clock().await.map_err(error::store)?;
+        let clock = Arc::new(Clock::start(Box::new(clock::Host), recorded.as_ref()));
+        let (ledger, leaving) = reconcile::join(&store, &runtime, &config, &clock).await?;
+        // Before anything can be ended because its time is up. A failure is logged, and the hold begins all the same.
+        let _ = timekeeping::check(&store, &ledger, &clock).await;
         let core = Self {
             inner: Arc::new(Inner {
                 store,
                 runtime,
                 ledger,
+                clock,
                 leaving: Mutex::new(leaving),
                 unmade: Mutex::default(),
                 times: Notify::new(),
@@ -130,12 +142,17 @@ impl Core {
 
     /// The org of the first start, made if there is none.
     pub async fn first_org(&self) -> Result<Org, Error> {
-        orgs::first(&self.inner.store).await
+        orgs::first(&self.inner.store, self.now()).await
     }
 
     /// What runs the sandboxes.
     pub fn runtime(&self) -> &LocalRuntime {
         &self.inner.runtime
+    }
+
+    /// Server time: microseconds since 1970.
+    pub(crate) fn now(&self) -> i64 {
+        self.inner.clock.now()
     }
 
     /// The store answers.
@@ -145,6 +162,12 @@ impl Core {
 
     /// Ends everything but the sandboxes.
     pub async fn close(self) -> Result<(), Error> {
+        // For the next server. The one before is at most a minute old.
+        let _ = self
+            .inner
+            .store
+            .record_clock(&self.inner.clock.record())
+            .await;
         self.inner.store.close().await;
         self.inner.runtime.clone().close().await
     }
@@ -155,12 +178,4 @@ pub fn outlast<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send {
     atoll_worker::outlast(work.in_current_span())
-}
-
-/// Now: microseconds since 1970.
-fn now() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
-    })
 }

@@ -10,33 +10,50 @@ use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
 use crate::sandboxes::{Still, microseconds};
-use crate::{Config, Core, Inner, now};
+use crate::timekeeping::{self, Recorder};
+use crate::{Config, Core, Inner};
 
 /// Idleness begins and ends without a word: looked at at least so often.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// How far the system clock may be ahead of server time when a command's end is recorded, in microseconds.
+const FUTURE: i64 = 60_000_000;
+
 pub(crate) async fn watch(inner: Weak<Inner>) {
+    let mut recorder = Recorder::default();
     loop {
         let Some(core) = inner.upgrade().map(|inner| Core { inner }) else {
             return;
         };
-        let mut next = now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
+        keep_time(&core, &mut recorder).await;
+        let mut next = core.now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
         for entry in core.inner.ledger.all() {
             match due(&core, &entry, &entry.row()) {
-                Some((at, ending)) if at <= now() => end(&core, entry, ending),
+                Some((at, ending)) if at <= core.now() => end(&core, entry, ending),
                 Some((at, _)) => next = next.min(at),
                 None => {}
             }
         }
-        let wait = Duration::from_micros(u64::try_from(next - now()).unwrap_or(0));
+        let wait = Duration::from_micros(u64::try_from(next - core.now()).unwrap_or(0));
         let inner = Arc::clone(&core.inner);
         drop(core);
         let _ = tokio::time::timeout(wait, inner.times.notified()).await;
     }
 }
 
-/// When something happens to a sandbox by itself, and what.
+/// Follows the system clock before anything is ended. What cannot be recorded is tried again.
+async fn keep_time(core: &Core, recorder: &mut Recorder) {
+    let inner = &core.inner;
+    // Failures are logged where they are found.
+    let _ = timekeeping::check(&inner.store, &inner.ledger, &inner.clock).await;
+    let _ = recorder.record(&inner.store, &inner.clock).await;
+}
+
+/// When something happens to a sandbox by itself, and what. Nothing while deadlines are held.
 fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
+    if core.inner.clock.is_held() {
+        return None;
+    }
     let lifetime = row.lifetime;
     match row.state {
         SandboxState::Running => {}
@@ -47,7 +64,7 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
         let over = |since: i64| since + microseconds(seconds);
         let since = entry.idle_since()?;
-        if over(since) <= now() {
+        if over(since) <= core.now() {
             // A command that runs holds it, and its end is a use, whichever server began it.
             entry.touch_at(worked_until(core, &row.id));
         }
@@ -65,16 +82,20 @@ pub(crate) fn kept_until(config: &Config, stopped_at: i64) -> Option<i64> {
     Some(stopped_at.saturating_add(kept))
 }
 
-/// Until when some command of it ran: now, if one does. A terminal that nobody looks at is none.
+/// Until when some command of it ran: now, if one does. A terminal that nobody looks at is none. Ends are recorded by the
+/// system clock: one that is far in the future was recorded before the clock was set back, and says nothing.
 fn worked_until(core: &Core, id: &SandboxId) -> i64 {
+    let now = core.now();
     let all = core.inner.runtime.execs(id).unwrap_or_default();
     let commands = all.iter().filter(|exec| exec.spec.terminal.is_none());
     commands
         .map(|exec| {
             exec.ended_at
                 .filter(|_| exec.status.is_some())
-                .unwrap_or_else(now)
+                .unwrap_or(now)
         })
+        .filter(|until| *until <= now + FUTURE)
+        .map(|until| until.min(now))
         .max()
         .unwrap_or_default()
 }
@@ -91,7 +112,7 @@ fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
         let still = {
             let core = core.clone();
             Box::new(move |row: &SandboxRow, entry: &Entry| {
-                due(&core, entry, row).is_some_and(|(at, then)| at <= now() && then == ending)
+                due(&core, entry, row).is_some_and(|(at, then)| at <= core.now() && then == ending)
             })
         };
         let done = match ending {

@@ -7,7 +7,7 @@ use sha2::Sha256;
 
 use crate::keys::hex;
 use crate::ledger::unknown;
-use crate::{Context, Core, Use, now};
+use crate::{Context, Core, Use};
 
 /// The longest a link is good, in seconds.
 const LONGEST: u32 = 86_400;
@@ -154,7 +154,7 @@ impl Core {
             sandbox: entry.with(|row| row.id.clone()),
             path,
             who,
-            expires: now() / 1_000_000 + i64::from(seconds),
+            expires: self.inner.clock.system() / 1_000_000 + i64::from(seconds),
         };
         let signature = self.inner.signer.sign(&link);
         Ok((link, signature))
@@ -169,7 +169,7 @@ impl Core {
         if !self.inner.signer.knows(link, signature) {
             return refused("this link is not as it was given away");
         }
-        if link.expires <= now() / 1_000_000 {
+        if link.expires <= self.inner.clock.system() / 1_000_000 {
             return refused("the time of this link is over");
         }
         let entry = self.inner.ledger.get(&link.sandbox).ok_or_else(unknown)?;

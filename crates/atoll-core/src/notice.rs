@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_model::{Code, Error};
 
-use crate::{Context, Core, now};
+use crate::{Context, Core};
 
 /// Why it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Core {
             let Some(end) = context.expires_at else {
                 return std::future::pending().await;
             };
-            let left = u64::try_from(end - now()).unwrap_or(0);
+            let left = u64::try_from(end - self.inner.clock.system()).unwrap_or(0);
             tokio::time::sleep(Duration::from_micros(left)).await;
         };
         tokio::select! {

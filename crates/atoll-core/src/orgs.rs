@@ -3,7 +3,7 @@
 use atoll_model::{Code, Error, Org, OrgId, Scope};
 use atoll_store::Store;
 
-use crate::{Context, Core, Page, Slice, error, now};
+use crate::{Context, Core, Page, Slice, error};
 
 /// What an org is to be.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl OrgRequest {
     }
 }
 
-pub(crate) async fn first(store: &Store) -> Result<Org, Error> {
+pub(crate) async fn first(store: &Store, now: i64) -> Result<Org, Error> {
     let all = store.orgs().await.map_err(error::store)?;
     if let Some(first) = all.into_iter().last() {
         return Ok(first);
@@ -40,7 +40,7 @@ pub(crate) async fn first(store: &Store) -> Result<Org, Error> {
         name: "main".into(),
         max_sandboxes: None,
         max_timeout: None,
-        created_at: now(),
+        created_at: now,
     };
     store.add_org(&org).await.map_err(error::store)?;
     Ok(org)
@@ -69,7 +69,7 @@ impl Core {
             name,
             max_sandboxes: asked.max_sandboxes.unwrap_or(Some(Org::SANDBOXES)),
             max_timeout: asked.max_timeout.unwrap_or(Some(Org::TIMEOUT)),
-            created_at: now(),
+            created_at: self.now(),
         };
         self.inner.store.add_org(&org).await.map_err(error::store)?;
         Ok(org)

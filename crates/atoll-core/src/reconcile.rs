@@ -1,20 +1,21 @@
 //! Joins what should be with what is: at the start, and when a sandbox's processes end by themselves.
 //!
 //! It destroys only what was never told to anybody and what a row says is deleted. What has no row at all
-//! is set aside by the runtime, not removed.
+//! is set aside by the runtime, not removed, unless the operator asked for it to be adopted.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState, SessionId};
+use atoll_model::{Code, Error, Lifetime, SandboxId, SandboxInfo, SandboxState, SessionId};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
+use crate::clock::Clock;
 use crate::ledger::{Entry, Ledger, happened};
 use crate::lifetimes::kept_until;
 use crate::sandboxes::end_anew;
-use crate::{Config, Inner, error, history, now};
+use crate::{Config, Inner, error, history, orgs};
 
 /// Sandboxes whose rows say deleted, and which are still there.
 pub(crate) type Leaving = HashMap<SandboxId, SessionId>;
@@ -27,8 +28,9 @@ pub(crate) async fn join(
     store: &Store,
     runtime: &LocalRuntime,
     config: &Config,
+    clock: &Arc<Clock>,
 ) -> Result<(Ledger, Leaving), Error> {
-    let (ledger, mut leaving) = (Ledger::default(), Leaving::new());
+    let (ledger, mut leaving) = (Ledger::new(clock), Leaving::new());
     let is: HashMap<SandboxId, SandboxInfo> = runtime
         .list()
         .into_iter()
@@ -45,17 +47,20 @@ pub(crate) async fn join(
                 None => Ok(()),
             };
             match gone {
-                Ok(()) => store.unmake(&row, now()).await.map_err(error::store)?,
+                Ok(()) => store
+                    .unmake(&row, clock.now())
+                    .await
+                    .map_err(error::store)?,
                 Err(error) => {
                     tracing::warn!(sandbox = %row.id, %error, "it was never made, and stays until it can go");
-                    give_up(store, &row, &error).await?;
+                    give_up(store, &row, &error, clock.now()).await?;
                     leaving.insert(row.id.clone(), row.session);
                 }
             }
             continue;
         }
         let joined = match found {
-            Some(info) => as_it_is(row.clone(), info),
+            Some(info) => as_it_is(row.clone(), info, clock.now()),
             None if row.state == SandboxState::Failed => row.clone(),
             None => SandboxRow {
                 state: SandboxState::Failed,
@@ -67,13 +72,13 @@ pub(crate) async fn join(
         // As it is set now, not as it was when it stopped.
         let joined = match joined.state {
             SandboxState::Stopped => SandboxRow {
-                end_at: kept_until(config, joined.stopped_at.unwrap_or_else(now)),
+                end_at: kept_until(config, joined.stopped_at.unwrap_or_else(|| clock.now())),
                 ..joined
             },
             _ => joined,
         };
         if joined != row {
-            let written = store.update_sandbox(&joined, happened(&row, &joined), now());
+            let written = store.update_sandbox(&joined, happened(&row, &joined), clock.now());
             written.await.map_err(error::store)?;
         }
         // When it was last used is not written down: it is not idle before it could be used again.
@@ -86,6 +91,10 @@ pub(crate) async fn join(
             if runtime.delete_after(id, farewell).await.is_err() {
                 leaving.insert(id.clone(), session);
             }
+        } else if config.adopt_orphans {
+            let row = adopt(store, runtime, config, &is[id], clock.now()).await?;
+            tracing::warn!(sandbox = %id, org = %row.org, "a sandbox without a row was adopted");
+            ledger.add(row);
         } else {
             tracing::warn!(sandbox = %id, "it has no row: set aside");
             if let Err(error) = runtime.set_aside(id).await {
@@ -96,39 +105,79 @@ pub(crate) async fn join(
     Ok((ledger, leaving))
 }
 
+/// Inserts the row of a sandbox of which only the runtime knows. It belongs to the first org from now on, has no end of
+/// its own, and its ports need its token: the rest of what its row said is lost.
+async fn adopt(
+    store: &Store,
+    runtime: &LocalRuntime,
+    config: &Config,
+    info: &SandboxInfo,
+    now: i64,
+) -> Result<SandboxRow, Error> {
+    let lives = matches!(info.state, SandboxState::Running | SandboxState::Paused);
+    let row = SandboxRow {
+        id: info.id.clone(),
+        session: SessionId::random(),
+        org: orgs::first(store, now).await?.id,
+        alias: None,
+        template: info.template.clone(),
+        state: info.state,
+        reason: info.reason,
+        error: None,
+        metadata: BTreeMap::default(),
+        limits: info.limits,
+        network: info.network,
+        policy: runtime.policy(&info.id)?,
+        public_ports: false,
+        lifetime: Lifetime {
+            timeout: None,
+            ..Lifetime::default()
+        },
+        created_at: info.created_at,
+        started_at: Some(if lives { now } else { info.created_at }),
+        end_at: if lives { None } else { kept_until(config, now) },
+        time_left: None,
+        stopped_at: (info.state != SandboxState::Running).then_some(now),
+        deleted_at: None,
+    };
+    let adopted = store.adopt_sandbox(&row, now).await;
+    adopted.map_err(error::store)?;
+    Ok(row)
+}
+
 /// Makes a row history whose sandbox could neither be made nor taken away.
-async fn give_up(store: &Store, row: &SandboxRow, why: &Error) -> Result<(), Error> {
+async fn give_up(store: &Store, row: &SandboxRow, why: &Error, now: i64) -> Result<(), Error> {
     let after = SandboxRow {
         state: SandboxState::Failed,
         error: Some(why.message.clone()),
-        deleted_at: Some(now()),
+        deleted_at: Some(now),
         ..row.clone()
     };
-    let written = store.update_sandbox(&after, happened(row, &after), now());
+    let written = store.update_sandbox(&after, happened(row, &after), now);
     written.await.map_err(error::store)?;
     store.forget_said(&row.id).await.map_err(error::store)
 }
 
 /// The row of a sandbox that the runtime knows.
-fn as_it_is(mut row: SandboxRow, info: &SandboxInfo) -> SandboxRow {
+fn as_it_is(mut row: SandboxRow, info: &SandboxInfo, now: i64) -> SandboxRow {
     match (row.state, info.state) {
         // A pause or a resume that was not answered.
         (SandboxState::Running, SandboxState::Paused) => {
-            row.time_left = row.end_at.take().map(|end| (end - now()).max(0));
+            row.time_left = row.end_at.take().map(|end| (end - now).max(0));
         }
         (SandboxState::Paused, SandboxState::Running) => {
-            row.end_at = row.time_left.take().map(|left| now() + left);
+            row.end_at = row.time_left.take().map(|left| now + left);
         }
         // A start that was not answered: its place in the org was taken, and then it ran.
         (SandboxState::Stopped | SandboxState::Creating, SandboxState::Running) => {
-            row.end_at = end_anew(&row.lifetime);
-            row.started_at = Some(now());
+            row.end_at = end_anew(&row.lifetime, now);
+            row.started_at = Some(now);
             (row.stopped_at, row.time_left) = (None, None);
         }
         // One that did not come so far.
         (SandboxState::Creating, SandboxState::Stopped) => {}
         (before, SandboxState::Stopped) if before != SandboxState::Stopped => {
-            row.stopped_at = Some(now());
+            row.stopped_at = Some(now);
             (row.end_at, row.time_left) = (None, None);
         }
         _ => {}
@@ -190,8 +239,9 @@ async fn ended(inner: Arc<Inner>, entry: Arc<Entry>) {
         return;
     }
     let written = entry.write(&inner.store, |row| {
-        *row = as_it_is(row.clone(), &info);
-        row.end_at = kept_until(&inner.config, row.stopped_at.unwrap_or_else(now));
+        let now = inner.clock.now();
+        *row = as_it_is(row.clone(), &info, now);
+        row.end_at = kept_until(&inner.config, row.stopped_at.unwrap_or(now));
     });
     match written.await {
         Ok(_) => tracing::info!(sandbox = %id, reason = ?info.reason, "it has ended"),

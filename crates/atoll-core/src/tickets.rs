@@ -4,15 +4,16 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use atoll_model::{Code, Error, OrgId, RequestId, Scope};
 use sha2::{Digest as _, Sha256};
 
 use crate::keys::{hex, random_digits};
-use crate::{Context, Core, now};
+use crate::{Context, Core};
 
-/// How long one is good, in microseconds.
-const GOOD: i64 = 30_000_000;
+/// How long one is good.
+const GOOD: Duration = Duration::from_secs(30);
 /// How many of an org may wait to be used.
 const MOST: usize = 1_000;
 
@@ -20,13 +21,13 @@ const MOST: usize = 1_000;
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     /// By the ticket's hash: until when it is good, and for whom.
-    open: Mutex<HashMap<String, (i64, Context)>>,
+    open: Mutex<HashMap<String, (Instant, Context)>>,
 }
 
 impl Tickets {
-    fn open(&self) -> MutexGuard<'_, HashMap<String, (i64, Context)>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<String, (Instant, Context)>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = now();
+        let now = Instant::now();
         open.retain(|_, (until, _)| *until > now);
         open
     }
@@ -62,8 +63,8 @@ impl Core {
             return Err(Error::new(Code::QuotaExceeded, message).remedy("use them, or wait"));
         }
         let secret = format!("tkt_{}", random_digits());
-        let expires_at = now() + GOOD;
-        open.insert(hash(&secret), (expires_at, context.clone()));
+        let expires_at = self.inner.clock.system() + GOOD.as_micros() as i64;
+        open.insert(hash(&secret), (Instant::now() + GOOD, context.clone()));
         Ok(MadeTicket { secret, expires_at })
     }
 

@@ -97,6 +97,8 @@ ids! {
     SessionId = "sess_", "a session";
     /// Something that happened.
     EventId = "evt_", "an event";
+    /// A data directory of a server and its database: recorded in both.
+    InstanceId = "inst_", "an instance";
     /// A request, in answers and in logs.
     RequestId = "req_", "a request";
 }

@@ -25,7 +25,7 @@ pub use file::{
     Attributes, Authority, Caller, Described, Entry, EntryKind, Found, Search, Target, Unpacked,
     WriteOptions,
 };
-pub use id::{EventId, ExecId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
+pub use id::{EventId, ExecId, InstanceId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{Ending, Lifetime};
 pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};
 pub use network::{

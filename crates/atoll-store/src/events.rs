@@ -25,7 +25,7 @@ pub struct Event {
     pub id: EventId,
     /// The sandbox.
     pub sandbox: SandboxId,
-    /// What: `created`, `running`, `paused`, `stopped`, `failed`, `deleted`, `changed`.
+    /// What: `created`, `running`, `paused`, `stopped`, `failed`, `deleted`, `changed`, `held`.
     pub kind: String,
     /// What can be said about it.
     pub payload: serde_json::Value,

@@ -8,8 +8,10 @@
 //! here contains a rule.
 
 mod backup;
+mod clock;
 mod commands;
 mod events;
+mod instance;
 mod journal;
 mod keys;
 mod orgs;
@@ -34,11 +36,15 @@ use tokio::sync::watch;
 
 pub use atoll_model::Again;
 pub use backup::{Counts, copy};
+pub use clock::ClockRecord;
 pub use commands::{CommandKind, CommandRow};
 pub use events::Event;
+pub use instance::{Found, Identity, inspect};
 pub use journal::Journal;
 pub use keys::NewKey;
 pub use sandboxes::{Claim, Happened, Page, SandboxRow};
+
+static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// Why a row cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +63,12 @@ pub enum Error {
         /// What is wrong.
         why: String,
     },
+    /// It was written by a newer version.
+    #[error("the database was written by a newer version")]
+    Newer,
+    /// There is a directory, or something else that is no regular file, at its path.
+    #[error("the database is not a regular file")]
+    NotAFile,
     /// A create was said by this key before, or is just being made.
     #[error("the idempotency key is taken")]
     Said,
@@ -121,7 +133,7 @@ impl Store {
             .max_lifetime(None);
         let write = pool.clone().max_connections(1);
         let write = write.connect_with(options.clone()).await?;
-        sqlx::migrate!("migrations/sqlite").run(&write).await?;
+        MIGRATOR.run(&write).await?;
         let read = pool.max_connections(4).min_connections(4);
         let read = read.connect_with(options.read_only(true)).await?;
         Ok(Self {

@@ -8,6 +8,7 @@ use atoll_model::{
 };
 use sqlx::FromRow;
 
+use crate::clock::add_event;
 use crate::{Error, Result, Store, parse, taken, text, word};
 
 const TABLE: &str = "sandboxes";
@@ -30,6 +31,9 @@ const ADD: &str = "BEGIN IMMEDIATE; \
 const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND state IN ('stopped', 'creating') \
      AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org AND other.id <> sandboxes.id \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
+const ADOPT: &str = "INSERT INTO sandboxes (id, session, org, template, state, reason, metadata, limits, network, \
+     lifetime, policy, public_ports, created_at, started_at, end_at, stopped_at) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
 const DELETED: &str = "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
 // A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now.
 const COUNTED_OF: &str =
@@ -236,6 +240,35 @@ impl Store {
         Ok(Claim::Made)
     }
 
+    /// Inserts the row of a sandbox that exists already, whole.
+    pub async fn adopt_sandbox(&self, row: &SandboxRow, at: i64) -> Result<()> {
+        let _time = self.time("adopt_sandbox");
+        let mut transaction = self.write.begin().await?;
+        let query = sqlx::query(ADOPT)
+            .bind(row.id.as_str())
+            .bind(row.session.as_str())
+            .bind(row.org.as_str())
+            .bind(&row.template)
+            .bind(text(&row.state))
+            .bind(row.reason.as_ref().map(text))
+            .bind(text(&row.metadata))
+            .bind(text(&row.limits))
+            .bind(text(&row.network))
+            .bind(text(&row.lifetime))
+            .bind(text(&row.policy))
+            .bind(i64::from(row.public_ports))
+            .bind(row.created_at)
+            .bind(row.started_at)
+            .bind(row.end_at)
+            .bind(row.stopped_at);
+        query.execute(&mut *transaction).await?;
+        let payload = event_data(row, row.state);
+        add_event(&mut transaction, row, row.state.name(), &payload, at).await?;
+        transaction.commit().await?;
+        self.news.send_replace(());
+        Ok(())
+    }
+
     /// The fingerprint of a create that was said before by a key, and the sandbox it made.
     pub async fn said_before(
         &self,
@@ -265,7 +298,8 @@ impl Store {
             let query = sqlx::query(statement).bind(row.id.as_str());
             query.execute(&mut *transaction).await?;
         }
-        happened(&mut transaction, row, "deleted", at).await?;
+        let payload = event_data(row, row.state);
+        add_event(&mut transaction, row, "deleted", &payload, at).await?;
         transaction.commit().await?;
         self.news.send_replace(());
         Ok(())
@@ -419,29 +453,14 @@ impl Store {
     }
 }
 
-/// Writes down what happened to a sandbox, with its row.
-async fn happened(
-    transaction: &mut sqlx::Transaction<'_, sqlx::Sqlite>,
-    row: &SandboxRow,
-    kind: &str,
-    at: i64,
-) -> Result<()> {
-    let query = sqlx::query(crate::events::INSERT)
-        .bind(EventId::random().as_str().to_owned())
-        .bind(row.org.as_str())
-        .bind(row.id.as_str())
-        .bind(kind)
-        .bind(payload(row, row.state))
-        .bind(at);
-    query.execute(&mut **transaction).await?;
-    Ok(())
-}
-
 /// What an event tells of a sandbox in a state.
-fn payload(row: &SandboxRow, state: SandboxState) -> String {
-    let told = serde_json::json!({
+pub(crate) fn event_data(row: &SandboxRow, state: SandboxState) -> serde_json::Value {
+    serde_json::json!({
         "state": state, "reason": row.reason, "error": row.error, "alias": row.alias,
         "templateID": row.template,
-    });
-    told.to_string()
+    })
+}
+
+fn payload(row: &SandboxRow, state: SandboxState) -> String {
+    event_data(row, state).to_string()
 }

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod history;
+mod instance;
 
 use std::collections::BTreeMap;
 

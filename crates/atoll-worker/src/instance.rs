@@ -20,10 +20,11 @@ use atoll_jail::ids::Ranges;
 use atoll_model::{Code, Error, SandboxId};
 
 use crate::error::{host_file, jail};
+use crate::sandbox::Record;
 use crate::storage::{self, Disk, Storage};
 use crate::tree;
 pub use collect::{Collected, Scope, collect};
-pub(crate) use registry::lock_data;
+pub use registry::DataLock;
 use registry::{read_tag, register, register_lasting};
 
 /// What all instances of a host share.
@@ -45,7 +46,7 @@ pub struct Instance {
     /// What its sandboxes' files are on.
     pub(crate) disk: Box<dyn Disk>,
     /// It outlives its server; locked against a second one.
-    pub(crate) lasting: Option<File>,
+    pub(crate) lasting: Option<DataLock>,
 }
 
 impl Instance {
@@ -88,7 +89,7 @@ impl Instance {
     /// is one: the lock of the instance, then the claims on ids.
     pub(crate) fn lasting(
         data: &Path,
-        own: File,
+        own: DataLock,
         held: Vec<OwnedFd>,
         storage: Storage,
         facts: &Facts,
@@ -237,6 +238,17 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     };
     use std::os::fd::AsFd;
     tree::remove(parent.as_fd(), name).map_err(|error| host_file("remove", path, &error))
+}
+
+/// How many sandboxes of a data directory are recorded beside their files. Sandboxes of the warm pool do not count:
+/// they belong to no caller.
+pub fn count_recorded(data: &Path) -> usize {
+    let entries = fs::read_dir(data.join("sandboxes")).into_iter().flatten();
+    let is_recorded = |entry: &fs::DirEntry| match Record::read(&entry.path()) {
+        Ok(record) => record.is_some_and(|record| !record.pooled),
+        Err(_) => true,
+    };
+    entries.flatten().filter(is_recorded).count()
 }
 
 /// Where the sandboxes that users chose to keep are.

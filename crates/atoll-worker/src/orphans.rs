@@ -4,20 +4,18 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Weak;
 use std::time::Duration;
 
-use atoll_model::SandboxId;
+use atoll_model::{Error, SandboxId};
 
+use crate::LocalRuntime;
 use crate::exec::now;
 use crate::instance::remove_directory;
-use crate::runtime::Shared;
+use crate::sandbox::blocking;
 use crate::storage::Disk;
 
 /// How long they are kept.
 pub const KEPT: Duration = Duration::from_hours(7 * 24);
-/// How often is looked for those that were kept long enough.
-const EVERY: Duration = Duration::from_hours(1);
 /// Says when one was set aside, in microseconds since 1970.
 const SINCE: &str = "aside";
 
@@ -66,25 +64,24 @@ pub(crate) fn mark(directory: &Path) {
     let _ = fs::write(directory.join(SINCE), now().to_string());
 }
 
-/// Removes those that were kept long enough.
-pub(crate) fn sweep(data: &Path, disk: &dyn Disk) {
-    let oldest = now() - i64::try_from(KEPT.as_micros()).unwrap_or(i64::MAX);
-    for orphan in all(data) {
-        if orphan.since < oldest && disk.remove(&orphan.id).is_ok() {
-            let _ = remove_directory(&orphan.directory);
-        }
+impl LocalRuntime {
+    /// Removes the orphans that were set aside before a time. The caller decides when: it knows whether the clock can
+    /// be trusted.
+    pub async fn remove_orphans(&self, before: i64) -> Result<(), Error> {
+        let runtime = self.clone();
+        blocking(move || {
+            let instance = &runtime.shared().instance;
+            remove(&instance.directory, before, instance.disk.as_ref());
+            Ok(())
+        })
+        .await
     }
 }
 
-/// Looks after them as long as the runtime is there.
-pub(crate) async fn tend(shared: Weak<Shared>) {
-    let mut clock = tokio::time::interval(EVERY);
-    loop {
-        clock.tick().await;
-        let Some(shared) = shared.upgrade() else {
-            return;
-        };
-        let sweep = move || sweep(&shared.instance.directory, shared.instance.disk.as_ref());
-        let _ = tokio::task::spawn_blocking(sweep).await;
+fn remove(data: &Path, before: i64, disk: &dyn Disk) {
+    for orphan in all(data) {
+        if orphan.since < before && disk.remove(&orphan.id).is_ok() {
+            let _ = remove_directory(&orphan.directory);
+        }
     }
 }

@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState, Stopwatch};
+use atoll_model::{Code, Error, Policy, SandboxId, SandboxInfo, SandboxState, Stopwatch};
 use tokio::sync::watch;
 
 use crate::busy::Busy;
@@ -150,6 +150,16 @@ impl LocalRuntime {
     /// One sandbox as it is.
     pub fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         self.entry(id)?.info().ok_or_else(|| unknown(id))
+    }
+
+    /// What a sandbox may reach, as its record says.
+    pub fn policy(&self, id: &SandboxId) -> Result<Policy, Error> {
+        match self.entry(id)?.place() {
+            Place::Live(sandbox) => Ok(lock(&sandbox.record).spec.policy.clone()),
+            Place::Stopped(record, _) => Ok(record.spec.policy),
+            Place::Apart(apart) => Ok(apart.record.spec.policy.clone()),
+            Place::Gone => Err(unknown(id)),
+        }
     }
 
     pub(crate) fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {

@@ -59,7 +59,7 @@ pub(crate) struct Sandbox {
     /// Variables of every command: the template's, then the sandbox's own.
     environment: Mutex<Arc<Variables>>,
     pub(crate) ids: IdRange,
-    record: Mutex<Record>,
+    pub(crate) record: Mutex<Record>,
     /// Its link with the world, if it has one.
     link: Mutex<Option<Arc<Link>>>,
     /// The number of its network namespace.

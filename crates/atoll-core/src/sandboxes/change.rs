@@ -56,7 +56,12 @@ impl Core {
         if row.limits != before.limits {
             let set = self.inner.runtime.set_limits(&row.id, row.limits).await;
             if let Err(error) = set {
-                entry.write(store, |row| *row = before).await?;
+                // What else was written meanwhile stays.
+                let back = entry.write(store, |row| {
+                    (row.limits, row.alias) = (before.limits, before.alias);
+                    (row.metadata, row.lifetime) = (before.metadata, before.lifetime);
+                });
+                back.await?;
                 return Err(error);
             }
         }

@@ -13,7 +13,7 @@ use atoll_worker::Announce;
 use super::times::{check_timeout, end_of};
 use super::{SandboxView, check_alias, check_metadata, full};
 use crate::ledger::{Entry, Held};
-use crate::{Context, Core, Inner, error, now, outlast};
+use crate::{Context, Core, Inner, error, outlast};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -142,7 +142,7 @@ impl Core {
             policy: asked.spec.policy,
             public_ports: asked.public_ports,
             lifetime: asked.lifetime,
-            created_at: now(),
+            created_at: self.now(),
             started_at: None,
             end_at: None,
             time_left: None,
@@ -166,8 +166,8 @@ impl Core {
     ) -> Result<SandboxView, Error> {
         let written = entry.write(&self.inner.store, |row| {
             row.state = info.state;
-            row.started_at = Some(now());
-            row.end_at = end_of(&row.lifetime);
+            row.started_at = Some(self.now());
+            row.end_at = end_of(&row.lifetime, self.now());
         });
         let row = match written.await {
             Ok(row) => row,
@@ -196,7 +196,7 @@ impl Core {
         let written = entry.write(&self.inner.store, |row| {
             row.state = SandboxState::Failed;
             row.error = Some(text);
-            row.deleted_at = Some(now());
+            row.deleted_at = Some(self.now());
         });
         let written = written.await;
         let id = entry.with(|row| row.id.clone());
@@ -215,7 +215,7 @@ impl Inner {
 
     /// Takes back such a row.
     async fn unmake(&self, row: &SandboxRow) -> Result<(), Error> {
-        let unmade = self.store.unmake(row, now()).await;
+        let unmade = self.store.unmake(row, self.clock.now()).await;
         unmade.map_err(error::store)?;
         self.unmade().remove(&row.id);
         Ok(())

@@ -6,7 +6,7 @@ use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId};
 
 use super::states::{Still, always, shown_stopping};
 use crate::ledger::Entry;
-use crate::{Context, Core, Inner, history, now, outlast};
+use crate::{Context, Core, Inner, history, outlast};
 
 impl Core {
     /// Deletes a sandbox with its files. The first of several at once does it, the others find nothing.
@@ -36,8 +36,8 @@ impl Core {
                     row.stopped_at = None;
                 }
                 row.state = SandboxState::Stopped;
-                row.stopped_at.get_or_insert_with(now);
-                row.deleted_at = Some(now());
+                row.stopped_at.get_or_insert_with(|| core.now());
+                row.deleted_at = Some(core.now());
                 row.end_at = None;
             });
             if let Err(error) = written.await {

@@ -22,7 +22,7 @@ use super::times::{check_timeout, end_anew, microseconds};
 use super::{SandboxView, full};
 use crate::ledger::{Entry, Held};
 use crate::lifetimes::kept_until;
-use crate::{Context, Core, error, now, outlast};
+use crate::{Context, Core, error, outlast};
 
 /// Whether what is about to happen to a sandbox is still right, given its row before.
 pub(crate) type Still = Box<dyn Fn(&SandboxRow, &Entry) -> bool + Send>;
@@ -83,9 +83,13 @@ impl Core {
             return Ok(before.into());
         }
         // After a crash the runtime says whether it came so far.
-        let row = entry.row();
-        let told = store.update_sandbox(&row, row.state.name(), now());
-        let stopped = match told.await.map_err(error::store) {
+        let told = async {
+            let _deadlines = self.inner.clock.deadlines.read().await;
+            let row = entry.row();
+            let told = store.update_sandbox(&row, row.state.name(), self.now());
+            told.await.map_err(error::store)
+        };
+        let stopped = match told.await {
             Ok(()) => self.inner.runtime.stop(&before.id).await,
             Err(error) => Err(error),
         };
@@ -103,7 +107,7 @@ impl Core {
         let written = entry.write(store, |row| {
             row.state = info.state;
             row.reason = info.reason;
-            let at = now();
+            let at = self.now();
             row.stopped_at = Some(at);
             row.end_at = kept_until(&self.inner.config, at);
             row.time_left = None;
@@ -152,9 +156,9 @@ impl Core {
                 let written = entry.write(&self.inner.store, |row| {
                     row.state = info.state;
                     row.reason = None;
-                    row.started_at = Some(now());
+                    row.started_at = Some(self.now());
                     row.stopped_at = None;
-                    row.end_at = end_anew(&row.lifetime);
+                    row.end_at = end_anew(&row.lifetime, self.now());
                 });
                 let row = match written.await {
                     Ok(row) => row,
@@ -216,11 +220,11 @@ impl Core {
         let info = self.inner.runtime.pause(&row.id).await?;
         let written = entry.write(&self.inner.store, |row| {
             if row.state != info.state {
-                row.stopped_at = Some(now());
+                row.stopped_at = Some(self.now());
             }
             row.state = info.state;
             if let Some(end) = row.end_at.take() {
-                row.time_left = Some((end - now()).max(0));
+                row.time_left = Some((end - self.now()).max(0));
             }
         });
         let written = written.await;
@@ -279,8 +283,8 @@ impl Core {
             let asked = timeout.map(|time| time.map(microseconds));
             row.end_at = match (asked, left) {
                 // It was paused because its time was up.
-                (None, Some(0)) => end_anew(&row.lifetime),
-                (asked, left) => asked.unwrap_or(left).map(|left| now() + left),
+                (None, Some(0)) => end_anew(&row.lifetime, self.now()),
+                (asked, left) => asked.unwrap_or(left).map(|left| self.now() + left),
             };
         });
         let row = written.await?;

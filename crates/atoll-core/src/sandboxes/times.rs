@@ -3,7 +3,7 @@
 use atoll_model::{Error, Lifetime, Org, SandboxState, Scope};
 
 use super::SandboxView;
-use crate::{Context, Core, now};
+use crate::{Context, Core};
 
 /// Times are counted in them.
 pub(crate) fn microseconds(seconds: u32) -> i64 {
@@ -11,19 +11,19 @@ pub(crate) fn microseconds(seconds: u32) -> i64 {
 }
 
 /// When a sandbox that begins to run now must end.
-pub(crate) fn end_of(lifetime: &Lifetime) -> Option<i64> {
+pub(crate) fn end_of(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
-    Some(now() + microseconds(seconds))
+    Some(now + microseconds(seconds))
 }
 
 /// How long a sandbox lives whose own time is none, in seconds, when it runs again.
 const A_WHILE: u32 = 300;
 
 /// When a life that begins again ends. With no time at all it would be over before anybody could use it.
-pub(crate) fn end_anew(lifetime: &Lifetime) -> Option<i64> {
+pub(crate) fn end_anew(lifetime: &Lifetime, now: i64) -> Option<i64> {
     let seconds = lifetime.timeout?;
     let seconds = if seconds == 0 { A_WHILE } else { seconds };
-    Some(now() + microseconds(seconds))
+    Some(now + microseconds(seconds))
 }
 
 /// Refuses a lifetime that the org does not allow.
@@ -63,7 +63,7 @@ impl Core {
                 SandboxState::Paused => {
                     row.time_left = timeout.map(microseconds);
                 }
-                SandboxState::Running => row.end_at = end_of(&row.lifetime),
+                SandboxState::Running => row.end_at = end_of(&row.lifetime, self.now()),
                 _ => {}
             }
         });
@@ -84,11 +84,11 @@ impl Core {
         let held = self.held(context, name).await?;
         let entry = &held.entry;
         let row = entry.row();
-        let end = now() + microseconds(seconds);
-        if row.end_at.is_none_or(|before| before >= end) {
+        let end = || self.now() + microseconds(seconds);
+        if row.end_at.is_none_or(|before| before >= end()) {
             return Ok(row.into());
         }
-        let written = entry.write(&self.inner.store, |row| row.end_at = Some(end));
+        let written = entry.write(&self.inner.store, |row| row.end_at = Some(end()));
         let row = written.await?;
         self.inner.times.notify_one();
         Ok(row.into())

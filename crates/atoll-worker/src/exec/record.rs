@@ -39,16 +39,48 @@ pub(crate) struct Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Clock {
     pub(crate) left: Duration,
-    /// When that was so; nothing while the clock stands still.
+    /// When that was so, in microseconds since 1970; nothing while the clock stands still. Read by older servers.
     pub(crate) at: Option<i64>,
+    /// The same on the host's monotonic clock, which nobody can set. `None` in records of older servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) monotonic: Option<i64>,
 }
 
 impl Clock {
-    /// What is left now.
-    pub(crate) fn left(&self) -> Duration {
-        let gone = self.at.map_or(0, |at| (super::now() - at).max(0));
-        self.left.saturating_sub(Duration::from_micros(gone as u64))
+    /// A clock that runs from now on.
+    pub(super) fn running(left: Duration) -> Self {
+        Self {
+            left,
+            at: Some(super::now()),
+            monotonic: Some(monotonic()),
+        }
     }
+
+    /// A clock that stands still.
+    pub(super) fn stopped(left: Duration) -> Self {
+        Self {
+            left,
+            at: None,
+            monotonic: None,
+        }
+    }
+
+    /// What is left now. A command runs in one boot of the host, so its monotonic times can be compared.
+    pub(crate) fn left(&self) -> Duration {
+        let elapsed = match (self.monotonic, self.at) {
+            (Some(since), _) => monotonic() - since,
+            (None, Some(since)) => super::now() - since,
+            (None, None) => 0,
+        };
+        let elapsed = u64::try_from(elapsed).unwrap_or(0);
+        self.left.saturating_sub(Duration::from_micros(elapsed))
+    }
+}
+
+/// `CLOCK_MONOTONIC` in microseconds: what timers of a running server count by, too.
+fn monotonic() -> i64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,6 +104,9 @@ struct Beginning<'a> {
     pid: i32,
     spec: Cow<'a, Arc<ExecSpec>>,
     started_at: i64,
+    /// See [`Clock::monotonic`]. Only for commands with a deadline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    monotonic: Option<i64>,
 }
 
 impl Record {
@@ -89,6 +124,7 @@ impl Record {
             pid: begun.pid,
             spec: Cow::Borrowed(spec),
             started_at,
+            monotonic: spec.deadline.map(|_| monotonic()),
         };
         Self::begun(ledger, id, beginning)
     }
@@ -105,6 +141,7 @@ impl Record {
             clock: spec.deadline.map(|left| Clock {
                 left,
                 at: Some(started_at),
+                monotonic: beginning.monotonic,
             }),
             spec,
             started_at,
@@ -123,6 +160,7 @@ impl Record {
             pid: 7,
             spec: Cow::Owned(Arc::new(spec)),
             started_at,
+            monotonic: None,
         };
         Self::begun(ledger, ExecId::random(), beginning)
     }
@@ -153,6 +191,7 @@ impl Record {
             pid: self.pid,
             spec: Cow::Borrowed(&self.spec),
             started_at: self.started_at,
+            monotonic: self.clock.and_then(|clock| clock.monotonic),
         }));
         self.append(line)
     }
@@ -223,5 +262,28 @@ impl Record {
             Input::remove(&self.stem());
         }
         (self.id.clone(), self.size)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_does_not_depend_on_the_system_clock() {
+        const YEAR: i64 = 365 * 24 * 3_600_000_000;
+        let hour = Duration::from_hours(1);
+        for step in [-10 * YEAR, 10 * YEAR] {
+            let mut clock = Clock::running(hour);
+            clock.at = clock.at.map(|at| at + step);
+            let left = clock.left();
+            assert!(left <= hour && left > hour / 2, "{left:?}");
+        }
+        assert_eq!(Clock::stopped(hour).left(), hour);
+        // A record of an older server.
+        let old: Clock =
+            serde_json::from_str(r#"{"left":{"secs":3600,"nanos":0},"at":1}"#).unwrap();
+        assert_eq!(old.left(), Duration::ZERO);
     }
 }

@@ -307,11 +307,10 @@ impl Deadline {
                 (None, _) => return std::future::pending().await,
                 (Some(Running::Until(until)), true) => {
                     let left = until.saturating_duration_since(Instant::now());
-                    self.set(Running::Stopped(left), Clock { left, at: None });
+                    self.set(Running::Stopped(left), Clock::stopped(left));
                 }
                 (Some(Running::Stopped(left)), false) => {
-                    let at = Some(super::now());
-                    self.set(Running::Until(Instant::now() + left), Clock { left, at });
+                    self.set(Running::Until(Instant::now() + left), Clock::running(left));
                 }
                 (Some(Running::Stopped(_)), true) => {
                     if self.state.changed().await.is_err() {

@@ -113,18 +113,31 @@ fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes sure that nobody else serves a data directory.
-pub(crate) fn lock_data(data: &Path) -> Result<File, Error> {
-    loop {
-        let file = try_lock_data(data)?;
-        // Somebody may have removed the directory between our opening and our locking it.
-        let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
-        use std::os::unix::fs::MetadataExt;
-        if let (Ok(ours), Ok(there)) = (ours, there)
-            && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
-        {
-            return Ok(file);
+/// The lock of a data directory: one process serves it. Released when this is dropped.
+#[derive(Debug)]
+pub struct DataLock {
+    file: File,
+}
+
+impl DataLock {
+    /// Locks a data directory, which is made if there is none. A `CONFLICT` names the process that holds the lock.
+    pub fn take(data: &Path) -> Result<Self, Error> {
+        loop {
+            let file = try_lock_data(data)?;
+            // The directory may have been removed between our opening and our locking the file.
+            let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
+            use std::os::unix::fs::MetadataExt;
+            if let (Ok(ours), Ok(there)) = (ours, there)
+                && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+            {
+                return Ok(Self { file });
+            }
         }
+    }
+
+    /// Lets the next server in, although a process that inherited the descriptor may still hold it.
+    pub(crate) fn release(&self) -> io::Result<()> {
+        self.file.unlock()
     }
 }
 

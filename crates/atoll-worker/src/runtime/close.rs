@@ -65,7 +65,7 @@ impl LocalRuntime {
             self.shared.network.leave().await?;
             // The next server may come, whoever still holds something of ours.
             return own
-                .unlock()
+                .release()
                 .map_err(|error| internal("unlock the data directory", &error));
         }
         let shared = self.shared;

@@ -13,7 +13,7 @@ use crate::busy::{Busy, Work};
 use crate::error::{host_file, internal};
 use crate::exec::budget::{self, Kept};
 use crate::freezer::Freezer;
-use crate::instance::Instance;
+use crate::instance::{DataLock, Instance};
 use crate::keeper::Keeper;
 use crate::keeper::left::{self, Inventory};
 use crate::meters::Meters;
@@ -37,6 +37,21 @@ impl LocalRuntime {
     /// it with [`LocalRuntime::close`]: a small one that is merely dropped leaves its directory to
     /// `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
+        let data = config.data.clone();
+        let own = if config.lasting {
+            Some(blocking(move || DataLock::take(&data)).await?)
+        } else {
+            None
+        };
+        Self::open_with(config, own).await
+    }
+
+    /// Opens the lasting instance of a data directory whose lock the caller holds already.
+    pub async fn open_locked(config: Config, own: DataLock) -> Result<Self, Error> {
+        Self::open_with(config, Some(own)).await
+    }
+
+    async fn open_with(config: Config, own: Option<DataLock>) -> Result<Self, Error> {
         // A sandbox takes some ten descriptors of ours, and some of the keeper's, which inherits this.
         allow_many_files();
         if config.lasting {
@@ -44,10 +59,9 @@ impl LocalRuntime {
             atoll_jail::go_before_others();
             atoll_jail::put_session_first();
         }
-        let (ground, keeper, inventory) = if config.lasting {
-            Ground::lasting(&config).await?
-        } else {
-            Ground::ephemeral(&config).await?
+        let (ground, keeper, inventory) = match own {
+            Some(own) => Ground::lasting(&config, own).await?,
+            None => Ground::ephemeral(&config).await?,
         };
         let (trash, thrown) = Trash::new();
         let shared = Arc::new(Shared::new(&config, ground, keeper, trash)?);
@@ -81,7 +95,6 @@ impl LocalRuntime {
         if lasting {
             tokio::spawn(crate::cpu_weights::run(Arc::downgrade(&self.shared)));
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
-            tokio::spawn(crate::orphans::tend(Arc::downgrade(&self.shared)));
         }
         self.keep_journals();
     }
@@ -156,9 +169,8 @@ impl Ground {
         Ok((ground, keeper, None))
     }
 
-    async fn lasting(config: &Config) -> Result<Opened, Error> {
-        let (asked, data) = (config.clone(), config.data.clone());
-        let own = blocking(move || crate::instance::lock_data(&data)).await?;
+    async fn lasting(config: &Config, own: DataLock) -> Result<Opened, Error> {
+        let asked = config.clone();
         let run = config.data.join("run");
         crate::instance::private_directory(&run)?;
         let place = run.clone();

@@ -1,5 +1,7 @@
 //! `atoll backup`: the server's records in a directory of their own, while it serves.
 
+mod restore;
+
 use std::fs::{self, File};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -8,14 +10,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_model::{Bytes, Code, Error};
-use clap::Args;
+use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::serve::database::DATABASE as RECORDS;
 use super::{block_on, say};
 use crate::config::Config;
 
-const RECORDS: &str = "atoll.db";
 const KEY: &str = "admin.key";
 /// What signs links: without it those that are under way would be worth nothing.
 const SIGNS: &str = "signing.key";
@@ -23,23 +25,40 @@ const SIGNS: &str = "signing.key";
 /// Copy the server's records: orgs, keys, the history and what should be.
 #[derive(Debug, Args)]
 #[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
     after_help = "A server that runs goes on meanwhile. Files of sandboxes and templates are not copied.
 
 Examples:
   atoll backup /backups/today
-  cp -a /backups/today /var/lib/other; atoll serve --data-dir /var/lib/other"
+  atoll backup restore /backups/today --data-dir /var/lib/other; atoll serve --data-dir /var/lib/other"
 )]
 pub(crate) struct Backup {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// The directory that is to be made.
-    #[arg(value_name = "DIR")]
-    directory: PathBuf,
+    #[arg(value_name = "DIR", required = true)]
+    directory: Option<PathBuf>,
     /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    Restore(restore::Restore),
+}
+
 impl Backup {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        match (&self.command, &self.directory) {
+            (Some(Command::Restore(restore)), _) => restore.run(config),
+            (None, Some(directory)) => self.make(directory, config),
+            (None, None) => Err(Error::invalid("DIR", "no directory is named", "name one")),
+        }
+    }
+
+    fn make(&self, directory: &Path, config: &Config) -> Result<ExitCode, Error> {
         let data = self.data_dir.as_ref().unwrap_or(&config.data);
         let records = data.join(RECORDS);
         if !records.is_file() {
@@ -47,8 +66,8 @@ impl Backup {
             return Err(Error::new(Code::NotFound, message)
                 .remedy("name the server's data directory with --data-dir"));
         }
-        let target = std::path::absolute(&self.directory)
-            .map_err(|error| failed("find", &self.directory, &error))?;
+        let target =
+            std::path::absolute(directory).map_err(|error| failed("find", directory, &error))?;
         if fs::symlink_metadata(&target).is_ok() {
             return Err(taken(&target));
         }

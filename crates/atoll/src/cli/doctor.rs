@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
+use atoll_store::Found;
 use atoll_worker::storage::{self, Space};
 use atoll_worker::template::{BASE, Options, Source, Store};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
@@ -13,6 +14,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
 
+use super::serve::database::{self, Unknown};
 use super::{block_on, paint, say};
 use crate::config::Config;
 
@@ -264,6 +266,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
         found,
         remedy.unwrap_or_default(),
     ));
+    checks.extend(database(config));
     checks.extend(set_aside(config));
     let sudo = Path::new("/usr/bin/sudo").exists();
     checks.push(recommended(
@@ -277,6 +280,42 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
         .into(),
         "apt-get install sudo && atoll template rebuild base".into(),
     ));
+    checks
+}
+
+/// Whether a server would start on the data directory, and whether it would trust the clock. Nothing where no server
+/// has been.
+fn database(config: &Config) -> Vec<Check> {
+    let check = |feature, ok, found, remedy: Option<String>| Check {
+        feature,
+        ok,
+        weight: Weight::Recommended,
+        found,
+        remedy,
+    };
+    let identity = match block_on(database::check(&config.data, Unknown::Refuse)) {
+        Ok(Found::Missing | Found::Empty) => return Vec::new(),
+        Ok(Found::Database(identity)) => identity,
+        Err(error) => return vec![check("database", false, error.message, error.remedy)],
+    };
+    let found = "belongs to its data directory".to_owned();
+    let mut checks = vec![check("database", true, found, None)];
+    if let Some(recorded) = &identity.clock
+        && let Some(difference) = atoll_core::unexplained_difference(recorded)
+    {
+        let until = recorded
+            .held_until
+            .and_then(|until| jiff::Timestamp::from_microsecond(until).ok())
+            .map(|until| format!(" (until {until:.0} by the server's time)"));
+        let found = format!(
+            "{:#} {} what the server recorded last; it ends and deletes nothing for 15 minutes{}",
+            jiff::SignedDuration::from_secs(difference.abs()),
+            if difference < 0 { "behind" } else { "ahead of" },
+            until.unwrap_or_default()
+        );
+        let remedy = "look at the clock (date; timedatectl) and set it if it is wrong; if it is right, do nothing";
+        checks.push(check("clock", false, found, Some(remedy.into())));
+    }
     checks
 }
 

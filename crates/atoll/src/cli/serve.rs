@@ -1,5 +1,6 @@
 //! `atoll serve`: sandboxes over HTTP. Ending it leaves them running; the next one goes on with them.
 
+pub(crate) mod database;
 mod descriptors;
 mod settings;
 mod taken;
@@ -14,10 +15,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_core::{Core, KeyRequest, Signer};
-use atoll_model::{Code, Error, RequestId, Scope};
+use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
 use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
-use atoll_store::Store;
-use atoll_worker::Config as RuntimeConfig;
+use atoll_store::{Found, Store};
+use atoll_worker::instance::DataLock;
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use clap::Args;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UnixListener};
@@ -27,6 +29,7 @@ use tokio::sync::watch;
 use super::run::ensure_base;
 use super::{note, paint, say};
 use crate::config::Config;
+use database::Unknown;
 use descriptors::{Share, Shares};
 use settings::{Complete, OnExit, Settings};
 
@@ -49,6 +52,10 @@ pub(crate) struct Serve {
     /// Show everything that is set, as a file could say it, and end.
     #[arg(long)]
     print_config: bool,
+    /// Start although the database is missing or another's, and adopt sandboxes that it does not know: they become
+    /// sandboxes of its first org, without an end of their own. For one start.
+    #[arg(long)]
+    adopt_orphans: bool,
 }
 
 impl Serve {
@@ -56,7 +63,7 @@ impl Serve {
         let file = self.config.as_deref().map(Settings::read).transpose()?;
         let all = self.settings.clone().or(file.unwrap_or_default());
         let all = all.or(Settings::usual(&config.data));
-        let settings = all.clone().complete()?;
+        let mut settings = all.clone().complete()?;
         if self.print_config {
             say(all.to_toml()?.trim_end());
             return Ok(ExitCode::SUCCESS);
@@ -67,8 +74,7 @@ impl Serve {
         let tls = tls.transpose()?;
         let mut config = config.clone();
         config.data.clone_from(&settings.data);
-        ensure_base(&config)?;
-        settings.watching.log();
+        settings.rules.adopt_orphans = self.adopt_orphans;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .on_thread_start(|| {
@@ -77,14 +83,35 @@ impl Serve {
             })
             .build();
         let runtime = runtime.map_err(|error| failed("start threads", &error))?;
-        runtime.block_on(settings.serve(&config, tls))?;
+        let (lock, found) = runtime.block_on(settings.lock())?;
+        ensure_base(&config)?;
+        settings.watching.log();
+        runtime.block_on(settings.serve(&config, lock, &found, tls))?;
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
 }
 
 impl Complete {
-    async fn serve(&self, config: &Config, tls: Option<Tls>) -> Result<(), Error> {
+    /// Locks the data directory and checks its database, before anything else is done.
+    async fn lock(&self) -> Result<(DataLock, Found), Error> {
+        let lock = taken::lock(&self.data).await?;
+        let unknown = if self.rules.adopt_orphans {
+            Unknown::Adopt
+        } else {
+            Unknown::Refuse
+        };
+        let found = database::check(&self.data, unknown).await?;
+        Ok((lock, found))
+    }
+
+    async fn serve(
+        &self,
+        config: &Config,
+        lock: DataLock,
+        found: &Found,
+        tls: Option<Tls>,
+    ) -> Result<(), Error> {
         let listener = taken::listen(self.listen, taken::PATIENCE).await;
         let listener = listener.map_err(|error| {
             Error::new(
@@ -106,17 +133,13 @@ impl Complete {
             window: self.window.unwrap_or(serving.window),
             ..serving
         };
-        let sandboxes = taken::open(sandboxes).await?;
+        // Before the sandboxes: a database that cannot be opened leaves them as they are.
+        let store = open_store(&config.data).await?;
+        let sandboxes = LocalRuntime::open_locked(sandboxes, lock).await?;
         let opening = sandboxes.attention();
-        let store = Store::open(&config.data.join("atoll.db"))
-            .await
-            .map_err(|error| {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                Error::new(
-                    Code::Internal,
-                    format!("{error}: {}", cause.unwrap_or_default()),
-                )
-            })?;
+        if !matches!(found, Found::Database(_)) {
+            retire_key(&config.data)?;
+        }
         let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;
         let socket = operators_socket(&config.data)?;
         let meters = Meters::default();
@@ -268,6 +291,35 @@ fn write_whole(file: &Path, line: &str) -> Result<(), Error> {
     written
         .and_then(|()| std::fs::rename(&new, file))
         .map_err(|error| failed(&format!("write {}", file.display()), &error))
+}
+
+/// Renames the admin's key of a database that is lost: the new database does not know it, and gets one of its own.
+fn retire_key(data: &Path) -> Result<(), Error> {
+    let key = data.join("admin.key");
+    match std::fs::rename(&key, data.join("admin.key.old")) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(failed(&format!("rename {}", key.display()), &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens the database, and records in it and in the data directory that they belong together.
+async fn open_store(data: &Path) -> Result<Store, Error> {
+    let open = async {
+        let store = Store::open(&data.join(database::DATABASE)).await?;
+        let recorded = database::instance_of(data);
+        let proposed = recorded.clone().unwrap_or_else(InstanceId::random);
+        let instance = store.claim_instance(&proposed).await?;
+        Ok((store, instance, recorded))
+    };
+    let opened = open.await;
+    let (store, instance, recorded) =
+        opened.map_err(|error: atoll_store::Error| database::unusable(data, &error))?;
+    if recorded.as_ref() != Some(&instance) {
+        write_whole(&data.join(database::INSTANCE), instance.as_str())?;
+    }
+    Ok(store)
 }
 
 /// What signs links, with a secret that is made at the first start.

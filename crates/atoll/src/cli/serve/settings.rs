@@ -269,6 +269,7 @@ impl Settings {
                     .map(|time| time.0)
                     .filter(|time| !time.is_zero()),
                 rate_limit: self.rate_limit,
+                adopt_orphans: false,
             },
             patience: atoll_server::Patience {
                 connections: self

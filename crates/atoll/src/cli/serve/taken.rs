@@ -2,10 +2,11 @@
 //! taken it apart, which is soon. Whoever else has them keeps them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use atoll_model::{Code, Error};
-use atoll_worker::{Config, LocalRuntime};
+use atoll_worker::instance::DataLock;
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep};
 
@@ -24,12 +25,11 @@ pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Resul
     patiently(&at.to_string(), patience, bind, taken).await
 }
 
-/// Opens a data directory, which may be somebody's.
-pub(super) async fn open(config: Config) -> Result<LocalRuntime, Error> {
-    let data = config.data.display().to_string();
+/// Locks a data directory, which another process may have locked.
+pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
     let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
-    let open = async || LocalRuntime::open(config.clone()).await;
-    patiently(&data, PATIENCE, open, taken).await
+    let lock = async || DataLock::take(data);
+    patiently(&data.display().to_string(), PATIENCE, lock, taken).await
 }
 
 async fn patiently<T, E>(

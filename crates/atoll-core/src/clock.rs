@@ -1,0 +1,213 @@
+//! Server time: the time by which deadlines are set and kept.
+//!
+//! The system clock can be set at any moment, and no deadline may move because of that. Server time is therefore the
+//! system clock at one moment, the anchor, plus what `CLOCK_BOOTTIME` has counted since then. NTP slews both clocks
+//! together, so they part only when the system clock is set. `CLOCK_BOOTTIME` and not `CLOCK_MONOTONIC`, because it
+//! also counts while the host is suspended: a deadline is a moment that was shown to a user as a time of day, and a
+//! suspend does not postpone it.
+//!
+//! The anchor follows the system clock in [`Clock::accept`] alone, and all deadlines move with it: what is left of
+//! each stays the same. A small step is accepted at once, a larger one after [`HOLD`], during which nothing is ended
+//! or deleted.
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use atoll_store::ClockRecord;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+const SECOND: i64 = 1_000_000;
+const MINUTE: i64 = 60 * SECOND;
+/// A step of the system clock that is not followed: a leap second, or the noise of reading two clocks.
+const NEGLIGIBLE: i64 = SECOND;
+/// The largest step that is accepted at once.
+const SMALL: i64 = MINUTE;
+/// How long a host may take from the last recorded time to its next boot before its clock is doubted.
+const REBOOT: i64 = 5 * MINUTE;
+/// How long nothing is ended or deleted after a larger step.
+pub(crate) const HOLD: i64 = 15 * MINUTE;
+
+/// The clocks of a host.
+pub(crate) trait TimeSource: Debug + Send + Sync {
+    /// The system clock: microseconds since 1970.
+    fn system(&self) -> i64;
+    /// Microseconds since boot, suspended or not.
+    fn boottime(&self) -> i64;
+    /// Differs between any two boots.
+    fn boot(&self) -> String;
+}
+
+/// This host.
+#[derive(Debug)]
+pub(crate) struct Host;
+
+impl TimeSource for Host {
+    fn system(&self) -> i64 {
+        microseconds(rustix::time::ClockId::Realtime)
+    }
+
+    fn boottime(&self) -> i64 {
+        microseconds(rustix::time::ClockId::Boottime)
+    }
+
+    fn boot(&self) -> String {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        id.trim().to_owned()
+    }
+}
+
+fn microseconds(clock: rustix::time::ClockId) -> i64 {
+    let time = rustix::time::clock_gettime(clock);
+    time.tv_sec * SECOND + time.tv_nsec / 1000
+}
+
+/// Server time.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    source: Box<dyn TimeSource>,
+    boot: String,
+    /// Server time minus boottime.
+    anchor: AtomicI64,
+    hold: Mutex<Option<Hold>>,
+    /// Held shared while a deadline is computed and written, exclusively while all deadlines move.
+    pub(crate) deadlines: tokio::sync::RwLock<()>,
+}
+
+/// Why nothing is ended or deleted.
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    /// The difference of the clocks that it is about.
+    difference: i64,
+    /// Boottime at which the difference is accepted.
+    until: i64,
+}
+
+/// What [`Clock::check`] finds. Differences are system clock minus server time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// The clocks agree, or a hold goes on.
+    Unchanged,
+    /// The system clock was set: deadlines are held from now on.
+    Held(i64),
+    /// Deadlines are to be moved by the difference.
+    Due(i64),
+}
+
+impl Clock {
+    /// Starts from the last recorded time. In the same boot, server time goes on as if it had never stopped. After a
+    /// reboot it is the system clock if the time between is explained by the host's uptime and a short reboot, and
+    /// otherwise what the uptime alone explains.
+    pub(crate) fn start(source: Box<dyn TimeSource>, recorded: Option<&ClockRecord>) -> Self {
+        let (system, boottime, boot) = (source.system(), source.boottime(), source.boot());
+        let now = match recorded {
+            None => system,
+            Some(last) if last.boot == boot && last.boottime <= boottime => {
+                last.at + (boottime - last.boottime)
+            }
+            Some(last) => {
+                let explained = last.at.saturating_add(boottime);
+                if (-SMALL..=REBOOT).contains(&system.saturating_sub(explained)) {
+                    system
+                } else {
+                    explained
+                }
+            }
+        };
+        Self {
+            source,
+            boot,
+            anchor: AtomicI64::new(now - boottime),
+            hold: Mutex::default(),
+            deadlines: tokio::sync::RwLock::default(),
+        }
+    }
+
+    /// Server time: microseconds since 1970.
+    pub(crate) fn now(&self) -> i64 {
+        self.at(self.boottime())
+    }
+
+    /// Server time at a boottime.
+    pub(crate) fn at(&self, boottime: i64) -> i64 {
+        self.anchor.load(Ordering::Acquire) + boottime
+    }
+
+    /// Boottime at a server time.
+    pub(crate) fn boottime_at(&self, at: i64) -> i64 {
+        at.saturating_sub(self.anchor.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn boottime(&self) -> i64 {
+        self.source.boottime()
+    }
+
+    /// The system clock, for what expires at a time of day that its holder was given: keys and links.
+    pub(crate) fn system(&self) -> i64 {
+        self.source.system()
+    }
+
+    /// Nothing may be ended or deleted because of its age.
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold().is_some()
+    }
+
+    /// What is recorded about now.
+    pub(crate) fn record(&self) -> ClockRecord {
+        let boottime = self.boottime();
+        let at = self.at(boottime);
+        ClockRecord {
+            at,
+            boottime,
+            boot: self.boot.clone(),
+            difference: self.system() - at,
+            held_until: self.hold().map(|hold| self.at(hold.until)),
+        }
+    }
+
+    /// Compares server time with the system clock. Called every second.
+    pub(crate) fn check(&self) -> Step {
+        let boottime = self.boottime();
+        let difference = self.system() - self.at(boottime);
+        let mut hold = self.hold();
+        match *hold {
+            None if difference.abs() <= NEGLIGIBLE => Step::Unchanged,
+            None if difference.abs() <= SMALL => Step::Due(difference),
+            Some(held) if (difference - held.difference).abs() <= SMALL => {
+                if boottime < held.until {
+                    Step::Unchanged
+                } else if difference.abs() <= NEGLIGIBLE {
+                    Step::Due(0)
+                } else {
+                    Step::Due(difference)
+                }
+            }
+            _ => {
+                let until = boottime + HOLD;
+                *hold = Some(Hold { difference, until });
+                Step::Held(difference)
+            }
+        }
+    }
+
+    /// Moves server time by a difference and ends the hold. The caller has moved all deadlines.
+    pub(crate) fn accept(&self, difference: i64) {
+        self.anchor.fetch_add(difference, Ordering::AcqRel);
+        *self.hold() = None;
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
+        self.hold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// By how many seconds the system clock differs from what the last recorded time and the host's uptime explain, if a
+/// server that sees it holds its deadlines for it. Negative if the system clock is behind.
+pub fn unexplained_difference(recorded: &ClockRecord) -> Option<i64> {
+    match Clock::start(Box::new(Host), Some(recorded)).check() {
+        Step::Held(difference) => Some(difference / SECOND),
+        Step::Unchanged | Step::Due(_) => None,
+    }
+}

@@ -1,0 +1,284 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use atoll_model::{Org, OrgId};
+use atoll_store::{SandboxRow, Store};
+
+use super::*;
+use crate::ledger::Ledger;
+use crate::timekeeping::check;
+
+const HOUR: i64 = 60 * MINUTE;
+const YEAR: i64 = 365 * 24 * HOUR;
+const BEGIN: i64 = 1_700_000_000 * SECOND;
+
+/// The clocks of a host that a test sets.
+#[derive(Debug, Clone)]
+pub(crate) struct Manual {
+    system: Arc<AtomicI64>,
+    boottime: Arc<AtomicI64>,
+    boot: &'static str,
+}
+
+impl TimeSource for Manual {
+    fn system(&self) -> i64 {
+        self.system.load(Ordering::Relaxed)
+    }
+    fn boottime(&self) -> i64 {
+        self.boottime.load(Ordering::Relaxed)
+    }
+    fn boot(&self) -> String {
+        self.boot.into()
+    }
+}
+
+impl Manual {
+    fn new(system: i64, boottime: i64, boot: &'static str) -> Self {
+        Self {
+            system: Arc::new(system.into()),
+            boottime: Arc::new(boottime.into()),
+            boot,
+        }
+    }
+
+    /// Time passes.
+    fn pass(&self, time: i64) {
+        self.system.fetch_add(time, Ordering::Relaxed);
+        self.boottime.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// The system clock is set.
+    fn step(&self, by: i64) {
+        self.system.fetch_add(by, Ordering::Relaxed);
+    }
+
+    fn start(&self, recorded: Option<&ClockRecord>) -> Clock {
+        Clock::start(Box::new(self.clone()), recorded)
+    }
+}
+
+/// A clock at its first start, with what drives it.
+pub(crate) fn manual() -> (Manual, Clock) {
+    let host = Manual::new(BEGIN, HOUR, "first");
+    let clock = host.start(None);
+    (host, clock)
+}
+
+#[test]
+fn server_time_passes_and_does_not_step_with_the_system_clock() {
+    for step in [-10 * YEAR, -HOUR, HOUR, 10 * YEAR] {
+        let (host, clock) = manual();
+        host.pass(10 * SECOND);
+        assert_eq!(clock.now(), BEGIN + 10 * SECOND);
+        assert_eq!(clock.check(), Step::Unchanged);
+        host.step(step);
+        assert_eq!(clock.now(), BEGIN + 10 * SECOND);
+        assert!(!clock.is_held());
+        assert_eq!(clock.check(), Step::Held(step));
+        assert!(clock.is_held());
+        // Once, for a quarter of an hour.
+        host.pass(HOLD - SECOND);
+        assert_eq!(clock.check(), Step::Unchanged);
+        host.pass(SECOND);
+        assert_eq!(clock.check(), Step::Due(step));
+        clock.accept(step);
+        assert!(!clock.is_held());
+        assert_eq!(clock.now(), host.system());
+        assert_eq!(clock.check(), Step::Unchanged);
+    }
+}
+
+#[test]
+fn a_suspend_is_no_step_and_neither_is_a_leap_second() {
+    let (host, clock) = manual();
+    host.pass(8 * HOUR);
+    assert_eq!(clock.check(), Step::Unchanged);
+    host.step(-SECOND);
+    assert_eq!(clock.check(), Step::Unchanged);
+}
+
+#[test]
+fn a_small_step_is_accepted_at_once() {
+    let (host, clock) = manual();
+    host.step(30 * SECOND);
+    assert_eq!(clock.check(), Step::Due(30 * SECOND));
+    assert!(!clock.is_held());
+}
+
+#[test]
+fn another_step_during_a_hold_begins_it_anew() {
+    let (host, clock) = manual();
+    host.step(YEAR);
+    assert_eq!(clock.check(), Step::Held(YEAR));
+    host.pass(10 * MINUTE);
+    host.step(-YEAR);
+    assert_eq!(clock.check(), Step::Held(0));
+    host.pass(10 * MINUTE);
+    assert_eq!(clock.check(), Step::Unchanged);
+    assert!(clock.is_held());
+    host.pass(5 * MINUTE);
+    assert_eq!(clock.check(), Step::Due(0));
+}
+
+/// What a server recorded an hour after `manual`'s begin.
+fn recorded() -> ClockRecord {
+    let (host, clock) = manual();
+    host.pass(HOUR);
+    clock.record()
+}
+
+#[test]
+fn after_a_restart_in_the_same_boot_time_goes_on_whatever_the_system_clock_says() {
+    for step in [-YEAR, 0, YEAR] {
+        let host = Manual::new(BEGIN + 3 * HOUR + step, 4 * HOUR, "first");
+        let clock = host.start(Some(&recorded()));
+        assert_eq!(clock.now(), BEGIN + 3 * HOUR);
+        let expected = match step {
+            0 => Step::Unchanged,
+            step => Step::Held(step),
+        };
+        assert_eq!(clock.check(), expected);
+    }
+}
+
+#[test]
+fn after_a_reboot_the_system_clock_is_doubted_unless_the_uptime_explains_it() {
+    let uptime = 2 * MINUTE;
+    let last = recorded();
+    for (off, held) in [
+        (0, false),
+        (3 * MINUTE, false),
+        (HOUR, true),
+        (10 * YEAR, true),
+        (-HOUR, true),
+        (-50 * YEAR, true),
+    ] {
+        let host = Manual::new(last.at + uptime + off, uptime, "second");
+        let clock = host.start(Some(&last));
+        if held {
+            assert_eq!(clock.now(), last.at + uptime, "{off}");
+            assert_eq!(clock.check(), Step::Held(off));
+        } else {
+            assert_eq!(clock.now(), host.system(), "{off}");
+            assert_eq!(clock.check(), Step::Unchanged);
+        }
+    }
+    // A record of another host, or of a container's time namespace.
+    let host = Manual::new(BEGIN, MINUTE, "first");
+    let clock = host.start(Some(&last));
+    assert_eq!(clock.now(), last.at + MINUTE);
+}
+
+/// A store with an org, and a running and a stopped sandbox whose deadlines are ahead.
+async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, Ledger, OrgId) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(&directory.path().join("atoll.db"))
+        .await
+        .unwrap();
+    let org = Org {
+        id: OrgId::random(),
+        name: "main".into(),
+        max_sandboxes: None,
+        max_timeout: None,
+        created_at: 1,
+    };
+    store.add_org(&org).await.unwrap();
+    let ledger = Ledger::new(clock);
+    for (alias, stopped_at) in [("running", None), ("stopped", Some(BEGIN))] {
+        let mut row = crate::ledger::tests::row(&org.id, alias);
+        store.add_sandbox(&row, None, None).await.unwrap();
+        row.end_at = Some(clock.now() + 10 * MINUTE);
+        row.stopped_at = stopped_at;
+        store.update_sandbox(&row, "running", 1).await.unwrap();
+        ledger.add(row);
+    }
+    (directory, store, ledger, org.id)
+}
+
+async fn rows(store: &Store) -> Vec<SandboxRow> {
+    let mut rows = store.living().await.unwrap();
+    rows.sort_by(|one, other| one.alias.cmp(&other.alias));
+    rows
+}
+
+#[tokio::test]
+async fn a_step_moves_all_deadlines_after_the_hold_and_leaves_what_is_left_of_each() {
+    for step in [-10 * YEAR, -HOUR, HOUR, 10 * YEAR] {
+        let (host, clock) = manual();
+        let clock = Arc::new(clock);
+        let (_directory, store, ledger, org) = place(&clock).await;
+        let before = rows(&store).await;
+        host.step(step);
+        check(&store, &ledger, &clock).await.unwrap();
+        assert!(clock.is_held());
+        assert_eq!(rows(&store).await, before);
+        let recorded = store.clock().await.unwrap().unwrap();
+        assert_eq!(recorded.difference, step);
+        assert_eq!(recorded.held_until, Some(clock.now() + HOLD));
+        let events = store.events(&org, None, 0, 100).await.unwrap();
+        let held = events.iter().filter(|event| event.kind == "held");
+        assert_eq!(held.count(), 2);
+        assert_eq!(
+            events.last().unwrap().payload["clockDifference"],
+            step / SECOND
+        );
+
+        let idle = ledger.all()[0].idle_since().unwrap();
+        host.pass(HOLD);
+        let left: Vec<i64> = before
+            .iter()
+            .map(|row| row.end_at.unwrap() - clock.now())
+            .collect();
+        check(&store, &ledger, &clock).await.unwrap();
+        assert!(!clock.is_held());
+        let after = rows(&store).await;
+        for (row, left) in after.iter().zip(left) {
+            assert_eq!(row.end_at.unwrap() - clock.now(), left);
+            assert_eq!(clock.now(), host.system());
+            let entry = ledger.find(&org, row.alias.as_deref().unwrap()).unwrap();
+            assert_eq!(entry.row().end_at, row.end_at);
+            // Idleness begins anew.
+            assert_eq!(entry.idle_since(), Some(clock.now()));
+        }
+        assert_ne!(ledger.all()[0].idle_since().unwrap(), idle);
+        assert_eq!(after[1].stopped_at, Some(BEGIN + step));
+        let recorded = store.clock().await.unwrap().unwrap();
+        assert_eq!((recorded.at, recorded.held_until), (clock.now(), None));
+        // The next server finds nothing to doubt.
+        let next = host.start(Some(&recorded));
+        assert_eq!(next.check(), Step::Unchanged);
+        store.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_that_is_written_while_all_move_is_right_afterwards() {
+    let (host, clock) = manual();
+    let clock = Arc::new(clock);
+    let (_directory, store, ledger, org) = place(&clock).await;
+    host.step(30 * SECOND);
+    let entry = ledger.find(&org, "running").unwrap();
+    let exclusive = clock.deadlines.write().await;
+    let writing = entry.write(&store, |row| row.end_at = Some(clock.now() + HOUR));
+    let moving = async {
+        clock.accept(30 * SECOND);
+        drop(exclusive);
+    };
+    let (written, ()) = tokio::join!(writing, moving);
+    assert_eq!(written.unwrap().end_at, Some(host.system() + HOUR));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_step_that_cannot_be_recorded_is_accepted_later() {
+    let (host, clock) = manual();
+    let clock = Arc::new(clock);
+    let (_directory, store, ledger, _) = place(&clock).await;
+    host.step(30 * SECOND);
+    store.close().await;
+    assert!(check(&store, &ledger, &clock).await.is_err());
+    assert_eq!(clock.now(), BEGIN);
+    assert_eq!(clock.check(), Step::Due(30 * SECOND));
+}

@@ -1,0 +1,106 @@
+//! The last recorded time, and deadlines that move with the clock.
+
+use atoll_model::EventId;
+use sqlx::{FromRow, Sqlite, Transaction};
+
+use crate::{Result, SandboxRow, Store};
+
+pub(crate) const READ: &str = "SELECT at, boottime, boot, difference, held_until FROM clock";
+const WRITE: &str = "INSERT INTO clock (one, at, boottime, boot, difference, held_until) VALUES (1, $1, $2, $3, $4, $5) \
+     ON CONFLICT (one) DO UPDATE SET at = $1, boottime = $2, boot = $3, difference = $4, held_until = $5";
+const SHIFT: &str = "UPDATE sandboxes SET end_at = end_at + $1, stopped_at = stopped_at + $1 WHERE deleted_at IS NULL";
+
+/// What a server last recorded about the time.
+#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
+pub struct ClockRecord {
+    /// Server time: microseconds since 1970.
+    pub at: i64,
+    /// `CLOCK_BOOTTIME` of the host at that moment, in microseconds.
+    pub boottime: i64,
+    /// The host's boot id.
+    pub boot: String,
+    /// System clock minus server time, in microseconds.
+    pub difference: i64,
+    /// Server time until which nothing is ended or deleted. `None` if deadlines are not held.
+    pub held_until: Option<i64>,
+}
+
+impl Store {
+    /// The last recorded time. `None` before the first start of a server that records it.
+    pub async fn clock(&self) -> Result<Option<ClockRecord>> {
+        let query = sqlx::query_as(READ);
+        Ok(query.fetch_optional(&self.read).await?)
+    }
+
+    /// Records the time.
+    pub async fn record_clock(&self, record: &ClockRecord) -> Result<()> {
+        let _time = self.time("record_clock");
+        write(record).execute(&self.write).await?;
+        Ok(())
+    }
+
+    /// Records that deadlines are held, with an event for each of these sandboxes.
+    pub async fn hold_deadlines(&self, record: &ClockRecord, rows: &[SandboxRow]) -> Result<()> {
+        let _time = self.time("hold_deadlines");
+        let mut transaction = self.write.begin().await?;
+        write(record).execute(&mut *transaction).await?;
+        for row in rows {
+            let mut payload = crate::sandboxes::event_data(row, row.state);
+            payload["clockDifference"] = (record.difference / 1_000_000).into();
+            add_event(&mut transaction, row, "held", &payload, record.at).await?;
+        }
+        transaction.commit().await?;
+        self.news.send_replace(());
+        Ok(())
+    }
+
+    /// Moves the deadlines of all sandboxes that are not deleted, and records the time. `rows` are those sandboxes as
+    /// they are afterwards; each gets a `changed` event.
+    pub async fn shift_deadlines(
+        &self,
+        by: i64,
+        record: &ClockRecord,
+        rows: &[SandboxRow],
+    ) -> Result<()> {
+        let _time = self.time("shift_deadlines");
+        let mut transaction = self.write.begin().await?;
+        let shifted = sqlx::query(SHIFT).bind(by);
+        shifted.execute(&mut *transaction).await?;
+        write(record).execute(&mut *transaction).await?;
+        for row in rows {
+            let payload = crate::sandboxes::event_data(row, row.state);
+            add_event(&mut transaction, row, "changed", &payload, record.at).await?;
+        }
+        transaction.commit().await?;
+        self.news.send_replace(());
+        Ok(())
+    }
+}
+
+fn write(record: &ClockRecord) -> sqlx::query::Query<'_, Sqlite, sqlx::sqlite::SqliteArguments> {
+    sqlx::query(WRITE)
+        .bind(record.at)
+        .bind(record.boottime)
+        .bind(&record.boot)
+        .bind(record.difference)
+        .bind(record.held_until)
+}
+
+/// Adds an event about a sandbox.
+pub(crate) async fn add_event(
+    transaction: &mut Transaction<'_, Sqlite>,
+    row: &SandboxRow,
+    kind: &str,
+    payload: &serde_json::Value,
+    at: i64,
+) -> Result<()> {
+    let query = sqlx::query(crate::events::INSERT)
+        .bind(EventId::random().as_str().to_owned())
+        .bind(row.org.as_str())
+        .bind(row.id.as_str())
+        .bind(kind)
+        .bind(payload.to_string())
+        .bind(at);
+    query.execute(&mut **transaction).await?;
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! What a database says about itself before anything is changed.
+
+use std::fs;
+
+use atoll_model::InstanceId;
+
+use super::store;
+use crate::{Error, Found, Identity, Store, inspect};
+
+#[tokio::test]
+async fn a_missing_and_an_empty_database_are_told_apart_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("atoll.db");
+    assert_eq!(inspect(&path).await.unwrap(), Found::Missing);
+    assert!(!path.exists());
+    fs::write(&path, "").unwrap();
+    assert_eq!(inspect(&path).await.unwrap(), Found::Empty);
+    fs::write(&path, vec![b'x'; 8192]).unwrap();
+    let error = inspect(&path).await.unwrap_err();
+    assert!(error.is_damage(), "{error:?}");
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    assert!(matches!(inspect(&path).await, Err(Error::NotAFile)));
+}
+
+#[tokio::test]
+async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
+    let (directory, store) = store().await;
+    let path = directory.path().join("atoll.db");
+    let unknown = Found::Database(Identity::default());
+    assert_eq!(inspect(&path).await.unwrap(), unknown);
+    let (first, second) = (InstanceId::random(), InstanceId::random());
+    assert_eq!(store.claim_instance(&first).await.unwrap(), first);
+    assert_eq!(store.claim_instance(&second).await.unwrap(), first);
+    let known = Found::Database(Identity {
+        instance: Some(first),
+        clock: None,
+    });
+    // While it is only in the log, and when it is in the file.
+    assert_eq!(inspect(&path).await.unwrap(), known);
+    store.close().await;
+    let files = || {
+        let entries = fs::read_dir(directory.path()).unwrap().flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        names.sort();
+        (names, fs::read(&path).unwrap())
+    };
+    let before = files();
+    assert_eq!(inspect(&path).await.unwrap(), known);
+    assert!(files() == before);
+}
+
+#[tokio::test]
+async fn a_database_of_a_newer_version_or_another_program_is_refused() {
+    let (directory, store) = store().await;
+    let path = directory.path().join("atoll.db");
+    let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+         VALUES (9999, 'later', 1, x'00', 0)";
+    sqlx::query(later).execute(&store.write).await.unwrap();
+    assert!(matches!(inspect(&path).await, Err(Error::Newer)));
+    sqlx::query("DROP TABLE _sqlx_migrations")
+        .execute(&store.write)
+        .await
+        .unwrap();
+    let error = inspect(&path).await.unwrap_err();
+    assert!(error.is_damage(), "{error:?}");
+    store.close().await;
+    assert!(Store::open(&path).await.is_err());
+}

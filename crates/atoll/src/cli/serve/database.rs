@@ -1,0 +1,126 @@
+//! Whether the database of a data directory belongs to it. Checked before anything is changed.
+
+use std::path::Path;
+
+use atoll_model::{Code, Error, InstanceId};
+use atoll_store::{Found, inspect};
+use atoll_worker::instance::count_recorded;
+
+/// The database, in a data directory.
+pub(crate) const DATABASE: &str = "atoll.db";
+/// The instance that a data directory belongs to. The database records the same id.
+pub(super) const INSTANCE: &str = "instance-id";
+
+/// What may happen to sandboxes that the database does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unknown {
+    /// They are set aside, and a database that cannot know them is refused.
+    Refuse,
+    /// They are adopted, whatever database is there.
+    Adopt,
+}
+
+/// The instance id of a data directory. `None` if no server has recorded one.
+pub(crate) fn instance_of(data: &Path) -> Option<InstanceId> {
+    let text = std::fs::read_to_string(data.join(INSTANCE)).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Refuses a database that is damaged or newer, and one that is missing, empty or another instance's although the data
+/// directory has been used. Changes nothing.
+pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<Found, Error> {
+    let path = data.join(DATABASE);
+    let found = inspect(&path).await;
+    let found = found.map_err(|error| unusable(data, &error))?;
+    if unknown == Unknown::Adopt {
+        return Ok(found);
+    }
+    let (recorded, sandboxes) = (instance_of(data), count_recorded(data));
+    let lost = |state| match (sandboxes, &recorded) {
+        (0, None) => Ok(()),
+        _ => Err(lost(&path, state, sandboxes)),
+    };
+    match &found {
+        Found::Missing => lost("missing")?,
+        Found::Empty => lost("empty")?,
+        Found::Database(identity) => {
+            if let (Some(ours), Some(theirs)) = (&recorded, &identity.instance)
+                && ours != theirs
+            {
+                return Err(foreign(&path, ours, theirs));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn lost(path: &Path, state: &str, sandboxes: usize) -> Error {
+    let message = match sandboxes {
+        0 => format!(
+            "the database {} is {state}, and a server has used its data directory before",
+            path.display()
+        ),
+        some => format!(
+            "the database {} is {state}, and its data directory has sandboxes: {some}",
+            path.display()
+        ),
+    };
+    Error::new(Code::Conflict, message).remedy(format!(
+        "{}, or start once with --adopt-orphans, which makes a new database and adopts the sandboxes into its first org. \
+         Nothing was changed",
+        restore(path)
+    ))
+}
+
+fn foreign(path: &Path, ours: &InstanceId, theirs: &InstanceId) -> Error {
+    let message = format!(
+        "the database {} belongs to instance {theirs}, and its data directory to instance {ours}",
+        path.display()
+    );
+    Error::new(Code::Conflict, message).remedy(format!(
+        "put the right one back, {}, or start once with --adopt-orphans, which goes on with this database and adopts \
+         the sandboxes that it does not know. Nothing was changed",
+        restore(path)
+    ))
+}
+
+/// A database that cannot be opened, and what to do about it.
+pub(crate) fn unusable(data: &Path, error: &atoll_store::Error) -> Error {
+    let path = data.join(DATABASE);
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    let cause = cause.unwrap_or_default();
+    let message = format!("the database {}: {error}{cause}", path.display());
+    let (code, remedy) = match error {
+        atoll_store::Error::Newer | atoll_store::Error::Migration(_) => (
+            Code::Conflict,
+            format!(
+                "start the version of atoll that wrote it, or {}",
+                restore(&path)
+            ),
+        ),
+        error if error.is_full() => (
+            Code::DiskFull,
+            "make room on the disk of the data directory".into(),
+        ),
+        error if error.is_damage() || matches!(error, atoll_store::Error::NotAFile) => (
+            Code::Internal,
+            format!(
+                "{}; without a backup, move {DATABASE}, {DATABASE}-wal and {DATABASE}-shm away and start once with \
+                 --adopt-orphans",
+                restore(&path)
+            ),
+        ),
+        _ => (
+            Code::Internal,
+            "check the disk and the permissions of the data directory".into(),
+        ),
+    };
+    Error::new(code, message).remedy(format!("{remedy}. Nothing was changed"))
+}
+
+fn restore(path: &Path) -> String {
+    format!(
+        "restore a backup (atoll backup restore BACKUP --data-dir {})",
+        path.parent().unwrap_or(path).display()
+    )
+}

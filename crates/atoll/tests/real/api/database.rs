@@ -1,0 +1,233 @@
+//! A database that is lost, damaged or another's stops the start of its server, and changes nothing.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use atoll_testkit::{Scratch, run_within};
+use serde_json::{Value, json};
+
+use super::Server;
+use crate::cli::{atoll, told};
+use crate::world::DEADLINE;
+
+/// What a start says that is refused.
+pub fn refused(data: &Path) -> String {
+    let mut serve = atoll(&["serve", "--listen", "127.0.0.1:0", "--data-dir"]);
+    serve.arg(data).args(["--metrics-listen", "off"]).env(
+        "ATOLL_TEMPLATES_DIR",
+        crate::world::data().join("templates"),
+    );
+    let output = tokio::task::block_in_place(|| run_within(&mut serve, DEADLINE, b""));
+    assert!(!output.status.success(), "{}", told(&output));
+    told(&output)
+}
+
+/// What `atoll doctor` finds about one thing.
+pub fn doctor(data: &Path, feature: &str) -> Value {
+    let mut doctor = atoll(&["doctor", "--json"]);
+    doctor.env("ATOLL_DATA_DIR", data).env(
+        "ATOLL_TEMPLATES_DIR",
+        crate::world::data().join("templates"),
+    );
+    let output = tokio::task::block_in_place(|| run_within(&mut doctor, DEADLINE, b""));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let found = checks.iter().find(|check| check["feature"] == feature);
+    found.cloned().unwrap_or_default()
+}
+
+/// Every file below a directory, but for what sandboxes wrote and the lock, with when it changed and how long it is.
+fn files(directory: &Path) -> BTreeMap<PathBuf, (i64, i64, u64)> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        let (path, about) = (entry.path(), entry.metadata().unwrap());
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if ["lock", "upper", "work"].contains(&name.as_str()) {
+            continue;
+        }
+        if about.is_dir() {
+            all.extend(files(&path));
+        }
+        all.insert(path, (about.ctime(), about.ctime_nsec(), about.len()));
+    }
+    all
+}
+
+fn remove_database(data: &Path) {
+    for name in ["atoll.db", "atoll.db-wal", "atoll.db-shm"] {
+        let _ = fs::remove_file(data.join(name));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_not_the_directorys_own_stops_the_start_and_nothing_changes() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo kept > ~/f").await;
+    server.end();
+    let data = server.data();
+    let database = data.join("atoll.db");
+    let good = fs::read(&database).unwrap();
+    let (put_back, sql) = (
+        || fs::write(&database, &good).unwrap(),
+        |text| server.sql(text),
+    );
+    type Damage<'a> = (&'a str, &'a dyn Fn());
+    let newer = "INSERT INTO _sqlx_migrations VALUES (9999, 'x', CURRENT_TIMESTAMP, 1, x'00', 0)";
+    let damages: [Damage<'_>; 6] = [
+        ("is missing", &|| remove_database(&data)),
+        ("is empty", &|| fs::write(&database, "").unwrap()),
+        ("not a regular file", &|| {
+            fs::remove_file(&database).unwrap();
+            fs::create_dir(&database).unwrap();
+        }),
+        ("file is not a database", &|| {
+            fs::write(&database, vec![b'x'; good.len()]).unwrap();
+        }),
+        ("written by a newer version", &|| sql(newer)),
+        ("belongs to instance inst_aaaaabbbbbcccccddddd", &|| {
+            sql("UPDATE instance SET id = 'inst_aaaaabbbbbcccccddddd'");
+        }),
+    ];
+    for (words, damage) in damages {
+        damage();
+        let before = files(&data);
+        let said = refused(&data);
+        for words in [words, "atoll backup restore", "Nothing was changed"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!(files(&data), before, "{words}");
+        let found = doctor(&data, "database");
+        assert_eq!(found["ok"], false, "{found}");
+        assert!(found["found"].as_str().unwrap().contains(words), "{found}");
+        if database.is_dir() {
+            fs::remove_dir(&database).unwrap();
+        }
+        put_back();
+    }
+    assert_eq!(doctor(&data, "database")["ok"], true);
+    server.kill_and_start();
+    let client = server.client();
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running", "{info}");
+    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_of_an_older_version_is_taken_over() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    server.end();
+    let instance = server.data().join("instance-id");
+    let before = fs::read_to_string(&instance).unwrap();
+    fs::remove_file(&instance).unwrap();
+    server.sql("DELETE FROM instance; DELETE FROM clock");
+    server.kill_and_start();
+    let client = server.client();
+    assert_eq!(client.line(&id, "echo on").await, "on\n");
+    let after = fs::read_to_string(&instance).unwrap();
+    assert_ne!(after, before);
+    // An old backup knows no instance; it is this one's now.
+    server.end();
+    server.sql("DELETE FROM instance");
+    server.kill_and_start();
+    assert_eq!(fs::read_to_string(&instance).unwrap(), after);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn orphans_are_adopted_if_the_operator_says_so() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let asked = json!({ "timeout": 1000, "alias": "web", "memoryMB": 300 });
+    let (runs, stopped) = (
+        client.sandbox(&asked).await,
+        client.sandbox(&json!({})).await,
+    );
+    client.line(&runs, "echo kept > ~/f").await;
+    client.line(&stopped, "echo too > ~/f").await;
+    let path = format!("/sandboxes/{stopped}/stop");
+    assert_eq!(client.post(&path, &json!({})).await.status, 200);
+    server.end();
+    let data = server.data();
+    let lost = fs::read_to_string(data.join("admin.key")).unwrap();
+    remove_database(&data);
+    server.kill_and_start_with(&["--adopt-orphans"]);
+    let stranger = server.client().with_key(Some(lost.trim()));
+    assert_eq!(stranger.get("/sandboxes").await.status, 403);
+    // They are as good as others from now on.
+    for flags in [["--adopt-orphans"].as_slice(), &[]] {
+        server.kill_and_start_with(flags);
+        let client = server.client();
+        let info = client.get(&format!("/sandboxes/{runs}")).await.json();
+        assert_eq!(
+            (&info["state"], &info["memoryMB"], &info["endAt"]),
+            (&json!("running"), &json!(300), &Value::Null),
+            "{info}"
+        );
+        assert_eq!(client.line(&runs, "cat ~/f").await, "kept\n");
+        let info = client.get(&format!("/sandboxes/{stopped}")).await.json();
+        assert_eq!(info["state"], "stopped", "{info}");
+        assert!(info["deleteAt"].is_string(), "{info}");
+    }
+    let client = server.client();
+    let path = format!("/sandboxes/{stopped}/start");
+    assert_eq!(client.post(&path, &json!({})).await.status, 200);
+    assert_eq!(client.line(&stopped, "cat ~/f").await, "too\n");
+    assert!(!data.join("orphaned").join(&runs).exists());
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_is_restored_over_a_lost_database() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let old = client.sandbox(&json!({ "timeout": 0 })).await;
+    let scratch = Scratch::new();
+    let (data, backup) = (server.data(), scratch.join("backup"));
+    let run = |words: &[&str]| {
+        let mut command = atoll(words);
+        command.arg(&backup).arg("--data-dir").arg(&data);
+        tokio::task::block_in_place(|| run_within(&mut command, DEADLINE, b""))
+    };
+    let made = run(&["backup"]);
+    assert!(made.status.success(), "{}", told(&made));
+    // Not under a server that runs.
+    let busy = run(&["backup", "restore"]);
+    assert!(
+        told(&busy).contains("is served by process"),
+        "{}",
+        told(&busy)
+    );
+    let young = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&young, "echo kept > ~/f").await;
+    server.end();
+    let former = fs::read(data.join("atoll.db")).unwrap();
+    // A log that would damage what is restored.
+    fs::write(data.join("atoll.db-wal"), "stale").unwrap();
+    // Nor into the data directory of another instance.
+    let instance = data.join("instance-id");
+    let ours = fs::read_to_string(&instance).unwrap();
+    fs::write(&instance, "inst_aaaaabbbbbcccccddddd").unwrap();
+    let foreign = told(&run(&["backup", "restore"]));
+    assert!(
+        foreign.contains("belongs to instance inst_aaaaabbbbbcccccddddd"),
+        "{foreign}"
+    );
+    assert!(fs::read(data.join("atoll.db")).unwrap() == former);
+    fs::write(&instance, ours).unwrap();
+    let restored = run(&["backup", "restore"]);
+    assert!(restored.status.success(), "{}", told(&restored));
+    assert!(fs::read(data.join("replaced-1/atoll.db")).unwrap() == former);
+    assert!(!data.join("atoll.db-wal").exists());
+    server.kill_and_start_with(&["--adopt-orphans"]);
+    let client = server.client();
+    assert_eq!(client.line(&old, "echo on").await, "on\n");
+    assert_eq!(client.line(&young, "cat ~/f").await, "kept\n");
+    server.close().await;
+}
