@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Error, OrgId, SandboxId, SandboxState};
+use atoll_model::{Error, OrgId, PortAccess, SandboxId, SandboxState};
 
 use crate::ledger::Entry;
 use crate::{Core, Use};
@@ -98,7 +98,7 @@ impl Doorstep {
 
     /// Whether what it serves on its ports is for everybody.
     pub fn serves_everybody(&self) -> bool {
-        self.entry.with(|row| row.public_ports)
+        self.entry.with(|row| row.port_access == PortAccess::Public)
     }
 
     /// Whose it is.

@@ -242,7 +242,7 @@ pub(crate) fn unknown() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use atoll_model::{Lifetime, Limits, Network, Policy, SessionId};
+    use atoll_model::{Lifetime, Limits, Network, Policy, PortAccess, SessionId};
 
     use super::*;
 
@@ -260,7 +260,7 @@ mod tests {
             limits: Limits::default(),
             network: Network::None,
             policy: Policy::default(),
-            public_ports: false,
+            port_access: PortAccess::Private,
             lifetime: Lifetime::default(),
             created_at: 1,
             started_at: Some(1),
