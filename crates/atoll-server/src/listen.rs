@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::guard::Encrypted;
+use crate::guard::{ClientAddress, Encrypted};
 use crate::tls::Tls;
 use direct::{Connection, Past};
 pub(crate) use direct::{Direct, LEAST};
@@ -152,6 +152,15 @@ enum Accepted {
     Unix(tokio::net::UnixStream),
 }
 
+impl Accepted {
+    fn client(&self) -> Option<ClientAddress> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|peer| ClientAddress(peer.ip())),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
 async fn accept(listening: &Listening) -> io::Result<Accepted> {
     match listening {
         Listening::Plain(listener) | Listening::Tls(listener, _) => {
@@ -191,6 +200,7 @@ impl Connections {
         let mut served = Served {
             router: self.router.clone(),
             encrypted: acceptor.is_some(),
+            client: accepted.client(),
             patience: self.patience,
             pace: Pace::new(self.patience, &self.places),
             past: None,
@@ -236,6 +246,7 @@ impl Connections {
 struct Served {
     router: Router,
     encrypted: bool,
+    client: Option<ClientAddress>,
     patience: Patience,
     pace: Pace,
     /// Where the connection's bytes are those of HTTP.
@@ -254,6 +265,9 @@ impl Served {
         request.extensions_mut().insert(silence);
         if let Some(direct) = direct {
             request.extensions_mut().insert(direct);
+        }
+        if let Some(client) = self.client {
+            request.extensions_mut().insert(client);
         }
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);
