@@ -2,12 +2,13 @@
 //! long as there is the sandbox. A token is made from the server's secret and the sandbox's id, so it is the same after a
 //! pause or a restart, and nothing has to be kept.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use atoll_model::{Error, OrgId, SandboxId, SandboxState};
+use atoll_model::{Error, OrgId, PortAccess, SandboxId, SandboxState};
 
 use crate::ledger::Entry;
-use crate::{Core, Use};
+use crate::{Core, Link, Use};
 
 /// What a token is good for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,14 @@ impl Door {
         match self {
             Self::Agent => "agent",
             Self::Ports => "ports",
+        }
+    }
+
+    /// The request header for its token.
+    pub fn header(self) -> &'static str {
+        match self {
+            Self::Agent => "x-access-token",
+            Self::Ports => "e2b-traffic-access-token",
         }
     }
 }
@@ -51,15 +60,27 @@ impl Core {
         })
     }
 
-    /// All of them.
-    pub fn doorsteps(&self) -> Vec<Doorstep> {
-        let all = self.inner.ledger.all().into_iter();
-        let all = all.map(|entry| Doorstep {
+    /// Counts a request of a client without a credential that makes the server search for a sandbox, or refuses it.
+    pub fn count_search(&self, client: IpAddr) -> Result<(), Error> {
+        self.inner.searches.check(client)
+    }
+
+    /// The sandboxes that were created last, of all orgs, at most so many.
+    pub fn newest_doorsteps(&self, most: usize) -> Vec<Doorstep> {
+        let newest = self.inner.ledger.newest(most).into_iter();
+        let newest = newest.map(|entry| Doorstep {
             core: self.clone(),
             id: entry.with(|row| row.id.clone()),
             entry,
         });
-        all.collect()
+        newest.collect()
+    }
+
+    /// Whether a token opens a door of a sandbox. Takes as long for a sandbox that does not exist; the comparison takes
+    /// constant time.
+    pub fn opens(&self, id: &SandboxId, door: Door, token: &str) -> bool {
+        let signer = &self.inner.signer;
+        signer.knows_token(id.as_str(), door.name(), token)
     }
 }
 
@@ -80,15 +101,23 @@ impl Doorstep {
     }
 
     /// The token of one of its doors.
-    pub fn token(&self, door: Door) -> String {
-        self.core.token(&self.id, door)
+    pub fn token(&self, door: Door) -> &str {
+        let tokens = || [Door::Agent, Door::Ports].map(|door| self.core.token(&self.id, door));
+        let [agent, ports] = self.entry.tokens.get_or_init(tokens);
+        match door {
+            Door::Agent => agent,
+            Door::Ports => ports,
+        }
     }
 
-    /// Whether a token opens a door, in a time that says nothing about how much of it is right.
+    /// Whether a token opens a door. The comparison takes constant time.
     pub fn opens(&self, door: Door, token: &str) -> bool {
-        let name = door.name();
-        let signer = &self.core.inner.signer;
-        signer.knows_token(self.id.as_str(), name, token)
+        self.core.opens(&self.id, door, token)
+    }
+
+    /// Whether this server signed a link.
+    pub fn knows_link(&self, link: &Link, signature: &str) -> bool {
+        self.core.inner.signer.knows(link, signature)
     }
 
     /// Whether somebody who uses it now makes it run.
@@ -96,9 +125,9 @@ impl Doorstep {
         self.entry.with(|row| row.lifetime.auto_resume)
     }
 
-    /// Whether what it serves on its ports is for everybody.
-    pub fn serves_everybody(&self) -> bool {
-        self.entry.with(|row| row.public_ports)
+    /// Who may use its ports.
+    pub fn port_access(&self) -> PortAccess {
+        self.entry.with(|row| row.port_access)
     }
 
     /// Whose it is.

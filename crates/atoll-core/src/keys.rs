@@ -1,7 +1,7 @@
 //! Keys: `atl_` and 64 hex digits. `e2b_` before the same digits is the same key. Kept is a hash of the
 //! digits, and the first eight to tell a key by.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,6 +19,9 @@ const DIGITS: usize = 64;
 const REMEMBERED: Duration = Duration::from_secs(10);
 /// How many keys an org's own people may make, with those of late that are worth nothing any more.
 const MOST: u32 = 10_000;
+/// How long a revoked key is remembered for streams that were authenticated before the revocation and have not begun to
+/// watch for it. They do so within milliseconds; later requests are refused by the store.
+const RECENTLY: Duration = Duration::from_mins(10);
 /// The last use of a key is noted at most so often, in microseconds.
 const NOTED: i64 = 60_000_000;
 
@@ -26,8 +29,18 @@ const NOTED: i64 = 60_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     known: Mutex<Known>,
-    /// Keys that were revoked since the server began.
-    revoked: watch::Sender<HashSet<KeyId>>,
+    revoked: watch::Sender<Revoked>,
+}
+
+/// Keys that were revoked within the last [`RECENTLY`], and when.
+#[derive(Debug, Default)]
+struct Revoked(HashMap<KeyId, Instant>);
+
+impl Revoked {
+    fn add(&mut self, key: KeyId, now: Instant) {
+        self.0.retain(|_, at| now.duration_since(*at) < RECENTLY);
+        self.0.insert(key, now);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +90,9 @@ impl Cache {
     pub(crate) async fn until_revoked(&self, key: &KeyId) {
         let mut revoked = self.revoked.subscribe();
         // The sender is here: it does not end before us.
-        let _ = revoked.wait_for(|revoked| revoked.contains(key)).await;
+        let _ = revoked
+            .wait_for(|revoked| revoked.0.contains_key(key))
+            .await;
     }
 
     /// Something about keys or orgs has changed.
@@ -115,14 +130,27 @@ pub struct MadeKey {
 
 /// What is kept of a secret, if it has the form of one.
 fn hash(secret: &str) -> Option<String> {
+    digits(secret).map(|digits| hex(&Sha256::digest(digits.as_bytes())))
+}
+
+fn digits(secret: &str) -> Option<&str> {
     let digits = PREFIXES
         .iter()
-        .find_map(|prefix| secret.strip_prefix(prefix))?;
-    let plain = digits.len() == DIGITS
-        && digits
+        .find_map(|prefix| secret.strip_prefix(prefix));
+    digits.filter(|digits| is_digits(digits))
+}
+
+/// Whether a text has the form of 32 bytes that this server writes: digits of a key or a ticket, or an access token.
+pub fn is_digits(text: &str) -> bool {
+    text.len() == DIGITS
+        && text
             .bytes()
-            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    plain.then(|| hex(&Sha256::digest(digits.as_bytes())))
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// Whether a text has the form of an API key.
+pub fn is_key(text: &str) -> bool {
+    digits(text).is_some()
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -307,9 +335,9 @@ impl Core {
         self.inner.keys.forget();
         self.inner.tickets.forget(&org);
         if matches!(done, Ok(true)) {
-            self.inner.keys.revoked.send_modify(|revoked| {
-                revoked.insert(key.id);
-            });
+            let now = Instant::now();
+            let revoked = &self.inner.keys.revoked;
+            revoked.send_modify(|revoked| revoked.add(key.id, now));
         }
         if done.map_err(error::store)? {
             Ok(())
@@ -322,6 +350,15 @@ impl Core {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn revoked_keys_are_forgotten_after_a_while() {
+        let (mut revoked, begin) = (Revoked::default(), Instant::now());
+        for second in 0..5_000 {
+            revoked.add(KeyId::random(), begin + Duration::from_secs(second));
+        }
+        assert_eq!(revoked.0.len() as u64, RECENTLY.as_secs());
+    }
 
     #[test]
     fn what_was_looked_up_before_a_change_is_not_remembered_after_it() {

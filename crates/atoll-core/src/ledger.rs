@@ -1,8 +1,8 @@
 //! The rows of living sandboxes, in memory.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState};
@@ -17,7 +17,42 @@ use crate::watchers::Watchers;
 #[derive(Debug)]
 pub(crate) struct Ledger {
     clock: Arc<Clock>,
-    all: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+    all: Mutex<Live>,
+    aliases: Arc<Aliases>,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    by_id: HashMap<SandboxId, Arc<Entry>>,
+    by_age: BTreeMap<(i64, SandboxId), Arc<Entry>>,
+}
+
+/// Index from an org's alias to the sandbox. An alias is unique in the store, which is written first: whichever
+/// sandbox was indexed last has it.
+#[derive(Debug, Default)]
+struct Aliases(Mutex<HashMap<(OrgId, String), SandboxId>>);
+
+impl Aliases {
+    /// Replaces the alias of a sandbox.
+    fn change(&self, id: &SandboxId, org: &OrgId, from: Option<&str>, to: Option<&str>) {
+        if from == to {
+            return;
+        }
+        let key = |alias: &str| (org.clone(), alias.to_owned());
+        let mut all = lock(&self.0);
+        if let Some(from) = from.map(key)
+            && all.get(&from) == Some(id)
+        {
+            all.remove(&from);
+        }
+        if let Some(to) = to.map(key) {
+            all.insert(to, id.clone());
+        }
+    }
+
+    fn get(&self, org: &OrgId, alias: &str) -> Option<SandboxId> {
+        lock(&self.0).get(&(org.clone(), alias.to_owned())).cloned()
+    }
 }
 
 /// One of them.
@@ -25,6 +60,7 @@ pub(crate) struct Ledger {
 pub(crate) struct Entry {
     row: Mutex<SandboxRow>,
     clock: Arc<Clock>,
+    aliases: Arc<Aliases>,
     /// Held while it gets from one state to another, and while its row is written.
     pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
     /// Held while its history is carried over.
@@ -39,6 +75,8 @@ pub(crate) struct Entry {
     pub(crate) watchers: Watchers,
     /// How many requests it was sent lately.
     pub(crate) bucket: Bucket,
+    /// Access tokens, one for each [`crate::Door`], computed when one is first used.
+    pub(crate) tokens: OnceLock<[String; 2]>,
 }
 
 /// One that is being paused as long as this lives.
@@ -63,17 +101,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    pub(crate) fn new(row: SandboxRow, clock: &Arc<Clock>) -> Arc<Self> {
+    fn new(row: SandboxRow, clock: &Arc<Clock>, aliases: Arc<Aliases>) -> Arc<Self> {
         Arc::new(Self {
             used: AtomicI64::new(clock.boottime()),
             row: Mutex::new(row),
             clock: Arc::clone(clock),
+            aliases,
             gate: Arc::default(),
             pausing: AtomicBool::new(false),
             carrying: tokio::sync::Mutex::default(),
             uses: AtomicUsize::new(0),
             watchers: Watchers::default(),
             bucket: Bucket::default(),
+            tokens: OnceLock::new(),
         })
     }
 
@@ -98,6 +138,8 @@ impl Entry {
         let written = store.update_sandbox(&row, happened(&before, &row), self.clock.now());
         written.await.map_err(error::store)?;
         lock(&self.row).clone_from(&row);
+        let (from, to) = (before.alias.as_deref(), row.alias.as_deref());
+        self.aliases.change(&row.id, &row.org, from, to);
         if !matches!(row.state, SandboxState::Running | SandboxState::Paused) {
             self.end_watchers();
         }
@@ -178,47 +220,66 @@ impl Ledger {
         Self {
             clock: Arc::clone(clock),
             all: Mutex::default(),
+            aliases: Arc::default(),
         }
     }
 
     pub(crate) fn add(&self, row: SandboxRow) -> Arc<Entry> {
-        let entry = Entry::new(row, &self.clock);
-        let id = entry.with(|row| row.id.clone());
-        lock(&self.all).insert(id, Arc::clone(&entry));
+        let entry = Entry::new(row, &self.clock, Arc::clone(&self.aliases));
+        self.insert(&entry);
         entry
+    }
+
+    fn insert(&self, entry: &Arc<Entry>) {
+        let row = entry.row();
+        let mut all = lock(&self.all);
+        all.by_age
+            .insert((row.created_at, row.id.clone()), Arc::clone(entry));
+        all.by_id.insert(row.id.clone(), Arc::clone(entry));
+        drop(all);
+        self.aliases
+            .change(&row.id, &row.org, None, row.alias.as_deref());
     }
 
     /// One that is being made: whoever wants to change it waits until the gate is let go.
     pub(crate) async fn add_held(&self, row: SandboxRow) -> Held {
-        let entry = Entry::new(row, &self.clock);
-        let id = entry.with(|row| row.id.clone());
+        let entry = Entry::new(row, &self.clock, Arc::clone(&self.aliases));
         let gate = Arc::clone(&entry.gate).lock_owned().await;
-        lock(&self.all).insert(id, Arc::clone(&entry));
+        self.insert(&entry);
         Held { entry, _gate: gate }
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) {
-        lock(&self.all).remove(id);
+        let Some(entry) = lock(&self.all).by_id.remove(id) else {
+            return;
+        };
+        let row = entry.row();
+        lock(&self.all).by_age.remove(&(row.created_at, row.id));
+        self.aliases
+            .change(id, &row.org, row.alias.as_deref(), None);
+    }
+
+    /// The sandboxes that were created last, at most so many.
+    pub(crate) fn newest(&self, most: usize) -> Vec<Arc<Entry>> {
+        let all = lock(&self.all);
+        all.by_age.values().rev().take(most).cloned().collect()
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
-        lock(&self.all).values().cloned().collect()
+        lock(&self.all).by_id.values().cloned().collect()
     }
 
     pub(crate) fn get(&self, id: &SandboxId) -> Option<Arc<Entry>> {
-        lock(&self.all).get(id).cloned()
+        lock(&self.all).by_id.get(id).cloned()
     }
 
     /// An org's sandbox by id or alias. What belongs to another org is not there, whatever it is called.
     pub(crate) fn find(&self, org: &OrgId, name: &str) -> Result<Arc<Entry>, Error> {
-        let all = lock(&self.all);
+        // An alias never has the form of an id.
+        let id = name.parse().ok().or_else(|| self.aliases.get(org, name));
+        let found = id.and_then(|id| self.get(&id));
         let own = |entry: &Arc<Entry>| entry.with(|row| row.org == *org);
-        let by_id = name.parse().ok().and_then(|id: SandboxId| all.get(&id));
-        let found = by_id.filter(|entry| own(entry)).or_else(|| {
-            let named = |row: &SandboxRow| row.org == *org && row.alias.as_deref() == Some(name);
-            all.values().find(|entry| entry.with(named))
-        });
-        found.cloned().ok_or_else(unknown)
+        found.filter(own).ok_or_else(unknown)
     }
 
     /// Waits until nobody else changes it, and not for ever.
@@ -261,7 +322,7 @@ pub(crate) fn unknown() -> Error {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use atoll_model::{Lifetime, Limits, Network, Policy, SessionId};
+    use atoll_model::{Lifetime, Limits, Network, Policy, PortAccess, SessionId};
 
     use super::*;
 
@@ -279,7 +340,7 @@ pub(crate) mod tests {
             limits: Limits::default(),
             network: Network::None,
             policy: Policy::default(),
-            public_ports: false,
+            port_access: PortAccess::Private,
             lifetime: Lifetime::default(),
             created_at: 1,
             started_at: Some(1),
@@ -288,6 +349,88 @@ pub(crate) mod tests {
             stopped_at: None,
             deleted_at: None,
         }
+    }
+
+    fn new_ledger() -> Ledger {
+        Ledger::new(&Arc::new(crate::clock::tests::manual().1))
+    }
+
+    /// An org with so many sandboxes, and those of ten others.
+    fn filled(sandboxes: i64) -> (Ledger, OrgId) {
+        let (ledger, orgs) = (new_ledger(), [(); 11].map(|()| OrgId::random()));
+        for number in 0..sandboxes {
+            for org in &orgs {
+                let mut row = row(org, &format!("web-{number}"));
+                row.created_at = number;
+                ledger.add(row);
+            }
+        }
+        let [org, ..] = orgs;
+        (ledger, org)
+    }
+
+    /// The best time of many for the same work, so that nothing else on the machine is in it.
+    fn least(mut work: impl FnMut()) -> Duration {
+        let times = (0..50).map(|_| {
+            let begin = std::time::Instant::now();
+            for _ in 0..100 {
+                work();
+            }
+            begin.elapsed()
+        });
+        times.min().unwrap_or_default()
+    }
+
+    #[test]
+    fn lookups_take_as_long_among_5000_sandboxes_as_among_50() {
+        let times = [50, 5_000].map(|sandboxes| {
+            let (ledger, org) = filled(sandboxes / 10);
+            let found = least(|| assert!(ledger.find(&org, "web-3").is_ok()));
+            let unknown = least(|| assert!(ledger.find(&org, "no-such").is_err()));
+            let newest = least(|| assert_eq!(ledger.newest(50).len(), 50));
+            [found, unknown, newest]
+        });
+        // A search through all of them takes 100 times as long.
+        for (few, many) in times[0].iter().zip(&times[1]) {
+            assert!(*many < *few * 20, "{times:?}");
+        }
+    }
+
+    #[test]
+    fn an_alias_leads_to_the_sandbox_that_has_it_now() {
+        let (ledger, org, other) = (new_ledger(), OrgId::random(), OrgId::random());
+        let id = |entry: &Entry| entry.with(|row| row.id.clone());
+        let found = |org: &OrgId, name: &str| ledger.find(org, name).ok().map(|entry| id(&entry));
+        let (first, foreign) = (ledger.add(row(&org, "web")), ledger.add(row(&other, "web")));
+        assert_eq!(found(&org, "web"), Some(id(&first)));
+        assert_eq!(found(&other, "web"), Some(id(&foreign)));
+        let foreign_id = id(&foreign).to_string();
+        assert_eq!(found(&org, &foreign_id), None);
+        // The next one with the alias may be there before the last is gone.
+        let second = ledger.add(row(&org, "web"));
+        ledger.remove(&id(&first));
+        assert_eq!(found(&org, "web"), Some(id(&second)));
+        ledger.remove(&id(&second));
+        assert_eq!(found(&org, "web"), None);
+        assert_eq!(found(&other, "web"), Some(id(&foreign)));
+        ledger.remove(&id(&foreign));
+        assert!(lock(&ledger.aliases.0).is_empty() && lock(&ledger.all).by_age.is_empty());
+    }
+
+    #[test]
+    fn the_newest_are_the_last_created() {
+        let (ledger, org) = (new_ledger(), OrgId::random());
+        for number in [3, 1, 4, 2] {
+            let mut row = row(&org, "web");
+            row.created_at = number;
+            ledger.add(row);
+        }
+        let newest = ledger.newest(2);
+        let created: Vec<i64> = newest
+            .iter()
+            .map(|entry| entry.with(|row| row.created_at))
+            .collect();
+        assert_eq!(created, [4, 3]);
     }
 
     #[tokio::test]

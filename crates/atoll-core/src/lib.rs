@@ -50,14 +50,14 @@ pub use doors::{Door, Doorstep};
 pub use events::EventReader;
 pub use gate::Use;
 pub use history::SessionView;
-pub use keys::{KeyRequest, MadeKey, random_digits};
+pub use keys::{KeyRequest, MadeKey, is_digits, is_key, random_digits};
 pub use links::{Act, Link, Signer};
 pub use notice::Notice;
 pub use orgs::OrgRequest;
 pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Which};
 pub use slice::Slice;
 pub use templates::TemplateView;
-pub use tickets::MadeTicket;
+pub use tickets::{MadeTicket, is_ticket};
 pub use watchers::Watched;
 
 use clock::Clock;
@@ -88,6 +88,7 @@ struct Inner {
     signer: Signer,
     meters: meters::Meters,
     rate: Option<rate::Limit>,
+    searches: rate::SearchLimit,
     config: Config,
 }
 
@@ -130,6 +131,7 @@ impl Core {
                 signer,
                 meters: meters::Meters::default(),
                 rate: config.rate_limit.map(rate::Limit::new),
+                searches: rate::SearchLimit::default(),
                 config,
             }),
         };

@@ -86,7 +86,7 @@ impl Signer {
     }
 
     /// In a time that says nothing about how much of it is right.
-    fn knows(&self, link: &Link, signature: &str) -> bool {
+    pub(crate) fn knows(&self, link: &Link, signature: &str) -> bool {
         unhex(signature).is_some_and(|bytes| self.over(link).verify_slice(&bytes).is_ok())
     }
 }

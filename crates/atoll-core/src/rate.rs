@@ -1,18 +1,84 @@
-//! How many requests a key may send, and how many a sandbox is sent by who has its token: a bucket for each, which
-//! fills by so many a second and holds as many.
+//! Rate limits: how many requests a key may send, how many a sandbox is sent with its token, and how often one address
+//! may have the server search for the sandbox of a signature. Each has a bucket that fills by so many a second and holds
+//! as many.
 
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use atoll_model::{Code, Error, KeyId};
 use governor::clock::DefaultClock;
 use governor::state::keyed::HashMapStateStore;
 use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
 
+/// Searches a second for one address: more than a page with many images needs at once.
+const SEARCHES: NonZeroU32 = NonZeroU32::MIN.saturating_add(199);
+/// After so many checks the buckets that are full again are dropped.
+const SWEEP: u32 = 10_000;
+
+/// A bucket for each key, for those that were used lately.
+#[derive(Debug)]
+struct Buckets<K: Hash + Eq + Clone> {
+    limiter: RateLimiter<K, HashMapStateStore<K>, DefaultClock>,
+    checks: AtomicU32,
+}
+
+impl<K: Hash + Eq + Clone> Buckets<K> {
+    fn new(most: NonZeroU32) -> Self {
+        Self {
+            limiter: RateLimiter::hashmap(Quota::per_second(most)),
+            checks: AtomicU32::new(0),
+        }
+    }
+
+    /// Counts a request, unless there are too many.
+    fn allows(&self, key: &K) -> bool {
+        if self.checks.fetch_add(1, Ordering::Relaxed) % SWEEP == SWEEP - 1 {
+            self.limiter.retain_recent();
+        }
+        self.limiter.check_key(key).is_ok()
+    }
+}
+
+/// The limit on searches for the sandbox of a signature.
+#[derive(Debug)]
+pub(crate) struct SearchLimit(Buckets<IpAddr>);
+
+impl Default for SearchLimit {
+    fn default() -> Self {
+        Self(Buckets::new(SEARCHES))
+    }
+}
+
+impl SearchLimit {
+    /// Counts a search for a client at an address, or refuses it.
+    pub(crate) fn check(&self, client: IpAddr) -> Result<(), Error> {
+        if self.0.allows(&network(client)) {
+            return Ok(());
+        }
+        let message = format!(
+            "more than {SEARCHES} signed links without a sandbox id came from this address in a second"
+        );
+        Err(Error::new(Code::RateLimited, message).remedy(
+            "wait a second; or name the sandbox, by the header E2b-Sandbox-Id or the host 49983-ID.DOMAIN",
+        ))
+    }
+}
+
+/// The block of addresses that one client has: of IPv6 usually a /64.
+fn network(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
 /// The buckets of all keys.
 #[derive(Debug)]
 pub(crate) struct Limit {
-    buckets: RateLimiter<KeyId, HashMapStateStore<KeyId>, DefaultClock>,
+    buckets: Buckets<KeyId>,
     most: NonZeroU32,
 }
 
@@ -23,17 +89,17 @@ pub(crate) struct Bucket(OnceLock<DefaultDirectRateLimiter>);
 impl Limit {
     pub(crate) fn new(most: NonZeroU32) -> Self {
         Self {
-            buckets: RateLimiter::hashmap(Quota::per_second(most)),
+            buckets: Buckets::new(most),
             most,
         }
     }
 
     /// Counts a request of a key that is known, or refuses it. What is refused does not count.
     pub(crate) fn check(&self, key: &KeyId) -> Result<(), Error> {
-        match self.buckets.check_key(key) {
-            Ok(()) => Ok(()),
-            Err(_) => Err(self.refusal("this key may send")),
+        if self.buckets.allows(key) {
+            return Ok(());
         }
+        Err(self.refusal("this key may send"))
     }
 
     /// Counts a request to a sandbox, or refuses it.
@@ -53,5 +119,35 @@ impl Limit {
         )
         .remedy("wait a second; send less, or have the server's --rate-limit raised")
         .detail("max", most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_client_is_limited_and_others_are_not() {
+        let limit = SearchLimit::default();
+        let client = |text: &str| text.parse::<IpAddr>().expect("an address");
+        while limit.check(client("192.0.2.1")).is_ok() {}
+        assert!(limit.check(client("192.0.2.2")).is_ok());
+        // Any address of one IPv6 network is the same client.
+        for (address, block) in [
+            ("2001:db8::1", "2001:db8::"),
+            ("2001:db8:0:1:2::", "2001:db8:0:1::"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+        ] {
+            assert_eq!(network(client(address)), client(block));
+        }
+    }
+
+    #[test]
+    fn buckets_that_are_full_again_are_dropped() {
+        let buckets = Buckets::<u32>::new(NonZeroU32::MIN.saturating_add(999_999));
+        for key in 0..3 * SWEEP {
+            buckets.allows(&key);
+        }
+        assert!(buckets.limiter.len() <= SWEEP as usize);
     }
 }

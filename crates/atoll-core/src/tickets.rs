@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error, OrgId, RequestId, Scope};
 use sha2::{Digest as _, Sha256};
 
-use crate::keys::{hex, random_digits};
+use crate::keys::{hex, is_digits, random_digits};
 use crate::{Context, Core};
 
+const PREFIX: &str = "tkt_";
 /// How long one is good.
 const GOOD: Duration = Duration::from_secs(30);
 /// How many of an org may wait to be used.
@@ -26,10 +27,12 @@ pub(crate) struct Tickets {
 
 impl Tickets {
     fn open(&self) -> MutexGuard<'_, HashMap<String, (Instant, Context)>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        open.retain(|_, (until, _)| *until > now);
-        open
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn redeem(&self, ticket: &str) -> Option<Context> {
+        let (until, context) = self.open().remove(&hash(ticket))?;
+        (until > Instant::now()).then_some(context)
     }
 
     /// A key of this org is worth nothing any more; it may have made some of these.
@@ -47,6 +50,11 @@ pub struct MadeTicket {
     pub expires_at: i64,
 }
 
+/// Whether a text has the form of a ticket.
+pub fn is_ticket(text: &str) -> bool {
+    text.strip_prefix(PREFIX).is_some_and(is_digits)
+}
+
 fn hash(ticket: &str) -> String {
     hex(&Sha256::digest(ticket.as_bytes()))
 }
@@ -56,22 +64,24 @@ impl Core {
     pub fn make_ticket(&self, context: &Context) -> Result<MadeTicket, Error> {
         context.require(Scope::Read)?;
         let mut open = self.inner.tickets.open();
+        let begin = Instant::now();
+        // Here and not when a ticket is redeemed: that needs no key and must cost the same however many are open.
+        open.retain(|_, (until, _)| *until > begin);
         let ours = open.values();
         let ours = ours.filter(|(_, known)| known.org.id == context.org.id);
         if ours.count() >= MOST {
             let message = format!("{MOST} tickets of your org wait to be used");
             return Err(Error::new(Code::QuotaExceeded, message).remedy("use them, or wait"));
         }
-        let secret = format!("tkt_{}", random_digits());
+        let secret = format!("{PREFIX}{}", random_digits());
         let expires_at = self.inner.clock.system() + GOOD.as_micros() as i64;
-        open.insert(hash(&secret), (Instant::now() + GOOD, context.clone()));
+        open.insert(hash(&secret), (begin + GOOD, context.clone()));
         Ok(MadeTicket { secret, expires_at })
     }
 
     /// Who shows this ticket. From here on it is worth nothing.
     pub fn redeem(&self, ticket: &str, request: RequestId) -> Result<Context, Error> {
-        let known = self.inner.tickets.open().remove(&hash(ticket));
-        let (_, context) = known.ok_or_else(|| {
+        let context = self.inner.tickets.redeem(ticket).ok_or_else(|| {
             Error::new(
                 Code::PermissionDenied,
                 "this ticket is not known here, was used or is older than 30 s",

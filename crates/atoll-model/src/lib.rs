@@ -32,7 +32,9 @@ pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
 };
 pub use org::{Key, Org, Scope};
-pub use sandbox::{DiskUsage, HostMount, Limits, Sample, SandboxInfo, SandboxSpec, Timings, Usage};
+pub use sandbox::{
+    DiskUsage, HostMount, Limits, PortAccess, Sample, SandboxInfo, SandboxSpec, Timings, Usage,
+};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
 pub use watch::{WatchEvent, WatchOptions};

@@ -146,6 +146,20 @@ impl Default for SandboxSpec {
     }
 }
 
+/// What a request to one of a sandbox's ports must show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortAccess {
+    /// A credential: an API key or a ticket of the sandbox's org, or the traffic access token. Without one the
+    /// server gives the answer that it gives for an unknown sandbox.
+    #[default]
+    Private,
+    /// The same credentials; a request without one gets 403, as E2B's clients expect.
+    Token,
+    /// Nothing.
+    Public,
+}
+
 /// A file or directory of the host shown in a sandbox, read-only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMount {

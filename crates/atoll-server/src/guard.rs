@@ -309,9 +309,7 @@ fn take_shown(request: &mut Request) {
     if request.method() != Method::GET {
         return;
     }
-    let upgrade = request.headers().get(header::UPGRADE);
-    let upgrade = upgrade.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"));
-    let names: &[&str] = if upgrade {
+    let names: &[&str] = if is_websocket(request.headers()) {
         &["api_key", "ticket"]
     } else {
         &["ticket"]
@@ -327,6 +325,16 @@ fn take_shown(request: &mut Request) {
         request.extensions_mut().insert(Shown { key, ticket });
     }
 }
+
+/// Whether a request is to become a WebSocket.
+pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
+    let upgrade = headers.get(header::UPGRADE);
+    upgrade.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
+}
+
+/// Address that a request came from over the network; of a reverse proxy, that of the proxy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
 /// A request came over TLS of our own.
 #[derive(Debug, Clone, Copy)]

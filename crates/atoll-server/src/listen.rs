@@ -26,7 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::guard::Encrypted;
+use crate::guard::{ClientAddress, Encrypted};
 use crate::tls::Tls;
 use framing::HEAD;
 use pace::{Answered, Heard, Overdue, Pace};
@@ -172,6 +172,15 @@ enum Accepted {
     Unix(tokio::net::UnixStream),
 }
 
+impl Accepted {
+    fn client(&self) -> Option<ClientAddress> {
+        match self {
+            Self::Tcp(stream) => stream.peer_addr().ok().map(|peer| ClientAddress(peer.ip())),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
 impl AsRawFd for Accepted {
     fn as_raw_fd(&self) -> RawFd {
         match self {
@@ -238,6 +247,7 @@ impl Connections {
         let mut served = Served {
             router: self.router.clone(),
             encrypted: acceptor.is_some(),
+            client: accepted.client(),
             patience: self.patience,
             pace: pace.clone(),
             stop: self.stop.clone(),
@@ -309,6 +319,7 @@ impl Connection {
 struct Served {
     router: Router,
     encrypted: bool,
+    client: Option<ClientAddress>,
     patience: Patience,
     pace: Pace,
     stop: watch::Receiver<bool>,
@@ -323,6 +334,9 @@ impl Served {
         request
             .extensions_mut()
             .insert(Connection(self.pace.clone()));
+        if let Some(client) = self.client {
+            request.extensions_mut().insert(client);
+        }
         if self.encrypted {
             request.extensions_mut().insert(Encrypted);
         }

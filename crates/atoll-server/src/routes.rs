@@ -30,6 +30,7 @@ use crate::document::group;
 use crate::guard::Part;
 use crate::{browser, document, e2b, guard};
 pub(crate) use commands::Encoding;
+pub(crate) use files::is_link;
 
 /// Routes below `/` and below `/api`.
 fn api() -> OpenApiRouter<App> {

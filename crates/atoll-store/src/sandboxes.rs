@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Again, EventId, Lifetime, Limits, Network, OrgId, Policy, Reason, SandboxId, SandboxState,
-    SessionId,
+    Again, EventId, Lifetime, Limits, Network, OrgId, Policy, PortAccess, Reason, SandboxId,
+    SandboxState, SessionId,
 };
 use sqlx::FromRow;
 
@@ -13,12 +13,12 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
-     lifetime, policy, public_ports, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
+     lifetime, policy, port_access, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
 // Counted and written in one transaction, while nobody else counts: no two creates can both be the last that fits. What
 // belongs to a row that did not fit is not written either.
 const ADD: &str = "BEGIN IMMEDIATE; \
      INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
-     network, lifetime, created_at, policy, public_ports) \
+     network, lifetime, created_at, policy, port_access) \
      SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13 \
      WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
      AND state IN ('creating', 'running', 'stopping', 'paused')) < $11 RETURNING id; \
@@ -47,7 +47,7 @@ const FORGET: &str = "DELETE FROM idempotency WHERE sandbox IN \
      (SELECT sandbox FROM idempotency WHERE created_at < $1 LIMIT $2)";
 const UPDATE: &str = "BEGIN IMMEDIATE; UPDATE sandboxes SET state = $2, reason = $3, error = $4, started_at = $5, end_at = $6, \
      time_left = $7, stopped_at = $8, deleted_at = $9, alias = $10, metadata = $11, limits = $12, \
-     network = $13, lifetime = $14, policy = $15, public_ports = $16 WHERE id = $1; \
+     network = $13, lifetime = $14, policy = $15, port_access = $16 WHERE id = $1; \
      INSERT INTO events (id, org, sandbox, kind, payload, at) SELECT $22, $18, $1, $23, $24, $21 WHERE $22 IS NOT NULL; \
      INSERT INTO events (id, org, sandbox, kind, payload, at) VALUES ($17, $18, $1, $19, $20, $21); COMMIT";
 
@@ -78,8 +78,8 @@ pub struct SandboxRow {
     pub network: Network,
     /// What it may reach there.
     pub policy: Policy,
-    /// What it serves on its ports is for everybody; otherwise for who shows its token.
-    pub public_ports: bool,
+    /// Who may use its ports.
+    pub port_access: PortAccess,
     /// When its time is up.
     pub lifetime: Lifetime,
     /// When it was asked for.
@@ -111,7 +111,7 @@ struct Row {
     network: String,
     lifetime: String,
     policy: String,
-    public_ports: i64,
+    port_access: String,
     created_at: i64,
     started_at: Option<i64>,
     end_at: Option<i64>,
@@ -138,7 +138,7 @@ impl TryFrom<Row> for SandboxRow {
             network: word(TABLE, row.network)?,
             lifetime: parse(TABLE, &row.lifetime)?,
             policy: parse(TABLE, &row.policy)?,
-            public_ports: row.public_ports != 0,
+            port_access: word(TABLE, row.port_access)?,
             created_at: row.created_at,
             started_at: row.started_at,
             end_at: row.end_at,
@@ -221,7 +221,7 @@ impl Store {
             .bind(row.created_at)
             .bind(most.map(i64::from))
             .bind(text(&row.policy))
-            .bind(i64::from(row.public_ports))
+            .bind(text(&row.port_access))
             .bind(again.map(|again| &again.key))
             .bind(again.map(|again| &again.fingerprint))
             .bind(EventId::random().as_str().to_owned())
@@ -437,7 +437,7 @@ impl Store {
             .bind(text(&row.network))
             .bind(text(&row.lifetime))
             .bind(text(&row.policy))
-            .bind(i64::from(row.public_ports))
+            .bind(text(&row.port_access))
             .bind(EventId::random().as_str().to_owned())
             .bind(row.org.as_str())
             .bind(kind)

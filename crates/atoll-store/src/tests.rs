@@ -6,8 +6,8 @@ mod instance;
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, Policy, SandboxId, SandboxState, Scope,
-    SessionId,
+    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, Policy, PortAccess, SandboxId, SandboxState,
+    Scope, SessionId,
 };
 
 use crate::{Claim, Error, NewKey, Page, SandboxRow, Store};
@@ -44,7 +44,7 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
         limits: Limits::default(),
         network: Network::Internet,
         policy: Policy::default(),
-        public_ports: true,
+        port_access: PortAccess::Public,
         lifetime: Lifetime::default(),
         created_at,
         started_at: None,
@@ -333,14 +333,16 @@ async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
 #[tokio::test]
 async fn records_of_every_older_version_are_brought_up_to_date() {
     let all = sqlx::migrate!("migrations/sqlite");
-    let newest = all.iter().last().unwrap().version;
-    for version in 1..newest {
+    let versions: Vec<i64> = all.iter().map(|one| one.version).collect();
+    let (newest, older) = versions.split_last().unwrap();
+    for version in older.iter().copied() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("atoll.db");
         let options = sqlx::sqlite::SqliteConnectOptions::new()
             .filename(&path)
             .create_if_missing(true);
         let old = sqlx::SqlitePool::connect_with(options).await.unwrap();
+        assert!(version < *newest);
         all.run_to(version, &old).await.unwrap();
         let (org, id) = (OrgId::random(), SandboxId::random());
         sqlx::query("INSERT INTO orgs (id, name, created_at) VALUES ($1, 'old', 1)")
@@ -364,6 +366,8 @@ async fn records_of_every_older_version_are_brought_up_to_date() {
         let found = store.sandbox(&org, id.as_str()).await.unwrap().unwrap();
         assert_eq!(found.state, SandboxState::Running, "from {version}");
         assert_eq!(found.policy, Policy::default());
+        // Which interface created it is unknown, so its ports are closed.
+        assert_eq!(found.port_access, PortAccess::Private);
         store.update_sandbox(&found, "changed", 3).await.unwrap();
         store.close().await;
     }

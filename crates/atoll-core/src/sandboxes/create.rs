@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use atoll_model::{
-    Code, Error, Lifetime, Org, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Scope, SessionId,
+    Code, Error, Lifetime, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
+    Scope, SessionId,
 };
 use atoll_store::{Again, Claim, SandboxRow};
 use atoll_worker::Announce;
@@ -26,8 +27,8 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     /// When its time is up.
     pub lifetime: Lifetime,
-    /// What it serves on its ports is for everybody.
-    pub public_ports: bool,
+    /// Who may use its ports.
+    pub port_access: PortAccess,
     /// By which this can be said again.
     pub again: Option<Again>,
 }
@@ -140,7 +141,7 @@ impl Core {
             limits: asked.spec.limits,
             network: asked.spec.network,
             policy: asked.spec.policy,
-            public_ports: asked.public_ports,
+            port_access: asked.port_access,
             lifetime: asked.lifetime,
             created_at: self.now(),
             started_at: None,

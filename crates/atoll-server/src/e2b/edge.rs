@@ -1,11 +1,12 @@
 //! Sends what is for a sandbox there, if it may go.
 
+mod access;
 mod page;
 mod target;
 
 use std::sync::Arc;
 
-use atoll_core::{Door, Doorstep};
+use atoll_core::{Context, Door, Doorstep};
 use atoll_model::{Error, SandboxId, SandboxState};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
@@ -17,8 +18,12 @@ use tower::ServiceExt as _;
 
 use super::refusal::{Failed, Over, Refusal};
 use super::{envd, ports};
-use crate::guard::{Part, Theirs, authority, check_host, check_origin, host_of, watched};
+use crate::guard::{
+    ClientAddress, Part, Theirs, authority, check_host, check_origin, host_of, watched,
+};
+use crate::stream::ended_on_notice;
 use crate::{App, Config, browser};
+use access::{Shown, Verdict, judge};
 use target::{Astray, below, host};
 pub(super) use target::{ENVD, Target};
 
@@ -45,7 +50,12 @@ impl Edge {
         Self {
             config: Arc::clone(&app.config),
             envd: behind_the_door(envd::routes(app), Part::Envd),
-            ports: behind_the_door(Router::new().fallback(ports::forward), Part::Port),
+            ports: behind_the_door(
+                Router::new()
+                    .fallback(ports::forward)
+                    .with_state(app.clone()),
+                Part::Port,
+            ),
         }
     }
 }
@@ -101,31 +111,50 @@ async fn admit(
     if let Err(error) = comes_rightly(&target, &request, &app.config) {
         return Refusal::from(error).into_response();
     }
-    let found = match &target.sandbox {
-        Some(id) => {
-            let id = id.parse::<SandboxId>().ok();
-            id.and_then(|id| app.core.doorstep(&id))
-        }
-        None => match envd::signature::find(&app.core, request.method(), request.uri()) {
-            Ok(step) => Some(step),
-            Err(refusal) => return refusal.into_response(),
-        },
+    let found = match find(&app, &target, &request) {
+        Ok(found) => found,
+        Err(refusal) => return refusal.into_response(),
     };
-    let Some(step) = found else {
+    let shown = Shown::of(&app, &target, found.as_ref(), &request);
+    let verdict = match judge(&app, target.port, found.as_ref(), shown).await {
+        Ok(verdict) => verdict,
+        Err(error) => return Refusal::from(error).into_response(),
+    };
+    let step = found.filter(|step| !matches!(verdict, Verdict::Unknown) && is_there(step));
+    let Some(step) = step else {
         return not_found(target.sandbox.as_deref().unwrap_or_default());
     };
-    if !is_there(&step) {
-        return not_found(step.id().as_str());
-    }
+    let Verdict::Admitted(context) = verdict else {
+        return token_missing(step.id().as_str());
+    };
     tracing::Span::current().record("org", step.org().as_str());
     request.extensions_mut().insert(target);
     request.extensions_mut().insert(step.clone());
+    request.extensions_mut().insert(CalledBy(context.clone()));
     let response = next.run(request).await;
     if ended_meanwhile(&step, &response) {
         return not_found(step.id().as_str());
     }
-    response
+    match context {
+        Some(context) => ended_on_notice(response, &app.core, &context),
+        None => response,
+    }
 }
+
+/// The sandbox that a request names, or whose token signed its link.
+fn find(app: &App, target: &Target, request: &Request) -> Result<Option<Doorstep>, Refusal> {
+    if let Some(id) = &target.sandbox {
+        let id = id.parse::<SandboxId>().ok();
+        return Ok(id.and_then(|id| app.core.doorstep(&id)));
+    }
+    let client = request.extensions().get::<ClientAddress>();
+    let client = client.map(|ClientAddress(client)| *client);
+    envd::signature::find(&app.core, client, request.method(), request.uri()).map(Some)
+}
+
+/// The key or ticket that admitted a request to a port; `None` where none was needed.
+#[derive(Debug, Clone)]
+pub(super) struct CalledBy(pub(super) Option<Context>);
 
 /// Who does not name a sandbox by the host asks by a name of ours, as everybody does; commands and files are for pages
 /// of listed origins only. Who may see what is served on a port is up to the program there.
@@ -179,12 +208,17 @@ pub(super) fn port_closed(sandbox: &str, port: u16) -> Response {
     (StatusCode::BAD_GATEWAY, Json(body)).into_response()
 }
 
+fn token_missing(sandbox: &str) -> Response {
+    let message = "the sandbox serves only those who show its traffic access token";
+    let body = json!({ "sandboxId": sandbox, "message": message, "code": 403 });
+    (StatusCode::FORBIDDEN, Json(body)).into_response()
+}
+
 /// Whether a request shows the token of a door.
 pub(super) fn shows_token(step: &Doorstep, door: Door, headers: &HeaderMap) -> bool {
-    let name = match door {
-        Door::Agent => "x-access-token",
-        Door::Ports => "e2b-traffic-access-token",
-    };
-    let token = headers.get(name).and_then(|token| token.to_str().ok());
-    token.is_some_and(|token| step.opens(door, token))
+    header_value(headers, door.header()).is_some_and(|token| step.opens(door, token))
+}
+
+fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
 }

@@ -1,21 +1,26 @@
-//! What listens on a port of a sandbox, for whoever asks: HTTP as it comes, and whatever it is upgraded to.
+//! A request to a port of a sandbox, and its answer back: HTTP, and whatever the connection is upgraded to. The request
+//! was admitted before ([`super::edge`]).
 
-use atoll_core::{Door, Doorstep, Use};
+mod credentials;
+
+use std::future;
+
+use atoll_core::{Core, Door, Doorstep, Use};
 use atoll_model::Error;
+use axum::Extension;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use http_body_util::BodyExt as _;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use serde_json::json;
 use tokio::net::TcpStream;
 
-use super::edge::{self, Target};
+use super::edge::{self, CalledBy, Target};
 use super::refusal::Refusal;
+use crate::App;
 use crate::guard::{Theirs, authority};
 use crate::listen::{Connection, Silence};
 
@@ -29,35 +34,27 @@ const HOP: [HeaderName; 7] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
-/// What is said to us: a sandbox must not learn it.
-const OURS: [&str; 4] = [
-    "e2b-traffic-access-token",
-    "e2b-sandbox-id",
-    "e2b-sandbox-port",
-    "x-api-key",
-];
 
 /// Hands a request to a port, and its answer back.
 pub(super) async fn forward(
+    State(app): State<App>,
     Extension(step): Extension<Doorstep>,
     Extension(Target { port, .. }): Extension<Target>,
-    request: Request,
+    Extension(caller): Extension<CalledBy>,
+    mut request: Request,
 ) -> Response {
     let id = step.id().to_string();
     let has_token = edge::shows_token(&step, Door::Ports, request.headers());
-    if !step.serves_everybody() && !has_token {
-        let message = "the sandbox serves only those who show its traffic access token";
-        let body = json!({ "sandboxId": id, "message": message, "code": 403 });
-        return (StatusCode::FORBIDDEN, Json(body)).into_response();
-    }
     let connection = request.extensions().get::<Connection>().cloned();
     if let Some(connection) = &connection {
-        if has_token {
+        if caller.0.is_some() || has_token {
             connection.authenticate();
         } else {
             connection.visit();
         }
     }
+    inwards(&step, &mut request);
+    let ends = ended(app.core.clone(), caller);
     let used = match step.enter().await {
         Ok(used) => used,
         Err(error) => return Refusal::from(error).into_response(),
@@ -68,7 +65,7 @@ pub(super) async fn forward(
     {
         return Refusal::from(error).into_response();
     }
-    match exchange(used, dialled, request).await {
+    match exchange(used, dialled, request, ends).await {
         Ok(mut response) => {
             response.extensions_mut().insert(Theirs);
             response
@@ -80,10 +77,21 @@ pub(super) async fn forward(
     }
 }
 
+/// Completes when the caller's key is not accepted any more, or the server shuts down; never for a caller without one.
+async fn ended(core: Core, CalledBy(caller): CalledBy) {
+    match caller {
+        Some(caller) => {
+            core.notice(&caller).await;
+        }
+        None => future::pending().await,
+    }
+}
+
 async fn exchange(
     used: Use,
     dialled: Result<TcpStream, Error>,
     mut request: Request,
+    ends: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Response, String> {
     let stream = dialled.map_err(|error| error.message)?;
     let said = |error: hyper::Error| error.to_string();
@@ -96,13 +104,17 @@ async fn exchange(
     if let Some(silence) = request.extensions().get::<Silence>() {
         silence.allow();
     }
-    inwards(&mut request);
     let mut response = sender.send_request(request).await.map_err(said)?;
     let inside = (response.status() == StatusCode::SWITCHING_PROTOCOLS)
         .then(|| hyper::upgrade::on(&mut response));
     clear(response.headers_mut());
     if let (Some(outside), Some(inside)) = (outside, inside) {
-        tokio::spawn(join(used, outside, inside));
+        tokio::spawn(async move {
+            tokio::select! {
+                () = join(used, outside, inside) => {}
+                () = ends => {}
+            }
+        });
         return Ok(response.map(|_| Body::empty()));
     }
     // The sandbox is in use until the answer is whole.
@@ -115,19 +127,17 @@ async fn exchange(
 }
 
 /// Makes a request one that comes from the next room.
-fn inwards(request: &mut Request) {
+fn inwards(step: &Doorstep, request: &mut Request) {
     clear(request.headers_mut());
     // HTTP/2 names the host in the address; the servers inside look for the header.
     let host = authority(request.uri(), request.headers());
     if let Some(host) = host.and_then(|host| HeaderValue::from_str(&host).ok()) {
         request.headers_mut().insert(header::HOST, host);
     }
-    for name in OURS {
-        request.headers_mut().remove(name);
-    }
+    credentials::strip_headers(step, request.headers_mut());
     let path = request.uri().path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    *request.uri_mut() = Uri::from(path);
+    *request.uri_mut() = Uri::from(credentials::strip_path(step, path));
     *request.version_mut() = Version::HTTP_11;
 }
 

@@ -9,6 +9,7 @@ mod search;
 mod tree;
 mod watch;
 
+pub(crate) use links::is_link;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 

@@ -43,3 +43,4 @@ mod watching;
 
 pub use chromium::{Chromium, serve};
 pub use client::{Answer, Client, Server};
+pub use tunnels::serve as serve_in;

@@ -11,6 +11,7 @@ mod doors;
 mod downloads;
 mod full;
 mod ports;
+mod private;
 mod shapes;
 mod streams;
 mod told;

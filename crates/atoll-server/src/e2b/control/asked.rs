@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_core::{Again, NewSandbox, Sleep};
-use atoll_model::{Ending, Lifetime, Policy, SandboxSpec, Verdict};
+use atoll_model::{Ending, Lifetime, Policy, PortAccess, SandboxSpec, Verdict};
 
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -91,7 +91,10 @@ impl Create {
                 on_idle: Ending::default(),
                 auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
             },
-            public_ports: asked.and_then(|asked| asked.allow_public_traffic) != Some(false),
+            port_access: match asked.and_then(|asked| asked.allow_public_traffic) {
+                Some(false) => PortAccess::Token,
+                _ => PortAccess::Public,
+            },
             again: self.again(headers)?,
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use atoll_core::{Door, SandboxView};
-use atoll_model::{Ending, Network, SandboxState, Verdict};
+use atoll_model::{Ending, Network, PortAccess, SandboxState, Verdict};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde::Serialize;
@@ -71,7 +71,8 @@ impl Sandbox {
             alias: row.template.clone(),
             envd_version: ENVD_VERSION,
             envd_access_token: app.core.token(&row.id, Door::Agent),
-            traffic_access_token: (!row.public_ports).then(|| app.core.token(&row.id, Door::Ports)),
+            traffic_access_token: (row.port_access != PortAccess::Public)
+                .then(|| app.core.token(&row.id, Door::Ports)),
             domain: domain.0,
         }
     }
@@ -178,7 +179,7 @@ impl Detail {
             network: json!({
                 "allowOut": rules(&row.policy.allow),
                 "denyOut": rules(&row.policy.deny),
-                "allowPublicTraffic": row.public_ports,
+                "allowPublicTraffic": row.port_access == PortAccess::Public,
             }),
         }
     }

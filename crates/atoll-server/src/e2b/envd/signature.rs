@@ -1,6 +1,10 @@
 //! Links that are signed by whoever has a sandbox's token: one file, one way, as one user, perhaps until a time.
 //!
-//! Such a link may come without a word about its sandbox. Then it is for the one whose token signed it.
+//! E2B's clients leave the sandbox's id out of such a link where all sandboxes have one address (`E2B_SANDBOX_URL`). The
+//! signature is a hash over the sandbox's token, so the only way to the sandbox is to try: the newest ones, so that a
+//! request without a credential costs the same however many sandboxes there are.
+
+use std::net::IpAddr;
 
 use atoll_core::{Core, Door, Doorstep};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
@@ -8,6 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
 
 use crate::e2b::edge;
 use crate::e2b::lenient::Noted;
@@ -15,6 +20,8 @@ use crate::e2b::refusal::Refusal;
 
 /// The longest path that is compared: no file has a longer one.
 const LONGEST: usize = 4096;
+/// In how many sandboxes a link without an id is looked for: those that were created last.
+const SEARCHED: usize = 256;
 
 /// What stands behind the question mark of `/files`.
 #[derive(Debug, Default, Deserialize)]
@@ -32,41 +39,46 @@ pub(in crate::e2b) struct Asked {
 impl Asked {
     /// As a request is read that is going to be answered.
     pub(super) fn told(uri: &Uri) -> Result<Self, Refusal> {
-        Ok(Self::read(uri)?.told())
+        Ok(Self::read(uri.query().unwrap_or_default())?.told())
     }
 
-    fn of(uri: &Uri) -> Result<Self, Refusal> {
-        Ok(Self::read(uri)?.sent())
+    fn of(query: &str) -> Result<Self, Refusal> {
+        Ok(Self::read(query)?.sent())
     }
 
-    fn read(uri: &Uri) -> Result<Noted<Self>, Refusal> {
-        let query = uri.query().unwrap_or_default();
+    fn read(query: &str) -> Result<Noted<Self>, Refusal> {
         serde_urlencoded::from_str(query).map_err(|error| {
             let message = format!("the query cannot be read: {error}");
             Refusal::new(StatusCode::BAD_REQUEST, message)
         })
     }
 
-    /// Whether this sandbox's token signed it.
-    fn signed_by(&self, step: &Doorstep, method: &Method) -> bool {
-        let Some(signature) = &self.signature else {
-            return false;
-        };
+    /// Its signature, if it has one that some token may have made.
+    fn signature(&self, method: &Method) -> Option<Signature> {
+        let claimed = self.signature.as_deref()?.strip_prefix("v1_")?;
+        let claimed = STANDARD_NO_PAD.decode(claimed).ok()?;
         let path = self.path.as_deref().unwrap_or_default();
         if path.len() > LONGEST {
-            return false;
+            return None;
         }
-        let act = match *method {
+        let action = match *method {
             Method::GET | Method::HEAD => "read",
             _ => "write",
         };
         let user = self.username.as_deref().unwrap_or_default();
-        let mut signed = format!("{path}:{act}:{user}:{}", step.token(Door::Agent));
-        if let Some(until) = self.signature_expiration {
-            signed = format!("{signed}:{until}");
-        }
-        let right = STANDARD_NO_PAD.encode(Sha256::digest(signed));
-        same(format!("v1_{right}").as_bytes(), signature.as_bytes())
+        let before = Sha256::new_with_prefix(format!("{path}:{action}:{user}:"));
+        let expiry = self.signature_expiration;
+        Some(Signature {
+            claimed,
+            before,
+            after: expiry.map_or_else(String::new, |expiry| format!(":{expiry}")),
+        })
+    }
+
+    /// Whether this sandbox's token signed it.
+    fn signed_by(&self, step: &Doorstep, method: &Method) -> bool {
+        let signature = self.signature(method);
+        signature.is_some_and(|signature| signature.is_by(step))
     }
 
     /// Lets in who shows the sandbox's token or a link that it signed, in the order and the words of their daemon.
@@ -98,22 +110,51 @@ impl Asked {
     }
 }
 
+/// A signature, and what it is over: the token stands between two parts.
+struct Signature {
+    claimed: Vec<u8>,
+    /// The state of the hash before the token, so that a long path is hashed once.
+    before: Sha256,
+    after: String,
+}
+
+impl Signature {
+    fn is_by(&self, step: &Doorstep) -> bool {
+        let hash = self.before.clone().chain_update(step.token(Door::Agent));
+        let hash = hash.chain_update(&self.after).finalize();
+        hash.as_slice().ct_eq(&self.claimed).into()
+    }
+}
+
 /// Whether this is the address of a signed link.
 pub(in crate::e2b) fn is_there(uri: &Uri) -> bool {
-    uri.path() == "/files" && Asked::of(uri).is_ok_and(|asked| asked.signature.is_some())
+    let query = uri.query().unwrap_or_default();
+    uri.path() == "/files" && Asked::of(query).is_ok_and(|asked| asked.signature.is_some())
 }
 
-/// The sandbox that a link is for which does not say so.
-pub(in crate::e2b) fn find(core: &Core, method: &Method, uri: &Uri) -> Result<Doorstep, Refusal> {
-    let asked = Asked::of(uri)?;
-    let mut steps = core.doorsteps().into_iter();
-    let found = steps.find(|step| asked.signed_by(step, method));
+/// Whether a query has a signature by a sandbox's token, for reading or for writing.
+pub(in crate::e2b) fn is_by(step: &Doorstep, query: &str) -> bool {
+    let signed = |asked: Asked| {
+        let methods = [Method::GET, Method::POST];
+        methods.iter().any(|method| asked.signed_by(step, method))
+    };
+    Asked::of(query).is_ok_and(signed)
+}
+
+/// The sandbox of a link that does not name it.
+pub(in crate::e2b) fn find(
+    core: &Core,
+    client: Option<IpAddr>,
+    method: &Method,
+    uri: &Uri,
+) -> Result<Doorstep, Refusal> {
+    if let Some(client) = client {
+        core.count_search(client)?;
+    }
+    let signature = Asked::of(uri.query().unwrap_or_default())?.signature(method);
+    let found = signature.and_then(|signature| {
+        let mut newest = core.newest_doorsteps(SEARCHED).into_iter();
+        newest.find(|step| signature.is_by(step))
+    });
     found.ok_or_else(|| Refusal::new(StatusCode::UNAUTHORIZED, "invalid signature"))
-}
-
-/// In a time that says nothing about how much is the same.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    let pairs = one.iter().zip(other);
-    let different = pairs.fold(0, |different, (one, other)| different | (one ^ other));
-    one.len() == other.len() && different == 0
 }

@@ -1,6 +1,6 @@
 //! Signed links: one file, one way, until a time, without a key.
 
-use atoll_core::{Act, Link};
+use atoll_core::{Act, Doorstep, Link};
 use atoll_model::{Caller as FileCaller, SandboxId, WriteOptions};
 use axum::body::Body as RawBody;
 use axum::extract::State;
@@ -122,6 +122,38 @@ fn make(
     let url = format!("{origin}/sandboxes/{sandbox}/files/{}?{query}", act.name());
     let expires_at = Time::new(link.expires.saturating_mul(1_000_000));
     Ok(Json(LinkView { url, expires_at }))
+}
+
+/// What a query must have to be a link's, among whatever else it has.
+#[derive(Debug, Deserialize)]
+struct Quoted {
+    path: String,
+    user: Option<String>,
+    #[serde(default)]
+    authority: Rights,
+    expires: i64,
+    signature: String,
+}
+
+/// Whether the query of some request has the signature of a link to this sandbox, for either act.
+pub(crate) fn is_link(step: &Doorstep, query: &str) -> bool {
+    let Ok(quoted) = serde_urlencoded::from_str::<Quoted>(query) else {
+        return false;
+    };
+    let mut link = Link {
+        act: Act::Download,
+        sandbox: step.id().clone(),
+        path: quoted.path,
+        who: FileCaller {
+            user: quoted.user,
+            authority: quoted.authority.into(),
+        },
+        expires: quoted.expires,
+    };
+    [Act::Download, Act::Upload].into_iter().any(|act| {
+        link.act = act;
+        step.knows_link(&link, &quoted.signature)
+    })
 }
 
 /// Where a link leads, if it is good.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use atoll_core::NewSandbox;
 use atoll_model::{
-    Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, SandboxSpec, Verdict,
+    Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, PortAccess, SandboxSpec, Verdict,
 };
 use axum::extract::State;
 use serde::Deserialize;
@@ -187,7 +187,7 @@ pub(super) async fn create(
         lifetime: asked.lifetime()?,
         alias: asked.alias,
         metadata: asked.metadata,
-        public_ports: true,
+        port_access: PortAccess::Private,
         again,
     };
     let sandbox = app.core.create(&caller, asked).await.map_err(on_the_wire)?;

@@ -10,7 +10,7 @@ use super::{Client, Server};
 use crate::world::DEADLINE;
 
 /// Starts a server in a sandbox, and waits until it listens.
-pub(super) async fn serve(client: &Client, id: &str, port: u16, program: &str) {
+pub async fn serve(client: &Client, id: &str, port: u16, program: &str) {
     let begun = json!({ "cmd": "python3", "args": ["-c", program], "background": true });
     let path = format!("/sandboxes/{id}");
     let begun = client.post(&format!("{path}/commands"), &begun).await;

@@ -65,12 +65,17 @@ pub(super) async fn serving(client: &Client, asked: Value) -> (String, Value) {
     assert_eq!(made.status, 201, "{made:?}");
     let made = made.json();
     let id = made["sandboxID"].as_str().unwrap().to_owned();
+    serve(client, &id).await;
+    (id, made)
+}
+
+/// Starts the program in a sandbox, and waits until it listens.
+pub(super) async fn serve(client: &Client, id: &str) {
     let line = format!(
         "cat > /tmp/serve.py <<'END'\n{PROGRAM}\nEND\nnohup python3 /tmp/serve.py > /tmp/log 2>&1 &\n\
          for n in $(seq 1000); do bash -c '</dev/tcp/127.0.0.1/{PORT}' 2>/dev/null && exit; sleep 0.01; done; exit 1"
     );
-    client.line(&id, &line).await;
-    (id, made)
+    client.line(id, &line).await;
 }
 
 /// Asks a port by headers, with nobody's key.

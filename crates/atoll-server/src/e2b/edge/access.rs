@@ -1,0 +1,158 @@
+//! Whether a request may use a port of a sandbox.
+//!
+//! An unknown sandbox, one of another org and a private one get the same answer, so a caller without a credential learns
+//! nothing from it. Credentials are therefore checked whether or not the sandbox exists, and before it is used.
+
+use atoll_core::{Context, Door, Doorstep, is_key, is_ticket};
+use atoll_model::{Category, Error, PortAccess, RequestId, SandboxId, Scope};
+use axum::extract::Request;
+use axum::http::{HeaderMap, Method};
+
+use super::target::{ENVD, Target};
+use super::{envd, header_value};
+use crate::browser::check_site;
+use crate::guard::{authority, check_origin, is_websocket};
+use crate::{Access, App};
+
+/// What a request may do.
+pub(super) enum Verdict {
+    /// It is admitted: by this key or ticket, or without either.
+    Admitted(Option<Context>),
+    /// It gets the answer for an unknown sandbox.
+    Unknown,
+    /// It gets 403, as E2B's clients expect of a sandbox that was secured through E2B's interface.
+    TokenMissing,
+}
+
+/// The credentials of a request, read before anything is waited for.
+pub(super) struct Shown {
+    /// The token for the port, or a signature by it.
+    token: bool,
+    key: Option<String>,
+    ticket: Option<String>,
+    /// It needs none: everybody on the machine is let in, and no page elsewhere sends it.
+    open: bool,
+    request: RequestId,
+}
+
+impl Shown {
+    /// `found` is the sandbox that the request names, if there is one.
+    pub(super) fn of(
+        app: &App,
+        target: &Target,
+        found: Option<&Doorstep>,
+        request: &Request,
+    ) -> Self {
+        let headers = request.headers();
+        let parameter = |name| query_value(request, name);
+        let key = key_of(headers).map(ToOwned::to_owned);
+        let key = key.or_else(|| parameter("api_key").filter(|_| is_websocket(headers)));
+        let ticket = parameter("ticket").filter(|_| request.method() == Method::GET);
+        let id = request.extensions().get::<RequestId>().cloned();
+        let private = access_of(found) == PortAccess::Private;
+        Self {
+            token: match target.port {
+                ENVD => {
+                    private
+                        && (opens(app, target, Door::Agent, headers) || is_signed(found, request))
+                }
+                _ => opens(app, target, Door::Ports, headers),
+            },
+            key: key.filter(|key| is_key(key)),
+            ticket: ticket.filter(|ticket| is_ticket(ticket)),
+            open: app.config.access == Access::Open && is_own_page(app, request),
+            request: id.unwrap_or_else(RequestId::random),
+        }
+    }
+
+    /// The caller, if a key or a ticket is valid.
+    async fn caller(self, app: &App) -> Result<Option<Context>, Error> {
+        let (kind, context) = match (self.key, self.ticket) {
+            (Some(key), _) => ("key", app.core.authenticate(&key, self.request).await),
+            (None, Some(ticket)) => ("ticket", app.core.redeem(&ticket, self.request)),
+            (None, None) if self.open => ("open", app.core.operator(self.request).await),
+            (None, None) => return Ok(None),
+        };
+        app.meters.asked_in(kind, context.is_ok());
+        match context {
+            Ok(context) => Ok(Some(context)),
+            Err(error) if error.code.category() == Category::Auth => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Decides about a request to a port.
+pub(super) async fn judge(
+    app: &App,
+    port: u16,
+    found: Option<&Doorstep>,
+    shown: Shown,
+) -> Result<Verdict, Error> {
+    let access = access_of(found);
+    let open = match port {
+        // The routes themselves ask for the token of sandboxes that E2B's interface made.
+        ENVD => access != PortAccess::Private,
+        _ => access == PortAccess::Public,
+    };
+    if found.is_some() && (open || shown.token) {
+        return Ok(Verdict::Admitted(None));
+    }
+    if port == ENVD {
+        return Ok(Verdict::Unknown);
+    }
+    let may = |step: &Doorstep, context: &Context| {
+        step.org() == context.org.id && context.require(Scope::Sandboxes).is_ok()
+    };
+    Ok(match (found, shown.caller(app).await?) {
+        (Some(step), Some(context)) if may(step, &context) => Verdict::Admitted(Some(context)),
+        (Some(_), _) if access == PortAccess::Token => Verdict::TokenMissing,
+        _ => Verdict::Unknown,
+    })
+}
+
+fn access_of(found: Option<&Doorstep>) -> PortAccess {
+    found.map_or(PortAccess::Private, Doorstep::port_access)
+}
+
+/// Whether a request shows the token of a door. Takes as long for a sandbox that does not exist.
+fn opens(app: &App, target: &Target, door: Door, headers: &HeaderMap) -> bool {
+    let token = header_value(headers, door.header());
+    let id = target.sandbox.as_deref().unwrap_or_default();
+    match (token, id.parse::<SandboxId>()) {
+        (Some(token), Ok(id)) => app.core.opens(&id, door, token),
+        _ => false,
+    }
+}
+
+/// Whether a request is for a file, by a link that the sandbox's token signed.
+fn is_signed(found: Option<&Doorstep>, request: &Request) -> bool {
+    let query = request.uri().query().unwrap_or_default();
+    request.uri().path() == "/files"
+        && found.is_some_and(|step| envd::signature::is_by(step, query))
+}
+
+/// The API key among the headers. The program behind the port may use the same headers for keys of its own.
+fn key_of(headers: &HeaderMap) -> Option<&str> {
+    let bearer = || {
+        let (scheme, secret) = header_value(headers, "authorization")?.split_once(' ')?;
+        let secret = secret.trim();
+        (scheme.eq_ignore_ascii_case("bearer") && is_key(secret)).then_some(secret)
+    };
+    let key = header_value(headers, "x-api-key").map(str::trim);
+    key.filter(|key| is_key(key)).or_else(bearer)
+}
+
+fn query_value(request: &Request, name: &str) -> Option<String> {
+    let query = request.uri().query()?;
+    let pairs: Vec<(String, String)> = serde_urlencoded::from_str(query).ok()?;
+    let mut pairs = pairs.into_iter();
+    pairs.find_map(|(key, value)| (key == name).then_some(value))
+}
+
+/// Where everybody on the machine is let in, pages elsewhere are not.
+fn is_own_page(app: &App, request: &Request) -> bool {
+    let own = authority(request.uri(), request.headers());
+    check_origin(request.headers(), own.as_deref(), &app.config).is_ok()
+        && check_site(request).is_ok()
+}

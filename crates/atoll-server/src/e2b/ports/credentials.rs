@@ -1,0 +1,140 @@
+//! Removes credentials of this server from a request before a program in a sandbox sees it: API keys, tickets, access
+//! tokens and signatures, in whichever header, cookie or query parameter they are. Everything else passes as it came.
+
+use atoll_core::{Door, Doorstep, is_digits, is_key, is_ticket};
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use subtle::ConstantTimeEq as _;
+
+use crate::e2b::envd::signature;
+use crate::routes::is_link;
+
+/// Headers that are for this server alone, whatever is in them.
+const OURS: [&str; 3] = [
+    "e2b-traffic-access-token",
+    "e2b-sandbox-id",
+    "e2b-sandbox-port",
+];
+
+/// Removes the credentials from the headers of a request.
+pub(super) fn strip_headers(step: &Doorstep, headers: &mut HeaderMap) {
+    for name in OURS {
+        headers.remove(name);
+    }
+    let names: Vec<HeaderName> = headers.keys().cloned().collect();
+    for name in names {
+        let before: Vec<HeaderValue> = headers.get_all(&name).iter().cloned().collect();
+        let after: Vec<HeaderValue> = before
+            .iter()
+            .filter_map(|value| strip_value(step, &name, value))
+            .collect();
+        if before == after {
+            continue;
+        }
+        headers.remove(&name);
+        for value in after {
+            headers.append(&name, value);
+        }
+    }
+}
+
+/// A header's value without credentials; `None` if nothing is left of it.
+fn strip_value(step: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
+    // A character for each byte: what is not text passes too.
+    let text: String = value.as_bytes().iter().copied().map(char::from).collect();
+    let left = match *name {
+        header::COOKIE => without(&text, ';', |cookie| {
+            let mut parts = cookie.split('=').map(str::trim);
+            parts.any(|part| is_credential(step, &decoded(part.trim_matches('"'))))
+        })?,
+        header::SEC_WEBSOCKET_PROTOCOL => {
+            without(&text, ',', |protocol| is_credential(step, protocol.trim()))?
+        }
+        header::REFERER => match text.split_once('?') {
+            Some((page, query)) => match strip_query(step, query) {
+                Some(left) if left.is_empty() => page.to_owned(),
+                Some(left) => format!("{page}?{left}"),
+                None => return Some(value.clone()),
+            },
+            None => return Some(value.clone()),
+        },
+        _ if holds_credential(step, name, &text) => return None,
+        _ => return Some(value.clone()),
+    };
+    let bytes: Vec<u8> = left.chars().map(|letter| letter as u8).collect();
+    HeaderValue::from_bytes(&bytes).ok()
+}
+
+/// Whether one of the words of a header is a credential.
+fn holds_credential(step: &Doorstep, name: &HeaderName, text: &str) -> bool {
+    let has = |text: &str| {
+        let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        words.any(|word| is_credential(step, word))
+    };
+    match name.as_str() {
+        // E2B's clients send keys of E2B's own service too, which have other lengths.
+        "x-api-key" if text.starts_with("atl_") || text.starts_with("e2b_") => true,
+        // It may be another sandbox's.
+        "x-access-token" if is_digits(text) => true,
+        "authorization" => {
+            let basic = text
+                .split_once(' ')
+                .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"));
+            let basic = basic.and_then(|(_, coded)| STANDARD.decode(coded.trim()).ok());
+            has(text) || basic.is_some_and(|bytes| has(&String::from_utf8_lossy(&bytes)))
+        }
+        _ => has(text),
+    }
+}
+
+/// Removes the credentials from the query of a request.
+pub(super) fn strip_path(step: &Doorstep, target: PathAndQuery) -> PathAndQuery {
+    let left = target.query().and_then(|query| strip_query(step, query));
+    let text = match left {
+        None => return target,
+        Some(left) if left.is_empty() => target.path().to_owned(),
+        Some(left) => format!("{}?{left}", target.path()),
+    };
+    // Parts of what was one are one again.
+    text.parse()
+        .unwrap_or_else(|_| PathAndQuery::from_static("/"))
+}
+
+/// A query without credentials; `None` if it has none.
+fn strip_query(step: &Doorstep, query: &str) -> Option<String> {
+    let left = without(query, '&', |parameter| {
+        let mut parts = parameter.split('=').map(decoded);
+        let signed = || signature::is_by(step, query) || is_link(step, query);
+        parts.clone().next().is_some_and(|name| name == "signature") && signed()
+            || parts.any(|part| is_credential(step, &part))
+    });
+    let left = left.unwrap_or_default();
+    (left.len() != query.len()).then_some(left)
+}
+
+/// A list without some of its parts; `None` if none is left.
+fn without(list: &str, separator: char, is_removed: impl Fn(&str) -> bool) -> Option<String> {
+    let left: Vec<&str> = list
+        .split(separator)
+        .filter(|part| !is_removed(part))
+        .collect();
+    let text = left.join(separator.encode_utf8(&mut [0; 4]));
+    (!left.is_empty()).then(|| text.trim_start().to_owned())
+}
+
+/// A value of a query or a cookie, as it is meant.
+fn decoded(value: &str) -> String {
+    let pairs = serde_urlencoded::from_str::<Vec<(String, String)>>(&format!("={value}"));
+    let pair = pairs.ok().and_then(|mut pairs| pairs.pop());
+    pair.map_or_else(|| value.to_owned(), |(_, value)| value)
+}
+
+/// Whether a word is a key, a ticket, or an access token of this sandbox.
+fn is_credential(step: &Doorstep, word: &str) -> bool {
+    let is_token = |door| step.token(door).as_bytes().ct_eq(word.as_bytes()).into();
+    is_key(word)
+        || is_ticket(word)
+        || is_digits(word) && [Door::Agent, Door::Ports].into_iter().any(is_token)
+}
