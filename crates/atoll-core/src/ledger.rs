@@ -261,6 +261,7 @@ mod tests {
             network: Network::None,
             policy: Policy::default(),
             public_ports: false,
+            durable: false,
             lifetime: Lifetime::default(),
             created_at: 1,
             started_at: Some(1),

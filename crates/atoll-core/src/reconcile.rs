@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxState, SessionId};
+use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, SessionId};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
@@ -54,7 +54,11 @@ pub(crate) async fn join(
             }
             continue;
         }
-        let joined = match found {
+        let recovered = match found {
+            Some(_) => None,
+            None => recover(runtime, &row).await?,
+        };
+        let joined = match found.or(recovered.as_ref()) {
             Some(info) => as_it_is(row.clone(), info),
             None if row.state == SandboxState::Failed => row.clone(),
             None => SandboxRow {
@@ -94,6 +98,27 @@ pub(crate) async fn join(
         }
     }
     Ok((ledger, leaving))
+}
+
+/// A sandbox that the runtime set aside because nothing can be read from its record: after a power cut it may be empty or
+/// torn. The row knows the rest, but for the variables.
+async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
+    if row.state == SandboxState::Failed {
+        return Ok(None);
+    }
+    let spec = SandboxSpec {
+        template: row.template.clone(),
+        limits: row.limits,
+        network: row.network,
+        policy: row.policy.clone(),
+        durable: row.durable,
+        ..SandboxSpec::default()
+    };
+    if !runtime.recover(&row.id, spec, row.created_at).await? {
+        return Ok(None);
+    }
+    tracing::warn!(sandbox = %row.id, "its record was lost: it is recovered without its variables");
+    runtime.get(&row.id).map(Some)
 }
 
 /// Makes a row history whose sandbox could neither be made nor taken away.

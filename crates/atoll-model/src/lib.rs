@@ -12,6 +12,7 @@ mod org;
 mod sandbox;
 mod size;
 mod state;
+mod unsynced;
 mod watch;
 
 #[cfg(test)]
@@ -35,4 +36,5 @@ pub use org::{Key, Org, Scope};
 pub use sandbox::{DiskUsage, HostMount, Limits, Sample, SandboxInfo, SandboxSpec, Timings, Usage};
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
+pub use unsynced::Unsynced;
 pub use watch::{WatchEvent, WatchOptions};

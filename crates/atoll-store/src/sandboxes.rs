@@ -12,13 +12,13 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
-     lifetime, policy, public_ports, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
+     lifetime, policy, public_ports, durable, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
 // Counted and written in one transaction, while nobody else counts: no two creates can both be the last that fits. What
 // belongs to a row that did not fit is not written either.
 const ADD: &str = "BEGIN IMMEDIATE; \
      INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
-     network, lifetime, created_at, policy, public_ports) \
-     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13 \
+     network, lifetime, created_at, policy, public_ports, durable) \
+     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13, $18 \
      WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
      AND state IN ('creating', 'running', 'stopping', 'paused')) < $11 RETURNING id; \
      INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) SELECT $3, $14, $15, $1, $10 \
@@ -76,6 +76,8 @@ pub struct SandboxRow {
     pub policy: Policy,
     /// What it serves on its ports is for everybody; otherwise for who shows its token.
     pub public_ports: bool,
+    /// `fsync` inside reaches the disk.
+    pub durable: bool,
     /// When its time is up.
     pub lifetime: Lifetime,
     /// When it was asked for.
@@ -108,6 +110,7 @@ struct Row {
     lifetime: String,
     policy: String,
     public_ports: i64,
+    durable: i64,
     created_at: i64,
     started_at: Option<i64>,
     end_at: Option<i64>,
@@ -135,6 +138,7 @@ impl TryFrom<Row> for SandboxRow {
             lifetime: parse(TABLE, &row.lifetime)?,
             policy: parse(TABLE, &row.policy)?,
             public_ports: row.public_ports != 0,
+            durable: row.durable != 0,
             created_at: row.created_at,
             started_at: row.started_at,
             end_at: row.end_at,
@@ -221,7 +225,8 @@ impl Store {
             .bind(again.map(|again| &again.key))
             .bind(again.map(|again| &again.fingerprint))
             .bind(EventId::random().as_str().to_owned())
-            .bind(payload(row, row.state));
+            .bind(payload(row, row.state))
+            .bind(i64::from(row.durable));
         let made = self.write_whole(query).await.map_err(|error| {
             let said = error.to_string().contains("idempotency.");
             match taken("the alias")(error) {
@@ -260,7 +265,8 @@ impl Store {
     /// somebody else.
     pub async fn unmake(&self, row: &SandboxRow, at: i64) -> Result<()> {
         let _time = self.time("unmake");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         for statement in [UNSAY, UNMAKE] {
             let query = sqlx::query(statement).bind(row.id.as_str());
             query.execute(&mut *transaction).await?;
@@ -275,7 +281,7 @@ impl Store {
     pub async fn forget_said(&self, sandbox: &SandboxId) -> Result<()> {
         let _time = self.time("forget_said");
         let query = sqlx::query(UNSAY).bind(sandbox.as_str());
-        query.execute(&self.write).await?;
+        query.execute(&*self.writer()).await?;
         Ok(())
     }
 
@@ -283,13 +289,14 @@ impl Store {
     pub async fn forget_said_before(&self, before: i64, most: u32) -> Result<u64> {
         let _time = self.time("forget_said_before");
         let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
     /// Takes a place in its org for a stopped sandbox that is to run again.
     pub async fn claim_again(&self, id: &SandboxId, most: Option<u32>) -> Result<Claim> {
         let _time = self.time("claim_again");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         if most.is_some() {
             let query = sqlx::query(COUNTED_OF).bind(id.as_str());
             query.execute(&mut *transaction).await?;
@@ -317,7 +324,7 @@ impl Store {
     /// Forgets some sandboxes that were deleted before a time; how many.
     pub async fn forget_deleted(&self, before: i64, most: u32) -> Result<u64> {
         let query = sqlx::query(OVER).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
     /// The row of a session of an org, deleted or not, by its id or its sandbox's.

@@ -66,6 +66,11 @@ pub(crate) fn mark(directory: &Path) {
     let _ = fs::write(directory.join(SINCE), now().to_string());
 }
 
+/// It is set aside no longer.
+pub(crate) fn unmark(directory: &Path) {
+    let _ = fs::remove_file(directory.join(SINCE));
+}
+
 /// Removes those that were kept long enough.
 pub(crate) fn sweep(data: &Path, disk: &dyn Disk) {
     let oldest = now() - i64::try_from(KEPT.as_micros()).unwrap_or(i64::MAX);

@@ -141,6 +141,7 @@ impl Core {
             network: asked.spec.network,
             policy: asked.spec.policy,
             public_ports: asked.public_ports,
+            durable: asked.spec.durable,
             lifetime: asked.lifetime,
             created_at: now(),
             started_at: None,

@@ -23,6 +23,7 @@ use crate::pool::Pool;
 use crate::reserve::Admission;
 use crate::samples;
 use crate::sandbox::{blocking, lock};
+use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
 
@@ -84,6 +85,7 @@ impl LocalRuntime {
             tokio::spawn(crate::weights::tend(Arc::downgrade(&self.shared)));
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
             tokio::spawn(crate::orphans::tend(Arc::downgrade(&self.shared)));
+            tokio::spawn(Syncer::tend(Arc::downgrade(&self.shared)));
         }
         self.keep_journals();
     }
@@ -111,6 +113,7 @@ impl Shared {
                 window: config.window.max(budget::SMALLEST),
                 reserve: config.reserve.disk,
             },
+            syncer: Arc::default(),
             journals: config.journal.then(Arc::default),
             amend: config.amend.clone(),
             freezer: Freezer::start()?,
