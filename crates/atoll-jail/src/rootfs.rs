@@ -209,8 +209,10 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
         own(name)?;
     }
     for name in ["pts", "shm", "mqueue"] {
-        rustix::fs::mkdirat(&dev, name, Mode::from_raw_mode(0o755))
-            .step(|| format!("make /dev/{name}"))?;
+        let mode = Mode::from_raw_mode(0o755);
+        rustix::fs::mkdirat(&dev, name, mode).step(|| format!("make /dev/{name}"))?;
+        rustix::fs::chmodat(&dev, name, mode, AtFlags::empty())
+            .step(|| format!("chmod /dev/{name}"))?;
         own(name)?;
     }
     own(".")?;

@@ -207,10 +207,15 @@ impl Recorder {
         );
     }
 
-    /// Unmounts it. Programs may be on their way out.
+    /// Unmounts it. Programs may be on their way out. Its loop device is waited for: a mount that found it would see what
+    /// the kernel remembers of the disk.
     pub fn unmount(&self) {
         wait_for("the disk to be unmounted", Duration::from_mins(1), || {
             !is_mounted(&self.point) || unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok()
+        });
+        let image = self.below.join(fuse::NAME);
+        wait_for("its loop device to be gone", Duration::from_mins(1), || {
+            !has_loop_device(&image)
         });
     }
 }
@@ -229,6 +234,13 @@ impl Drop for Recorder {
 
 fn is_mounted(point: &Path) -> bool {
     mounts().iter().any(|mount| mount.point == point)
+}
+
+fn has_loop_device(image: &Path) -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
+        .any(|backing| Path::new(backing.trim_end()) == image)
 }
 
 #[track_caller]

@@ -61,7 +61,7 @@ pub(super) struct Create {
     /// Processes and threads.
     #[schema(minimum = 8, maximum = 4096, default = 1024)]
     pids: Option<u32>,
-    /// `fsync` inside waits for the disk; see "What survives a power cut". The sandbox takes longer to make and to stop.
+    /// `fsync` inside waits for the disk; see "What survives a power cut".
     #[serde(default)]
     #[schema(default = false)]
     durable: bool,
