@@ -61,11 +61,9 @@ fn nothing<S: Serializer>(_: &[(Vec<u8>, Vec<u8>)], serializer: S) -> Result<S::
 }
 
 /// Earlier versions wrote them; nothing needs them.
-fn ignored<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Vec<(Vec<u8>, Vec<u8>)>, D::Error> {
+fn ignored<'de, D: Deserializer<'de>, T: Default>(deserializer: D) -> Result<T, D::Error> {
     IgnoredAny::deserialize(deserializer)?;
-    Ok(Vec::new())
+    Ok(T::default())
 }
 
 /// By which a request is known when it is said again.
