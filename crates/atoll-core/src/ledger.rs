@@ -341,6 +341,7 @@ pub(crate) mod tests {
             network: Network::None,
             policy: Policy::default(),
             port_access: PortAccess::Private,
+            durable: false,
             lifetime: Lifetime::default(),
             created_at: 1,
             started_at: Some(1),

@@ -162,6 +162,16 @@ impl Collector for Living {
             let labels = [("state", state.name())];
             ConstGauge::new(count).encode(all.encode_family(&labels)?)?;
         }
+        let help = "Age of the oldest acknowledged change that a power cut could still undo";
+        let unit = Some(&Unit::Seconds);
+        let mut all = encoder.encode_descriptor("unsynced", help, unit, MetricType::Gauge)?;
+        for (part, age) in [
+            ("database", inner.store.oldest_unsynced()),
+            ("sandboxes", inner.runtime.oldest_unsynced()),
+        ] {
+            let labels = [("part", part)];
+            ConstGauge::new(age.as_secs_f64()).encode(all.encode_family(&labels)?)?;
+        }
         Ok(())
     }
 }

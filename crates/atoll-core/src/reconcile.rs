@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, Lifetime, SandboxId, SandboxInfo, SandboxState, SessionId};
+use atoll_model::{
+    Code, Error, Lifetime, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState, SessionId,
+};
 use atoll_store::{SandboxRow, Store};
 use atoll_worker::LocalRuntime;
 
@@ -59,7 +61,11 @@ pub(crate) async fn join(
             }
             continue;
         }
-        let joined = match found {
+        let recovered = match found {
+            Some(_) => None,
+            None => recover(runtime, &row).await?,
+        };
+        let joined = match found.or(recovered.as_ref()) {
             Some(info) => as_it_is(row.clone(), info, clock.now()),
             None if row.state == SandboxState::Failed => row.clone(),
             None => SandboxRow {
@@ -106,7 +112,7 @@ pub(crate) async fn join(
 }
 
 /// Inserts the row of a sandbox of which only the runtime knows. It belongs to the first org from now on, has no end of
-/// its own, and its ports need its token: the rest of what its row said is lost.
+/// its own, and its ports are private: the rest of what its row said is lost.
 async fn adopt(
     store: &Store,
     runtime: &LocalRuntime,
@@ -115,6 +121,7 @@ async fn adopt(
     now: i64,
 ) -> Result<SandboxRow, Error> {
     let lives = matches!(info.state, SandboxState::Running | SandboxState::Paused);
+    let spec = runtime.spec(&info.id)?;
     let row = SandboxRow {
         id: info.id.clone(),
         session: SessionId::random(),
@@ -127,8 +134,9 @@ async fn adopt(
         metadata: BTreeMap::default(),
         limits: info.limits,
         network: info.network,
-        policy: runtime.policy(&info.id)?,
-        public_ports: false,
+        policy: spec.policy,
+        port_access: PortAccess::Private,
+        durable: spec.durable,
         lifetime: Lifetime {
             timeout: None,
             ..Lifetime::default()
@@ -143,6 +151,27 @@ async fn adopt(
     let adopted = store.adopt_sandbox(&row, now).await;
     adopted.map_err(error::store)?;
     Ok(row)
+}
+
+/// A sandbox that the runtime set aside because nothing can be read from its record: after a power cut it may be empty or
+/// torn. The row knows the rest, but for the variables.
+async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
+    if row.state == SandboxState::Failed {
+        return Ok(None);
+    }
+    let spec = SandboxSpec {
+        template: row.template.clone(),
+        limits: row.limits,
+        network: row.network,
+        policy: row.policy.clone(),
+        durable: row.durable,
+        ..SandboxSpec::default()
+    };
+    if !runtime.recover(&row.id, spec, row.created_at).await? {
+        return Ok(None);
+    }
+    tracing::warn!(sandbox = %row.id, "its record was lost: it is recovered without its variables");
+    runtime.get(&row.id).map(Some)
 }
 
 /// Makes a row history whose sandbox could neither be made nor taken away.

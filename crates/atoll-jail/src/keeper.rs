@@ -86,6 +86,8 @@ impl Kept {
 }
 
 fn run() -> Result<(), Error> {
+    // Not that of whoever started us: what a sandbox's processes make before they have their own is for all of them.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let cradle = Cradle::new().step(|| "reserve descriptors".into())?;
     // Our server's socket is our standard input, the listening one our standard output.
     let take = |stream: BorrowedFd<'_>| {

@@ -33,6 +33,8 @@ pub struct Root<'a> {
     pub ids: IdRange,
     /// setuid programs gain nothing.
     pub nosuid: bool,
+    /// `fsync` inside reaches the disk.
+    pub durable: bool,
     /// How this kernel takes layers.
     pub taken: Layers,
 }
@@ -51,12 +53,15 @@ pub fn mount(root: &Root<'_>) -> Result<(OwnedFd, Vec<OwnedFd>), Error> {
     for layer in root.layers {
         mounts.push(mapped(*layer, "a template layer")?);
     }
-    let ids = root.user_namespace.map(|_| root.ids);
-    let nosuid = root.nosuid;
+    let options = Options {
+        ids: root.user_namespace.map(|_| root.ids),
+        nosuid: root.nosuid,
+        durable: root.durable,
+    };
     match root.taken {
-        Layers::Detached => Ok((overlay(&mounts, ids, nosuid)?, mounts)),
+        Layers::Detached => Ok((overlay(&mounts, options)?, mounts)),
         Layers::Attached => {
-            let made = stage::attached(mounts, move |mounts| overlay(mounts, ids, nosuid));
+            let made = stage::attached(mounts, move |mounts| overlay(mounts, options));
             Ok((made?, Vec::new()))
         }
     }
@@ -74,8 +79,17 @@ fn unmapped(error: std::io::Error, what: &str) -> Error {
     }
 }
 
+/// How an overlay is mounted.
+#[derive(Clone, Copy)]
+struct Options {
+    /// `None` if ids are not mapped.
+    ids: Option<IdRange>,
+    nosuid: bool,
+    durable: bool,
+}
+
 /// Makes the overlay of mounts whose ids are as they should be: a sandbox's directory and the layers below it.
-fn overlay(mounts: &[OwnedFd], ids: Option<IdRange>, nosuid: bool) -> Result<OwnedFd, Error> {
+fn overlay(mounts: &[OwnedFd], options: Options) -> Result<OwnedFd, Error> {
     let Some((own, layers)) = mounts.split_first() else {
         return Err(Error::step("make an overlay", rustix::io::Errno::INVAL));
     };
@@ -105,12 +119,14 @@ fn overlay(mounts: &[OwnedFd], ids: Option<IdRange>, nosuid: bool) -> Result<Own
     set("workdir", &path(&work))?;
     // A lower directory can be renamed, as programs expect.
     set("redirect_dir", "on")?;
-    // No sync of the whole upper file system when the sandbox ends; `stop` syncs what it keeps.
-    fsconfig_set_flag(overlay.as_fd(), "volatile").step(|| "set overlay volatile".into())?;
-    create_as(&overlay, ids)?;
+    if !options.durable {
+        // Neither `fsync` inside nor the end of the sandbox waits for the disk; a stop syncs what it keeps.
+        fsconfig_set_flag(overlay.as_fd(), "volatile").step(|| "set overlay volatile".into())?;
+    }
+    create_as(&overlay, options.ids)?;
 
     let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
-    if nosuid {
+    if options.nosuid {
         attributes |= MountAttrFlags::MOUNT_ATTR_NOSUID;
     }
     let mount = fsmount(overlay.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
@@ -193,8 +209,10 @@ pub fn devices(ids: IdRange) -> Result<OwnedFd, Error> {
         own(name)?;
     }
     for name in ["pts", "shm", "mqueue"] {
-        rustix::fs::mkdirat(&dev, name, Mode::from_raw_mode(0o755))
-            .step(|| format!("make /dev/{name}"))?;
+        let mode = Mode::from_raw_mode(0o755);
+        rustix::fs::mkdirat(&dev, name, mode).step(|| format!("make /dev/{name}"))?;
+        rustix::fs::chmodat(&dev, name, mode, AtFlags::empty())
+            .step(|| format!("chmod /dev/{name}"))?;
         own(name)?;
     }
     own(".")?;

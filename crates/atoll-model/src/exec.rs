@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Code, Error, ExecId};
 
@@ -31,7 +32,9 @@ pub enum Input {
 pub struct ExecSpec {
     /// What to run.
     pub program: Program,
-    /// Variables that win over the sandbox's.
+    /// Variables that win over the sandbox's. They may be secrets, and no record contains them: the program has them from
+    /// its start.
+    #[serde(default, serialize_with = "nothing", deserialize_with = "ignored")]
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
     /// Working directory; `None` is the user's home.
     pub directory: Option<Vec<u8>>,
@@ -50,6 +53,17 @@ pub struct ExecSpec {
     /// The request may come again, and means this command then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub again: Option<Again>,
+}
+
+/// Variables as they are written: an empty list, which earlier versions expect.
+fn nothing<S: Serializer>(_: &[(Vec<u8>, Vec<u8>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq([(); 0])
+}
+
+/// Earlier versions wrote them; nothing needs them.
+fn ignored<'de, D: Deserializer<'de>, T: Default>(deserializer: D) -> Result<T, D::Error> {
+    IgnoredAny::deserialize(deserializer)?;
+    Ok(T::default())
 }
 
 /// By which a request is known when it is said again.

@@ -12,6 +12,7 @@ mod org;
 mod sandbox;
 mod size;
 mod state;
+mod unsynced;
 mod watch;
 
 #[cfg(test)]
@@ -37,4 +38,5 @@ pub use sandbox::{
 };
 pub use size::{Bytes, Cpus, parse_duration};
 pub use state::{Reason, SandboxState, Transition};
+pub use unsynced::Unsynced;
 pub use watch::{WatchEvent, WatchOptions};

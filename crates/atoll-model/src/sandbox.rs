@@ -116,6 +116,10 @@ pub struct SandboxSpec {
     /// What it may reach there.
     #[serde(default)]
     pub policy: Policy,
+    /// `fsync` inside waits for the disk. Otherwise it returns at once, and a power cut may undo what was written since
+    /// the sandbox last stopped.
+    #[serde(default)]
+    pub durable: bool,
 }
 
 impl SandboxSpec {
@@ -142,6 +146,7 @@ impl Default for SandboxSpec {
             mounts: Vec::new(),
             network: Network::default(),
             policy: Policy::default(),
+            durable: false,
         }
     }
 }

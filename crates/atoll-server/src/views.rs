@@ -70,6 +70,8 @@ pub(crate) struct Sandbox {
     /// Processes and threads.
     pids: u32,
     network: Network,
+    /// `fsync` inside waits for the disk.
+    durable: bool,
     created_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     started_at: Option<Time>,
@@ -142,6 +144,7 @@ impl From<SandboxView> for Sandbox {
             disk: row.limits.disk.0 >> 20,
             pids: row.limits.pids,
             network: row.network,
+            durable: row.durable,
             created_at: Time(row.created_at),
             started_at: row.started_at.map(Time),
             end_at: row.end_at.filter(|_| !stopped).map(Time),

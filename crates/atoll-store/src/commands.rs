@@ -159,7 +159,7 @@ impl Store {
             // Its text depends on the number of rows: not one to remember.
             let mut statement = insert(Some(session), rows, "");
             let query = statement.build().persistent(false);
-            query.execute(&self.write).await?;
+            query.execute(&*self.writer()).await?;
         }
         Ok(())
     }
@@ -193,6 +193,6 @@ impl Store {
     /// Forgets some commands that ended before a time, or began before it in a session that is forgotten; how many.
     pub async fn forget_commands(&self, before: i64, most: u32) -> Result<u64> {
         let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 }

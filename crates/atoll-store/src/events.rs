@@ -94,6 +94,6 @@ impl Store {
     pub async fn forget_events(&self, before: i64, most: u32) -> Result<u64> {
         let _time = self.time("forget_events");
         let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 }

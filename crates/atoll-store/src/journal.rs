@@ -2,7 +2,8 @@
 //! history for longer has it. Whoever opens one closes it again soon: a connection is a thread.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use atoll_model::ExecId;
@@ -10,6 +11,7 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions as _, Connection as _, SqliteConnection};
 
 use crate::commands::{AT_ONCE, CommandRow, Row, insert};
+use crate::sync::{log_of, sync};
 use crate::{Error, Result, text};
 
 const SCHEMA: &str = include_str!("journal.sql");
@@ -25,6 +27,8 @@ const PRUNE: &str = "DELETE FROM commands WHERE synced = 1 AND ended_at IS NOT N
 #[derive(Debug)]
 pub struct Journal {
     connection: SqliteConnection,
+    /// The write-ahead log.
+    log: PathBuf,
 }
 
 impl Journal {
@@ -37,9 +41,8 @@ impl Journal {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // A crash of ours loses nothing. One of the host may break the file: what is not in the store by then
-            // is read again from the commands' own records.
-            .synchronous(SqliteSynchronous::Off)
+            // A power cut leaves the file whole, with everything up to the last `sync`.
+            .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(5))
             // Rows are written once and read once: 256 KiB of pages do.
             .pragma("cache_size", "-256");
@@ -59,7 +62,8 @@ impl Journal {
                 });
             }
         }
-        Ok(Self { connection })
+        let log = log_of(path);
+        Ok(Self { connection, log })
     }
 
     /// Writes commands down. One that is there already stays as it is, but that it may end. If it fails, some of them
@@ -71,6 +75,14 @@ impl Journal {
             query.execute(&mut self.connection).await?;
         }
         Ok(())
+    }
+
+    /// Brings everything that was written to the disk.
+    pub async fn sync(&mut self) -> Result<()> {
+        let log = self.log.clone();
+        let synced = tokio::task::spawn_blocking(move || sync(&log)).await;
+        let synced = synced.map_err(io::Error::other).and_then(|synced| synced);
+        Ok(synced.map_err(sqlx::Error::Io)?)
     }
 
     /// The oldest of those that nobody else has as they are now.

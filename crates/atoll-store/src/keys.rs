@@ -90,7 +90,10 @@ impl Store {
             .bind(key.created_at)
             .bind(key.expires_at)
             .bind(i64::from(most));
-        let added = query.execute(&self.write).await.map_err(taken("the key"))?;
+        let added = query
+            .execute(&*self.writer())
+            .await
+            .map_err(taken("the key"))?;
         Ok(added.rows_affected() == 1)
     }
 
@@ -100,14 +103,14 @@ impl Store {
             .bind(before)
             .bind(i64::from(most))
             .bind(text(&Scope::Admin));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
     /// Notes when a key was used.
     pub async fn key_used(&self, id: &KeyId, at: i64) -> Result<()> {
         let _time = self.time("key_used");
         let query = sqlx::query(USED).bind(id.as_str()).bind(at);
-        query.execute(&self.write).await?;
+        query.execute(&*self.writer()).await?;
         Ok(())
     }
 
@@ -118,6 +121,6 @@ impl Store {
             .bind(id.as_str())
             .bind(org.as_str())
             .bind(at);
-        Ok(query.execute(&self.write).await?.rows_affected() == 1)
+        Ok(query.execute(&*self.writer()).await?.rows_affected() == 1)
     }
 }

@@ -16,6 +16,7 @@ mod journal;
 mod keys;
 mod orgs;
 mod sandboxes;
+mod sync;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +33,7 @@ use sqlx::sqlite::{
     SqliteSynchronous,
 };
 use sqlx::{Sqlite, SqlitePool};
+use sync::Committed;
 use tokio::sync::watch;
 
 pub use atoll_model::Again;
@@ -111,6 +113,7 @@ pub struct Store {
     /// Something has happened.
     news: Arc<watch::Sender<()>>,
     operations: Operations,
+    committed: Committed,
 }
 
 impl Store {
@@ -120,7 +123,8 @@ impl Store {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // With WAL a crash of ours loses nothing; only one of the host may lose the last moments.
+            // With WAL a crash of ours loses nothing. After a power cut the file is whole, and has every commit that
+            // `sync` brought to the disk.
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(true);
@@ -141,6 +145,7 @@ impl Store {
             read,
             news: Arc::new(watch::Sender::new(())),
             operations: Operations::default(),
+            committed: Committed::open(path).await?,
         })
     }
 
@@ -151,6 +156,20 @@ impl Store {
             .register(registry, "store_op_duration", help);
     }
 
+    /// The age of the oldest commit that is not on the disk; zero if there is none.
+    pub fn oldest_unsynced(&self) -> Duration {
+        self.committed.oldest()
+    }
+
+    /// The connection that writes, for one statement or transaction. What is committed while this lives is synced soon
+    /// after.
+    fn writer(&self) -> Writing<'_> {
+        Writing {
+            pool: &self.write,
+            committed: &self.committed,
+        }
+    }
+
     /// Measures one operation until what comes back is dropped.
     fn time(&self, operation: &'static str) -> Stopwatch {
         self.operations.time(operation)
@@ -159,7 +178,8 @@ impl Store {
     /// Runs statements that are all written or none: from `BEGIN` to `COMMIT` in one trip to the writer's thread, because
     /// a trip for each takes longer than the work. What they return.
     async fn write_whole(&self, statements: Statements<'_>) -> sqlx::Result<Vec<SqliteRow>> {
-        let mut writer = Writer(Some(self.write.acquire().await?));
+        let writing = self.writer();
+        let mut writer = Writer(Some(writing.acquire().await?));
         let Some(connection) = &mut writer.0 else {
             return Ok(Vec::new());
         };
@@ -175,9 +195,10 @@ impl Store {
         done
     }
 
-    /// Ends all connections; what was written is in the file.
+    /// Ends all connections; what was written is in the file, and on the disk.
     pub async fn close(&self) {
         self.read.close().await;
+        // The last connection brings the log into the database, and syncs both.
         self.write.close().await;
     }
 
@@ -192,6 +213,26 @@ impl Store {
         // Takes the one writer's turn and its lock, and leaves nothing.
         self.write.begin_with("BEGIN IMMEDIATE").await?;
         Ok(())
+    }
+}
+
+/// See [`Store::writer`]. A caller who gives up on the way may have committed all the same.
+struct Writing<'a> {
+    pool: &'a SqlitePool,
+    committed: &'a Committed,
+}
+
+impl std::ops::Deref for Writing<'_> {
+    type Target = SqlitePool;
+
+    fn deref(&self) -> &SqlitePool {
+        self.pool
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.committed.note();
     }
 }
 

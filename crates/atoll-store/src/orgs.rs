@@ -63,7 +63,7 @@ impl Store {
             .bind(org.max_timeout.map(i64::from))
             .bind(org.created_at);
         query
-            .execute(&self.write)
+            .execute(&*self.writer())
             .await
             .map_err(taken("the org's name"))?;
         Ok(())
@@ -78,7 +78,7 @@ impl Store {
             .bind(org.max_sandboxes.map(i64::from))
             .bind(org.max_timeout.map(i64::from));
         query
-            .execute(&self.write)
+            .execute(&*self.writer())
             .await
             .map_err(taken("the org's name"))?;
         Ok(())

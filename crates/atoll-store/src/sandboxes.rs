@@ -13,13 +13,13 @@ use crate::{Error, Result, Store, parse, taken, text, word};
 
 const TABLE: &str = "sandboxes";
 const COLUMNS: &str = "id, session, org, alias, template, state, reason, error, metadata, limits, network, \
-     lifetime, policy, port_access, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
+     lifetime, policy, port_access, durable, created_at, started_at, end_at, time_left, stopped_at, deleted_at";
 // Counted and written in one transaction, while nobody else counts: no two creates can both be the last that fits. What
 // belongs to a row that did not fit is not written either.
 const ADD: &str = "BEGIN IMMEDIATE; \
      INSERT INTO sandboxes (id, session, org, alias, template, state, metadata, limits, \
-     network, lifetime, created_at, policy, port_access) \
-     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13 \
+     network, lifetime, created_at, policy, port_access, durable) \
+     SELECT $1, $2, $3, $4, $5, 'creating', $6, $7, $8, $9, $10, $12, $13, $18 \
      WHERE $11 IS NULL OR (SELECT COUNT(*) FROM sandboxes WHERE org = $3 AND deleted_at IS NULL \
      AND state IN ('creating', 'running', 'stopping', 'paused')) < $11 RETURNING id; \
      INSERT INTO idempotency (org, key, fingerprint, sandbox, created_at) SELECT $3, $14, $15, $1, $10 \
@@ -32,8 +32,8 @@ const AGAIN: &str = "UPDATE sandboxes SET state = 'creating' WHERE id = $1 AND s
      AND ($2 IS NULL OR (SELECT COUNT(*) FROM sandboxes AS other WHERE other.org = sandboxes.org AND other.id <> sandboxes.id \
      AND other.deleted_at IS NULL AND other.state IN ('creating', 'running', 'stopping', 'paused')) < $2)";
 const ADOPT: &str = "INSERT INTO sandboxes (id, session, org, template, state, reason, metadata, limits, network, \
-     lifetime, policy, public_ports, created_at, started_at, end_at, stopped_at) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)";
+     lifetime, policy, port_access, durable, created_at, started_at, end_at, stopped_at) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)";
 const DELETED: &str = "SELECT session FROM sandboxes WHERE id = $1 AND deleted_at IS NOT NULL";
 // A write that changes nothing: whoever wants to count the org's sandboxes waits for who counts them now.
 const COUNTED_OF: &str =
@@ -80,6 +80,8 @@ pub struct SandboxRow {
     pub policy: Policy,
     /// Who may use its ports.
     pub port_access: PortAccess,
+    /// `fsync` inside reaches the disk.
+    pub durable: bool,
     /// When its time is up.
     pub lifetime: Lifetime,
     /// When it was asked for.
@@ -112,6 +114,7 @@ struct Row {
     lifetime: String,
     policy: String,
     port_access: String,
+    durable: i64,
     created_at: i64,
     started_at: Option<i64>,
     end_at: Option<i64>,
@@ -139,6 +142,7 @@ impl TryFrom<Row> for SandboxRow {
             lifetime: parse(TABLE, &row.lifetime)?,
             policy: parse(TABLE, &row.policy)?,
             port_access: word(TABLE, row.port_access)?,
+            durable: row.durable != 0,
             created_at: row.created_at,
             started_at: row.started_at,
             end_at: row.end_at,
@@ -225,7 +229,8 @@ impl Store {
             .bind(again.map(|again| &again.key))
             .bind(again.map(|again| &again.fingerprint))
             .bind(EventId::random().as_str().to_owned())
-            .bind(payload(row, row.state));
+            .bind(payload(row, row.state))
+            .bind(i64::from(row.durable));
         let made = self.write_whole(query).await.map_err(|error| {
             let said = error.to_string().contains("idempotency.");
             match taken("the alias")(error) {
@@ -256,7 +261,8 @@ impl Store {
             .bind(text(&row.network))
             .bind(text(&row.lifetime))
             .bind(text(&row.policy))
-            .bind(i64::from(row.public_ports))
+            .bind(text(&row.port_access))
+            .bind(i64::from(row.durable))
             .bind(row.created_at)
             .bind(row.started_at)
             .bind(row.end_at)
@@ -293,7 +299,8 @@ impl Store {
     /// somebody else.
     pub async fn unmake(&self, row: &SandboxRow, at: i64) -> Result<()> {
         let _time = self.time("unmake");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         for statement in [UNSAY, UNMAKE] {
             let query = sqlx::query(statement).bind(row.id.as_str());
             query.execute(&mut *transaction).await?;
@@ -309,7 +316,7 @@ impl Store {
     pub async fn forget_said(&self, sandbox: &SandboxId) -> Result<()> {
         let _time = self.time("forget_said");
         let query = sqlx::query(UNSAY).bind(sandbox.as_str());
-        query.execute(&self.write).await?;
+        query.execute(&*self.writer()).await?;
         Ok(())
     }
 
@@ -317,13 +324,14 @@ impl Store {
     pub async fn forget_said_before(&self, before: i64, most: u32) -> Result<u64> {
         let _time = self.time("forget_said_before");
         let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
     /// Takes a place in its org for a stopped sandbox that is to run again.
     pub async fn claim_again(&self, id: &SandboxId, most: Option<u32>) -> Result<Claim> {
         let _time = self.time("claim_again");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         if most.is_some() {
             let query = sqlx::query(COUNTED_OF).bind(id.as_str());
             query.execute(&mut *transaction).await?;
@@ -351,7 +359,7 @@ impl Store {
     /// Forgets some sandboxes that were deleted before a time; how many.
     pub async fn forget_deleted(&self, before: i64, most: u32) -> Result<u64> {
         let query = sqlx::query(OVER).bind(before).bind(i64::from(most));
-        Ok(query.execute(&self.write).await?.rows_affected())
+        Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
     /// The row of a session of an org, deleted or not, by its id or its sandbox's.

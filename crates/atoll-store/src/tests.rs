@@ -45,6 +45,7 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
         network: Network::Internet,
         policy: Policy::default(),
         port_access: PortAccess::Public,
+        durable: false,
         lifetime: Lifetime::default(),
         created_at,
         started_at: None,
@@ -368,6 +369,7 @@ async fn records_of_every_older_version_are_brought_up_to_date() {
         assert_eq!(found.policy, Policy::default());
         // Which interface created it is unknown, so its ports are closed.
         assert_eq!(found.port_access, PortAccess::Private);
+        assert!(!found.durable);
         store.update_sandbox(&found, "changed", 3).await.unwrap();
         store.close().await;
     }

@@ -14,6 +14,7 @@ mod deb;
 #[path = "../probe/mountinfo.rs"]
 mod mountinfo;
 mod probe;
+mod recorder;
 mod run;
 mod scratch;
 #[path = "../probe/screen.rs"]
@@ -26,6 +27,7 @@ pub use cutter::Cutter;
 pub use deb::make_deb;
 pub use mountinfo::{Mount, mounts};
 pub use probe::{Attempt, attempts, probe, static_layer};
+pub use recorder::Recorder;
 pub use run::{run, run_within, wait_for};
 pub use scratch::Scratch;
 pub use screen::{STOPS, until_stop};

@@ -5,7 +5,7 @@
 //! after a kill the next server starts the task again with what the keeper held.
 
 pub(crate) mod budget;
-mod input;
+pub(crate) mod input;
 pub(crate) mod ledger;
 pub(crate) mod log;
 pub(crate) mod logs;
@@ -105,6 +105,13 @@ impl Shared {
             record: Mutex::new(record),
             noted: Noted::default(),
             killed: AtomicBool::default(),
+        }
+    }
+
+    /// What it was given to read is kept no longer.
+    fn end_input(&self) {
+        if let Some(input) = &self.input {
+            input.end();
         }
     }
 

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use crate::exec::Shared;
 use crate::exec::table::Table;
 use crate::sandbox::lock;
+use crate::syncer::Syncer;
 
 /// How long news wait for somebody who reads the journal, and writes them with that: longer than one who carries it
 /// away leaves between two times.
@@ -101,10 +102,12 @@ struct Opened {
 pub(crate) struct Mark {
     pub(crate) id: SandboxId,
     pub(crate) journals: Arc<Journals>,
+    pub(crate) syncer: Arc<Syncer>,
 }
 
 impl Mark {
     pub(crate) fn has_news(&self) {
+        self.syncer.note_command(&self.id);
         let mut fresh = lock(&self.journals.fresh);
         if !fresh.contains_key(&self.id) {
             fresh.insert(self.id.clone(), Instant::now() + WAIT);
@@ -175,7 +178,11 @@ impl Journals {
         let news = table.news();
         let rows: Vec<CommandRow> = news.commands.iter().map(|exec| row(exec)).collect();
         if !rows.is_empty() {
-            let written = self.with(id, table, async |journal| journal.write(&rows).await);
+            // The table may forget what the journal has: that must be on the disk.
+            let written = self.with(id, table, async |journal| {
+                journal.write(&rows).await?;
+                journal.sync().await
+            });
             if let Err(error) = written.await {
                 lock(&self.fresh).insert(id.clone(), Instant::now());
                 return Err(error);

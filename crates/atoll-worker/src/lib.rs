@@ -25,6 +25,7 @@ mod samples;
 mod sandbox;
 mod screen;
 pub mod storage;
+mod syncer;
 pub mod template;
 mod trash;
 pub mod tree;

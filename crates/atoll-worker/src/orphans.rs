@@ -64,6 +64,11 @@ pub(crate) fn mark(directory: &Path) {
     let _ = fs::write(directory.join(SINCE), now().to_string());
 }
 
+/// It is set aside no longer.
+pub(crate) fn unmark(directory: &Path) {
+    let _ = fs::remove_file(directory.join(SINCE));
+}
+
 impl LocalRuntime {
     /// Removes the orphans that were set aside before a time. The caller decides when: it knows whether the clock can
     /// be trusted.

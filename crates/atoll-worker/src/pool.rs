@@ -1,6 +1,6 @@
 //! Warm sandboxes: complete ones of the templates people ask for, made while nobody waits. A create takes
 //! one whatever size, network and environment it asks for: those are given at the claim. What is mounted in
-//! one is not. None is ever used twice.
+//! one, and how, is not. None is ever used twice.
 
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,8 @@ impl Pool {
 
     /// One that can become this, if there is one.
     pub(crate) fn take(&self, spec: &SandboxSpec) -> Option<Arc<Sandbox>> {
-        if !spec.mounts.is_empty() {
+        // The root of a warm one is mounted already, and is volatile.
+        if !spec.mounts.is_empty() || spec.durable {
             return None;
         }
         let taken = self.take_one(|warm| warm.is_made_from(&spec.template))?;

@@ -38,6 +38,7 @@ use crate::nursery::Nursery;
 use crate::pool::Pool;
 use crate::reserve::Admission;
 use crate::sandbox::{Sandbox, lock};
+use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
 pub use config::{Amend, Config};
@@ -63,6 +64,7 @@ pub(crate) struct Shared {
     pub(crate) patience: Duration,
     /// How much of what commands write is kept.
     kept: Kept,
+    pub(crate) syncer: Arc<Syncer>,
     /// Nothing if nobody keeps them.
     pub(crate) journals: Option<Arc<Journals>>,
     pub(crate) amend: Option<Amend>,
@@ -91,6 +93,13 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
+    /// A sandbox's record has changed: it is to be on the disk soon, where anything outlasts this process.
+    pub(crate) fn note_record(&self, id: &SandboxId) {
+        if self.instance.lasting.is_some() {
+            self.syncer.note_record(id);
+        }
+    }
+
     /// All sandboxes.
     pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<Entry>)> {
         let all = lock(&self.sandboxes);
@@ -113,6 +122,12 @@ impl LocalRuntime {
     /// Measures one operation until what comes back is dropped.
     fn time(&self, operation: &'static str) -> Stopwatch {
         self.shared.meters.operations.time(operation)
+    }
+
+    /// The age of the oldest acknowledged change of a sandbox that a power cut could still undo. What programs write in
+    /// sandboxes that run does not count.
+    pub fn oldest_unsynced(&self) -> Duration {
+        self.shared.syncer.oldest()
     }
 
     fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
@@ -152,12 +167,12 @@ impl LocalRuntime {
         self.entry(id)?.info().ok_or_else(|| unknown(id))
     }
 
-    /// What a sandbox may reach, as its record says.
-    pub fn policy(&self, id: &SandboxId) -> Result<Policy, Error> {
+    /// The specification in the sandbox's record.
+    pub fn spec(&self, id: &SandboxId) -> Result<SandboxSpec, Error> {
         match self.entry(id)?.place() {
-            Place::Live(sandbox) => Ok(lock(&sandbox.record).spec.policy.clone()),
-            Place::Stopped(record, _) => Ok(record.spec.policy),
-            Place::Apart(apart) => Ok(apart.record.spec.policy.clone()),
+            Place::Live(sandbox) => Ok(lock(&sandbox.record).spec.clone()),
+            Place::Stopped(record, _) => Ok(record.spec),
+            Place::Apart(apart) => Ok(apart.record.spec.clone()),
             Place::Gone => Err(unknown(id)),
         }
     }

@@ -21,6 +21,7 @@ use atoll_model::{Bytes, Code, DiskUsage, Error, SandboxId};
 use serde::{Deserialize, Serialize};
 
 use crate::error::host_file;
+use crate::syncer::write_whole;
 
 /// What sandboxes' files are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -88,6 +89,14 @@ pub(crate) trait Disk: fmt::Debug + Send + Sync {
     fn close(&self);
 }
 
+/// Makes a directory of an overlay. Its mode is that of the sandbox's `/`, whatever our umask is.
+pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::PermissionsExt;
+    let made = fs::create_dir(path)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
+    made.map_err(|error| host_file("make", path, &error))
+}
+
 /// Opens what an instance's sandboxes are on, making it if there is none.
 pub(crate) fn open(
     storage: Storage,
@@ -143,10 +152,7 @@ pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
             ))
             .detail("storage", had.to_string()));
     }
-    // Whole or not at all: we may be killed at any point.
-    let new = data.join("storage.kind.new");
-    let written = fs::write(&new, format!("{wanted}\n")).and_then(|()| fs::rename(&new, &path));
-    written.map_err(|error| host_file("write", &path, &error))
+    write_whole(&path, format!("{wanted}\n").as_bytes())
 }
 
 /// Takes what is mounted for a dead instance away.

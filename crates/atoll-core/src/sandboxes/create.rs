@@ -142,6 +142,7 @@ impl Core {
             network: asked.spec.network,
             policy: asked.spec.policy,
             port_access: asked.port_access,
+            durable: asked.spec.durable,
             lifetime: asked.lifetime,
             created_at: self.now(),
             started_at: None,

@@ -5,6 +5,8 @@
 //! file and not to us: the keeper holds the same one, so after a kill the next server goes on at the
 //! very byte.
 
+use std::collections::HashSet;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,6 +21,10 @@ use tokio::sync::Notify;
 
 use crate::error::internal;
 use crate::keeper::watch_for;
+use crate::syncer::create_private;
+
+/// How its files end: what was given, and whether that was all.
+const FILES: [&str; 2] = ["in", "closed"];
 
 /// How much may wait for the command to read it.
 const MOST: u64 = 4 << 20;
@@ -82,9 +88,33 @@ impl Input {
         }
     }
 
+    /// The command has ended: what it was given is kept no longer, and nothing more is taken.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        state.gone = true;
+        // Whoever still holds it open has nothing.
+        let _ = state.file.set_len(0);
+        Self::remove(&self.stem);
+        self.eaten.notify_one();
+    }
+
+    /// Removes the files of commands that have ended, or never began: an earlier server may have been killed before it did.
+    pub(crate) fn sweep(directory: &Path, running: &HashSet<&str>) {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let part = |part: Option<&OsStr>| part.and_then(OsStr::to_str).map(str::to_owned);
+            let (Some(id), Some(kind)) = (part(path.file_stem()), part(path.extension())) else {
+                continue;
+            };
+            if FILES.contains(&kind.as_str()) && !running.contains(id.as_str()) {
+                let _ = std::fs::remove_file(&path);
+            }
+        }
+    }
+
     /// Removes the files of one.
     pub(crate) fn remove(stem: &Path) {
-        for kind in ["in", "closed"] {
+        for kind in FILES {
             let _ = std::fs::remove_file(stem.with_extension(kind));
         }
     }
@@ -151,9 +181,13 @@ impl Input {
 
     /// After what was taken comes the end.
     pub(crate) fn close(&self) -> Result<(), Error> {
-        let marked = File::create(self.stem.with_extension("closed"));
-        marked.map_err(|error| internal("close a command's input", &error))?;
-        self.state().closed = true;
+        let mut state = self.state();
+        if !state.gone {
+            let marked = create_private(&self.stem.with_extension("closed"));
+            marked.map_err(|error| internal("close a command's input", &error))?;
+        }
+        state.closed = true;
+        drop(state);
         self.fed.notify_one();
         Ok(())
     }

@@ -169,6 +169,7 @@ impl Task {
                 feeding.abort();
                 sandbox.release(super::input_of(shared.request));
             }
+            shared.end_input();
             // Not written down it stays known to PID 1, for the next server.
             if shared.record(|record| record.end(status, ended_at)).is_ok() {
                 sandbox.forget(shared.request);
@@ -177,6 +178,9 @@ impl Task {
                 sandbox.leave(Arc::clone(leaf));
             }
             sandbox.execs.has_news();
+        } else {
+            // The server before was killed before it could.
+            shared.end_input();
         }
         // Children that live on may go on writing.
         while flows.iter().any(|flow| flow.pipe.is_some()) {

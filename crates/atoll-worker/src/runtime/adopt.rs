@@ -5,16 +5,18 @@
 //! hundred embryos, and the next one has more to do than to end them. A record that cannot be understood is
 //! set aside with its files, not removed. One that cannot be read stops everything before it begins.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use atoll_model::{Error, Reason, SandboxId, SandboxState};
+use atoll_jail::plan::IdRange;
+use atoll_model::{Error, Reason, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings};
 
 use super::apart::Apart;
 use super::{Entry, LocalRuntime, Place};
 use crate::error::host_file;
+use crate::exec::input::Input;
 use crate::keeper::Found;
 use crate::keeper::left::Inventory;
 use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
@@ -157,8 +159,11 @@ impl LocalRuntime {
             record.info.reason = Some(reason);
             // What cannot be written down now the next server finds as we did.
             let _ = record.write(&path);
+            self.shared.note_record(&id);
             let _ = group.remove();
         }
+        // Nothing reads what its commands were given.
+        Input::sweep(&path.join("execs"), &HashSet::new());
         let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
@@ -172,6 +177,51 @@ impl LocalRuntime {
         if fs::rename(path, aside.join(id.as_str())).is_ok() {
             self.kill(id.as_str());
         }
+    }
+
+    /// Makes a sandbox a stopped one again whose record a power cut destroyed, from what the control plane knows of it. False
+    /// if there are no files of it. Its variables are lost, and its layer is the one its template has now.
+    pub async fn recover(
+        &self,
+        id: &SandboxId,
+        spec: SandboxSpec,
+        created_at: i64,
+    ) -> Result<bool, Error> {
+        let (runtime, id) = (self.clone(), id.clone());
+        blocking(move || runtime.recover_files(id, spec, created_at)).await
+    }
+
+    fn recover_files(
+        &self,
+        id: SandboxId,
+        spec: SandboxSpec,
+        created_at: i64,
+    ) -> Result<bool, Error> {
+        let instance = &self.shared.instance;
+        let aside = crate::orphans::place(&instance.directory).join(id.as_str());
+        let path = instance.sandbox(&id);
+        match fs::rename(&aside, &path) {
+            Ok(()) => crate::orphans::unmark(&path),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(host_file("move to", &path, &error)),
+        }
+        let info = SandboxInfo {
+            id: id.clone(),
+            template: spec.template.clone(),
+            state: SandboxState::Stopped,
+            reason: Some(Reason::HostRestart),
+            limits: spec.limits,
+            network: spec.network,
+            created_at,
+            timings: Timings::default(),
+        };
+        let record = Record::new(info, spec, IdRange { base: 0, count: 0 });
+        record.write(&path)?;
+        self.shared.note_record(&id);
+        let execs = Arc::new(self.shared.table(&id, &path, false));
+        let entry = Entry::new(Place::Stopped(Box::new(record), execs));
+        lock(&self.shared.sandboxes).insert(id, entry);
+        Ok(true)
     }
 
     /// Goes on with the links of sandboxes that live. One whose link is not there any more gets another.
@@ -245,7 +295,7 @@ impl LocalRuntime {
     }
 
     fn kill(&self, name: &str) {
-        let ids = atoll_jail::plan::IdRange { base: 0, count: 0 };
+        let ids = IdRange { base: 0, count: 0 };
         let group = self.shared.instance.cgroups.group(name, ids);
         let _ = group.kill();
         let _ = group.remove();

@@ -61,6 +61,14 @@ impl LocalRuntime {
         for keeper in keepers {
             keeper.stop(lasting).await;
         }
+        if lasting {
+            // What cannot be synced now the kernel writes in its own time.
+            let _ = self
+                .shared
+                .syncer
+                .sync(self.shared.instance.sandboxes())
+                .await;
+        }
         if lasting && let Some(own) = &self.shared.instance.lasting {
             self.shared.network.leave().await?;
             // The next server may come, whoever still holds something of ours.

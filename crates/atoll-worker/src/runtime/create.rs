@@ -72,6 +72,7 @@ impl LocalRuntime {
         let info = sandbox.info();
         let entry = Entry::new(Place::Live(Arc::clone(sandbox)));
         self.watch_over(&entry, sandbox);
+        self.shared.note_record(&info.id);
         self.sandboxes().insert(info.id.clone(), entry);
         info
     }

@@ -23,6 +23,7 @@ impl Shared {
         self.journals.as_ref().map(|journals| Mark {
             id: id.clone(),
             journals: Arc::clone(journals),
+            syncer: Arc::clone(&self.syncer),
         })
     }
 

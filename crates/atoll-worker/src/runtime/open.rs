@@ -23,6 +23,7 @@ use crate::pool::Pool;
 use crate::reserve::Admission;
 use crate::samples;
 use crate::sandbox::{blocking, lock};
+use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
 
@@ -95,6 +96,7 @@ impl LocalRuntime {
         if lasting {
             tokio::spawn(crate::cpu_weights::run(Arc::downgrade(&self.shared)));
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
+            tokio::spawn(Syncer::tend(Arc::downgrade(&self.shared)));
         }
         self.keep_journals();
     }
@@ -122,6 +124,7 @@ impl Shared {
                 window: config.window.max(budget::SMALLEST),
                 reserve: config.reserve.disk,
             },
+            syncer: Arc::default(),
             journals: config.journal.then(Arc::default),
             amend: config.amend.clone(),
             freezer: Freezer::start()?,

@@ -9,6 +9,7 @@ use crate::exec::table::Table;
 use crate::freezer::Step;
 use crate::outlast;
 use crate::sandbox::{Record, Sandbox, blocking};
+use crate::syncer;
 
 impl LocalRuntime {
     /// Gets a sandbox from one state to another, one at a time, and to the end whether or not the caller
@@ -26,7 +27,9 @@ impl LocalRuntime {
             let Some(info) = entry.info() else {
                 return Err(unknown(&id));
             };
+            let shared = Arc::clone(&runtime.shared);
             change(runtime, Arc::clone(&entry), place).await?;
+            shared.note_record(&id);
             Ok(entry.info().unwrap_or(info))
         };
         outlast(work).await
@@ -48,7 +51,7 @@ impl LocalRuntime {
         let _busy = self.shared.busy.begin();
         let entry = self.entry(id)?;
         let gate = Arc::clone(&entry.gate).lock_owned().await;
-        let id = id.clone();
+        let (id, shared) = (id.clone(), Arc::clone(&self.shared));
         let work = move || {
             let step = match entry.place() {
                 Place::Live(sandbox) => sandbox.freeze(transition)?,
@@ -61,6 +64,7 @@ impl LocalRuntime {
             };
             let info = move || {
                 let _gate = gate;
+                shared.note_record(&id);
                 entry.info().ok_or_else(|| unknown(&id))
             };
             Ok(match step {
@@ -71,7 +75,7 @@ impl LocalRuntime {
         self.shared.freezer.run(work).await
     }
 
-    /// Ends a sandbox's processes; its files stay.
+    /// Ends a sandbox's processes; its files stay, and are on the disk when this returns.
     pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _time = self.time("stop");
         self.change(id, |runtime, entry, place| async move {
@@ -79,7 +83,9 @@ impl LocalRuntime {
             let shared = &runtime.shared;
             if let Place::Apart(apart) = &place {
                 apart.end(shared).await?;
+                sync_files(shared, &apart.record.info.id).await?;
                 entry.set(apart.stopped(shared, None)?);
+                sync_record(shared, &apart.record.info.id).await?;
                 runtime.dismiss_keepers(None).await;
             }
             let Place::Live(sandbox) = place else {
@@ -87,7 +93,11 @@ impl LocalRuntime {
             };
             sandbox.state.send_replace(SandboxState::Stopping);
             sandbox.stop(shared).await?;
-            stopped(shared, &entry, &sandbox, None).await
+            let id = sandbox.info().id;
+            // First what it wrote: a record that says stopped says that all of it is on the disk.
+            sync_files(shared, &id).await?;
+            stopped(shared, &entry, &sandbox, None).await?;
+            sync_record(shared, &id).await
         })
         .await
     }
@@ -129,6 +139,10 @@ impl LocalRuntime {
                 let reason = reason(&sandbox, status.unwrap_or(9));
                 let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
                 shared.ended.send_replace(());
+                let id = sandbox.info().id;
+                shared.note_record(&id);
+                // No caller waits for it. What cannot be synced the kernel writes in its own time.
+                let _ = sync_files(&shared, &id).await;
             }
         });
     }
@@ -155,6 +169,24 @@ fn reason(sandbox: &Sandbox, raw: i32) -> Reason {
     } else {
         Reason::Exited
     }
+}
+
+/// Brings to the disk what a sandbox wrote whose processes are gone, where it outlasts this process.
+async fn sync_files(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
+    if shared.instance.lasting.is_none() {
+        return Ok(());
+    }
+    let place = shared.instance.disk.place(id);
+    shared.syncer.sync_files(place).await
+}
+
+/// Brings its record to the disk.
+async fn sync_record(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
+    if shared.instance.lasting.is_none() {
+        return Ok(());
+    }
+    let directory = shared.instance.sandbox(id);
+    blocking(move || syncer::sync_record(&directory)).await
 }
 
 /// Writes down that only its files are left, once its processes are gone.

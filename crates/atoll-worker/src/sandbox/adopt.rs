@@ -52,6 +52,9 @@ impl Sandbox {
             .filter(|record| record.status.is_none())
             .map(|record| record.request)
             .collect();
+        let unfinished = records.iter().filter(|record| record.status.is_none());
+        let unfinished = unfinished.map(|record| record.id.as_str()).collect();
+        exec::input::Input::sweep(execs.directory(), &unfinished);
         let used = records.iter().map(|record| record.request);
         let held = found
             .execs

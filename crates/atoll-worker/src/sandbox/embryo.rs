@@ -206,6 +206,7 @@ impl Embryo {
         let (layer, directory) = (copy(&wish.template.root)?, copy(&self.files.opened)?);
         let user_namespace = self.process.parent.user_namespace.take();
         let (ids, nosuid, taken) = (self.ids, wish.plan.nosuid, wish.plan.layers);
+        let durable = wish.spec.durable;
         Ok(move || {
             rootfs::mount(&rootfs::Root {
                 layers: &[layer.as_fd()],
@@ -213,6 +214,7 @@ impl Embryo {
                 user_namespace: user_namespace.as_ref().map(AsFd::as_fd),
                 ids,
                 nosuid,
+                durable,
                 taken,
             })
             .map_err(|error| jail(&error))

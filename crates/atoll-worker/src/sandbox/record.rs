@@ -1,6 +1,7 @@
 //! What stands beside a sandbox's files and says what it is, for whoever comes after us.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 
 use atoll_jail::plan::IdRange;
@@ -9,6 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::connection::Linked;
 use crate::error::{host_file, internal};
+use crate::syncer::create_private;
+
+const NAME: &str = "record.json";
+/// The last one that was synced.
+const SYNCED: &str = "record.synced";
 
 /// A sandbox's record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,27 +66,49 @@ impl Record {
     /// Puts it in a directory, whole or not at all.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
         let text = serde_json::to_vec(self).map_err(|error| internal("write a record", &error))?;
-        let (new, path) = (
-            directory.join("record.json.new"),
-            directory.join("record.json"),
-        );
-        fs::write(&new, text).map_err(|error| host_file("write", &new, &error))?;
+        let (new, path) = (directory.join("record.json.new"), directory.join(NAME));
+        // Its variables may be secrets. One that an earlier version left may be open to others.
+        let _ = fs::remove_file(&new);
+        let written = create_private(&new).and_then(|mut file| file.write_all(&text));
+        written.map_err(|error| host_file("write", &new, &error))?;
         fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
+    }
+
+    /// Keeps a name for the record as it is, now that it is on the disk: a power cut may empty the file that replaces it.
+    pub(crate) fn keep_synced(directory: &Path) -> Result<(), Error> {
+        let (new, path) = (directory.join("record.synced.new"), directory.join(SYNCED));
+        let _ = fs::remove_file(&new);
+        let kept = fs::hard_link(directory.join(NAME), &new).and_then(|()| fs::rename(&new, &path));
+        match kept {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(host_file("write", &path, &error))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes it away: who finds nothing was never told of the sandbox.
     pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
-        let path = directory.join("record.json");
+        let path = directory.join(NAME);
         fs::remove_file(&path).map_err(|error| host_file("remove", &path, &error))
     }
 
     /// Reads it back; `None` if there is none.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Unread> {
-        let path = directory.join("record.json");
-        let text = match fs::read(&path) {
+        match Self::read_file(&directory.join(NAME)) {
+            Err(Unread::Senseless) => match Self::read_file(&directory.join(SYNCED)) {
+                Ok(Some(record)) => Ok(Some(record)),
+                _ => Err(Unread::Senseless),
+            },
+            read => read,
+        }
+    }
+
+    fn read_file(path: &Path) -> Result<Option<Self>, Unread> {
+        let text = match fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Unread::Unknown(host_file("read", &path, &error))),
+            Err(error) => return Err(Unread::Unknown(host_file("read", path, &error))),
         };
         serde_json::from_slice(&text)
             .map(Some)

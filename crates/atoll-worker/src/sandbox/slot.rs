@@ -12,6 +12,7 @@ use atoll_model::{Bytes, Error, SandboxId};
 use super::remove_files;
 use crate::error::{host_file, jail};
 use crate::runtime::Shared;
+use crate::storage;
 
 /// Where a sandbox's files will be, and its first mounts: everything that needs no process.
 #[derive(Debug)]
@@ -40,9 +41,16 @@ impl Files {
                 |path: &Path| fs::create_dir(path).map_err(|error| host_file("make", path, &error));
             let files = disk.place(&id);
             if old {
-                // What the last mount left there would make the next one fail.
-                crate::instance::remove_directory(&files.join("work"))?;
-                make(&files.join("work"))?;
+                if files.exists() {
+                    // What the last mount left there would make the next one fail.
+                    crate::instance::remove_directory(&files.join("work"))?;
+                    for part in ["upper", "work"] {
+                        make_unless_there(&files.join(part))?;
+                    }
+                } else {
+                    // Only a power cut takes the place of a sandbox away, of one that was just made.
+                    disk.make(&id, size)?;
+                }
             } else {
                 make(&directory)?;
                 make(&directory.join("execs"))?;
@@ -76,6 +84,14 @@ impl Files {
         let held = (self.opened, self.mounts);
         let _ = tokio::task::spawn_blocking(move || drop(held)).await;
         remove_files(shared, &self.id, &self.directory).await;
+    }
+}
+
+/// Of a sandbox that was just made, a power cut may have left less than all.
+fn make_unless_there(path: &Path) -> Result<(), Error> {
+    match storage::make_directory(path) {
+        Err(_) if path.is_dir() => Ok(()),
+        made => made,
     }
 }
 

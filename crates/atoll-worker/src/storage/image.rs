@@ -269,8 +269,7 @@ impl Disk for Image {
             made.map_err(|error| jail(&error))
         })?;
         for part in ["upper", "work"] {
-            let path = self.place(id).join(part);
-            fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
+            super::make_directory(&self.place(id).join(part))?;
         }
         self.limit(id, limit)
     }

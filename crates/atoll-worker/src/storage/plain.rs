@@ -49,8 +49,7 @@ impl Disk for Plain {
 
     fn make(&self, id: &SandboxId, _: Bytes) -> Result<(), Error> {
         for part in ["upper", "work"] {
-            let path = self.place(id).join(part);
-            fs::create_dir(&path).map_err(|error| host_file("make", &path, &error))?;
+            super::make_directory(&self.place(id).join(part))?;
         }
         Ok(())
     }

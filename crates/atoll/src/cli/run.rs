@@ -216,6 +216,7 @@ impl Run {
                 allow: self.allow.clone(),
                 deny: self.deny.clone(),
             },
+            durable: false,
         }
     }
 

@@ -78,6 +78,9 @@ pub(crate) struct Create {
     /// When it is paused, a use of it is refused instead of letting it go on.
     #[arg(long)]
     no_auto_resume: bool,
+    /// Let fsync inside wait for the disk: what a program synced survives a power cut.
+    #[arg(long)]
+    durable: bool,
     /// Set a variable for all its commands.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
@@ -234,6 +237,7 @@ impl Create {
         add("onTimeout", end(self.on_timeout));
         add("onIdle", end(self.on_idle));
         add("autoResume", self.no_auto_resume.then_some(json!(false)));
+        add("durable", self.durable.then_some(json!(true)));
         add("envs", pairs(&self.env)?);
         add("metadata", pairs(&self.metadata)?);
         Ok(Value::Object(asked))

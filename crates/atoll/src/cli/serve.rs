@@ -21,6 +21,7 @@ use atoll_store::{Found, Store};
 use atoll_worker::instance::DataLock;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
 use clap::Args;
+use rustix::fs::Mode;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -72,6 +73,8 @@ impl Serve {
         let tls = settings.tls.as_ref();
         let tls = tls.map(|(certificate, key)| Tls::load(certificate, key));
         let tls = tls.transpose()?;
+        // What the server writes is for root alone. Files of sandboxes and templates get their modes explicitly.
+        rustix::process::umask(Mode::RWXG | Mode::RWXO);
         let mut config = config.clone();
         config.data.clone_from(&settings.data);
         settings.rules.adopt_orphans = self.adopt_orphans;
@@ -287,10 +290,16 @@ fn write_whole(file: &Path, line: &str) -> Result<(), Error> {
         .truncate(true)
         .mode(0o600)
         .open(&new);
-    let written = opened.and_then(|mut opened| opened.write_all(format!("{line}\n").as_bytes()));
-    written
-        .and_then(|()| std::fs::rename(&new, file))
-        .map_err(|error| failed(&format!("write {}", file.display()), &error))
+    let written = opened.and_then(|mut opened| {
+        opened.write_all(format!("{line}\n").as_bytes())?;
+        // A power cut must not leave an empty key.
+        opened.sync_all()?;
+        std::fs::rename(&new, file)?;
+        file.parent().map_or(Ok(()), |directory| {
+            std::fs::File::open(directory)?.sync_all()
+        })
+    });
+    written.map_err(|error| failed(&format!("write {}", file.display()), &error))
 }
 
 /// Renames the admin's key of a database that is lost: the new database does not know it, and gets one of its own.

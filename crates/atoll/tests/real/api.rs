@@ -26,6 +26,7 @@ mod operating;
 mod pages;
 mod places;
 mod pressure;
+mod private;
 mod quota;
 mod retention;
 mod scarce;

@@ -7,8 +7,13 @@ mod follow;
 mod layers;
 mod pauses;
 mod pool;
+<<<<<<< HEAD
 mod reboot;
 pub mod versions;
+=======
+pub mod reboot;
+mod versions;
+>>>>>>> h2
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -155,14 +160,14 @@ fn word(name: &str) -> String {
 }
 
 /// Random numbers, the same for the same seed.
-struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn below(&mut self, below: u64) -> u64 {
+    pub fn below(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -23,6 +23,7 @@ mod limits;
 mod mcp;
 mod network;
 mod packages;
+mod powercut;
 mod sdk;
 mod silence;
 mod terminal;

@@ -37,6 +37,7 @@ class SandboxInfo:
         reason: Why it does not run, if nobody stopped it: `exited`, `oom`, `host_restart` or `keeper_lost`.
         end_at: When its time is up; `None` is without end, or not while it does not run.
         timeout: In seconds; 0 is without end.
+        durable: `fsync` inside waits for the disk.
         delete_at: When its files are deleted, if it stays stopped.
     """
 
@@ -63,6 +64,7 @@ class SandboxInfo:
     end_at: datetime | None = None
     stopped_at: datetime | None = None
     delete_at: datetime | None = None
+    durable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -315,6 +315,8 @@ export type NewSandbox = {
     deny?: string[];
     /** In mebibytes. */
     diskMB?: number | null;
+    /** `fsync` inside waits for the disk; see "What survives a power cut". */
+    durable?: boolean;
     /** Variables of every command; never told again. */
     envs?: Record<string, string>;
     /** In seconds; 0 is for ever. */
@@ -464,6 +466,8 @@ export type Sandbox = {
     deletedAt?: Time | null;
     /** In mebibytes. */
     diskMB: number;
+    /** `fsync` inside waits for the disk. */
+    durable: boolean;
     /** `null` is without end, or not while it does not run. */
     endAt?: Time | null;
     /** Why it could not be made. */

@@ -61,6 +61,10 @@ pub(super) struct Create {
     /// Processes and threads.
     #[schema(minimum = 8, maximum = 4096, default = 1024)]
     pids: Option<u32>,
+    /// `fsync` inside waits for the disk; see "What survives a power cut".
+    #[serde(default)]
+    #[schema(default = false)]
+    durable: bool,
     network: Option<Network>,
     /// `true` is the network `internet`.
     network_enabled: Option<bool>,
@@ -183,6 +187,7 @@ pub(super) async fn create(
             policy: policy(&asked.allow, &asked.deny)?,
             environment: asked.envs.clone(),
             mounts: Vec::new(),
+            durable: asked.durable,
         },
         lifetime: asked.lifetime()?,
         alias: asked.alias,

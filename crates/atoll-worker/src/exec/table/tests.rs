@@ -36,6 +36,7 @@ impl Place {
         let mark = Mark {
             id: self.id.clone(),
             journals: Arc::clone(&self.journals),
+            syncer: Arc::default(),
         };
         Table::new(self.execs(), complete, Some(mark))
     }

@@ -13,6 +13,8 @@
 
 mod client;
 
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,9 @@ use atoll_model::{
 };
 use atoll_worker::instance::named::Place;
 use atoll_worker::{Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, storage};
+use base64::Engine as _;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::transfer::Transfer;
 use super::{Run, Signals, bring_out, caller, ensure_base, explain, keep};
@@ -47,6 +51,9 @@ struct Asked {
     sandbox: SandboxSpec,
     download: Vec<Transfer>,
     keep: bool,
+    /// A digest of the command's variables, which are written nowhere. Runs of earlier versions have none.
+    #[serde(default)]
+    variables: Option<String>,
 }
 
 impl Asked {
@@ -57,8 +64,10 @@ impl Asked {
     fn write(&self, place: &Place) -> Result<(), Error> {
         let (path, new) = (Self::path(place), place.directory.join("run.json.new"));
         let text = serde_json::to_vec(self).map_err(std::io::Error::from);
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
         let written = text
-            .and_then(|text| std::fs::write(&new, text))
+            .and_then(|text| options.open(&new)?.write_all(&text))
             .and_then(|()| std::fs::rename(&new, &path));
         written.map_err(|error| {
             Error::new(Code::Internal, format!("write {}: {error}", path.display()))
@@ -200,6 +209,7 @@ impl Run {
             // Whoever is there at the end may be somewhere else.
             download: self.download.iter().map(absolute).collect(),
             keep: self.keep,
+            variables: Some(digest(&exec.environment)),
         };
         asked.write(place)?;
         let info = runtime.create(spec).await?;
@@ -247,23 +257,25 @@ impl Run {
         }
         let of = |spec: &ExecSpec| {
             let ExecSpec {
-                environment,
                 directory,
                 user,
                 deadline,
                 ..
             } = spec.clone();
-            (environment, directory, user, deadline)
+            (directory, user, deadline)
         };
+        let variables = digest(&exec.environment);
+        let same_variables = asked.variables.as_ref().is_none_or(|had| *had == variables);
         // Without a command nothing need be said again.
         let unsaid = |same: bool, plain: bool| same || (!given && plain);
         let plain = ExecSpec::shell("");
-        let same = unsaid(of(exec) == of(&had.spec), of(exec) == of(&plain))
-            && unsaid(
-                *sandbox == asked.sandbox,
-                *sandbox == SandboxSpec::default(),
-            )
-            && (given || self.upload.is_empty());
+        let same = unsaid(
+            of(exec) == of(&had.spec) && same_variables,
+            of(exec) == of(&plain) && exec.environment.is_empty(),
+        ) && unsaid(
+            *sandbox == asked.sandbox,
+            *sandbox == SandboxSpec::default(),
+        ) && (given || self.upload.is_empty());
         if !same {
             return refused("options", "other options".into());
         }
@@ -272,6 +284,17 @@ impl Run {
         }
         Ok(())
     }
+}
+
+/// Tells variables from others without keeping them.
+fn digest(variables: &[(Vec<u8>, Vec<u8>)]) -> String {
+    let mut digest = Sha256::new();
+    for part in variables.iter().flat_map(|(name, value)| [name, value]) {
+        // No name and no value has a NUL byte.
+        digest.update(part);
+        digest.update([0]);
+    }
+    base64::engine::general_purpose::STANDARD.encode(digest.finalize())
 }
 
 /// The one sandbox and the one command of a run that has begun.

@@ -175,10 +175,15 @@ impl Server {
         atoll_testkit::run(python.arg(self.data.join("atoll.db")).arg(statements));
     }
 
-    /// Kills it, and starts another on the same data.
-    pub fn kill_and_start(&mut self) {
+    /// Kills it.
+    pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Kills it, and starts another on the same data.
+    pub fn kill_and_start(&mut self) {
+        self.kill();
         (self.child, self.places) = spawn(before(&self.words), &self.data, &self.flags);
     }
 

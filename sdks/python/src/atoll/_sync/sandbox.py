@@ -63,6 +63,7 @@ class Sandbox:
         idle_timeout: int | None = None,
         on_idle: Ending | None = None,
         auto_resume: bool | None = None,
+        durable: bool | None = None,
         client: Client | None = None,
     ) -> Sandbox:
         """Makes a sandbox. A command works when it is there. Everything may be left out.
@@ -84,6 +85,7 @@ class Sandbox:
             idle_timeout: After how many seconds without use `on_idle` happens.
             on_idle: `destroy`, `stop` or `pause`.
             auto_resume: Whether a use of it while it is paused lets it go on; it does if nothing is said.
+            durable: Whether `fsync` inside waits for the disk, so that what was synced survives a power cut.
             client: The server; the default one if nothing is said.
         """
         client = client or Client.default()
@@ -104,6 +106,7 @@ class Sandbox:
             "idleTimeout": idle_timeout,
             "onIdle": on_idle,
             "autoResume": auto_resume,
+            "durable": durable,
         }
         # The key makes it one sandbox, however often it has to be asked for.
         headers = {"idempotency-key": os.urandom(16).hex()}

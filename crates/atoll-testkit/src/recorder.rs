@@ -1,0 +1,254 @@
+//! A disk that records what is written to it, and shows what a power cut at any point would have left.
+//!
+//! It is one file of a FUSE file system, for a loop device to stand on. What was written before the last flush is there
+//! after a cut; of what was written since then any part may be. A file system on it can be used as it was left by a cut:
+//! what that changes is forgotten with the next.
+
+mod fuse;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::scratch::detach_below;
+use crate::{mounts, run, wait_for};
+
+/// What a disk writes at once or not at all.
+const BLOCK: usize = 4096;
+
+/// The disk, with a file system on it that is mounted until this is dropped.
+#[derive(Debug)]
+pub struct Recorder {
+    disk: Arc<Mutex<Disk>>,
+    /// Where the FUSE file system is.
+    below: PathBuf,
+    point: PathBuf,
+    server: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Disk {
+    /// As it was when the recording began; during a replay, what a cut is known to have left.
+    contents: Vec<u8>,
+    /// As it was when the recording began, until that ends.
+    initial: Vec<u8>,
+    log: Vec<Event>,
+    /// During a replay: blocks that differ from the contents. `None` while it records.
+    changed: Option<HashMap<usize, Vec<u8>>>,
+    /// How much of the log is in the contents.
+    replayed: usize,
+}
+
+#[derive(Debug)]
+enum Event {
+    Write(usize, Vec<u8>),
+    Flush,
+}
+
+impl Disk {
+    fn read(&self, at: usize, size: usize) -> Vec<u8> {
+        let end = (at + size).min(self.contents.len());
+        let mut bytes = self.contents[at.min(end)..end].to_vec();
+        let Some(changed) = &self.changed else {
+            return bytes;
+        };
+        for (number, from, to) in blocks(at, bytes.len()) {
+            if let Some(block) = changed.get(&number) {
+                let begin = number * BLOCK + from - at;
+                bytes[begin..begin + to - from].copy_from_slice(&block[from..to]);
+            }
+        }
+        bytes
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let Some(changed) = &mut self.changed else {
+            self.contents[at..at + bytes.len()].copy_from_slice(bytes);
+            self.log.push(Event::Write(at, bytes.to_vec()));
+            return;
+        };
+        for (number, from, to) in blocks(at, bytes.len()) {
+            let begin = number * BLOCK;
+            let old = || self.contents[begin..begin + BLOCK].to_vec();
+            let part = begin + from - at;
+            let block = changed.entry(number).or_insert_with(old);
+            block[from..to].copy_from_slice(&bytes[part..part + to - from]);
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.changed.is_none() {
+            self.log.push(Event::Flush);
+        }
+    }
+
+    /// Shows what a cut after so many events may have left: later cuts only.
+    fn cut(&mut self, events: usize, mut survives: impl FnMut() -> bool) {
+        let flushed = self.log[..events]
+            .iter()
+            .rposition(|event| matches!(event, Event::Flush));
+        let flushed = flushed.unwrap_or(0).max(self.replayed);
+        for event in &self.log[self.replayed..flushed] {
+            if let Event::Write(at, bytes) = event {
+                self.contents[*at..at + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        self.replayed = flushed;
+        self.changed = Some(HashMap::new());
+        let unflushed: Vec<(usize, Vec<u8>)> = self.log[flushed..events]
+            .iter()
+            .filter_map(|event| match event {
+                Event::Write(at, bytes) => Some((*at, bytes.clone())),
+                Event::Flush => None,
+            })
+            .collect();
+        for (at, bytes) in unflushed {
+            for (number, from, to) in blocks(at, bytes.len()) {
+                if survives() {
+                    let begin = number * BLOCK + from;
+                    self.write(begin, &bytes[begin - at..begin - at + to - from]);
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of a part of the disk: the number of each, and where the part begins and ends in it.
+fn blocks(at: usize, size: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    let end = at + size;
+    (at / BLOCK..end.div_ceil(BLOCK)).map(move |number| {
+        let begin = number * BLOCK;
+        let (from, to) = (at.max(begin) - begin, end.min(begin + BLOCK) - begin);
+        (number, from, to)
+    })
+}
+
+impl Recorder {
+    /// Makes one with an empty ext4 of this size, mounted at `disk` of `scratch`, and begins to record.
+    pub fn new(scratch: &Path, size: usize) -> Self {
+        let (below, point) = (scratch.join("below"), scratch.join("disk"));
+        fs::create_dir(&below).expect("the place of the disk can be made");
+        fs::create_dir(&point).expect("the mount point can be made");
+        let image = scratch.join("empty.image");
+        let made = File::create_new(&image).and_then(|file| file.set_len(size as u64));
+        made.expect("a sparse file can be made");
+        sound(
+            Command::new("mkfs.ext4")
+                .args(["-q", "-F", "-m", "0"])
+                .arg(&image),
+        );
+        let mut contents = Vec::with_capacity(size);
+        let read = File::open(&image).and_then(|mut file| file.read_to_end(&mut contents));
+        read.expect("the empty file system can be read");
+        fs::remove_file(&image).expect("the image can be removed");
+        let disk = Arc::new(Mutex::new(Disk {
+            initial: contents.clone(),
+            contents,
+            log: Vec::new(),
+            changed: None,
+            replayed: 0,
+        }));
+        let server = fuse::serve(&below, Arc::clone(&disk));
+        let recorder = Self {
+            disk,
+            below,
+            point,
+            server: Some(server),
+        };
+        recorder.mount();
+        recorder
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where its file system is mounted.
+    pub fn path(&self) -> &Path {
+        &self.point
+    }
+
+    /// How many writes and flushes were recorded.
+    pub fn position(&self) -> usize {
+        self.disk().log.len()
+    }
+
+    /// Ends the recording, and goes back to its beginning.
+    pub fn finish(&self) {
+        self.unmount();
+        let mut disk = self.disk();
+        disk.contents = std::mem::take(&mut disk.initial);
+        disk.changed = Some(HashMap::new());
+    }
+
+    /// Mounts what a power cut at a position may have left, which is not before that of the last cut; `survives` says of
+    /// each block that was written since the last flush whether it reached the disk. The next cut forgets what is changed
+    /// meanwhile.
+    pub fn cut(&self, position: usize, survives: impl FnMut() -> bool) {
+        self.disk().cut(position, survives);
+        self.mount();
+    }
+
+    fn mount(&self) {
+        sound(
+            Command::new("mount")
+                .args(["-o", "loop"])
+                .arg(self.below.join(fuse::NAME))
+                .arg(&self.point),
+        );
+    }
+
+    /// Unmounts it. Programs may be on their way out. Its loop device is waited for: a mount that found it would see what
+    /// the kernel remembers of the disk.
+    pub fn unmount(&self) {
+        wait_for("the disk to be unmounted", Duration::from_mins(1), || {
+            !is_mounted(&self.point) || unmount(&self.point, UnmountFlags::NOFOLLOW).is_ok()
+        });
+        let image = self.below.join(fuse::NAME);
+        wait_for("its loop device to be gone", Duration::from_mins(1), || {
+            !has_loop_device(&image)
+        });
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        detach_below(&self.point);
+        detach_below(&self.below);
+        if !std::thread::panicking()
+            && let Some(server) = self.server.take()
+        {
+            let _ = server.join();
+        }
+    }
+}
+
+fn is_mounted(point: &Path) -> bool {
+    mounts().iter().any(|mount| mount.point == point)
+}
+
+fn has_loop_device(image: &Path) -> bool {
+    let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    devices
+        .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
+        .any(|backing| Path::new(backing.trim_end()) == image)
+}
+
+#[track_caller]
+fn sound(command: &mut Command) {
+    let output = run(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

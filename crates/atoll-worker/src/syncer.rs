@@ -1,0 +1,198 @@
+//! Brings what the server writes about sandboxes to the disk: records and commands in the background, half a second after
+//! they were written at the latest; the files of a sandbox before its stop is acknowledged.
+//!
+//! No create and no command waits for the disk. The names of the files are synced with them: of a sandbox its directory,
+//! and the directory of all.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use atoll_model::{Error, SandboxId, Unsynced};
+use tokio::sync::Notify;
+
+use crate::error::host_file;
+use crate::runtime::Shared;
+use crate::sandbox::{Record, blocking, lock};
+
+/// How long changes are gathered for one sync.
+const GATHER: Duration = Duration::from_millis(400);
+
+/// What of a sandbox is to be synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// What was run in it.
+    Commands,
+    /// Its record too, and the names of its files.
+    All,
+}
+
+/// Knows what is not on the disk yet.
+#[derive(Debug, Default)]
+pub(crate) struct Syncer {
+    changed: Mutex<HashMap<SandboxId, Part>>,
+    unsynced: Unsynced,
+    wake: Notify,
+    files: Files,
+}
+
+/// Syncs of the file system that holds the files of all sandboxes. Stops at the same time share one.
+#[derive(Debug, Default)]
+struct Files {
+    requested: AtomicU64,
+    synced: tokio::sync::Mutex<u64>,
+}
+
+impl Syncer {
+    /// The record of a sandbox has changed, or its directory is new.
+    pub(crate) fn note_record(&self, id: &SandboxId) {
+        self.note(id, Part::All);
+    }
+
+    /// A command of a sandbox has begun or ended.
+    pub(crate) fn note_command(&self, id: &SandboxId) {
+        self.note(id, Part::Commands);
+    }
+
+    fn note(&self, id: &SandboxId, part: Part) {
+        let mut changed = lock(&self.changed);
+        match changed.get_mut(id) {
+            Some(Part::All) => {}
+            Some(known) => *known = part,
+            None => drop(changed.insert(id.clone(), part)),
+        }
+        // Under the lock: a sync that begins takes the change and the note together.
+        if self.unsynced.note() {
+            self.wake.notify_one();
+        }
+    }
+
+    /// The age of the oldest change that is not on the disk.
+    pub(crate) fn oldest(&self) -> Duration {
+        self.unsynced.age()
+    }
+
+    /// Syncs the files of all sandboxes. A sync that begins after this was called is enough.
+    pub(crate) async fn sync_files(&self, place: PathBuf) -> Result<(), Error> {
+        let request = self.files.requested.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut synced = self.files.synced.lock().await;
+        if *synced >= request {
+            return Ok(());
+        }
+        let covered = self.files.requested.load(Ordering::Acquire);
+        blocking(move || {
+            let done = File::open(&place).and_then(|opened| Ok(rustix::fs::syncfs(opened)?));
+            done.map_err(|error| host_file("sync", &place, &error))
+        })
+        .await?;
+        *synced = covered;
+        Ok(())
+    }
+
+    /// Syncs what has changed, as long as the runtime is there.
+    pub(crate) async fn tend(shared: Weak<Shared>) {
+        let Some(syncer) = shared.upgrade().map(|shared| Arc::clone(&shared.syncer)) else {
+            return;
+        };
+        let mut fails = false;
+        loop {
+            // A change may wait already after a failure.
+            if syncer.oldest().is_zero() {
+                syncer.wake.notified().await;
+            }
+            tokio::time::sleep(GATHER).await;
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            let directory = shared.instance.sandboxes();
+            drop(shared);
+            let failed = syncer.sync(directory).await.err();
+            if let Some(error) = failed.as_ref().filter(|_| !fails) {
+                tracing::warn!(%error, "records of sandboxes cannot be synced: a power cut may undo the last changes");
+            }
+            fails = failed.is_some();
+        }
+    }
+
+    /// Syncs what has changed so far.
+    pub(crate) async fn sync(&self, sandboxes: PathBuf) -> Result<(), Error> {
+        let changed = {
+            let mut changed = lock(&self.changed);
+            self.unsynced.begin();
+            std::mem::take(&mut *changed)
+        };
+        let (synced, changed) =
+            blocking(move || Ok((sync_all(&sandboxes, &changed), changed))).await?;
+        if synced.is_err() {
+            for (id, part) in changed {
+                self.note(&id, part);
+            }
+        }
+        self.unsynced.end(synced.is_ok());
+        synced
+    }
+}
+
+/// Syncs the record of a sandbox, what was run in it, and its directories up to that of all sandboxes.
+pub(crate) fn sync_record(directory: &Path) -> Result<(), Error> {
+    sync_one(directory, Part::All)?;
+    directory.parent().map_or(Ok(()), sync_path)
+}
+
+fn sync_all(sandboxes: &Path, changed: &HashMap<SandboxId, Part>) -> Result<(), Error> {
+    for (id, part) in changed {
+        sync_one(&sandboxes.join(id.as_str()), *part)?;
+    }
+    if changed.values().any(|part| *part == Part::All) {
+        sync_path(sandboxes)?;
+    }
+    Ok(())
+}
+
+fn sync_one(directory: &Path, part: Part) -> Result<(), Error> {
+    let execs = directory.join("execs");
+    sync_path(&execs.join("records"))?;
+    if part == Part::All {
+        sync_path(&directory.join("record.json"))?;
+        Record::keep_synced(directory)?;
+        sync_path(&execs)?;
+        sync_path(directory)?;
+    }
+    Ok(())
+}
+
+/// Syncs a file or a directory. What is not there was deleted meanwhile, or never made.
+pub(crate) fn sync_path(path: &Path) -> Result<(), Error> {
+    match File::open(path).and_then(|opened| opened.sync_all()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(host_file("sync", path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a file whole or not at all, for root alone, also over a power cut. For what is written seldom.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    let written = create_private(&new).and_then(|mut file| {
+        io::Write::write_all(&mut file, bytes)?;
+        file.sync_all()?;
+        fs::rename(&new, path)
+    });
+    written.map_err(|error| host_file("write", path, &error))?;
+    path.parent().map_or(Ok(()), sync_path)
+}
+
+/// Makes a file that only root can read, or empties it.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(path)
+}

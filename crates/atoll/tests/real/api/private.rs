@@ -1,0 +1,147 @@
+//! What the server writes is for root alone, and variables and input are not on the disk for longer than needed.
+
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use atoll_testkit::wait_for;
+use serde_json::json;
+
+use super::Server;
+use crate::world::DEADLINE;
+
+/// Everything of ours below a directory: not what is in sandboxes and in layers of templates.
+fn ours(directory: &Path) -> Vec<PathBuf> {
+    let mut all = vec![directory.to_owned()];
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name());
+        if ["upper", "work", "layer"]
+            .iter()
+            .any(|other| name == *other)
+        {
+            continue;
+        }
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            all.extend(ours(&path));
+        } else {
+            all.push(path);
+        }
+    }
+    all
+}
+
+/// Those of a sandbox's files that contain this.
+fn with(server: &Server, id: &str, secret: &str) -> Vec<PathBuf> {
+    let mut all = ours(&server.data().join("sandboxes").join(id));
+    all.retain(|path| {
+        let text = std::fs::read(path).unwrap_or_default();
+        text.windows(secret.len())
+            .any(|part| part == secret.as_bytes())
+    });
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_file_of_the_server_is_for_others_and_files_inside_keep_their_modes() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let envs = json!({ "SECRET": "sesame" });
+    let id = client.sandbox(&json!({ "timeout": 0, "envs": envs })).await;
+    let stopped = client
+        .sandbox(&json!({ "timeout": 0, "durable": true }))
+        .await;
+    let path = format!("/sandboxes/{stopped}/stop");
+    assert_eq!(client.post(&path, &json!({})).await.status, 200);
+    let open = json!({ "cmd": "cat", "openStdin": true, "background": true });
+    let commands = format!("/sandboxes/{id}/commands");
+    let exec = client.post(&commands, &open).await.json()["execID"].clone();
+    let input = format!("{commands}/{}/stdin", exec.as_str().unwrap());
+    let given = client
+        .send("POST", &format!("{input}?offset=0"), &[], "x")
+        .await;
+    assert_eq!(given.status, 200, "{given:?}");
+    let session = format!("/sessions/{id}/commands");
+    assert_eq!(client.get(&session).await.array().len(), 1);
+    assert_eq!(
+        client
+            .post(&format!("{input}/close"), &json!({}))
+            .await
+            .status,
+        204
+    );
+    server.kill_and_start();
+    let client = server.client();
+    assert_eq!(client.get(&session).await.array().len(), 1);
+    for path in ours(&server.data()) {
+        let Ok(found) = std::fs::symlink_metadata(&path) else {
+            continue;
+        };
+        let kind = found.file_type();
+        let checked = kind.is_file() || kind.is_dir() || kind.is_socket();
+        let mode = found.permissions().mode() & 0o777;
+        assert!(!checked || mode & 0o077 == 0, "{} {mode:o}", path.display());
+    }
+    let modes = "stat -c %a / /home/user && cd && touch made && mkdir dir && stat -c %a made dir";
+    assert_eq!(client.line(&id, modes).await, "755\n755\n644\n755\n");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
+    let mut server = Server::start().await;
+    let mut client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    let commands = format!("/sandboxes/{id}/commands");
+    for ending in [
+        "closed",
+        "killed with the server",
+        "stopped with the sandbox",
+    ] {
+        let asked = json!({
+            "cmd": "cat > /dev/null",
+            "openStdin": true,
+            "background": true,
+            "envs": { "TOKEN": "sesame-of-the-command" },
+        });
+        let exec = client.post(&commands, &asked).await.json()["execID"].clone();
+        let path = format!("{commands}/{}", exec.as_str().unwrap());
+        let secret = "sesame-of-the-input";
+        let given = client
+            .send("POST", &format!("{path}/stdin?offset=0"), &[], secret)
+            .await;
+        assert_eq!(given.status, 200, "{given:?}");
+        // A server that comes after a kill needs what was given, and not the variables.
+        assert_eq!(with(&server, &id, secret).len(), 1, "{ending}");
+        assert_eq!(
+            with(&server, &id, "sesame-of-the-command"),
+            [PathBuf::new(); 0]
+        );
+        match ending {
+            "closed" => {
+                let close = format!("{path}/stdin/close");
+                assert_eq!(client.post(&close, &json!({})).await.status, 204);
+            }
+            "killed with the server" => {
+                server.kill();
+                server.kill_and_start();
+                client = server.client();
+                let signal = json!({ "signal": 9 });
+                let killed = client.post(&format!("{path}/signal"), &signal).await;
+                assert_eq!(killed.status, 204, "{killed:?}");
+            }
+            _ => {
+                let stop = format!("/sandboxes/{id}/stop");
+                assert_eq!(client.post(&stop, &json!({})).await.status, 200);
+            }
+        }
+        wait_for("the input to be gone", DEADLINE, || {
+            let left = ours(&server.data().join("sandboxes").join(&id));
+            let kept = |path: &PathBuf| {
+                path.extension()
+                    .is_some_and(|kind| kind == "in" || kind == "closed")
+            };
+            !left.iter().any(kept)
+        });
+        assert_eq!(with(&server, &id, "sesame-of-the"), [PathBuf::new(); 0]);
+    }
+    server.close().await;
+}

@@ -1,0 +1,343 @@
+//! What is left after a power cut. A server works on a disk that records what is written to it; then the disk is shown as
+//! two hundred cuts would have left it, and what was promised must be there.
+
+use std::fs;
+use std::path::Path;
+
+use atoll_model::OrgId;
+use atoll_store::{CommandKind, Page, Store};
+use atoll_testkit::{Recorder, Scratch};
+use serde_json::{Value, json};
+
+use crate::api::{Client, Server};
+use crate::lasting::{Random, reboot};
+use crate::world::{DEADLINE, World, private};
+
+/// Of each of two servers.
+const CUTS: usize = 100;
+/// So many of them are followed by a start of the real server.
+const BOOTS: usize = 6;
+const ROUNDS: u64 = 6;
+const DISK: usize = 192 << 20;
+const LINES: usize = 40_000;
+
+/// Something that must be there after a cut.
+#[derive(Debug)]
+enum Promise {
+    Org(String),
+    Key(String),
+    /// A sandbox that ran, with the settings it had then, or later ones.
+    Sandbox(String, u64),
+    /// A command of it, as its history has it.
+    History(String, String),
+    /// A command of it, as somebody was answered.
+    Command(String, String),
+    /// A sandbox whose stop was acknowledged, with this file.
+    Stopped(String, String),
+    /// A file that a program in a durable sandbox synced.
+    Synced(String, String),
+}
+
+/// What a server did, and from which position of the disk's log on it lasts.
+struct Work<'a> {
+    recorder: &'a Recorder,
+    server: &'a Server,
+    client: Client,
+    promises: Vec<(usize, Promise)>,
+    waiting: Vec<Promise>,
+}
+
+impl Work<'_> {
+    /// It is acknowledged: some time later it lasts.
+    fn soon(&mut self, promise: Promise) {
+        self.waiting.push(promise);
+    }
+
+    /// It lasts from its acknowledgement on.
+    fn now(&mut self, promise: Promise) {
+        self.promises.push((self.recorder.position(), promise));
+    }
+
+    /// Waits until the server says that everything acknowledged is on the disk.
+    async fn settle(&mut self) {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        while !is_synced(&self.server.metrics().await) {
+            assert!(tokio::time::Instant::now() < until, "it is not synced");
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let position = self.recorder.position();
+        let waiting = self.waiting.drain(..);
+        self.promises
+            .extend(waiting.map(|promise| (position, promise)));
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let answer = self.client.post(path, &body).await;
+        assert!(answer.status < 300, "{path}: {answer:?}");
+        answer.json()
+    }
+
+    async fn round(&mut self, round: u64, ran: &[String; 2]) {
+        let org = format!("org-{round}");
+        self.post("/orgs", json!({ "name": org })).await;
+        self.soon(Promise::Org(org));
+        let key = self.post("/keys", json!({ "name": "one" })).await;
+        self.soon(Promise::Key(text(&key["keyID"])));
+        for id in ran {
+            let path = format!("/sandboxes/{id}");
+            let settings = json!({ "pids": 500 + round }).to_string();
+            let headers = [("content-type", "application/json")];
+            let changed = self.client.send("PATCH", &path, &headers, settings).await;
+            assert_eq!(changed.status, 200, "{changed:?}");
+            // Each writes the record again.
+            self.post(&format!("{path}/pause"), json!({})).await;
+            self.post(&format!("{path}/resume"), json!({})).await;
+            self.soon(Promise::Sandbox(id.clone(), round));
+            let line = format!("echo answered-{round}");
+            self.client.line(id, &line).await;
+            self.soon(Promise::Command(id.clone(), line));
+        }
+        if round.is_multiple_of(2) {
+            self.settle().await;
+        }
+        let [plain, durable] = ran;
+        let line = format!("echo told-{round}");
+        self.client.line(plain, &line).await;
+        let path = format!("/sessions/{plain}/commands");
+        let history = self.client.get(&path).await.array();
+        assert_eq!(history[0]["cmd"], line);
+        self.soon(Promise::History(plain.clone(), line));
+        let file = format!("synced-{round}");
+        let write = format!("seq {LINES} > /var/tmp/{file} && sync /var/tmp/{file}");
+        self.client.line(durable, &write).await;
+        self.now(Promise::Synced(durable.clone(), file));
+        // One that is stopped, begun again, and stopped with more.
+        let envs = json!({ "SECRET": "sesame" });
+        let id = self
+            .client
+            .sandbox(&json!({ "timeout": 0, "envs": envs }))
+            .await;
+        for part in ["first", "second"] {
+            let file = format!("stopped-{part}");
+            let write = format!("seq {LINES} > /var/tmp/{file}");
+            self.client.line(&id, &write).await;
+            self.post(&format!("/sandboxes/{id}/stop"), json!({})).await;
+            self.now(Promise::Stopped(id.clone(), file));
+            if part == "first" {
+                self.post(&format!("/sandboxes/{id}/start"), json!({}))
+                    .await;
+            }
+        }
+        self.settle().await;
+    }
+}
+
+fn is_synced(metrics: &str) -> bool {
+    let ages = metrics
+        .lines()
+        .filter(|line| line.starts_with("atoll_unsynced_seconds{"));
+    let ages: Vec<&str> = ages.filter_map(|line| line.split(' ').nth(1)).collect();
+    assert_eq!(ages.len(), 2, "{metrics}");
+    ages.iter().all(|age| age.parse() == Ok(0.0))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap().to_owned()
+}
+
+fn lines() -> String {
+    (1..=LINES).map(|line| format!("{line}\n")).collect()
+}
+
+/// The record of a sandbox, from the file that can be read.
+fn record(data: &Path, id: &str) -> Option<Value> {
+    let directory = data.join("sandboxes").join(id);
+    ["record.json", "record.synced"].iter().find_map(|name| {
+        let text = fs::read(directory.join(name)).ok()?;
+        serde_json::from_slice(&text).ok()
+    })
+}
+
+/// Looks for what was promised, without a server.
+async fn check(data: &Path, org: &OrgId, promises: &[(usize, Promise)], position: usize) {
+    let store = Store::open(&data.join("atoll.db")).await.unwrap();
+    for (since, promise) in promises.iter().filter(|(since, _)| *since <= position) {
+        let kept = is_kept(data, &store, org, promise).await;
+        assert!(
+            kept,
+            "{promise:?} since {since}, and the cut was at {position}"
+        );
+    }
+    store.close().await;
+}
+
+async fn is_kept(data: &Path, store: &Store, org: &OrgId, promise: &Promise) -> bool {
+    let file = |id: &str, name: &str| {
+        let path = format!("sandboxes/{id}/upper/var/tmp/{name}");
+        fs::read_to_string(data.join(path)).is_ok_and(|text| text == lines())
+    };
+    match promise {
+        Promise::Org(name) => {
+            let orgs = store.orgs().await.unwrap();
+            orgs.iter().any(|org| org.name == *name)
+        }
+        Promise::Key(id) => {
+            let keys = store.keys(org).await.unwrap();
+            keys.iter().any(|key| key.id.as_str() == id)
+        }
+        Promise::Sandbox(id, round) => {
+            let pids = u64::from(store.sandbox(org, id).await.unwrap().unwrap().limits.pids);
+            let written = record(data, id).unwrap();
+            assert_eq!(written["spec"]["environment"]["SECRET"], "sesame");
+            pids >= 500 + round && written["limits"]["pids"].as_u64() >= Some(500 + round)
+        }
+        Promise::History(id, line) => is_in_history(store, org, id, line).await,
+        Promise::Command(id, line) => {
+            let records = data.join(format!("sandboxes/{id}/execs/records"));
+            let records = fs::read_to_string(records).unwrap_or_default();
+            records.contains(line) || is_in_history(store, org, id, line).await
+        }
+        Promise::Stopped(id, name) => {
+            let row = store.sandbox(org, id).await.unwrap();
+            // Its row and its settings take a second, its files do not.
+            assert!(row.is_none_or(|row| row.error.is_none()));
+            record(data, id).is_some() && file(id, name)
+        }
+        Promise::Synced(id, name) => file(id, name),
+    }
+}
+
+async fn is_in_history(store: &Store, org: &OrgId, id: &str, line: &str) -> bool {
+    let row = store.sandbox(org, id).await.unwrap().unwrap();
+    let page = Page {
+        limit: 1000,
+        before: None,
+    };
+    let all = store.commands(&row.session, CommandKind::Plain, &page);
+    all.await.unwrap().iter().any(|row| row.command == line)
+}
+
+/// Starts the server on what is left, and looks as its callers would.
+async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usize) {
+    let data = recorder.path().join("data");
+    reboot::forget_boot(&data);
+    let mut server = Server::at(Scratch::new(), data.clone(), Vec::new(), Vec::new());
+    let client = server.client();
+    for (_, promise) in promises.iter().filter(|(since, _)| *since <= position) {
+        match promise {
+            Promise::Sandbox(id, _) => {
+                let found = client.get(&format!("/sandboxes/{id}")).await.json();
+                assert_eq!(found["state"], "stopped", "{found}");
+                assert_eq!(found["reason"], "host_restart", "{found}");
+            }
+            Promise::History(id, line) | Promise::Command(id, line) => {
+                let path = format!("/sessions/{id}/commands?limit=100");
+                let all = client.get(&path).await.array();
+                assert!(all.iter().any(|one| one["cmd"] == *line), "{line}");
+            }
+            _ => {}
+        }
+    }
+    let last = |kind: fn(&Promise) -> Option<(&String, &String)>| {
+        let kept = promises.iter().filter(|(since, _)| *since <= position);
+        kept.filter_map(|(_, promise)| kind(promise)).last()
+    };
+    let listed = client.get("/sandboxes").await.array();
+    for found in [
+        last(|promise| match promise {
+            Promise::Stopped(id, name) => Some((id, name)),
+            _ => None,
+        }),
+        last(|promise| match promise {
+            Promise::Synced(id, name) => Some((id, name)),
+            _ => None,
+        }),
+    ] {
+        // Its row may be younger than a second.
+        let Some((id, name)) =
+            found.filter(|(id, _)| listed.iter().any(|one| one["sandboxID"] == **id))
+        else {
+            continue;
+        };
+        let started = client
+            .post(&format!("/sandboxes/{id}/start"), &json!({}))
+            .await;
+        assert_eq!(started.status, 200, "{started:?}");
+        let same = format!("seq {LINES} | cmp - /var/tmp/{name} && echo same $SECRET");
+        assert_eq!(client.line(id, &same).await, "same sesame\n");
+    }
+    server.kill();
+    let tag = fs::read_to_string(data.join("tag")).unwrap();
+    reboot::restart(&data, &tag);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_is_there_after_every_power_cut() {
+    power_cuts(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_acknowledged_is_there_after_other_power_cuts() {
+    power_cuts(2).await;
+}
+
+async fn power_cuts(seed: u64) {
+    World::open().await.close().await;
+    let scratch = Scratch::new();
+    let recorder = Recorder::new(scratch.path(), DISK);
+    let data = recorder.path().join("data");
+    private(&data);
+    let mut server = Server::at(Scratch::new(), data.clone(), Vec::new(), Vec::new());
+    let client = server.client();
+    let asked = json!({ "timeout": 0, "envs": { "SECRET": "sesame" } });
+    let plain = client.sandbox(&asked).await;
+    let mut asked = asked;
+    asked["durable"] = true.into();
+    let made = client.post("/sandboxes", &asked).await.json();
+    assert_eq!(made["durable"], true);
+    let ran = [plain, text(&made["sandboxID"])];
+    let mut work = Work {
+        recorder: &recorder,
+        server: &server,
+        client,
+        promises: Vec::new(),
+        waiting: Vec::new(),
+    };
+    work.settle().await;
+    let begin = recorder.position();
+    for round in 1..=ROUNDS {
+        work.round(round, &ran).await;
+    }
+    let (promises, end) = (work.promises, recorder.position());
+    server.kill();
+    let tag = fs::read_to_string(data.join("tag")).unwrap();
+    reboot::restart(&data, &tag);
+    let org = first_org(&data).await;
+    recorder.finish();
+
+    let mut random = Random::new(seed);
+    // Right after something was promised, and anywhere.
+    let mut cuts: Vec<usize> = promises.iter().map(|(since, _)| *since).collect();
+    cuts.dedup();
+    let anywhere = CUTS.checked_sub(cuts.len()).unwrap();
+    cuts.extend((0..anywhere).map(|_| begin + random.below((end - begin) as u64) as usize));
+    cuts.sort_unstable();
+    for (number, position) in cuts.iter().enumerate() {
+        // All, nothing or some of what was not flushed.
+        let share = random.below(3);
+        recorder.cut(*position, || random.below(2) < share);
+        check(&data, &org, &promises, *position).await;
+        if number % (CUTS / BOOTS) == CUTS / BOOTS / 2 {
+            boot(&recorder, &promises, *position).await;
+        }
+        recorder.unmount();
+    }
+}
+
+async fn first_org(data: &Path) -> OrgId {
+    let store = Store::open(&data.join("atoll.db")).await.unwrap();
+    let orgs = store.orgs().await.unwrap();
+    store.close().await;
+    let first = orgs.iter().min_by_key(|org| org.created_at);
+    first.unwrap().id.clone()
+}
