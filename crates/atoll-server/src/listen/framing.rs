@@ -301,4 +301,5 @@ fn digits(text: &[u8], radix: u32) -> Option<u64> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests;
