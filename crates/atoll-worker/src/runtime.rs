@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Code, Error, Policy, SandboxId, SandboxInfo, SandboxState, Stopwatch};
+use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Stopwatch};
 use tokio::sync::watch;
 
 use crate::busy::Busy;

@@ -7,13 +7,8 @@ mod follow;
 mod layers;
 mod pauses;
 mod pool;
-<<<<<<< HEAD
-mod reboot;
-pub mod versions;
-=======
 pub mod reboot;
-mod versions;
->>>>>>> h2
+pub mod versions;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
