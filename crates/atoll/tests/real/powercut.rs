@@ -146,7 +146,8 @@ fn text(value: &Value) -> String {
 }
 
 fn lines() -> String {
-    (1..=LINES).map(|line| format!("{line}\n")).collect()
+    let lines: Vec<String> = (1..=LINES).map(|line| line.to_string()).collect();
+    lines.join("\n") + "\n"
 }
 
 /// The record of a sandbox, from the file that can be read.
