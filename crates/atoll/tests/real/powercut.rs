@@ -240,8 +240,11 @@ async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usiz
         }
     }
     let last = |kind: fn(&Promise) -> Option<(&String, &String)>| {
-        let kept = promises.iter().filter(|(since, _)| *since <= position);
-        kept.filter_map(|(_, promise)| kind(promise)).last()
+        let mut kept = promises
+            .iter()
+            .rev()
+            .filter(|(since, _)| *since <= position);
+        kept.find_map(|(_, promise)| kind(promise))
     };
     let listed = client.get("/sandboxes").await.array();
     for found in [
