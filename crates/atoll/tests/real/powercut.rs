@@ -146,7 +146,8 @@ fn text(value: &Value) -> String {
 }
 
 fn lines() -> String {
-    (1..=LINES).map(|line| format!("{line}\n")).collect()
+    let lines: Vec<String> = (1..=LINES).map(|line| line.to_string()).collect();
+    lines.join("\n") + "\n"
 }
 
 /// The record of a sandbox, from the file that can be read.
@@ -239,8 +240,11 @@ async fn boot(recorder: &Recorder, promises: &[(usize, Promise)], position: usiz
         }
     }
     let last = |kind: fn(&Promise) -> Option<(&String, &String)>| {
-        let kept = promises.iter().filter(|(since, _)| *since <= position);
-        kept.filter_map(|(_, promise)| kind(promise)).last()
+        let mut kept = promises
+            .iter()
+            .rev()
+            .filter(|(since, _)| *since <= position);
+        kept.find_map(|(_, promise)| kind(promise))
     };
     let listed = client.get("/sandboxes").await.array();
     for found in [
