@@ -1,6 +1,6 @@
 //! Too much of everything, asked of a server that others need meanwhile.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use atoll_testkit::{Cage, Scratch};
 use serde_json::{Value, json};
