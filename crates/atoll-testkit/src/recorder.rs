@@ -11,8 +11,9 @@ mod tests;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -33,6 +34,7 @@ pub struct Recorder {
     below: PathBuf,
     point: PathBuf,
     server: Option<JoinHandle<()>>,
+    watchdog: Child,
 }
 
 #[derive(Debug)]
@@ -158,11 +160,14 @@ impl Recorder {
             replayed: 0,
         }));
         let server = fuse::serve(&below, Arc::clone(&disk));
+        let watchdog = watchdog(&below);
+
         let recorder = Self {
             disk,
             below,
             point,
             server: Some(server),
+            watchdog,
         };
         recorder.mount();
         recorder
@@ -222,6 +227,10 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Threads that wait for the disk could not end otherwise.
+            let _ = unmount(&self.below, UnmountFlags::FORCE);
+        }
         detach_below(&self.point);
         detach_below(&self.below);
         if !std::thread::panicking()
@@ -229,7 +238,23 @@ impl Drop for Recorder {
         {
             let _ = server.join();
         }
+        let _ = self.watchdog.kill();
+        let _ = self.watchdog.wait();
     }
+}
+
+/// Aborts the FUSE connection if this process is killed. A thread that waits for the disk cannot end before, keeps the
+/// connection open with it, and every `sync` of the machine would wait for it. Such a process stays a zombie, so its state
+/// is polled.
+fn watchdog(below: &Path) -> Child {
+    let script = "while grep -qs '^State:[[:space:]]*[^ZX]' /proc/$1/status; do sleep 0.2; done; umount -f \"$2\"";
+    let own = std::process::id().to_string();
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", &own]).arg(below);
+    // What kills a test kills its process group.
+    let command = command.process_group(0).stdin(Stdio::null());
+    let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().expect("sh starts")
 }
 
 fn is_mounted(point: &Path) -> bool {

@@ -159,9 +159,9 @@ async fn malformed_heads_are_refused_over_tcp_and_the_operators_socket() {
     let unix = async || UnixStream::connect(&socket).await.unwrap();
     refuses_all(tcp, "Host: localhost\r\n", "200").await;
     refuses_all(unix, "Host: localhost\r\n", "200").await;
-    // E2B's routes, and a port on which nothing listens.
+    // E2B's routes and a port, both of a sandbox that needs a key for them.
     let envd = format!("Host: localhost\r\nE2b-Sandbox-Id: {id}\r\n");
-    refuses_all(tcp, &envd, "204").await;
+    refuses_all(tcp, &envd, "502").await;
     let port = format!("Host: 8000-{id}.{DOMAIN}\r\n");
     refuses_all(tcp, &port, "502").await;
     // Other requests go on.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use super::scarce::spare;
 use super::{Answer, Client, Server};
 use crate::world::{DEADLINE, World, private};
 
@@ -292,33 +293,14 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     let scratch = Scratch::new();
     let data = scratch.join("data");
     private(&data);
-    let words = ["prlimit", "--nofile=2500:2500"].map(str::to_owned);
-    // Who says nothing may stay, however long all of this takes.
-    let flags = ["--client-timeout", "10m"].map(str::to_owned);
-    let server = Server::at(scratch, data, words.into(), flags.into());
+    let server = Server::at(scratch, data, Vec::new(), Vec::new());
     let client = server.client();
     let id = client.sandbox(&json!({ "timeout": 0 })).await;
     client.line(&id, "true").await;
     let mut known = client.connect().await.unwrap();
     let looked = known.ask("GET", "/sandboxes", "").await.unwrap();
     assert_eq!(looked.status, 200);
-    let open = || {
-        std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
-            .unwrap()
-            .count()
-    };
-    let mut crowd = Vec::new();
-    let begin = std::time::Instant::now();
-    while open() < 2499 {
-        assert!(begin.elapsed() < DEADLINE, "{} are open", open());
-        // The kernel takes some more for it than it has descriptors for, and then none.
-        for _ in 0..50 {
-            let made = TcpStream::connect(&client.address);
-            if let Ok(Ok(stream)) = tokio::time::timeout(Duration::from_millis(100), made).await {
-                crowd.push(stream);
-            }
-        }
-    }
+    spare(&server, Some(0));
     let path = format!("/sandboxes/{id}");
     let looked = known.ask("GET", &path, "").await.unwrap();
     assert_eq!(looked.status, 200, "{looked:?}");
@@ -327,7 +309,13 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     let mut asked = tokio::spawn(async move { known.ask("POST", &path, body).await });
     // One that got those it needs to begin, as others gave some back, has its output wait until there are more.
     let early = tokio::time::timeout(Duration::from_secs(5), &mut asked).await;
-    drop(crowd);
+    // A connection that cannot be accepted, so that the log says so.
+    let waiting = TcpStream::connect(&client.address).await.unwrap();
+    let logged = |words: &str| server.log().matches(words).count();
+    let refused = async { while logged("no connection can be taken") == 0 {} };
+    tokio::time::timeout(DEADLINE, refused).await.unwrap();
+    spare(&server, None);
+    drop(waiting);
     let answer = match early {
         Ok(answer) => answer,
         Err(_) => tokio::time::timeout(DEADLINE, asked).await.unwrap(),
@@ -340,7 +328,6 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     let working = async { while client.attempt("GET", "/sandboxes", "").await.is_none() {} };
     tokio::time::timeout(DEADLINE, working).await.unwrap();
     // The log says so now and then, not at every attempt, and that it is over.
-    let logged = |words: &str| server.log().matches(words).count();
     let over = async {
         while logged("connections are taken again") == 0 {
             client.attempt("GET", "/sandboxes", "").await;

@@ -9,7 +9,7 @@ use super::Server;
 use crate::world::DEADLINE;
 
 /// Lets a server have so many descriptors more than it has now, or as many as it likes.
-fn spare(server: &Server, more: Option<usize>) {
+pub fn spare(server: &Server, more: Option<usize>) {
     let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap();
     let open: HashSet<u64> = open
         .map(|one| one.unwrap().file_name().into_string().unwrap())

@@ -244,7 +244,20 @@ async fn what_was_told_holds_after_two_hundred_kills() {
     let file = place.file("told");
     let book = Book::new(&file);
     let mut cut: BTreeMap<String, usize> = BTreeMap::new();
-    for round in 0..KILLS {
+    let rare = |cut: &BTreeMap<String, usize>| {
+        let times = |kind: &&str| cut.get(*kind).copied().unwrap_or(0);
+        KINDS.into_iter().find(|kind| times(kind) < LEAST)
+    };
+    for round in 0.. {
+        // How often a kill meets a short step depends on the machine's speed.
+        if round >= KILLS && rare(&cut).is_none() {
+            break;
+        }
+        assert!(
+            round < 5 * KILLS,
+            "{:?} was cut off too rarely: {cut:?}",
+            rare(&cut)
+        );
         let kind = KINDS[round as usize % KINDS.len()];
         let seed = (round + 1).to_string();
         let words = [
@@ -263,10 +276,6 @@ async fn what_was_told_holds_after_two_hundred_kills() {
         for what in book.read().cut_off() {
             *cut.entry(what).or_default() += 1;
         }
-    }
-    for kind in KINDS {
-        let times = cut.get(kind).copied().unwrap_or(0);
-        assert!(times >= LEAST, "{kind} was cut off {times} times: {cut:?}");
     }
     let told = book.read();
     assert!(told.warm >= LEAST, "{} claims", told.warm);
