@@ -45,18 +45,8 @@ pub struct Group {
     v2: PathBuf,
     memory: PathBuf,
     pids: PathBuf,
-    cpu: PathBuf,
     owner: u32,
     oom_counter: Arc<OnceLock<fs::File>>,
-}
-
-/// What a sandbox weighs against others where processor time is short.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Weight {
-    /// As much as every other.
-    Usual,
-    /// A tenth of that.
-    Light,
 }
 
 /// What a sandbox uses now.
@@ -160,15 +150,9 @@ impl Tree {
             v2: self.v2.join(id),
             memory: at("memory"),
             pids: at("pids"),
-            cpu: at("cpu"),
             owner: ids.base,
             oom_counter: Arc::default(),
         }
-    }
-
-    /// The processor time that all of them have used together.
-    pub fn processor_time(&self) -> Duration {
-        processor_time(&self.v2)
     }
 
     /// The names of all sandboxes that have groups here.
@@ -350,20 +334,6 @@ impl Group {
         let mut text = [0; 512];
         let read = file.read_at(&mut text, 0).unwrap_or(0);
         number_after(&String::from_utf8_lossy(&text[..read]), "oom_kill")
-    }
-
-    /// Sets what the sandbox weighs. Where the kernel knows no weights all stay the same.
-    pub fn weigh(&self, weight: Weight) {
-        let (file, usual) = if self.cpu == self.v2 {
-            ("cpu.weight", 100)
-        } else {
-            ("cpu.shares", 1024)
-        };
-        let value: u32 = match weight {
-            Weight::Usual => usual,
-            Weight::Light => usual / 10,
-        };
-        let _ = write(&self.cpu.join(file), &value.to_string());
     }
 
     /// The processor time it has used so far.

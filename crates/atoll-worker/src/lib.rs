@@ -4,7 +4,6 @@
 //! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
 
 mod busy;
-mod cpu_weights;
 mod error;
 mod exec;
 mod files;

@@ -94,7 +94,6 @@ impl LocalRuntime {
         let pool = tokio::spawn(Pool::tend(Arc::clone(&self.shared)));
         lock(&self.shared.tending).extend([nursery, pool]);
         if lasting {
-            tokio::spawn(crate::cpu_weights::run(Arc::downgrade(&self.shared)));
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
             tokio::spawn(Syncer::tend(Arc::downgrade(&self.shared)));
         }

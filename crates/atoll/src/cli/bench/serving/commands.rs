@@ -91,5 +91,5 @@ pub(super) async fn neighbour(runtime: &LocalRuntime) -> Result<Row, Error> {
         milliseconds(before)
     );
     let row = Row::times(text, &loud, None);
-    Ok(row.bar(format!("p99 ≤ 2 × quiet ({ratio:.1} ×)"), ratio <= 2.0))
+    Ok(row.bar(format!("p99 ≤ 5 × quiet ({ratio:.1} ×)"), ratio <= 5.0))
 }
