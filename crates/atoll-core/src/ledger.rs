@@ -190,7 +190,7 @@ impl Entry {
         self.used.fetch_max(at, Ordering::AcqRel);
     }
 
-    /// Server time since which nobody uses it; `None` while somebody does.
+    /// Server time of the last use; `None` while a use is under way.
     pub(crate) fn idle_since(&self) -> Option<i64> {
         let idle = self.uses.load(Ordering::Acquire) == 0;
         idle.then(|| self.clock.at(self.used.load(Ordering::Acquire)))

@@ -86,7 +86,7 @@ impl Kept {
 }
 
 fn run() -> Result<(), Error> {
-    // Not that of whoever started us: what a sandbox's processes make before they have their own is for all of them.
+    // The umask of the server's caller must not apply to files that processes of a sandbox create before they set their own.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let cradle = Cradle::new().step(|| "reserve descriptors".into())?;
     // Our server's socket is our standard input, the listening one our standard output.

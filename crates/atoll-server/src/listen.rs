@@ -298,7 +298,7 @@ impl Connection {
         self.0.authenticate();
     }
 
-    /// A sandbox serves the request, whoever sent it.
+    /// A sandbox serves the request of a visitor without credentials.
     pub(crate) fn visit(&self) {
         self.0.visit();
     }

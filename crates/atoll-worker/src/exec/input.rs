@@ -92,7 +92,7 @@ impl Input {
     pub(crate) fn end(&self) {
         let mut state = self.state();
         state.gone = true;
-        // Whoever still holds it open has nothing.
+        // An open descriptor of the file must not keep its contents.
         let _ = state.file.set_len(0);
         Self::remove(&self.stem);
         self.eaten.notify_one();

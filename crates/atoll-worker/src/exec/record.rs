@@ -41,7 +41,7 @@ pub(crate) struct Clock {
     pub(crate) left: Duration,
     /// When that was so, in microseconds since 1970; nothing while the clock stands still. Read by older servers.
     pub(crate) at: Option<i64>,
-    /// The same on the host's monotonic clock, which nobody can set. `None` in records of older servers.
+    /// The same on the host's monotonic clock, which cannot be set. `None` in records of older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) monotonic: Option<i64>,
 }

@@ -30,7 +30,7 @@ enum Promise {
     Sandbox(String, u64),
     /// A command of it, as its history has it.
     History(String, String),
-    /// A command of it, as somebody was answered.
+    /// A command of it that was acknowledged to a caller.
     Command(String, String),
     /// A sandbox whose stop was acknowledged, with this file.
     Stopped(String, String),

@@ -186,13 +186,13 @@ async fn connections_are_kept_between_requests_and_only_heads_are_hurried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_without_a_key_is_kept_only_for_the_client_timeout() {
     let server = Server::start_with(&["--client-timeout", "1s"]).await;
-    let nobody = server.client().with_key(Some("atl_0"));
-    for asked in [None, Some(&nobody)] {
+    let unknown = server.client().with_key(Some("atl_0"));
+    for asked in [None, Some(&unknown)] {
         let mut stream = TcpStream::connect(server.address()).await.unwrap();
         match asked {
             None => ask(&mut stream).await,
-            Some(nobody) => {
-                let key = nobody.key.as_deref().unwrap();
+            Some(unknown) => {
+                let key = unknown.key.as_deref().unwrap();
                 let asked =
                     format!("GET /keys HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
                 stream.write_all(asked.as_bytes()).await.unwrap();
@@ -424,7 +424,7 @@ async fn idle_connections_without_a_key_keep_nobody_out_heavy() {
     server.close().await;
 }
 
-/// Visitors of a public port take two descriptors each, and nobody can tell whether they ever end.
+/// Visitors of a public port take two descriptors each, and may never end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn visitors_of_ports_leave_descriptors_to_operator_and_sandboxes_heavy() {
     const OPEN_FILES: usize = 2000;

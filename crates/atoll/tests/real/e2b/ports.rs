@@ -78,13 +78,13 @@ pub(super) async fn serve(client: &Client, id: &str) {
     client.line(id, &line).await;
 }
 
-/// Asks a port by headers, with nobody's key.
+/// Asks a port by headers, with anonymous's key.
 pub(super) async fn ask(client: &Client, id: &str, port: u16, more: &[(&str, &str)]) -> Answer {
     let port = port.to_string();
     let mut headers = vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &port)];
     headers.extend(more);
-    let nobody = client.with_key(None);
-    nobody
+    let anonymous = client.with_key(None);
+    anonymous
         .send("GET", "/page?a=1", &headers, Bytes::new())
         .await
 }
@@ -107,11 +107,11 @@ async fn a_port_is_reached_by_headers_and_by_its_host() {
     );
 
     let host = format!("{PORT}-{id}.{DOMAIN}");
-    let nobody = client.with_key(None);
+    let anonymous = client.with_key(None);
     let headers = [("host", host.as_str())];
-    let page = nobody.send("GET", "/", &headers, Bytes::new()).await;
+    let page = anonymous.send("GET", "/", &headers, Bytes::new()).await;
     assert_eq!((page.status, &page.json()["host"]), (200, &json!(host)));
-    let posted = nobody.send("POST", "/", &headers, "body").await;
+    let posted = anonymous.send("POST", "/", &headers, "body").await;
     assert_eq!((posted.status, &posted.body[..]), (201, &b"body"[..]));
 
     // Both ways also for what a connection becomes.
@@ -144,7 +144,7 @@ async fn a_port_is_reached_by_headers_and_by_its_host() {
     let gone = ask(&client, &id, PORT, &[]).await;
     let expected = json!({ "sandboxId": id, "message": "The sandbox was not found", "code": 502 });
     assert_eq!((gone.status, gone.json()), (502, expected.clone()));
-    let gone = nobody.send("GET", "/", &headers, Bytes::new()).await;
+    let gone = anonymous.send("GET", "/", &headers, Bytes::new()).await;
     assert_eq!((gone.status, gone.json()), (502, expected));
     server.close().await;
 }
@@ -154,12 +154,12 @@ async fn a_browser_is_shown_a_page_where_nothing_answers_and_never_instead_of_an
     let server = Server::start_with(&["--domain", DOMAIN]).await;
     let client = server.client();
     let (id, _) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
-    let nobody = client.with_key(None);
+    let anonymous = client.with_key(None);
     let open = async |port: u16, path: &str, more: &[(&str, &str)]| {
         let host = format!("{port}-{id}.{DOMAIN}");
         let own = [("host", host.as_str()), ("accept", "text/html,*/*;q=0.8")];
         let headers = [&own, more].concat();
-        nobody.send("GET", path, &headers, Bytes::new()).await
+        anonymous.send("GET", path, &headers, Bytes::new()).await
     };
     let shown = |answer: &Answer, words: &str| {
         let kind = answer.headers["content-type"].to_str().unwrap();

@@ -46,8 +46,8 @@ async fn ask(
         vec![("e2b-sandbox-id", id), ("e2b-sandbox-port", &number)]
     };
     headers.extend(more);
-    let nobody = client.with_key(None);
-    nobody.send("GET", path, &headers, Bytes::new()).await
+    let anonymous = client.with_key(None);
+    anonymous.send("GET", path, &headers, Bytes::new()).await
 }
 
 /// An answer without what no two answers have in common, and with `ID` for the sandbox.
@@ -217,8 +217,8 @@ async fn where_everybody_is_let_in_a_page_elsewhere_is_not() {
     let host = format!("{PORT}-{id}.localhost");
     let ask = async |more: &[(&str, &str)]| {
         let headers = [&[("host", host.as_str())], more].concat();
-        let nobody = client.with_key(None);
-        nobody.send("GET", "/", &headers, Bytes::new()).await
+        let anonymous = client.with_key(None);
+        anonymous.send("GET", "/", &headers, Bytes::new()).await
     };
     let own = format!("http://{host}");
     for shown in [
@@ -384,8 +384,8 @@ async fn a_link_without_an_id_costs_the_same_among_many_sandboxes() {
     let (id, token) = super::sandbox(&client).await;
     client.line(&id, "echo here > /home/user/file").await;
     let link = signed("file", &token);
-    let nobody = client.with_key(None);
-    assert_eq!(nobody.get(&link).await.status, 200);
+    let anonymous = client.with_key(None);
+    assert_eq!(anonymous.get(&link).await.status, 200);
     let wrong = link.replace("path=file", "path=other");
     let mut times = Vec::new();
     for sandboxes in [300, 6_000] {
@@ -397,10 +397,10 @@ async fn a_link_without_an_id_costs_the_same_among_many_sandboxes() {
              FROM n, (SELECT * FROM sandboxes WHERE created_at > 1)"
         ));
         server.kill_and_start();
-        let nobody = server.client().with_key(None);
+        let anonymous = server.client().with_key(None);
         // The newest sandbox is found among them.
-        assert_eq!(nobody.get(&link).await.status, 200);
-        times.push(searching(&nobody, &wrong).await);
+        assert_eq!(anonymous.get(&link).await.status, 200);
+        times.push(searching(&anonymous, &wrong).await);
     }
     // A search through all sandboxes takes 20 times as long.
     assert!(times[1] < times[0] * 5, "{times:?}");

@@ -127,9 +127,9 @@ async fn at_the_domains_own_api_there_is_the_control_api() {
         let answer = client.send("GET", &path, &headers, Bytes::new()).await;
         assert_eq!(answer.status, status, "{path} {answer:?}");
     }
-    let nobody = client.with_key(None);
+    let anonymous = client.with_key(None);
     let path = format!("/sandboxes/{id}");
-    let refused = nobody.send("GET", &path, &headers, Bytes::new()).await;
+    let refused = anonymous.send("GET", &path, &headers, Bytes::new()).await;
     assert_eq!(refused.status, 401, "{refused:?}");
     for host in ["api.evil.test", DOMAIN, &format!("x.{DOMAIN}")] {
         let headers = [("host", host), ("content-type", "application/json")];
