@@ -85,7 +85,7 @@ struct Hold {
     until: i64,
 }
 
-/// What [`Clock::check`] finds. Differences are system clock minus server time.
+/// Result of [`Clock::check`]. Differences are system clock minus server time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The clocks agree, or a hold goes on.
@@ -154,7 +154,7 @@ impl Clock {
         self.hold().is_some()
     }
 
-    /// What is recorded about now.
+    /// The record to store for the present moment.
     pub(crate) fn record(&self) -> ClockRecord {
         let boottime = self.boottime();
         let at = self.at(boottime);

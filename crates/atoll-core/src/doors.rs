@@ -125,7 +125,7 @@ impl Doorstep {
         self.entry.with(|row| row.lifetime.auto_resume)
     }
 
-    /// Who may use its ports.
+    /// Callers that may use its ports.
     pub fn port_access(&self) -> PortAccess {
         self.entry.with(|row| row.port_access)
     }

@@ -151,7 +151,7 @@ impl Default for SandboxSpec {
     }
 }
 
-/// What a request to one of a sandbox's ports must show.
+/// The credential that a request to a sandbox's port needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortAccess {

@@ -10,7 +10,7 @@ const WRITE: &str = "INSERT INTO clock (one, at, boottime, boot, difference, hel
      ON CONFLICT (one) DO UPDATE SET at = $1, boottime = $2, boot = $3, difference = $4, held_until = $5";
 const SHIFT: &str = "UPDATE sandboxes SET end_at = end_at + $1, stopped_at = stopped_at + $1 WHERE deleted_at IS NULL";
 
-/// What a server last recorded about the time.
+/// The last recorded time of a server.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
 pub struct ClockRecord {
     /// Server time: microseconds since 1970.

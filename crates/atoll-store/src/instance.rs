@@ -1,4 +1,4 @@
-//! Whose rows these are: read from a database file before anything is changed, and recorded once it is accepted.
+//! The instance that a database belongs to: read before anything is changed, and recorded once the database is accepted.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM _sqlx_migrations";
 const READ: &str = "SELECT id FROM instance";
 const WRITE: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
 
-/// What is at the path of a database.
+/// The file at the path of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// No file.
@@ -26,7 +26,7 @@ pub enum Found {
     Database(Identity),
 }
 
-/// What a database says about itself. Databases of versions that did not record it have neither.
+/// Instance and version in a database. Databases of versions that did not record it have neither.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Identity {
     /// The instance it belongs to.

@@ -78,7 +78,7 @@ pub struct SandboxRow {
     pub network: Network,
     /// What it may reach there.
     pub policy: Policy,
-    /// Who may use its ports.
+    /// Callers that may use its ports.
     pub port_access: PortAccess,
     /// `fsync` inside reaches the disk.
     pub durable: bool,

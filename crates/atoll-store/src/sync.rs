@@ -15,7 +15,7 @@ use crate::Result;
 /// How long commits are gathered for one sync. A commit is on the disk this much later, and the time of two syncs at most.
 const GATHER: Duration = Duration::from_millis(400);
 
-/// What the task that syncs has to know.
+/// State of the sync task.
 #[derive(Debug, Clone)]
 pub(crate) struct Committed {
     unsynced: Unsynced,

@@ -72,8 +72,9 @@ impl Drop for Disk {
     }
 }
 
+/// Runs a command that must succeed.
 #[track_caller]
-fn sound(command: &mut Command) {
+pub(crate) fn sound(command: &mut Command) {
     let output = run(command);
     assert!(
         output.status.success(),

@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::cage::sound;
 use crate::scratch::detach_below;
-use crate::{mounts, run, wait_for};
+use crate::{mounts, wait_for};
 
-/// What a disk writes at once or not at all.
+/// Unit that a disk writes atomically, in bytes.
 const BLOCK: usize = 4096;
 
 /// The disk, with a file system on it that is mounted until this is dropped.
@@ -251,7 +252,7 @@ fn watchdog(below: &Path) -> Child {
     let own = std::process::id().to_string();
     let mut command = Command::new("sh");
     command.args(["-c", script, "sh", &own]).arg(below);
-    // What kills a test kills its process group.
+    // The test runner kills the process group of a test.
     let command = command.process_group(0).stdin(Stdio::null());
     let command = command.stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().expect("sh starts")
@@ -266,14 +267,4 @@ fn has_loop_device(image: &Path) -> bool {
     devices
         .filter_map(|device| fs::read_to_string(device.path().join("loop/backing_file")).ok())
         .any(|backing| Path::new(backing.trim_end()) == image)
-}
-
-#[track_caller]
-fn sound(command: &mut Command) {
-    let output = run(command);
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }

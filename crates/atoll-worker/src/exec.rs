@@ -108,7 +108,7 @@ impl Shared {
         }
     }
 
-    /// What it was given to read is kept no longer.
+    /// Removes the command's input from the disk.
     fn end_input(&self) {
         if let Some(input) = &self.input {
             input.end();

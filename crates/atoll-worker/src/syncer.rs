@@ -22,10 +22,10 @@ use crate::sandbox::{Record, blocking, lock};
 /// How long changes are gathered for one sync.
 const GATHER: Duration = Duration::from_millis(400);
 
-/// What of a sandbox is to be synced.
+/// Files of a sandbox that need a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// What was run in it.
+    /// The ledger of its commands.
     Commands,
     /// Its record too, and the names of its files.
     All,

@@ -122,7 +122,7 @@ fn another_step_during_a_hold_begins_it_anew() {
     assert_eq!(clock.check(), Step::Due(0));
 }
 
-/// What a server recorded an hour after `manual`'s begin.
+/// The record of a server an hour after `manual`'s begin.
 fn recorded() -> ClockRecord {
     let (host, clock) = manual();
     host.pass(HOUR);

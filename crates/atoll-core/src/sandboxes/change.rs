@@ -56,7 +56,7 @@ impl Core {
         if row.limits != before.limits {
             let set = self.inner.runtime.set_limits(&row.id, row.limits).await;
             if let Err(error) = set {
-                // What else was written meanwhile stays.
+                // Other changes written in the meantime are kept.
                 let back = entry.write(store, |row| {
                     (row.limits, row.alias) = (before.limits, before.alias);
                     (row.metadata, row.lifetime) = (before.metadata, before.lifetime);

@@ -27,7 +27,7 @@ pub struct NewSandbox {
     pub metadata: BTreeMap<String, String>,
     /// When its time is up.
     pub lifetime: Lifetime,
-    /// Who may use its ports.
+    /// Callers that may use its ports.
     pub port_access: PortAccess,
     /// By which this can be said again.
     pub again: Option<Again>,

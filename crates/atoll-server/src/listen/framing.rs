@@ -39,7 +39,7 @@ struct Fault {
     reason: &'static str,
 }
 
-/// What the fields of one head say about its framing.
+/// The framing fields of one head.
 #[derive(Debug, Default)]
 struct Head {
     /// After the request line; `true` for HTTP/1.1.

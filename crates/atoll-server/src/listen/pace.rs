@@ -111,7 +111,7 @@ impl Pace {
         &self.0.patience
     }
 
-    /// What follows in the connection is not HTTP.
+    /// The bytes after the upgrade are not HTTP.
     pub(super) fn upgrade(&self) {
         self.0.upgraded.store(true, Ordering::Relaxed);
     }

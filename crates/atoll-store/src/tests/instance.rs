@@ -1,4 +1,4 @@
-//! What a database says about itself before anything is changed.
+//! Inspection of a database before anything is changed.
 
 use std::fs;
 

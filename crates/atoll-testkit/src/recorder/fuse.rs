@@ -88,7 +88,7 @@ fn answer(mut device: &File, disk: &Mutex<Disk>) -> bool {
     answer.extend(errno.to_le_bytes());
     answer.extend(unique.to_le_bytes());
     answer.extend(body);
-    // Who asked may have been killed.
+    // The process that sent the request may have been killed.
     let _ = device.write_all(&answer);
     true
 }

@@ -65,7 +65,7 @@ impl Clock {
         }
     }
 
-    /// What is left now. A command runs in one boot of the host, so its monotonic times can be compared.
+    /// Time left now. A command runs in one boot of the host, so its monotonic times can be compared.
     pub(crate) fn left(&self) -> Duration {
         let elapsed = match (self.monotonic, self.at) {
             (Some(since), _) => monotonic() - since,

@@ -1,4 +1,4 @@
-//! What is left after a power cut. A server works on a disk that records what is written to it; then the disk is shown as
+//! Durability across power cuts. A server works on a disk that records what is written to it; then the disk is shown as
 //! two hundred cuts would have left it, and what was promised must be there.
 
 use std::fs;
@@ -38,7 +38,7 @@ enum Promise {
     Synced(String, String),
 }
 
-/// What a server did, and from which position of the disk's log on it lasts.
+/// The work of a server, and the position in the disk's log from which each result must survive.
 struct Work<'a> {
     recorder: &'a Recorder,
     server: &'a Server,

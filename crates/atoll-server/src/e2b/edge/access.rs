@@ -14,7 +14,7 @@ use crate::browser::check_site;
 use crate::guard::{authority, check_origin, is_websocket};
 use crate::{Access, App};
 
-/// What a request may do.
+/// The decision about a request.
 pub(super) enum Verdict {
     /// It is admitted: by this key or ticket, or without either.
     Admitted(Option<Context>),

@@ -83,7 +83,7 @@ impl Restore {
     }
 }
 
-/// What the database of a backup says about itself.
+/// Instance and version of the database in a backup.
 fn identity(backup: &Path) -> Result<Identity, Error> {
     let found = block_on(async {
         let found = atoll_store::inspect(&backup.join(DATABASE)).await;

@@ -11,7 +11,7 @@ pub(crate) const DATABASE: &str = "atoll.db";
 /// The instance that a data directory belongs to. The database records the same id.
 pub(super) const INSTANCE: &str = "instance-id";
 
-/// What may happen to sandboxes that the database does not know.
+/// Handling of sandboxes that have no row in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unknown {
     /// They are set aside, and a database that cannot know them is refused.

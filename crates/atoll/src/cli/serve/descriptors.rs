@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 const OPERATOR: u64 = 256;
 const METRICS: u64 = 64;
 
-/// What one listener may have.
+/// Descriptors of one listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
     connections: u32,

@@ -12,7 +12,7 @@ use super::Server;
 use crate::cli::{atoll, told};
 use crate::world::DEADLINE;
 
-/// What a start says that is refused.
+/// The output of a start that is refused.
 pub fn refused(data: &Path) -> String {
     let mut serve = atoll(&["serve", "--listen", "127.0.0.1:0", "--data-dir"]);
     serve.arg(data).args(["--metrics-listen", "off"]).env(
@@ -24,7 +24,7 @@ pub fn refused(data: &Path) -> String {
     told(&output)
 }
 
-/// What `atoll doctor` finds about one thing.
+/// One check of `atoll doctor`.
 pub fn doctor(data: &Path, feature: &str) -> Value {
     let mut doctor = atoll(&["doctor", "--json"]);
     doctor.env("ATOLL_DATA_DIR", data).env(

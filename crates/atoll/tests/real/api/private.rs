@@ -1,4 +1,4 @@
-//! What the server writes is for root alone, and variables and input are not on the disk for longer than needed.
+//! Files of the server are readable by root alone; variables and input stay on the disk no longer than needed.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
