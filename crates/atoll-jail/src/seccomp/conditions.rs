@@ -203,6 +203,38 @@ pub(super) const PERSONALITY: Rule = Rule {
     otherwise: EPERM,
 };
 
+/// `prlimit64`: PID 1 keeps its limits. The kernel lets the sandbox's root lower them, and PID 1 could start no command any
+/// more, or would be killed.
+pub(super) const PRLIMIT: Rule = Rule {
+    cases: &[
+        Case {
+            tests: &[Test {
+                argument: 2,
+                name: "new_limit",
+                mask: Value {
+                    number: u64::MAX,
+                    name: "~0",
+                },
+                any_of: ZERO,
+            }],
+            then: Verdict::Allow,
+        },
+        Case {
+            tests: &[Test {
+                argument: 0,
+                name: "pid",
+                mask: INT,
+                any_of: &[Value {
+                    number: 1,
+                    name: "1",
+                }],
+            }],
+            then: EPERM,
+        },
+    ],
+    otherwise: Verdict::Allow,
+};
+
 /// `mknod`: no devices.
 #[cfg(target_arch = "x86_64")]
 pub(super) const MKNOD: Rule = Rule {

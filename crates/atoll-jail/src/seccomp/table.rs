@@ -4,7 +4,7 @@
 //! a C library newer than this table falls back. The start was what Docker allows by default with the capabilities our
 //! sandboxes have. To add a call, decide its group; the committed dump in `snapshots/` shows the change.
 
-use super::conditions::{CLONE, IOCTL, MKNODAT, PERSONALITY, SOCKET, SOCKETPAIR, UNSHARE};
+use super::conditions::{CLONE, IOCTL, MKNODAT, PERSONALITY, PRLIMIT, SOCKET, SOCKETPAIR, UNSHARE};
 use super::rule::{Rule, Verdict};
 
 /// A system call of this architecture.
@@ -51,7 +51,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
             SYS_mq_getsetattr SYS_mq_notify SYS_mq_open SYS_mq_timedreceive SYS_mq_timedsend SYS_mq_unlink SYS_mremap
             SYS_msgctl SYS_msgget SYS_msgrcv SYS_msgsnd SYS_msync SYS_munlock SYS_munlockall SYS_munmap SYS_nanosleep
             SYS_newfstatat SYS_openat SYS_pipe2 SYS_pkey_alloc SYS_pkey_free SYS_pkey_mprotect SYS_ppoll SYS_prctl
-            SYS_pread64 SYS_preadv SYS_preadv2 SYS_prlimit64 SYS_process_vm_readv SYS_process_vm_writev SYS_pselect6
+            SYS_pread64 SYS_preadv SYS_preadv2 SYS_process_vm_readv SYS_process_vm_writev SYS_pselect6
             SYS_ptrace SYS_pwrite64 SYS_pwritev SYS_pwritev2 SYS_read SYS_readahead SYS_readlinkat SYS_readv
             SYS_recvfrom SYS_recvmmsg SYS_recvmsg SYS_removexattr SYS_renameat2 SYS_restart_syscall SYS_rseq
             SYS_rt_sigaction SYS_rt_sigpending SYS_rt_sigprocmask SYS_rt_sigqueueinfo SYS_rt_sigreturn
@@ -85,6 +85,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
     (SOCKETPAIR, known! { SYS_socketpair }),
     (IOCTL, known! { SYS_ioctl }),
     (PERSONALITY, known! { SYS_personality }),
+    (PRLIMIT, known! { SYS_prlimit64 }),
     (MKNODAT, known! { SYS_mknodat }),
     // The tree of mounts, other namespaces, host names.
     (

@@ -265,28 +265,30 @@ async fn what_a_sandbox_uses_is_sampled_and_told_for_a_range() {
     client
         .post(&format!("/sandboxes/{id}/commands"), &busy)
         .await;
+    // The kernel sums up a control group's memory with a delay, so a sample may show a little less than was written.
+    let is_complete = |sample: &Value| {
+        sample["diskUsed"].as_u64() >= Some(20 << 20)
+            && sample["memCache"].as_u64() >= Some(19 << 20)
+            && sample["cpuSeconds"].as_f64() > Some(0.1)
+            && sample["cpuUsedPct"].as_f64() > Some(5.0)
+    };
     let waiting = async {
-        loop {
-            let all = client.get(&path).await.array();
-            let sampled = all.len() > 3;
-            if sampled && all.last().unwrap()["diskUsed"].as_u64() >= Some(20 << 20) {
-                return all;
-            }
+        let mut all = Vec::new();
+        while all.len() <= 3 || !all.last().is_some_and(is_complete) {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            all = client.get(&path).await.array();
         }
+        all
     };
     let all = tokio::time::timeout(crate::world::DEADLINE, waiting).await;
-    let all = all.expect("it is sampled");
+    let all = all.expect("the sandbox is sampled");
     let last = all.last().unwrap();
     assert_eq!(last["cpuCount"], 1.0);
-    assert!(last["cpuUsedPct"].as_f64().unwrap() > 5.0, "{last}");
     assert!(last["cpuUsedPct"].as_f64().unwrap() < 150.0, "{last}");
     assert!(last["memUsed"].as_u64().unwrap() > 0, "{last}");
-    assert!(last["memCache"].as_u64().unwrap() >= 20 << 20, "{last}");
     assert_eq!(last["memTotal"], 2_u64 << 30);
     assert_eq!(last["diskTotal"], 10_u64 << 30);
     assert!(last["pids"].as_u64().unwrap() >= 2, "{last}");
-    assert!(last["cpuSeconds"].as_f64().unwrap() > 0.1, "{last}");
     // A range has what is in it, by seconds or by times.
     let one = all[1]["timestamp"].as_str().unwrap();
     let some = client
