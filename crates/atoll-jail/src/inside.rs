@@ -136,8 +136,7 @@ impl Init {
                 }
             }
             ToInit::File { request, call } => {
-                // If it cannot be started its sockets close, and the caller sees that.
-                if let Ok(pid) = files::start(&self.boot, &call, descriptors) {
+                if let Some(pid) = files::start(&self.boot, &call, descriptors) {
                     self.children.insert(pid, Child::Helper { request });
                 }
             }

@@ -26,6 +26,15 @@ fn has_no_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     })
 }
 
+/// The sandbox has as many processes as its limit allows.
+pub(crate) fn too_many_processes() -> Error {
+    Error::new(
+        Code::QuotaExceeded,
+        "the sandbox has no room for another process",
+    )
+    .remedy("end some of its processes, or give it more pids")
+}
+
 fn chain(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
     let mut message = step.to_owned();
     let mut next = Some(error);

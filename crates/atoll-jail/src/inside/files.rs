@@ -65,17 +65,25 @@ impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     }
 }
 
-/// Starts a helper; its pid. Descriptors: the answer socket, and the data pipe if there is one.
-pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> io::Result<i32> {
+/// Starts a helper and returns its pid. Descriptors: the answer socket, and the data pipe if there is one. If the helper
+/// cannot be started, PID 1 answers in its place.
+pub(super) fn start(boot: &Boot, call: &FileCall, descriptors: Vec<OwnedFd>) -> Option<i32> {
     let mut descriptors = descriptors.into_iter();
-    let answer = descriptors
-        .next()
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
+    let answer = descriptors.next()?;
     let data = descriptors.next();
     // SAFETY: PID 1 has one thread.
-    match unsafe { sys::fork() }? {
-        Cloned::Parent(pid) => Ok(pid),
-        Cloned::Child => {
+    match unsafe { sys::fork() } {
+        Ok(Cloned::Parent(pid)) => Some(pid),
+        Err(error) => {
+            let failed = FromHelper::Failed {
+                why: Failure::Kernel,
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+                path: Vec::new(),
+            };
+            let _ = Answer::new(answer).send(&failed, &[]);
+            None
+        }
+        Ok(Cloned::Child) => {
             let Some((answer, data)) = keep_only(answer, data) else {
                 sys::exit(1)
             };

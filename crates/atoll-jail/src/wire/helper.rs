@@ -31,7 +31,7 @@ pub enum FromHelper {
         why: Failure,
         /// The kernel's answer.
         errno: i32,
-        /// The path it was about; or what is wrong with an archive.
+        /// The path it was about; or what is wrong with an archive; or nothing if the helper could not be started.
         path: Vec<u8>,
     },
     /// What happened in a watched directory, in order.

@@ -21,7 +21,7 @@ use super::table::Place;
 use super::task::{Pipe, Source, Task};
 use super::terminal::{self, Terminal};
 use super::{Control, Exec, SIGKILL, Shared, input_of, new_pipe, nonblocking, now};
-use crate::error::internal;
+use crate::error::{internal, too_many_processes};
 use crate::init::{Started, gone};
 use crate::journal::Noted;
 use crate::keeper::watch_for;
@@ -478,11 +478,7 @@ fn refused(part: Part, errno: i32, exec: &wire::Exec) -> Error {
                 .detail("program", program)
                 .detail("exitCode", if missing { "127" } else { "126" })
         }
-        Part::Setup if reason == rustix::io::Errno::AGAIN => Error::new(
-            Code::QuotaExceeded,
-            "the sandbox has no room for another process",
-        )
-        .remedy("end some of its processes, or give it more pids"),
+        Part::Setup if reason == rustix::io::Errno::AGAIN => too_many_processes(),
         Part::Setup => internal("the command could not be set up", &cause),
     }
 }

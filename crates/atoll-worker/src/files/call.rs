@@ -1,5 +1,6 @@
 //! The worker's end of a helper: what it is asked, and what it says to that.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxState};
 use tokio::io::unix::AsyncFd;
 
 use super::entry::entry;
-use crate::error::{inside_file, internal};
+use crate::error::{inside_file, internal, too_many_processes};
 use crate::keeper::watch_channel;
 use crate::sandbox::Sandbox;
 
@@ -118,13 +119,17 @@ impl Call {
                 Err(failed(why, errno, &path))
             }
             Ok(Some(word)) => Ok(word),
-            Ok(None) | Err(_) => {
+            Ok(None) => {
                 self.finished = true;
                 Err(Error::new(
                     Code::Conflict,
                     "the file helper was ended inside the sandbox",
                 )
                 .remedy("try again"))
+            }
+            Err(error) => {
+                self.finished = true;
+                Err(internal("read the answer of a file helper", &error))
             }
         }
     }
@@ -195,9 +200,20 @@ pub(super) fn silent(what: &str, patience: Duration) -> Error {
     )
 }
 
+fn not_started(errno: i32) -> Error {
+    if errno == rustix::io::Errno::AGAIN.raw_os_error() {
+        return too_many_processes();
+    }
+    internal(
+        "start a file helper in the sandbox",
+        &io::Error::from_raw_os_error(errno),
+    )
+}
+
 fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
     let text = String::from_utf8_lossy(path).into_owned();
     match why {
+        Failure::Kernel if path.is_empty() => not_started(errno),
         Failure::Kernel => inside_file(errno, path),
         Failure::User => Error::new(
             Code::UnknownUser,

@@ -228,7 +228,11 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            let _ = writeln!(std::io::stderr(), "the server's log:\n{}", self.log());
+            let _ = writeln!(
+                std::io::stderr(),
+                "the server's log:\n{}",
+                excerpt(&self.log())
+            );
             // Its sandboxes would outlive the test, with all they do.
             let tag = std::fs::read_to_string(self.data().join("tag")).unwrap_or_default();
             if let Some(keeper) = keeper(&tag).and_then(rustix::process::Pid::from_raw) {
@@ -236,6 +240,18 @@ impl Drop for Server {
             }
         }
     }
+}
+
+/// The lines of a log that are not of ordinary requests, and its last lines.
+fn excerpt(log: &str) -> String {
+    const LAST: usize = 20;
+    let lines: Vec<&str> = log.lines().collect();
+    let rest = lines.len().saturating_sub(LAST);
+    let unusual = lines[..rest]
+        .iter()
+        .filter(|line| !line.contains(r#""level":"INFO""#));
+    let shown: Vec<&str> = unusual.chain(&lines[rest..]).copied().collect();
+    shown.join("\n")
 }
 
 /// Takes away what lasts of a server that has ended and has no sandboxes.

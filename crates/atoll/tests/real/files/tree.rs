@@ -3,7 +3,7 @@
 use atoll_model::{Caller, Code, EntryKind};
 
 use super::{Files, code, owner, user};
-use crate::world::{Kind, World, in_both, said};
+use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn directories_are_made() {
@@ -312,4 +312,30 @@ async fn forty_calls_at_once_do_not_mix() {
         );
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_in_a_sandbox_that_is_full_of_processes_names_the_limit() {
+    let world = World::open().await;
+    let id = world
+        .sandbox_spec(Kind::Static, |spec| spec.limits.pids = 8)
+        .await;
+    let full = async {
+        let mut running = Vec::new();
+        loop {
+            let spec = probe_spec(&["sleep", "600"]);
+            match world.runtime.exec(&id, spec).await {
+                Ok(exec) => running.push(exec),
+                Err(refusal) => return (running, refusal),
+            }
+        }
+    };
+    let (_running, refusal) = tokio::time::timeout(DEADLINE, full).await.unwrap();
+    assert_eq!(refusal.code, Code::QuotaExceeded);
+    let user = user();
+    let made = world
+        .runtime
+        .make_directory(&id, &user, b"one", 0o755, false);
+    assert_eq!(made.await.unwrap_err(), refusal);
+    world.close().await;
 }
