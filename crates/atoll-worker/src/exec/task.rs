@@ -16,6 +16,9 @@ use super::log::{Log, Room, Taken};
 use super::record::Clock;
 use crate::sandbox::Sandbox;
 
+#[cfg(test)]
+mod tests;
+
 /// The most that is moved before others get their turn.
 const TURN: usize = 1 << 20;
 /// How long to wait before what failed for want of room (a log, on a full disk) or of descriptors is tried again.
@@ -51,6 +54,8 @@ struct Flow {
     source: Option<Source>,
     /// The pipe of a terminal: its end is the terminal's, since the keeper holds its other end.
     terminal: bool,
+    /// A server that was killed may have left output in the pipe of a terminal. No event of the terminal announces it.
+    inherited: bool,
 }
 
 /// Our end of a terminal, and the writing end of the pipe its output goes through.
@@ -110,6 +115,7 @@ impl Task {
                 stream: Stream::Stdout,
                 pipe: stdout,
                 terminal: source.is_some(),
+                inherited: source.is_some(),
                 source,
             },
             Flow {
@@ -117,6 +123,7 @@ impl Task {
                 pipe: stderr,
                 source: None,
                 terminal: false,
+                inherited: false,
             },
         ];
         let known = shared.progress.borrow().status;
@@ -231,6 +238,11 @@ impl Flow {
         let Some(pipe) = &self.pipe else {
             return std::future::pending().await;
         };
+        if self.inherited {
+            self.drain(log).await;
+            self.inherited = false;
+            return;
+        }
         if let Some(source) = &self.source {
             if !source.pour().await {
                 self.source = None;
