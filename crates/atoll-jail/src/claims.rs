@@ -45,6 +45,15 @@ impl Claims {
 
     /// Claims the lowest number that no instance on this host has; none if all are taken.
     pub fn claim(&self) -> Result<Option<u32>, Error> {
+        self.claim_if(|_| Ok(true))
+    }
+
+    /// Claims the lowest number that no instance on this host has and that `accept` returns true for. `accept` is called with
+    /// the number locked.
+    pub fn claim_if<E: From<Error>>(
+        &self,
+        accept: impl Fn(u32) -> Result<bool, E>,
+    ) -> Result<Option<u32>, E> {
         let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
         for number in 0..self.count {
             if ours.contains(&number) {
@@ -52,12 +61,17 @@ impl Claims {
             }
             match self.lock(number..number + 1, libc::F_WRLCK) {
                 Ok(()) => {
-                    ours.insert(number);
-                    return Ok(Some(number));
+                    let accepted = accept(number);
+                    if matches!(accepted, Ok(true)) {
+                        ours.insert(number);
+                        return Ok(Some(number));
+                    }
+                    let _ = self.lock(number..number + 1, libc::F_UNLCK);
+                    accepted?;
                 }
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
                 }
-                Err(error) => return Err(Error::step("lock a claim", error)),
+                Err(error) => return Err(Error::step("lock a claim", error).into()),
             }
         }
         Ok(None)
@@ -89,6 +103,13 @@ impl Claims {
             }
             next = number + 1;
         }
+    }
+
+    /// Releases all numbers that were claimed over this open file, also while a keeper still has it open.
+    pub fn release_all(&self) {
+        let mut ours = self.ours.lock().unwrap_or_else(PoisonError::into_inner);
+        ours.clear();
+        let _ = self.lock(0..self.count, libc::F_UNLCK);
     }
 
     /// Gives a number back.

@@ -23,7 +23,7 @@ use crate::error::{host_file, jail};
 use crate::sandbox::Record;
 use crate::storage::{self, Disk, Storage};
 use crate::tree;
-pub use collect::{Collected, Scope, collect};
+pub use collect::{Collected, Scope, collect, stale_networks};
 pub use registry::DataLock;
 use registry::{read_tag, register, register_lasting};
 

@@ -17,6 +17,7 @@ mod dns;
 mod firewall;
 mod flows;
 mod guard;
+pub(crate) mod inventory;
 mod janitor;
 mod link;
 mod netlink;
@@ -153,12 +154,18 @@ impl Network {
         blocking(move || Link::make(&ready, namespace.as_fd(), &policy)).await
     }
 
-    /// Takes everything away. Sandboxes that still have a link lose it.
+    /// Removes links and rules, and releases the blocks of addresses. Sandboxes that still have a link lose it.
     pub async fn dismantle(&self) -> Result<(), Error> {
         let Some(ready) = self.ready.get().map(Arc::clone) else {
             return Ok(());
         };
-        blocking(move || ready.close()).await
+        let addresses = Arc::clone(&self.addresses);
+        blocking(move || {
+            ready.close()?;
+            addresses.release_all();
+            Ok(())
+        })
+        .await
     }
 
     /// Ends our part of it. Links and rules stay for the next server.
@@ -184,10 +191,7 @@ pub fn collect(tag: &str) -> Result<(), Error> {
     links.map_err(|error| internal("remove an instance's links", &error))?;
     match firewall::open().and_then(|mut socket| firewall::remove(&mut socket, tag)) {
         // A kernel without rules has none of ours.
-        Err(error)
-            if error.kind() != io::ErrorKind::Unsupported
-                && error.raw_os_error() != Some(PROTONOSUPPORT) =>
-        {
+        Err(error) if !inventory::is_unsupported(&error) => {
             Err(internal("remove an instance's rules", &error))
         }
         _ => Ok(()),

@@ -1,6 +1,6 @@
 //! Taking away what dead instances left.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,7 @@ use atoll_model::Error;
 use super::registry::{self, read_tag};
 use super::{dismantle, named, remove_directory};
 use crate::error::{host_file, internal, jail};
+use crate::network::inventory;
 use crate::storage;
 
 /// What `collect` did.
@@ -18,6 +19,8 @@ use crate::storage;
 pub struct Collected {
     /// Tags of dead instances that were taken away.
     pub instances: Vec<String>,
+    /// Tags of dead instances of other data directories whose rules and links were removed.
+    pub networks: Vec<String>,
     /// What could not be taken away, and why.
     pub problems: Vec<String>,
 }
@@ -32,7 +35,8 @@ pub enum Scope<'a> {
 }
 
 /// Takes away what dead instances left: control groups, links, rules, directories, registrations. Living ones,
-/// and what users chose to keep, are not touched.
+/// and what users chose to keep, are not touched. Rules and links are removed whatever the scope: they hold nothing
+/// of a user's.
 pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     let mut collected = Collected::default();
     let registry = registry::path();
@@ -69,21 +73,45 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     if let Scope::Below(data) = scope {
         collected.problems.extend(named::sweep(data));
     }
+    for tag in stale_networks()? {
+        match remove_network(&tag) {
+            Ok(true) => collected.networks.push(tag),
+            Ok(false) => {}
+            Err(error) => collected.problems.push(format!("{tag}: {error}")),
+        }
+    }
     collected.instances.sort();
     collected.instances.dedup();
     Ok(collected)
 }
 
+/// The tags of dead instances that have rules or links in the network namespace of this thread. An instance that is not
+/// registered on this host is not among them: it may live in a container that shares the network namespace.
+pub fn stale_networks() -> Result<Vec<String>, Error> {
+    let mut tags = Vec::new();
+    for tag in inventory::tags()? {
+        if registry::lock_dead(&tag)?.is_some() {
+            tags.push(tag);
+        }
+    }
+    Ok(tags)
+}
+
+/// Removes the rules and links of an instance if it is dead.
+fn remove_network(tag: &str) -> Result<bool, Error> {
+    // Held meanwhile, so that the instance cannot start again.
+    let Some(_lock) = registry::lock_dead(tag)? else {
+        return Ok(false);
+    };
+    crate::network::collect(tag)?;
+    Ok(true)
+}
+
 /// Takes one instance away if it is dead and in scope.
 fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Result<bool, Error> {
-    let mut file = match File::open(entry) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(host_file("open", entry, &error)),
-    };
-    if file.try_lock().is_err() {
+    let Some(mut file) = registry::lock_dead(tag)? else {
         return Ok(false);
-    }
+    };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
         .map_err(|error| host_file("read", entry, &error))?;

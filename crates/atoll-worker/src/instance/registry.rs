@@ -56,6 +56,16 @@ pub(super) fn register(
     Err(Error::new(Code::NoCapacity, "no free instance tag was found").remedy("run atoll gc"))
 }
 
+/// Locks the entry of a dead instance; `None` if the instance lives or is not registered.
+pub(super) fn lock_dead(tag: &str) -> Result<Option<File>, Error> {
+    let entry = path().join(tag);
+    match File::open(&entry) {
+        Ok(file) => Ok(file.try_lock().is_ok().then_some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(host_file("open", &entry, &error)),
+    }
+}
+
 fn random_tag() -> String {
     atoll_model::SandboxId::random().as_str()[1..5].to_owned()
 }

@@ -7,6 +7,7 @@
 //! packet in both directions, not about connections: a change cuts what it forbids, however long it
 //! was established.
 
+pub(super) mod inventory;
 mod policy;
 mod transaction;
 
@@ -22,9 +23,12 @@ pub(super) use self::transaction::is_deletion;
 use super::netlink::{NETFILTER, Socket};
 use crate::error::internal;
 
+/// How the names of all instances' tables begin.
+const PREFIX: &str = "atoll_";
+
 /// What an instance's table is called.
 pub(super) fn table(tag: &str) -> String {
-    format!("atoll_{tag}")
+    format!("{PREFIX}{tag}")
 }
 
 /// Whether a new table lets anything pass.

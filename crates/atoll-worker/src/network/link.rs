@@ -36,7 +36,7 @@ impl Link {
     ) -> Result<Self, Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let _in_place = ready.open_for_links()?;
-        let address = ready.addresses.take()?;
+        let address = ready.take_address()?;
         let link = Self {
             name: ready.name(address),
             ready: Arc::clone(ready),

@@ -15,7 +15,7 @@ use super::firewall::{self, Begin, Compiled};
 use super::janitor::Janitor;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Family, Ipv6};
-use super::{Config, collect, guard, lock};
+use super::{Config, collect, guard, inventory, lock};
 use crate::error::internal;
 
 /// The policy of a link; nothing once the link was given up. A change that comes late must not
@@ -54,7 +54,7 @@ impl Ready {
         config: Config,
         addresses: Arc<Addresses>,
     ) -> Result<Arc<Self>, Error> {
-        let gateway = addresses.take()?;
+        let gateway = addresses.take(|block| inventory::is_named(&tag, block))?;
         let ready = Self::prepare(tag, config, addresses, gateway)?;
         let installed = firewall::install(&ready.tag, gateway, ready.connections, Begin::Open);
         // The gateway, which nobody else would.
@@ -135,6 +135,12 @@ impl Ready {
         veth::gate(&mut lock(&ready.links), &ready.family, gateway, ready.ipv6)
             .map_err(failed("make the gateway"))?;
         Ok(ready)
+    }
+
+    /// Returns an address that no sandbox has.
+    pub(super) fn take_address(&self) -> Result<Ipv4Addr, Error> {
+        self.addresses
+            .take(|block| inventory::is_named(&self.tag, block))
     }
 
     /// What the link of an address is called.

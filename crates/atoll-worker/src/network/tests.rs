@@ -3,6 +3,7 @@
 pub(super) mod dns;
 mod world;
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -16,7 +17,7 @@ use atoll_testkit::wait_for;
 use tokio::io::AsyncReadExt;
 
 use self::world::{Guest, HOST, PRIVATE, PUBLIC, WEB, World, arrives, copy, echo, serve, sh};
-use super::{Config, Network, Resolvers, collect, dial, ports};
+use super::{Config, Network, Resolvers, collect, dial, inventory, ports};
 
 #[test]
 fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
@@ -423,6 +424,54 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         collect("bbbb").expect("collect");
         collect("bbbb").expect("nothing left to do");
         assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
+    });
+}
+
+/// Whether the forwarder answers a sandbox's query, if only with a failure.
+fn answers_names(guest: &Guest) -> bool {
+    let gateway = guest.link.gateway();
+    guest.inside(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
+        let timeout = Some(Duration::from_secs(5));
+        socket.set_read_timeout(timeout).expect("a timeout");
+        let sent = socket.send_to(&dns::query("public.test", 1), (gateway, 53));
+        sent.is_ok() && socket.recv(&mut [0; 512]).is_ok()
+    })
+}
+
+#[test]
+fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
+    World::with(async |world| {
+        let open = |tag| Network::new(tag, world.config(), None).expect("a network");
+        let killed = open("aaaa");
+        let guest = Guest::join(&killed).await;
+        assert!(answers_names(&guest));
+        let stale = guest.link.gateway();
+        // As a SIGKILL leaves it: rules and gateway stay, locks on addresses do not.
+        killed.leave().await.expect("leave");
+        drop((guest, killed));
+        assert_eq!(
+            inventory::tags().expect("tags"),
+            BTreeSet::from(["aaaa".to_owned()])
+        );
+        for (tag, change) in [
+            ("bbbb", "true"),
+            // The rules alone are enough.
+            ("cccc", "ip link del atl-aaaa-gate"),
+        ] {
+            sh(change);
+            let next = open(tag);
+            let guest = Guest::join(&next).await;
+            assert_ne!(guest.link.gateway(), stale);
+            assert!(answers_names(&guest), "{tag}");
+            next.dismantle().await.expect("dismantle");
+        }
+        collect("aaaa").expect("collect");
+        assert!(inventory::tags().expect("tags").is_empty());
+        let last = open("dddd");
+        let guest = Guest::join(&last).await;
+        assert_eq!(guest.link.gateway(), stale, "the block is free again");
+        last.dismantle().await.expect("dismantle");
     });
 }
 

@@ -46,6 +46,9 @@ const RTA_PREFSRC: u16 = 7;
 /// The state of a link that works.
 const OPERATES: u8 = 6;
 
+/// How the names of all instances' links begin.
+const PREFIX: &str = "atl-";
+
 /// What the end inside is called.
 pub(super) const INSIDE: &str = "eth0";
 
@@ -69,7 +72,7 @@ impl Family {
             sum.wrapping_mul(36).wrapping_add(u32::from(digit))
         });
         Self {
-            prefix: format!("atl-{tag}-"),
+            prefix: format!("{PREFIX}{tag}-"),
             group: 0x6100_0000 | (number << 1 & 0x00ff_fffe),
         }
     }
@@ -198,13 +201,30 @@ pub(super) fn sandboxes(socket: &mut Socket, family: &Family) -> io::Result<Vec<
 
 /// All links of a family.
 pub(super) fn list(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
+    let mut links = all(socket)?;
+    links.retain(|link| link.name.starts_with(family.prefix()));
+    Ok(links)
+}
+
+/// All links of the network namespace, also those of others than instances.
+fn all(socket: &mut Socket) -> io::Result<Vec<Found>> {
     let mut batch = Batch::default();
     batch.message(GETLINK, DUMP, &about(0, 0), |_| {});
     let replies = socket.ask(&batch)?;
-    let found = replies.iter().filter_map(|reply| read(&reply.body));
-    Ok(found
-        .filter(|found| found.name.starts_with(family.prefix()))
+    Ok(replies
+        .iter()
+        .filter_map(|reply| read(&reply.body))
         .collect())
+}
+
+/// The links of all instances: the tag, and the address of the sandbox or of the gateway.
+pub(super) fn inventory(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr)>> {
+    let links = all(socket)?;
+    let ours = links.iter().filter_map(|link| {
+        let (tag, _) = link.name.strip_prefix(PREFIX)?.split_once('-')?;
+        Some((tag.to_owned(), link.sandbox))
+    });
+    Ok(ours.collect())
 }
 
 fn read(body: &[u8]) -> Option<Found> {

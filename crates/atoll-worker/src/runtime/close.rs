@@ -70,7 +70,11 @@ impl LocalRuntime {
                 .await;
         }
         if lasting && let Some(own) = &self.shared.instance.lasting {
-            self.shared.network.leave().await?;
+            if self.has_links() {
+                self.shared.network.leave().await?;
+            } else {
+                self.shared.network.dismantle().await?;
+            }
             // The next server may come, whoever still holds something of ours.
             return own
                 .release()
@@ -79,6 +83,15 @@ impl LocalRuntime {
         let shared = self.shared;
         shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
+    }
+
+    /// Whether a sandbox that goes on has a link with the world.
+    fn has_links(&self) -> bool {
+        self.sandboxes().values().any(|entry| match entry.place() {
+            Place::Live(sandbox) => sandbox.linked().is_some(),
+            Place::Apart(apart) => apart.linked().is_some(),
+            Place::Stopped(..) | Place::Gone => false,
+        })
     }
 
     /// Our own keeper, and those of other versions that still have sandboxes.

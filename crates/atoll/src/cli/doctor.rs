@@ -268,6 +268,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     ));
     checks.extend(database(config));
     checks.extend(set_aside(config));
+    checks.extend(stale_networks());
     let sudo = Path::new("/usr/bin/sudo").exists();
     checks.push(recommended(
         "sudo in base",
@@ -337,6 +338,24 @@ fn set_aside(config: &Config) -> Option<Check> {
             config.data.join("orphaned").display()
         ),
         remedy: None,
+    })
+}
+
+/// Rules and links of instances that ended without removing them, if there are any.
+fn stale_networks() -> Option<Check> {
+    // Without root the kernel shows no rules, and the check "root" says so.
+    let tags = instance::stale_networks().ok()?;
+    (!tags.is_empty()).then(|| Check {
+        feature: "stale networks",
+        ok: false,
+        weight: Weight::Recommended,
+        found: format!(
+            "network rules and links of {} ended instance{} are still there: {}",
+            tags.len(),
+            if tags.len() == 1 { "" } else { "s" },
+            tags.join(", ")
+        ),
+        remedy: Some("atoll gc".into()),
     })
 }
 

@@ -11,8 +11,9 @@ use clap::Args;
 use super::{complain, say};
 use crate::config::Config;
 
-/// Remove what dead runs left behind: processes, control groups, files.
+/// Remove what dead runs left behind: processes, control groups, files, network rules and links.
 ///
+/// Network rules and links are removed for every data directory of this host.
 /// Sandboxes of living runs and servers are not touched, nor are those you chose to keep and what runs
 /// with a name have to tell (atoll rm removes those).
 #[derive(Debug, Args)]
@@ -42,6 +43,7 @@ impl Gc {
             // Directories whose registration a reboot took away.
             let mine = instance::collect(Scope::Below(&config.data), &facts)?;
             collected.instances.extend(mine.instances);
+            collected.networks.extend(mine.networks);
             collected.problems.extend(mine.problems);
         }
         let swept = if config.templates().exists() {
@@ -56,7 +58,7 @@ impl Gc {
             kept = instance::remove_kept(&config.data)?;
         }
         say(&format!(
-            "removed {} dead run{}, {} old template{}{}",
+            "removed {} dead run{}, {} old template{}{}{}",
             collected.instances.len(),
             if collected.instances.len() == 1 {
                 ""
@@ -65,6 +67,11 @@ impl Gc {
             },
             swept,
             if swept == 1 { "" } else { "s" },
+            match collected.networks.len() {
+                0 => String::new(),
+                1 => ", 1 stale network".into(),
+                many => format!(", {many} stale networks"),
+            },
             if self.kept {
                 format!(", {kept} kept")
             } else {

@@ -8,11 +8,11 @@ use crate::network::addresses::number;
 use crate::network::netlink::{ACK, Batch, Reply, Socket};
 
 /// The protocol family of a table that sees IPv4 and IPv6.
-const INET: u8 = 1;
+pub(super) const INET: u8 = 1;
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-const GETTABLE: u16 = message(1);
+pub(super) const GETTABLE: u16 = message(1);
 const DELTABLE: u16 = message(2);
 const NEWCHAIN: u16 = message(3);
 const DELCHAIN: u16 = message(5);
@@ -24,7 +24,7 @@ const NEWSETELEM: u16 = message(12);
 const DELSETELEM: u16 = message(14);
 
 /// The type of a message about tables and what is in them.
-const fn message(number: u16) -> u16 {
+pub(super) const fn message(number: u16) -> u16 {
     (NFTABLES << 8) + number
 }
 
@@ -34,10 +34,10 @@ const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 
 /// The first attribute of every message names the table.
-const TABLE: u16 = 1;
+pub(super) const TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
-const RULE_CHAIN: u16 = 2;
-const RULE_EXPRESSIONS: u16 = 4;
+pub(super) const RULE_CHAIN: u16 = 2;
+pub(super) const RULE_EXPRESSIONS: u16 = 4;
 const SET_NAME: u16 = 2;
 const SET_FLAGS: u16 = 3;
 const SET_KEY_TYPE: u16 = 4;
@@ -51,11 +51,11 @@ const INTERVALS_OF_FIELDS: u32 = 0x4 | 0x80;
 const ADDRESS_AND_PORT: u32 = (7 << 6) + 13;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
-const ITEM: u16 = 1;
+pub(super) const ITEM: u16 = 1;
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
 const ELEMENT_KEY_END: u16 = 10;
-const VALUE: u16 = 1;
+pub(super) const VALUE: u16 = 1;
 const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
@@ -298,7 +298,7 @@ pub(in crate::network) fn is_deletion(message: &Reply) -> bool {
 }
 
 /// The fixed part of every message.
-fn about(family: u8, resource: u16) -> [u8; 4] {
+pub(super) fn about(family: u8, resource: u16) -> [u8; 4] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
 }

@@ -208,3 +208,76 @@ fn links_of_sandboxes_that_died_with_their_server_are_not_gone_on_with() {
         place.close(runtime).await;
     });
 }
+
+#[test]
+fn a_server_that_ends_without_a_linked_sandbox_removes_its_rules_and_links() {
+    Scene::with(async |_| {
+        let place = Place::new();
+        let runtime = open(&place.data(), true).await;
+        let linked = runtime.create(with_internet()).await.unwrap().id;
+        // The keeper goes on with this one, and holds what the server held.
+        let other = runtime.create(spec()).await.unwrap().id;
+        runtime.delete(&linked).await.unwrap();
+        runtime.close().await.unwrap();
+        assert_eq!(traces(), [""; 0]);
+        assert_eq!(sh("nft list tables"), "");
+
+        // Another data directory, and the same one.
+        let elsewhere = Place::new();
+        for (place, lasting) in [(&elsewhere, false), (&place, true)] {
+            let runtime = open(&place.data(), lasting).await;
+            let id = runtime.create(with_internet()).await.unwrap().id;
+            let names = probe(&runtime, &id, &["resolve", "public.test"]).await;
+            assert_eq!(names, ["ok code=0 1.1.1.1"]);
+            runtime.delete(&id).await.unwrap();
+            runtime.close().await.unwrap();
+        }
+        let runtime = open(&place.data(), true).await;
+        assert_eq!(runtime.get(&other).unwrap().state, SandboxState::Running);
+        place.close(runtime).await;
+    });
+}
+
+/// Runs the command with a data directory, on the host of this thread.
+fn atoll(data: &Path, words: &[&str]) -> String {
+    let mut command = Command::new(binary());
+    command.args(words).env("ATOLL_DATA_DIR", data);
+    let output = atoll_testkit::run(command.stdin(Stdio::null()));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{words:?} {output:?}");
+    said
+}
+
+#[test]
+fn rules_of_a_killed_server_are_found_by_doctor_and_removed_by_gc() {
+    Scene::with(async |_| {
+        let place = Place::new();
+        let server = serve(&place, true);
+        let tag = links()[0].split('-').nth(1).unwrap().to_owned();
+        let elsewhere = Place::new();
+        let stale = || {
+            let report = atoll(&elsewhere.data(), &["doctor", "--json"]);
+            let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+            let checks = report["checks"].as_array().unwrap();
+            let check = checks
+                .iter()
+                .find(|check| check["feature"] == "stale networks");
+            let found = check.map(|check| check["found"].as_str().unwrap().to_owned());
+            (found, report["grade"] == "A")
+        };
+        assert_eq!(stale().0, None, "it lives");
+        kill(server);
+        let keeper_pid = rustix::process::Pid::from_raw(keeper(&tag).unwrap()).unwrap();
+        rustix::process::kill_process(keeper_pid, rustix::process::Signal::KILL).unwrap();
+        wait_for("the keeper to end", DEADLINE, || keeper(&tag).is_none());
+        let (found, is_fine) = stale();
+        assert!(found.unwrap().contains(&tag) && !is_fine);
+        let said = atoll(&elsewhere.data(), &["gc"]);
+        assert!(said.contains(", 1 stale network"), "{said}");
+        assert!(traces().is_empty());
+        assert_eq!(sh("nft list tables"), "");
+        assert_eq!(stale().0, None);
+        let runtime = open(&place.data(), true).await;
+        place.close(runtime).await;
+    });
+}

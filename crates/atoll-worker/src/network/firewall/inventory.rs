@@ -1,0 +1,77 @@
+//! Reads tables of instances back from the kernel.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use atoll_model::SANDBOXES;
+
+use super::transaction::{
+    GETTABLE, INET, ITEM, RULE_CHAIN, RULE_EXPRESSIONS, TABLE, VALUE, about, message,
+};
+use super::{PREFIX, table};
+use crate::network::netlink::{Batch, DUMP, Socket, attributes};
+
+const GETRULE: u16 = message(7);
+/// The length of the fixed part of a reply.
+const FIXED: usize = 4;
+
+/// The tags of all instances that have a table in the network namespace of the socket.
+pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
+    let mut batch = Batch::default();
+    batch.message(GETTABLE, DUMP, &about(INET, 0), |_| {});
+    let replies = socket.ask(&batch)?;
+    let names = replies
+        .iter()
+        .filter_map(|reply| text(reply.body.get(FIXED..)?, TABLE));
+    Ok(names
+        .filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned))
+        .collect())
+}
+
+/// The addresses of sandboxes and of the gateway that the rules of an instance's table name.
+pub(in crate::network) fn addresses(socket: &mut Socket, tag: &str) -> io::Result<Vec<Ipv4Addr>> {
+    let mut batch = Batch::default();
+    batch.message(GETRULE, DUMP, &about(INET, 0), |batch| {
+        batch.text(TABLE, &table(tag));
+    });
+    let replies = socket.ask(&batch)?;
+    let mut found = Vec::new();
+    for rule in replies.iter().filter_map(|reply| reply.body.get(FIXED..)) {
+        found.extend(text(rule, RULE_CHAIN).and_then(|chain| owner(&chain)));
+        found.extend(compared(rule));
+    }
+    Ok(found)
+}
+
+/// The sandbox that a chain belongs to: `out_9` and `in_9` are those of the ninth address.
+fn owner(chain: &str) -> Option<Ipv4Addr> {
+    let number = chain
+        .strip_prefix("out_")
+        .or_else(|| chain.strip_prefix("in_"))?;
+    let number: u32 = number.parse().ok()?;
+    let first = SANDBOXES.first().to_bits();
+    Some(Ipv4Addr::from_bits(first.checked_add(number)?))
+}
+
+/// The addresses that a rule compares a packet's with.
+fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
+    const DATA: u16 = 2;
+    const COMPARED: u16 = 3;
+    let path = [RULE_EXPRESSIONS, ITEM, DATA, COMPARED, VALUE];
+    let values = path.iter().fold(vec![rule], |found, kind| {
+        let inside = found.into_iter().flat_map(attributes);
+        let wanted = inside.filter(|(found, _)| found == kind);
+        wanted.map(|(_, value)| value).collect()
+    });
+    let addresses = values
+        .into_iter()
+        .filter_map(|value| <[u8; 4]>::try_from(value).ok().map(Ipv4Addr::from));
+    addresses.filter(|address| SANDBOXES.contains(*address))
+}
+
+/// An attribute that ends with a NUL.
+fn text(bytes: &[u8], wanted: u16) -> Option<String> {
+    let (_, value) = attributes(bytes).find(|(kind, _)| *kind == wanted)?;
+    let value = value.strip_suffix(b"\0").unwrap_or(value);
+    Some(String::from_utf8_lossy(value).into_owned())
+}

@@ -1,0 +1,69 @@
+//! What instances have in the network namespace of this thread, whether they live or not.
+//!
+//! Locks on blocks of addresses end with the processes that hold them. Rules and links stay until they are removed, and the
+//! rules of an instance drop what other instances send to its gateway: so the kernel is asked before a block is used.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::Ipv4Addr;
+use std::ops::RangeInclusive;
+
+use atoll_model::Error;
+
+use super::firewall::{self, inventory};
+use super::netlink::{ROUTE, Socket};
+use super::{PROTONOSUPPORT, veth};
+use crate::error::internal;
+
+/// Whether rules or links of another instance than this one name an address of a block.
+pub(super) fn is_named(tag: &str, block: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
+    let links = links()?;
+    if links
+        .iter()
+        .any(|(owner, address)| owner != tag && block.contains(address))
+    {
+        return Ok(true);
+    }
+    let Some((mut socket, tags)) = tables()? else {
+        return Ok(false);
+    };
+    for owner in tags.iter().filter(|owner| *owner != tag) {
+        let named = inventory::addresses(&mut socket, owner)
+            .map_err(|error| internal("read an instance's rules", &error))?;
+        if named.iter().any(|address| block.contains(address)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The tags of all instances that have rules or links here.
+pub(crate) fn tags() -> Result<BTreeSet<String>, Error> {
+    let mut tags: BTreeSet<String> = links()?.into_iter().map(|(tag, _)| tag).collect();
+    tags.extend(tables()?.into_iter().flat_map(|(_, tags)| tags));
+    Ok(tags)
+}
+
+fn links() -> Result<Vec<(String, Ipv4Addr)>, Error> {
+    Socket::open(ROUTE)
+        .and_then(|mut socket| veth::inventory(&mut socket))
+        .map_err(|error| internal("list the links of instances", &error))
+}
+
+/// The tags of the instances that have a table, and the socket to ask more; `None` if the kernel has no rules at all.
+fn tables() -> Result<Option<(Socket, Vec<String>)>, Error> {
+    let asked = firewall::open().and_then(|mut socket| {
+        let tags = inventory::tags(&mut socket)?;
+        Ok((socket, tags))
+    });
+    match asked {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if is_unsupported(&error) => Ok(None),
+        Err(error) => Err(internal("list the tables of instances", &error)),
+    }
+}
+
+/// Whether the kernel knows no rules of this kind.
+pub(super) fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(PROTONOSUPPORT)
+}
