@@ -66,6 +66,20 @@ struct Arguments {
 enum Command {
     Run(Box<run::Run>),
     Serve(Box<serve::Serve>),
+    #[command(visible_aliases = ["list", "ps"])]
+    Ls(ls::Ls),
+    #[command(visible_aliases = ["delete", "kill"])]
+    Rm(rm::Rm),
+    /// End the processes of sandboxes; their files stay.
+    Stop(sandbox::Several),
+    /// Start stopped sandboxes from their files.
+    Start(sandbox::Several),
+    /// Stop and start sandboxes.
+    Restart(sandbox::Several),
+    /// Freeze the processes of sandboxes, in memory.
+    Pause(sandbox::Several),
+    /// Let the processes of paused sandboxes continue.
+    Resume(sandbox::Several),
     #[command(subcommand)]
     Sandbox(sandbox::Sandbox),
     Exec(exec::Exec),
@@ -85,8 +99,6 @@ enum Command {
     #[command(subcommand)]
     Org(org::Org),
     Backup(backup::Backup),
-    Ls(ls::Ls),
-    Rm(rm::Rm),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -127,6 +139,13 @@ pub(crate) fn main() -> ExitCode {
         Command::Shell(shell) => return shell.run(&config),
         // Who reads where it serves may leave.
         Command::Serve(serve) => return ended(serve.run(&config)),
+        Command::Ls(ls) => ls.run(&config),
+        Command::Rm(rm) => rm.run(&config),
+        Command::Stop(which) => which.each(&config, Some("stop")),
+        Command::Start(which) => which.each(&config, Some("start")),
+        Command::Restart(which) => which.each(&config, Some("restart")),
+        Command::Pause(which) => which.each(&config, Some("pause")),
+        Command::Resume(which) => which.each(&config, Some("resume")),
         Command::Sandbox(sandbox) => sandbox.run(&config),
         Command::Cp(cp) => cp.run(&config),
         Command::Files(files) => files.run(&config),
@@ -140,9 +159,6 @@ pub(crate) fn main() -> ExitCode {
         Command::Key(key) => key.run(&config),
         Command::Org(org) => org.run(&config),
         Command::Backup(backup) => backup.run(&config),
-        Command::Ls(ls) => ls.run(&config),
-        // Each name may fail by itself.
-        Command::Rm(rm) => return rm.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),
