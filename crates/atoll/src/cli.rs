@@ -24,6 +24,7 @@ mod rm;
 mod run;
 mod sandbox;
 mod serve;
+mod server_options;
 mod shell;
 mod template;
 mod top;
@@ -33,7 +34,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 
 use atoll_model::{Code, Error};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::Config;
 
@@ -55,9 +56,12 @@ The data directory is /var/lib/atoll, or ATOLL_DATA_DIR. Sandboxes' files are in
 of it or, with ATOLL_STORAGE=image, in an image that keeps limits of disk space.
 
 Commands for a server's sandboxes find it by ATOLL_URL and ATOLL_API_KEY, by what `atoll login`
-remembered, or by the socket in the data directory, which is root's."
+remembered, or by the socket in the data directory, which is root's. --url URL and --profile NAME
+work before and after these commands."
 )]
 struct Arguments {
+    #[command(flatten)]
+    _server: server_options::ServerOptions,
     #[command(subcommand)]
     command: Command,
 }
@@ -66,6 +70,20 @@ struct Arguments {
 enum Command {
     Run(Box<run::Run>),
     Serve(Box<serve::Serve>),
+    #[command(visible_aliases = ["list", "ps"])]
+    Ls(ls::Ls),
+    #[command(visible_aliases = ["delete", "kill"])]
+    Rm(rm::Rm),
+    /// End the processes of sandboxes; their files stay.
+    Stop(sandbox::Several),
+    /// Start stopped sandboxes from their files.
+    Start(sandbox::Several),
+    /// Stop and start sandboxes.
+    Restart(sandbox::Several),
+    /// Freeze the processes of sandboxes, in memory.
+    Pause(sandbox::Several),
+    /// Let the processes of paused sandboxes continue.
+    Resume(sandbox::Several),
     #[command(subcommand)]
     Sandbox(sandbox::Sandbox),
     Exec(exec::Exec),
@@ -85,8 +103,6 @@ enum Command {
     #[command(subcommand)]
     Org(org::Org),
     Backup(backup::Backup),
-    Ls(ls::Ls),
-    Rm(rm::Rm),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     #[command(subcommand)]
@@ -109,9 +125,9 @@ enum Command {
 
 /// Does what the command line says.
 pub(crate) fn main() -> ExitCode {
-    let Arguments { command } = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => return misused(&error),
+    let command = match parse() {
+        Ok(command) => command,
+        Err(code) => return code,
     };
     let config = match Config::read() {
         Ok(config) => config,
@@ -127,6 +143,13 @@ pub(crate) fn main() -> ExitCode {
         Command::Shell(shell) => return shell.run(&config),
         // Who reads where it serves may leave.
         Command::Serve(serve) => return ended(serve.run(&config)),
+        Command::Ls(ls) => ls.run(&config),
+        Command::Rm(rm) => rm.run(&config),
+        Command::Stop(which) => which.each(&config, Some("stop")),
+        Command::Start(which) => which.each(&config, Some("start")),
+        Command::Restart(which) => which.each(&config, Some("restart")),
+        Command::Pause(which) => which.each(&config, Some("pause")),
+        Command::Resume(which) => which.each(&config, Some("resume")),
         Command::Sandbox(sandbox) => sandbox.run(&config),
         Command::Cp(cp) => cp.run(&config),
         Command::Files(files) => files.run(&config),
@@ -140,9 +163,6 @@ pub(crate) fn main() -> ExitCode {
         Command::Key(key) => key.run(&config),
         Command::Org(org) => org.run(&config),
         Command::Backup(backup) => backup.run(&config),
-        Command::Ls(ls) => ls.run(&config),
-        // Each name may fail by itself.
-        Command::Rm(rm) => return rm.run(&config),
         Command::Doctor(doctor) => doctor.run(&config),
         Command::Bench(bench) => bench.run(&config),
         Command::Template(template) => template.run(&config),
@@ -166,6 +186,21 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
+/// The command of this process, or how the process ends without one.
+fn parse() -> Result<Command, ExitCode> {
+    let parsed = Arguments::command().try_get_matches();
+    let mut matches = parsed.map_err(|error| misused(&error))?;
+    if let Err(error) = server_options::check(Arguments::command, &matches) {
+        complain(&error);
+        return Err(misuse(error.code.exit_code()));
+    }
+    let parsed = Arguments::from_arg_matches_mut(&mut matches);
+    match parsed {
+        Ok(Arguments { command, .. }) => Ok(command),
+        Err(error) => Err(misused(&error.format(&mut Arguments::command()))),
+    }
+}
+
 /// Says what went wrong, if something did.
 fn ended(done: Result<ExitCode, Error>) -> ExitCode {
     done.unwrap_or_else(|error| {
@@ -179,20 +214,26 @@ const NOBODY_READS: u8 = 141;
 /// Exit code for failures of Atoll's own, as with env(1) and docker(1).
 const OWN_FAILURE: u8 = 125;
 
-/// What was typed makes no sense: those that run commands tell it apart from their commands' own codes.
+/// Shows what is wrong with the command line, or the help that it asks for.
 fn misused(error: &clap::Error) -> ExitCode {
     match std::error::Error::source(error).and_then(|why| why.downcast_ref::<Error>()) {
         // A value that knows what it should be says so as everything else does.
         Some(why) => complain(&of_argument(error, why)),
         None => drop(error.print()),
     }
-    let word = std::env::args_os().nth(1).unwrap_or_default();
-    let runs = ["run", "exec", "shell"].iter().any(|name| word == *name);
     match error.exit_code() {
         0 => ExitCode::SUCCESS,
-        _ if runs => ExitCode::from(OWN_FAILURE),
-        code => ExitCode::from(code as u8),
+        code => misuse(code as u8),
     }
+}
+
+/// The exit code of a wrong command line: commands that run programs keep it apart from their programs' codes.
+fn misuse(code: u8) -> ExitCode {
+    let words = std::env::args_os().skip(1);
+    let words = words.map(|word| word.to_string_lossy().into_owned());
+    let word = server_options::command_word(words).unwrap_or_default();
+    let runs = ["run", "exec", "shell"].contains(&word.as_str());
+    ExitCode::from(if runs { OWN_FAILURE } else { code })
 }
 
 /// What is wrong with a value, and whose it is.

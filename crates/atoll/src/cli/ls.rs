@@ -1,4 +1,4 @@
-//! `atoll ls`: the runs that have a name.
+//! `atoll ls`: the sandboxes of a server and the named runs of this machine.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,29 +6,44 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use atoll_model::{Code, Error, ExecInfo, RunName};
 use atoll_worker::instance::named::{self, Place};
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use serde::Serialize;
+use serde_json::{Value, json};
 
+use super::remote::{Remote, plain, say_json, text};
 use super::run::named::{command, find, find_written, minds, open};
-use super::sandbox::span;
-use super::{block_on, say};
+use super::sandbox::{self, Filter, span};
+use super::{block_on, note, say};
 use crate::config::Config;
 
 /// How long a command that ended meanwhile may take to be told of.
 const NEWS: Duration = Duration::from_millis(50);
 
-/// List the runs that have a name: those of `atoll run --name`.
+/// List the sandboxes of the server in use, newest first, and the named runs of this machine.
 ///
-/// attached: a process passes its output on; running: it goes on by itself; ended: its output and exit
-/// code wait to be read; lost: the machine was restarted, or its keeper was ended.
+/// A run (`atoll run --name`) is attached: a process passes its output on; running: it continues without one; ended: its
+/// output and exit code can be read; lost: the machine was restarted, or its keeper was killed; unfinished: its command
+/// was not started. With a filter, only sandboxes are listed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll ls
-  atoll ls --json | jq -r '.[] | select(.state == \"ended\") | .name'")]
+  atoll ls --template node --metadata team=web
+  atoll ls -q | xargs atoll rm
+  atoll ls --json | jq -r '.[] | select(.kind == \"run\" and .state == \"ended\") | .name'")]
 pub(crate) struct Ls {
+    #[command(flatten)]
+    filter: Filter,
+    /// Only the runs of this machine.
+    #[arg(long, conflicts_with_all = ["url", "profile", "state"])]
+    local: bool,
+    /// Print only the ids of sandboxes and the names of runs.
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    remote: Remote,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -56,35 +71,76 @@ struct Line {
     /// Seconds, while it runs.
     running_for: Option<u64>,
     exit_code: Option<i32>,
+    template: Option<String>,
     command: Option<String>,
 }
 
 impl Ls {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
-        let lines = block_on(async {
-            let mut lines = Vec::new();
-            for place in named::all(&config.data) {
-                lines.extend(look(&place, config).await);
-            }
-            Ok(lines)
-        })?;
-        if self.json {
-            let text = serde_json::to_string_pretty(&lines);
-            say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
-        } else if lines.is_empty() {
-            say("no runs with a name: atoll run --name NAME -- CMD starts one");
+        // A machine without a server has runs alone.
+        let wanted = !self.filter.is_empty() || !self.local && self.remote.exists(config)?;
+        let sandboxes = if wanted {
+            let listing = async |client: &_| self.filter.list(client).await;
+            self.remote.with(config, listing)?
         } else {
-            show(&lines);
+            Vec::new()
+        };
+        let runs = if self.filter.is_empty() {
+            block_on(runs(config))?
+        } else {
+            Vec::new()
+        };
+        if self.json {
+            print_json(sandboxes, &runs)?;
+        } else if self.quiet {
+            for sandbox in &sandboxes {
+                say(text(sandbox, "sandboxID"));
+            }
+            for run in &runs {
+                say(run.name.as_str());
+            }
+        } else {
+            show(&sandboxes, &runs);
+            if sandboxes.is_empty() && runs.is_empty() && self.filter.is_empty() {
+                note(
+                    "nothing is here: `atoll sandbox create` makes a sandbox of a server, \
+                     `atoll run --name NAME -- CMD` starts a run",
+                );
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+async fn runs(config: &Config) -> Result<Vec<Line>, Error> {
+    let mut lines = Vec::new();
+    for place in named::all(&config.data) {
+        lines.extend(look(&place, config).await);
+    }
+    Ok(lines)
+}
+
+/// As the API describes sandboxes, and each with its kind.
+fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
+    for sandbox in &mut sandboxes {
+        sandbox["kind"] = json!("sandbox");
+    }
+    for run in runs {
+        let mut run = serde_json::to_value(run)
+            .map_err(|error| Error::new(Code::Internal, error.to_string()))?;
+        run["kind"] = json!("run");
+        sandboxes.push(run);
+    }
+    say_json(&Value::Array(sandboxes))
 }
 
 /// One that ends meanwhile is left out.
 async fn look(place: &Place, config: &Config) -> Option<Line> {
     let seen = place.look()?;
     let written = seen.sandboxes.into_iter().next();
+    let template = written.as_ref().map(|(_, spec, _)| spec.template.clone());
     let written = written.and_then(|(_, _, execs)| find_written(execs));
+    let line = |exec, state| line(place, template, exec, state);
     let known = written.as_ref().is_some_and(|exec| exec.status.is_some());
     // Without a server only the sandbox's PID 1 knows whether the command still runs.
     if seen.alive && seen.served.is_none() && !known {
@@ -95,21 +151,21 @@ async fn look(place: &Place, config: &Config) -> Option<Line> {
                 exec = Some(control.info());
             }
             let _ = runtime.close().await;
-            return Some(line(place, exec, State::Running));
+            return Some(line(exec, State::Running));
         }
         // Somebody was quicker.
-        return Some(line(place, written, State::Attached));
+        return Some(line(written, State::Attached));
     }
     let unknown = match (seen.served, seen.alive) {
         (Some(pid), _) if !minds(&place.directory, pid) => State::Attached,
         (Some(_), _) | (None, true) => State::Running,
         (None, false) => State::Lost,
     };
-    Some(line(place, written, unknown))
+    Some(line(written, unknown))
 }
 
 /// With the state of one whose end is not written down.
-fn line(place: &Place, exec: Option<ExecInfo>, open: State) -> Line {
+fn line(place: &Place, template: Option<String>, exec: Option<ExecInfo>, open: State) -> Line {
     let status = exec.as_ref().and_then(|exec| exec.status);
     let state = match (&exec, status) {
         (None, _) if open != State::Attached => State::Unfinished,
@@ -117,8 +173,6 @@ fn line(place: &Place, exec: Option<ExecInfo>, open: State) -> Line {
         _ => open,
     };
     let started_at = exec.as_ref().map(|exec| exec.started_at);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.unwrap_or_default().as_micros() as i64;
     let runs = matches!(state, State::Attached | State::Running);
     Line {
         name: place.name.clone(),
@@ -126,40 +180,68 @@ fn line(place: &Place, exec: Option<ExecInfo>, open: State) -> Line {
         started_at,
         running_for: started_at
             .filter(|_| runs)
-            .map(|started| (now - started).max(0) as u64 / 1_000_000),
+            .map(|started| (now() - started).max(0) as u64 / 1_000_000),
         exit_code: status.map(|status| status.exit_code()),
+        template,
         command: exec.map(|exec| command(&exec.spec)),
     }
 }
 
-fn show(lines: &[Line]) {
+/// Microseconds since 1970.
+fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_micros() as i64
+}
+
+fn show(sandboxes: &[Value], runs: &[Line]) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["NAME", "STATE", "RUNS FOR", "EXIT", "COMMAND"]);
-    for line in lines {
-        let state = match line.state {
-            State::Attached => "attached",
-            State::Running => "running",
-            State::Ended => "ended",
-            State::Lost => "lost",
-            State::Unfinished => "unfinished",
-        };
+    table.set_header([
+        "ID", "NAME", "KIND", "STATE", "AGE", "ENDS IN", "TEMPLATE", "COMMAND",
+    ]);
+    for sandbox in sandboxes {
         table.add_row([
-            line.name.to_string(),
-            state.to_owned(),
-            line.running_for.map(span).unwrap_or_default(),
-            line.exit_code
-                .map(|code| code.to_string())
-                .unwrap_or_default(),
-            shortened(line.command.as_deref().unwrap_or_default()),
+            text(sandbox, "sandboxID").to_owned(),
+            text(sandbox, "alias").to_owned(),
+            "sandbox".to_owned(),
+            sandbox::state(sandbox),
+            sandbox::since(text(sandbox, "createdAt")),
+            sandbox::until(sandbox),
+            plain(text(sandbox, "templateID")),
+            String::new(),
         ]);
     }
-    for column in [2, 3] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+    for run in runs {
+        table.add_row([
+            String::new(),
+            run.name.to_string(),
+            "run".to_owned(),
+            run.state(),
+            run.started_at.map(age).unwrap_or_default(),
+            "-".to_owned(),
+            run.template.clone().unwrap_or_default(),
+            shortened(&plain(run.command.as_deref().unwrap_or_default())),
+        ]);
     }
     say(&table.to_string());
+}
+
+impl Line {
+    fn state(&self) -> String {
+        match (self.state, self.exit_code) {
+            (State::Ended, Some(code)) => format!("ended (exit {code})"),
+            (State::Ended, None) => "ended".to_owned(),
+            (State::Attached, _) => "attached".to_owned(),
+            (State::Running, _) => "running".to_owned(),
+            (State::Lost, _) => "lost".to_owned(),
+            (State::Unfinished, _) => "unfinished".to_owned(),
+        }
+    }
+}
+
+/// How long ago a time in microseconds was.
+fn age(started_at: i64) -> String {
+    span((now() - started_at).max(0) as u64 / 1_000_000)
 }
 
 fn shortened(command: &str) -> String {

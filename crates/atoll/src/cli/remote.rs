@@ -1,5 +1,8 @@
 //! The server that a command is for, and the sandbox that is meant: by its id, its name, or a beginning that only one has.
 
+use std::io;
+use std::os::unix::net::UnixStream;
+
 use atoll_client::{Client, Request, Target, path, query};
 use atoll_model::{Category, Code, Error, SandboxId};
 use clap::Args;
@@ -40,6 +43,16 @@ impl Remote {
         };
         let client = Client::new(url.parse()?, key);
         Ok(Some(client.authorities(config.authorities.clone())))
+    }
+
+    /// Whether a server is named, or one of this machine listens.
+    pub(crate) fn exists(&self, config: &Config) -> Result<bool, Error> {
+        use io::ErrorKind::{ConnectionRefused, NotFound};
+        if self.place(config)?.is_some() {
+            return Ok(true);
+        }
+        let listens = UnixStream::connect(config.data.join("run/api.sock"));
+        Ok(!listens.is_err_and(|error| matches!(error.kind(), ConnectionRefused | NotFound)))
     }
 
     /// The same as far as it was said on the command line: where it is.

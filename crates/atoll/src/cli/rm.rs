@@ -1,49 +1,107 @@
-//! `atoll rm`: ends runs that have a name.
+//! `atoll rm`: removes sandboxes of a server and named runs of this machine.
 
 use std::process::ExitCode;
 
-use atoll_model::{Error, RunName};
+use atoll_client::{Client, Request};
+use atoll_model::{Code, Error, RunName};
 use atoll_worker::instance::named::Place;
 use clap::Args;
+use serde_json::{Value, json};
 
+use super::remote::{Remote, below, text};
 use super::run::named::{open, unknown};
-use super::{block_on, complain, say};
+use super::{block_on, complain, sandbox, say};
 use crate::config::Config;
 
-/// End runs that have a name and remove them, with their files and their output.
+/// Remove sandboxes of the server in use, or named runs of this machine, with their files.
+///
+/// A running command is killed.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  atoll rm build
-  atoll ls --json | jq -r '.[].name' | xargs atoll rm")]
+  atoll rm web i5f2
+  atoll rm build                       the run of `atoll run --name build`
+  atoll ls -q | xargs atoll rm
+  atoll rm --local build               the run, also if a sandbox has this name")]
 pub(crate) struct Rm {
-    /// Their names.
+    /// Ids, names or unique prefixes of sandboxes; whole names of runs.
     #[arg(required = true, value_name = "NAME")]
-    names: Vec<RunName>,
+    names: Vec<String>,
+    /// Only the runs of this machine.
+    #[arg(long, conflicts_with_all = ["url", "profile"])]
+    local: bool,
+    /// Print JSON, a line for each, instead of ids and names.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
 }
 
 impl Rm {
-    pub(crate) fn run(&self, config: &Config) -> ExitCode {
-        let mut failed = None;
-        for name in &self.names {
-            match block_on(remove(name, config)) {
-                Ok(()) => say(&format!("removed {name}")),
-                Err(error) => {
-                    complain(&error);
-                    failed = failed.or(Some(error.code.exit_code()));
+    /// Removes one after the other; each may fail by itself.
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let client = self.remote.client(config)?;
+        let failed = block_on(async {
+            let mut failed = None;
+            for name in &self.names {
+                match self.remove(&client, name, config).await {
+                    Ok(removed) if self.json => say(&removed.to_string()),
+                    Ok(removed) if text(&removed, "name").is_empty() => {
+                        say(text(&removed, "sandboxID"));
+                    }
+                    Ok(removed) => say(text(&removed, "name")),
+                    Err(error) => {
+                        complain(&error);
+                        failed = failed.or(Some(error.code.exit_code()));
+                    }
                 }
             }
+            Ok(failed)
+        })?;
+        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+
+    async fn remove(&self, client: &Client, name: &str, config: &Config) -> Result<Value, Error> {
+        match find_run(name, config) {
+            Some(run) => {
+                if !self.local {
+                    self.check_unambiguous(client, name).await?;
+                }
+                open(&run, config, config.storage)
+                    .await?
+                    .take_away()
+                    .await?;
+                Ok(json!({ "name": name }))
+            }
+            None if self.local => Err(unknown(&name.parse::<RunName>()?)),
+            None if !self.remote.exists(config)? => Err(neither(name)),
+            None => sandbox::change(client, name, None).await,
         }
-        failed.map_or(ExitCode::SUCCESS, ExitCode::from)
+    }
+
+    /// Refuses a name that a run and a sandbox have.
+    async fn check_unambiguous(&self, client: &Client, name: &str) -> Result<(), Error> {
+        // A server that cannot be asked has no say in what this machine runs.
+        if client.call(&Request::get(below(name, &[]))).await.is_err() {
+            return Ok(());
+        }
+        let message = format!("{name} is the name of a sandbox and of a run of this machine");
+        let remedy = format!(
+            "`atoll rm --local {name}` removes the run, `atoll sandbox rm {name}` the sandbox"
+        );
+        Err(Error::new(Code::Conflict, message).remedy(remedy))
     }
 }
 
-async fn remove(name: &RunName, config: &Config) -> Result<(), Error> {
-    let place = Place::of(&config.data, name);
-    if place.look().is_none() {
-        return Err(unknown(name));
-    }
-    open(&place, config, config.storage)
-        .await?
-        .take_away()
-        .await
+/// The named run of this machine.
+pub(crate) fn find_run(name: &str, config: &Config) -> Option<Place> {
+    let name: RunName = name.parse().ok()?;
+    let place = Place::of(&config.data, &name);
+    place.look().map(|_| place)
+}
+
+fn neither(name: &str) -> Error {
+    let message = format!("there is no run with the name {name:?}, and no server runs here");
+    Error::new(Code::SandboxNotFound, message).remedy(
+        "`atoll ls` lists what can be removed; ATOLL_URL or `atoll login` name a server elsewhere",
+    )
 }

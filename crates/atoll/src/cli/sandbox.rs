@@ -1,5 +1,7 @@
 //! `atoll sandbox`: makes sandboxes of a server, lists them, and changes their state.
 
+mod filter;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,9 +13,11 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::remote::{Remote, below, find, plain, say_json, text};
+use super::rm::find_run;
 use super::template::variables;
 use super::{complain, say};
 use crate::config::Config;
+pub(crate) use filter::Filter;
 
 /// Make sandboxes of a server, list them, and change their state.
 ///
@@ -25,17 +29,21 @@ use crate::config::Config;
   atoll sandbox rm web")]
 pub(crate) enum Sandbox {
     Create(Box<Create>),
+    #[command(visible_aliases = ["list", "ps"])]
     Ls(Ls),
     Get(Get),
     /// Remove sandboxes, with their files.
+    #[command(visible_aliases = ["delete", "kill"])]
     Rm(Several),
-    /// End their processes; their files stay.
+    /// End the processes of sandboxes; their files stay.
     Stop(Several),
-    /// Start them again, from their files.
+    /// Start stopped sandboxes from their files.
     Start(Several),
-    /// Let their processes stand still.
+    /// Stop and start sandboxes.
+    Restart(Several),
+    /// Freeze the processes of sandboxes, in memory.
     Pause(Several),
-    /// Let their processes go on.
+    /// Let the processes of paused sandboxes continue.
     Resume(Several),
     Timeout(Timeout),
 }
@@ -127,9 +135,8 @@ pub(crate) struct Size {
   atoll sandbox ls --state running -q | xargs atoll sandbox rm
   atoll sandbox ls --json | jq -r '.[].sandboxID'")]
 pub(crate) struct Ls {
-    /// Only those in this state.
-    #[arg(long, value_name = "STATE")]
-    state: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
     /// Print ids alone.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
@@ -157,7 +164,8 @@ pub(crate) struct Get {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox rm web i5f2
-  atoll sandbox pause web")]
+  atoll pause web
+  atoll ls -q --state paused | xargs atoll resume")]
 pub(crate) struct Several {
     /// Ids, names, or beginnings of them.
     #[arg(required = true, value_name = "SANDBOX")]
@@ -195,6 +203,7 @@ impl Sandbox {
             Self::Rm(which) => return which.each(config, None),
             Self::Stop(which) => return which.each(config, Some("stop")),
             Self::Start(which) => return which.each(config, Some("start")),
+            Self::Restart(which) => return which.each(config, Some("restart")),
             Self::Pause(which) => return which.each(config, Some("pause")),
             Self::Resume(which) => return which.each(config, Some("resume")),
             Self::Timeout(timeout) => timeout.run(config)?,
@@ -314,14 +323,9 @@ fn pairs(words: &[String]) -> Result<Option<Value>, Error> {
 
 impl Ls {
     fn run(&self, config: &Config) -> Result<(), Error> {
-        let asked: Vec<(&str, &str)> = self
-            .state
-            .iter()
-            .map(|state| ("state", state.as_str()))
-            .collect();
-        let all = self.remote.with(config, async |client| {
-            client.list("/sandboxes", &asked).await
-        })?;
+        let all = self
+            .remote
+            .with(config, async |client| self.filter.list(client).await)?;
         if self.json {
             return say_json(&Value::Array(all));
         }
@@ -412,7 +416,7 @@ impl Get {
 
 impl Several {
     /// One after the other; each may fail by itself.
-    fn each(&self, config: &Config, verb: Option<&str>) -> Result<ExitCode, Error> {
+    pub(crate) fn each(&self, config: &Config, verb: Option<&str>) -> Result<ExitCode, Error> {
         let failed = self.remote.with(config, async |client| {
             let mut failed = None;
             for name in &self.sandboxes {
@@ -420,6 +424,7 @@ impl Several {
                     Ok(changed) if self.json => say(&changed.to_string()),
                     Ok(changed) => say(text(&changed, "sandboxID")),
                     Err(error) => {
+                        let error = explain(error, name, config);
                         complain(&error);
                         failed = failed.or(Some(error.code.exit_code()));
                     }
@@ -431,10 +436,25 @@ impl Several {
     }
 }
 
+/// Points out that a name which no sandbox has is that of a run.
+fn explain(error: Error, name: &str, config: &Config) -> Error {
+    if error.code != Code::SandboxNotFound || find_run(name, config).is_none() {
+        return error;
+    }
+    error.remedy(format!(
+        "{name} is a run of this machine, not a sandbox: `atoll rm {name}` ends and removes it"
+    ))
+}
+
 /// Has a sandbox changed, or taken away; what it is then.
-async fn change(client: &Client, name: &str, verb: Option<&str>) -> Result<Value, Error> {
+pub(crate) async fn change(
+    client: &Client,
+    name: &str,
+    verb: Option<&str>,
+) -> Result<Value, Error> {
     let id = find(client, name).await?;
     let request = match verb {
+        Some("restart") => Request::post(below(&id, &["restart"]), &json!({})),
         // Asking for what is already so changes nothing.
         Some(verb) => Request::post(below(&id, &[verb]), &json!({})).repeatable(),
         None => Request::delete(below(&id, &[])),

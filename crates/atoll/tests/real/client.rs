@@ -5,6 +5,7 @@ mod breaks;
 mod commands;
 mod copies;
 mod holder;
+mod listing;
 mod pipes;
 pub mod screen;
 mod served;
