@@ -4,6 +4,7 @@ mod bad;
 mod breaks;
 mod commands;
 mod copies;
+mod ending;
 mod holder;
 mod pipes;
 pub mod screen;
