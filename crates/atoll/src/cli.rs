@@ -12,6 +12,7 @@ mod files;
 mod forward;
 mod gc;
 mod key;
+mod local;
 mod login;
 mod logs;
 mod ls;

@@ -6,6 +6,7 @@ mod commands;
 mod copies;
 mod ending;
 mod holder;
+mod local;
 mod pipes;
 pub mod screen;
 mod served;
