@@ -3,6 +3,8 @@
 mod backup;
 mod bench;
 mod cp;
+#[cfg(test)]
+mod defaults;
 mod df;
 mod doctor;
 mod e2b;
