@@ -74,7 +74,7 @@ impl Core {
             match (held.entry.with(|row| row.state), how) {
                 (SandboxState::Paused | SandboxState::Stopped, _) => return Ok(Before::Slept),
                 (_, Sleep::WithMemory) => core.pause_held(&held, always()).await?,
-                (_, Sleep::FilesOnly) => core.stop_held(&held, always()).await?,
+                (_, Sleep::FilesOnly) => core.stop_held(&held, always(), None).await?,
             };
             Ok(Before::Ran)
         })
@@ -97,7 +97,7 @@ impl Core {
             }
             _ => {
                 if state == SandboxState::Paused {
-                    self.stop_held(held, always()).await?;
+                    self.stop_held(held, always(), None).await?;
                 }
                 self.start_held(held).await?;
                 Before::Slept

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Ending, Error, SandboxId, SandboxState};
+use atoll_model::{Ending, Error, Reason, SandboxId, SandboxState};
 use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
@@ -29,8 +29,8 @@ pub(crate) async fn watch(inner: Weak<Inner>) {
         let mut next = core.now() + i64::try_from(EVERY.as_micros()).unwrap_or(i64::MAX);
         for entry in core.inner.ledger.all() {
             match due(&core, &entry, &entry.row()) {
-                Some((at, ending)) if at <= core.now() => end(&core, entry, ending),
-                Some((at, _)) => next = next.min(at),
+                Some(due) if due.at <= core.now() => end(&core, entry, due),
+                Some(due) => next = next.min(due.at),
                 None => {}
             }
         }
@@ -49,18 +49,38 @@ async fn keep_time(core: &Core, recorder: &mut Recorder) {
     let _ = recorder.record(&inner.store, &inner.clock).await;
 }
 
+/// The next thing that happens to a sandbox by itself.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    /// In microseconds of server time.
+    at: i64,
+    ending: Ending,
+    /// `None` for files whose retention ends: the reason of the stop stays.
+    reason: Option<Reason>,
+}
+
 /// When something happens to a sandbox by itself, and what. Nothing while deadlines are held.
-fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
+fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<Due> {
     if core.inner.clock.is_held() {
         return None;
     }
     let lifetime = row.lifetime;
     match row.state {
         SandboxState::Running => {}
-        SandboxState::Stopped => return row.end_at.map(|end| (end, Ending::Destroy)),
+        SandboxState::Stopped => {
+            return row.end_at.map(|at| Due {
+                at,
+                ending: Ending::Destroy,
+                reason: None,
+            });
+        }
         _ => return None,
     }
-    let lifetime_over = row.end_at.map(|end| (end, lifetime.on_timeout));
+    let lifetime_over = row.end_at.map(|at| Due {
+        at,
+        ending: lifetime.on_timeout,
+        reason: Some(Reason::Timeout),
+    });
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
         let over = |since: i64| since + microseconds(seconds);
         let since = entry.idle_since()?;
@@ -68,10 +88,14 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<(i64, Ending)> {
             // A command that runs holds it, and its end is a use, whichever server began it.
             entry.touch_at(worked_until(core, &row.id));
         }
-        Some((over(entry.idle_since()?), lifetime.on_idle))
+        Some(Due {
+            at: over(entry.idle_since()?),
+            ending: lifetime.on_idle,
+            reason: Some(Reason::Idle),
+        })
     });
     match (lifetime_over, idle_over) {
-        (Some(one), Some(two)) => Some(if two.0 < one.0 { two } else { one }),
+        (Some(one), Some(two)) => Some(if two.at < one.at { two } else { one }),
         (one, two) => one.or(two),
     }
 }
@@ -101,7 +125,8 @@ fn worked_until(core: &Core, id: &SandboxId) -> i64 {
 }
 
 /// One that is being changed by somebody is looked at again when that is done.
-fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
+fn end(core: &Core, entry: Arc<Entry>, due_now: Due) {
+    let Due { ending, reason, .. } = due_now;
     if entry.gate.try_lock().is_err() {
         return;
     }
@@ -112,12 +137,14 @@ fn end(core: &Core, entry: Arc<Entry>, ending: Ending) {
         let still = {
             let core = core.clone();
             Box::new(move |row: &SandboxRow, entry: &Entry| {
-                due(&core, entry, row).is_some_and(|(at, then)| at <= core.now() && then == ending)
+                due(&core, entry, row).is_some_and(|due| {
+                    due.at <= core.now() && (due.ending, due.reason) == (ending, reason)
+                })
             })
         };
         let done = match ending {
-            Ending::Destroy => core.delete_if(entry, still).await,
-            Ending::Stop => core.stop_if(entry, still).await.map(drop),
+            Ending::Destroy => core.delete_if(entry, still, reason).await,
+            Ending::Stop => core.stop_if(entry, still, reason).await.map(drop),
             Ending::Pause => pause(&core, entry, still).await,
         };
         match done {

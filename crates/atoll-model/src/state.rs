@@ -44,6 +44,10 @@ pub enum Reason {
     Oom,
     /// The keeper ended, and its sandboxes with it.
     KeeperLost,
+    /// Its lifetime (`timeout`) ended.
+    Timeout,
+    /// It was idle for its `idleTimeout`.
+    Idle,
 }
 
 /// What can happen to a sandbox.

@@ -3,6 +3,8 @@
 mod backup;
 mod bench;
 mod cp;
+#[cfg(test)]
+mod defaults;
 mod df;
 mod doctor;
 mod e2b;
@@ -12,6 +14,7 @@ mod files;
 mod forward;
 mod gc;
 mod key;
+mod local;
 mod login;
 mod logs;
 mod ls;

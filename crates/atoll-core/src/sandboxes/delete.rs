@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId};
+use atoll_model::{Code, Error, Reason, SandboxId, SandboxState, SessionId};
 
 use super::states::{Still, always, shown_stopping};
 use crate::ledger::Entry;
@@ -16,17 +16,23 @@ impl Core {
     }
 
     pub(crate) async fn delete_entry(&self, entry: Arc<Entry>) -> Result<(), Error> {
-        self.delete_if(entry, always()).await
+        self.delete_if(entry, always(), None).await
     }
 
-    /// Deletes it if that is still right when nobody else changes it any more.
-    pub(crate) async fn delete_if(&self, entry: Arc<Entry>, still: Still) -> Result<(), Error> {
+    /// Deletes it if that is still right when nobody else changes it any more. `reason` is `None` for a delete that a
+    /// caller asked for.
+    pub(crate) async fn delete_if(
+        &self,
+        entry: Arc<Entry>,
+        still: Still,
+        reason: Option<Reason>,
+    ) -> Result<(), Error> {
         let core = self.clone();
         outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
             let entry = &held.entry;
             let before = entry.row();
-            if !shown_stopping(entry, &before, &still) {
+            if !shown_stopping(entry, &before, &still, reason) {
                 return Ok(());
             }
             // What a row says is deleted is, now or at the next start.
@@ -36,12 +42,13 @@ impl Core {
                     row.stopped_at = None;
                 }
                 row.state = SandboxState::Stopped;
+                row.reason = reason.or(before.reason);
                 row.stopped_at.get_or_insert_with(|| core.now());
                 row.deleted_at = Some(core.now());
                 row.end_at = None;
             });
             if let Err(error) = written.await {
-                entry.show(before.state);
+                entry.show(before.state, before.reason);
                 return Err(error);
             }
             core.inner.ledger.remove(&before.id);

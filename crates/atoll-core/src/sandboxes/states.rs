@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Error, SandboxState, Scope, Transition};
+use atoll_model::{Error, Reason, SandboxState, Scope, Transition};
 use atoll_store::{Claim, SandboxRow};
 
 use super::times::{check_timeout, end_anew, microseconds};
@@ -33,7 +33,14 @@ pub(crate) fn always() -> Still {
 
 /// Shows what runs as stopping, if it is still to be ended: who wants to use it from now on is refused, and who began
 /// before is seen.
-pub(super) fn shown_stopping(entry: &Entry, before: &SandboxRow, still: &Still) -> bool {
+///
+/// `reason` is shown with it. The caller restores state and reason if the sandbox cannot be ended.
+pub(super) fn shown_stopping(
+    entry: &Entry,
+    before: &SandboxRow,
+    still: &Still,
+    reason: Option<Reason>,
+) -> bool {
     use SandboxState::{Paused, Running, Stopping};
     if !still(before, entry) {
         return false;
@@ -41,11 +48,11 @@ pub(super) fn shown_stopping(entry: &Entry, before: &SandboxRow, still: &Still) 
     if !matches!(before.state, Running | Paused | Stopping) {
         return true;
     }
-    entry.show(Stopping);
+    entry.show(Stopping, reason);
     if still(before, entry) {
         return true;
     }
-    entry.show(before.state);
+    entry.show(before.state, before.reason);
     false
 }
 
@@ -56,29 +63,36 @@ impl Core {
     /// Ends its processes; its files stay.
     pub async fn stop(&self, context: &Context, name: &str) -> Result<SandboxView, Error> {
         let entry = self.own(context, name)?;
-        self.stop_if(entry, always()).await
+        self.stop_if(entry, always(), None).await
     }
 
-    /// Stops it if that is still right when nobody else changes it any more.
+    /// Stops it if that is still right when nobody else changes it any more. `reason` is `None` for a stop that a
+    /// caller asked for.
     pub(crate) async fn stop_if(
         &self,
         entry: Arc<Entry>,
         still: Still,
+        reason: Option<Reason>,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         outlast(async move {
             let held = core.inner.ledger.hold(entry).await?;
-            core.stop_held(&held, still).await
+            core.stop_held(&held, still, reason).await
         })
         .await
     }
 
     /// The same for somebody who holds it.
-    pub(crate) async fn stop_held(&self, held: &Held, still: Still) -> Result<SandboxView, Error> {
+    pub(crate) async fn stop_held(
+        &self,
+        held: &Held,
+        still: Still,
+        reason: Option<Reason>,
+    ) -> Result<SandboxView, Error> {
         let (entry, store) = (&held.entry, &self.inner.store);
         let before = entry.row();
         if before.state.next(Transition::Stop)? == SandboxState::Stopped
-            || !shown_stopping(entry, &before, &still)
+            || !shown_stopping(entry, &before, &still, reason)
         {
             return Ok(before.into());
         }
@@ -97,16 +111,18 @@ impl Core {
             Ok(info) => info,
             Err(error) => {
                 // As it was, also if that cannot be written.
-                let back = entry.write(store, |row| row.state = before.state).await;
-                if back.is_err() {
-                    entry.show(before.state);
+                let back = entry.write(store, |row| {
+                    (row.state, row.reason) = (before.state, before.reason);
+                });
+                if back.await.is_err() {
+                    entry.show(before.state, before.reason);
                 }
                 return Err(error);
             }
         };
         let written = entry.write(store, |row| {
             row.state = info.state;
-            row.reason = info.reason;
+            row.reason = info.reason.or(reason);
             let at = self.now();
             row.stopped_at = Some(at);
             row.end_at = kept_until(&self.inner.config, at);
@@ -115,7 +131,7 @@ impl Core {
         let written = written.await.map(SandboxView::from);
         if written.is_err() {
             // What has ended is found, and written then.
-            entry.show(before.state);
+            entry.show(before.state, before.reason);
         }
         written
     }

@@ -10,6 +10,9 @@ use serde::Serialize;
 use super::{Space, Storage, image, plain};
 use crate::sandbox::Record;
 
+/// The instance of sandboxes that `atoll run --keep` left.
+const KEPT: &str = "kept";
+
 /// What a data directory holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -31,6 +34,8 @@ pub struct Line {
     /// Its id.
     #[serde(rename = "sandboxID")]
     pub id: SandboxId,
+    /// Prepared in advance: no user has it yet.
+    pub pooled: bool,
     /// What its files are on.
     pub storage: Storage,
     /// What they take; nothing is known of an image that is not mounted.
@@ -61,7 +66,7 @@ pub fn take(data: &Path) -> Result<Survey, Error> {
             &run.directory.join("sandboxes"),
         );
     }
-    survey.add("kept", &data.join("kept"), &data.join("kept"));
+    survey.add(KEPT, &data.join("kept"), &data.join("kept"));
     Ok(survey)
 }
 
@@ -86,6 +91,8 @@ impl Survey {
                 .and_then(|name| name.to_str()?.parse().ok());
             let Some(id) = id else { continue };
             let record = Record::read(&path).ok().flatten();
+            // One that is only begun has no record. What was kept always belongs to a user.
+            let pooled = instance != KEPT && record.as_ref().is_none_or(|record| record.pooled);
             let limit = record.map_or(Limits::default().disk, |record| record.info.limits.disk);
             // A data directory that changed its mind may have both.
             let storage = if path.join("upper").is_dir() {
@@ -101,6 +108,7 @@ impl Survey {
                 self.sandboxes.push(Line {
                     instance: instance.to_owned(),
                     id,
+                    pooled,
                     storage,
                     usage,
                 });

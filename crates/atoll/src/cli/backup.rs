@@ -14,6 +14,7 @@ use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::local::Local;
 use super::serve::database::DATABASE as RECORDS;
 use super::{block_on, say};
 use crate::config::Config;
@@ -42,6 +43,8 @@ pub(crate) struct Backup {
     /// The server's data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    local: Local,
 }
 
 #[derive(Debug, Subcommand)]
@@ -59,6 +62,10 @@ impl Backup {
     }
 
     fn make(&self, directory: &Path, config: &Config) -> Result<ExitCode, Error> {
+        // A data directory is one of this machine.
+        if self.data_dir.is_none() {
+            self.local.require("backup", config)?;
+        }
         let data = self.data_dir.as_ref().unwrap_or(&config.data);
         let records = data.join(RECORDS);
         if !records.is_file() {

@@ -1,7 +1,7 @@
 //! `atoll cp`: files and directories in and out. A directory is one archive, packed and unpacked as it goes.
 
 pub(crate) mod download;
-mod pack;
+pub(crate) mod pack;
 mod unpack;
 
 use std::io::IsTerminal as _;

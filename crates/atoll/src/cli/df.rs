@@ -1,49 +1,62 @@
 //! `atoll df`: who takes the disk.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use atoll_model::{Code, Error};
+use atoll_model::{Bytes, Code, Error};
 use atoll_worker::instance;
 use atoll_worker::storage::survey::{self, Line, Survey};
 use clap::Args;
 use comfy_table::{CellAlignment, Table};
 
+use super::local::Local;
 use super::say;
 use crate::config::Config;
 
 /// Show how much disk space each sandbox takes, and what the host has left.
 ///
-/// A limit in brackets is advisory. What ≥ stands before has more that was not measured.
+/// A limit in brackets is advisory. What ≥ stands before has more that was not measured. Sandboxes that a server has prepared
+/// and no user has yet are one row.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll df
   atoll df --json | jq '.sandboxes[].used'")]
 pub(crate) struct Df {
+    /// Show each prepared sandbox too.
+    #[arg(long, short)]
+    all: bool,
     /// Print JSON, sizes in bytes.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    local: Local,
 }
 
 impl Df {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        self.local.require("df", config)?;
         instance::data_directory(&config.data)?;
         let survey = survey::take(&config.data)?;
         if self.json {
             let text = serde_json::to_string_pretty(&survey);
             say(&text.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         } else {
-            show(&survey);
+            show(&survey, self.all);
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn show(survey: &Survey) {
+fn show(survey: &Survey, all: bool) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["INSTANCE", "SANDBOX", "STORAGE", "USED", "LIMIT"]);
-    for line in &survey.sandboxes {
+    let is_shown = |line: &&Line| all || !line.pooled;
+    for line in survey.sandboxes.iter().filter(is_shown) {
         table.add_row(row(line));
+    }
+    for row in pools(survey).into_iter().filter(|_| !all) {
+        table.add_row(row);
     }
     for column in [3, 4] {
         if let Some(column) = table.column_mut(column) {
@@ -52,20 +65,44 @@ fn show(survey: &Survey) {
     }
     say(&table.to_string());
     let host = &survey.host;
+    let pooled = survey.sandboxes.iter().filter(|line| line.pooled).count();
+    let count = survey.sandboxes.len() - pooled;
     say(&format!(
-        "\n{} used by {} sandbox{}, {} by images; {} of {} free on the host, {} of it reserved",
+        "\n{} used by {count} sandbox{}{}, {} by images; {} of {} free on the host, {} of it reserved",
         survey.used(),
-        survey.sandboxes.len(),
-        if survey.sandboxes.len() == 1 {
-            ""
+        if count == 1 { "" } else { "es" },
+        if pooled == 0 {
+            String::new()
         } else {
-            "es"
+            format!(" and {pooled} prepared ones")
         },
         survey.images,
         host.free,
         host.size,
         host.reserve
     ));
+}
+
+/// One row for the prepared sandboxes of each instance and storage.
+fn pools(survey: &Survey) -> Vec<[String; 5]> {
+    let mut pools: BTreeMap<(&str, String), (usize, Bytes)> = BTreeMap::new();
+    for line in survey.sandboxes.iter().filter(|line| line.pooled) {
+        let key = (line.instance.as_str(), line.storage.to_string());
+        let (count, used) = pools.entry(key).or_default();
+        *count += 1;
+        used.0 += line.usage.map_or(0, |usage| usage.used.0);
+    }
+    let row = |((instance, storage), (count, used)): ((&str, String), (usize, Bytes))| {
+        let name = format!("pool ({count} prepared)");
+        [
+            instance.to_owned(),
+            name,
+            storage,
+            used.to_string(),
+            String::new(),
+        ]
+    };
+    pools.into_iter().map(row).collect()
 }
 
 fn row(line: &Line) -> [String; 5] {
@@ -87,4 +124,39 @@ fn row(line: &Line) -> [String; 5] {
         used,
         limit,
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
+
+    use atoll_worker::storage::{Space, Storage};
+
+    use super::*;
+
+    #[test]
+    fn prepared_sandboxes_are_one_row_of_their_instance() {
+        let line = |instance: &str, pooled| Line {
+            instance: instance.into(),
+            id: atoll_model::SandboxId::random(),
+            pooled,
+            storage: Storage::Plain,
+            usage: Some(atoll_model::DiskUsage {
+                used: Bytes(1 << 20),
+                limit: Bytes(1 << 30),
+                enforced: false,
+                complete: true,
+            }),
+        };
+        let mut sandboxes = vec![line("server", false)];
+        sandboxes.extend((0..112).map(|_| line("server", true)));
+        let survey = Survey {
+            sandboxes,
+            host: Space::of(std::path::Path::new("/")).unwrap(),
+            images: Bytes(0),
+        };
+        let rows = pools(&survey);
+        let row = ["server", "pool (112 prepared)", "plain", "112 MiB", ""];
+        assert_eq!(rows, [row.map(ToOwned::to_owned)]);
+    }
 }

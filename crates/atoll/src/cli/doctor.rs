@@ -1,6 +1,6 @@
 //! `atoll doctor`: what this host can do, why not, and how to get it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -411,7 +411,7 @@ fn egress(config: &Config) -> Check {
 fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
     let templates = Store::open(config.templates());
     if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
-        make_one(&config.data, BASE, network)
+        make_one(&config.data, config.templates(), BASE, network)
     } else {
         make_empty(config, network)
     }
@@ -431,15 +431,24 @@ fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
             let added = store.add("empty", &source, &Options::default(), &mut |_| {});
             Ok(added?)
         })
-        .and_then(|_| make_one(&directory, "empty", network));
+        .and_then(|_| make_one(&directory, directory.join("templates"), "empty", network));
     let _ = std::fs::remove_dir_all(&directory);
     made
 }
 
 /// How long the create took; with a network, a connection.
-fn make_one(data: &Path, template: &str, network: Network) -> Result<Duration, Error> {
+fn make_one(
+    data: &Path,
+    templates: PathBuf,
+    template: &str,
+    network: Network,
+) -> Result<Duration, Error> {
     block_on(async {
-        let runtime = LocalRuntime::open(RuntimeConfig::new(data)).await?;
+        let runtime = LocalRuntime::open(RuntimeConfig {
+            templates,
+            ..RuntimeConfig::new(data)
+        })
+        .await?;
         let spec = SandboxSpec {
             template: template.into(),
             network,

@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use atoll_client::Request;
 use atoll_model::{Code, Error};
 use clap::{Args, Subcommand};
+use serde_json::json;
 
-use super::remote::Remote;
-use super::{note, say};
+use super::remote::{Remote, operator, text};
+use super::{block_on, note, say};
 use crate::config::Config;
 
 /// Let programs that are written for E2B use this server.
@@ -20,11 +22,13 @@ pub(crate) enum E2b {
 
 /// Print the lines to export.
 ///
-/// The server is the one that other commands use; on its own machine, the one that runs there. Its key has the beginning
-/// that E2B's clients expect.
+/// The server is the one that other commands use; on its own machine, the one that runs there. The key is the one that other
+/// commands use; on the server's own machine, a new one of scope sandbox:*, which is printed this once. It has the prefix that
+/// E2B's clients expect.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   eval \"$(atoll e2b env)\"
+  atoll e2b env --key \"$(atoll key create agents --expires 90d)\"
   atoll e2b env --url https://sandboxes.example.com
   atoll e2b env --domain sandboxes.example.com")]
 pub(crate) struct Env {
@@ -36,6 +40,12 @@ pub(crate) struct Env {
     /// The data directory of a server on this machine [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR", conflicts_with = "profile")]
     data_dir: Option<PathBuf>,
+    /// Print this key instead.
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Print the admin key of the server on this machine, which may do everything in every org.
+    #[arg(long, conflicts_with = "key")]
+    admin: bool,
 }
 
 impl E2b {
@@ -55,38 +65,72 @@ impl Env {
             return Err(Error::invalid("domain", message, remedy));
         }
         let (url, key) = self.server(config)?;
-        if let Some(domain) = &self.domain {
-            say(&format!("export E2B_DOMAIN={domain}"));
+        let server = if let Some(domain) = &self.domain {
+            format!("export E2B_DOMAIN={domain}")
         } else {
             let url = checked(&url)?;
-            say(&format!("export E2B_API_URL={url}/e2b"));
-            say(&format!("export E2B_SANDBOX_URL={url}"));
-        }
-        say(&format!("export E2B_API_KEY={key}"));
+            format!("export E2B_API_URL={url}/e2b\nexport E2B_SANDBOX_URL={url}")
+        };
+        // The last step, because it may create a key.
+        let key = self.key(key, config)?;
+        say(&format!("{server}\nexport E2B_API_KEY={key}"));
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Where the server is, and a key of it.
-    fn server(&self, config: &Config) -> Result<(String, String), Error> {
+    /// Where the server is, and the key that other commands use for it.
+    fn server(&self, config: &Config) -> Result<(String, Option<String>), Error> {
         let told = match &self.data_dir {
             // A server here was named: whatever the surroundings say of another is not meant.
             Some(_) => self.remote.said(),
             None => self.remote.place(config)?,
         };
-        let data = self.data_dir.as_ref().unwrap_or(&config.data);
-        let (url, key) = match told {
-            Some((url, key)) => (url, key),
-            None => (running(data), None),
-        };
-        if let Some(key) = key {
-            let of = "the key that this server is asked with";
-            return Ok((url, spelled(&key, of)?));
-        }
-        let file = data.join("admin.key");
-        let key = spelled(&read_key(&file)?, &file.display().to_string())?;
-        note(&format!("the key is that of {}", file.display()));
-        Ok((url, key))
+        // With --data-dir and ATOLL_URL, ATOLL_API_KEY is a key of that other server.
+        let is_foreign = self.data_dir.is_some() && config.url.is_some();
+        let key = config.api_key.clone().filter(|_| !is_foreign);
+        Ok(told.unwrap_or_else(|| (running(self.data(config)), key)))
     }
+
+    /// The key to print, with E2B's prefix.
+    fn key(&self, configured: Option<String>, config: &Config) -> Result<String, Error> {
+        let data = self.data(config);
+        if let Some(key) = &self.key {
+            return spelled(key, "the key of --key");
+        }
+        if self.admin {
+            let file = data.join("admin.key");
+            let key = spelled(&read_key(&file)?, &file.display().to_string())?;
+            note(&format!(
+                "the key is the admin key of {}: it may do everything in every org",
+                file.display()
+            ));
+            return Ok(key);
+        }
+        match configured {
+            Some(key) => spelled(&key, "the key that this server is asked with"),
+            None => create_key(data),
+        }
+    }
+
+    fn data<'a>(&'a self, config: &'a Config) -> &'a Path {
+        self.data_dir.as_ref().unwrap_or(&config.data)
+    }
+}
+
+/// A new key of the server with this data directory, for sandboxes of the operator's org.
+fn create_key(data: &Path) -> Result<String, Error> {
+    let client = operator(data, None);
+    let request = Request::post("/keys", &json!({ "name": "e2b", "scope": "sandbox:*" }));
+    let made = block_on(client.call(&request)).map_err(|error| {
+        error.remedy(
+            "start the server, or name its data directory with --data-dir; for a server elsewhere give a key with \
+             --key or ATOLL_API_KEY",
+        )
+    })?;
+    note(&format!(
+        "made the key {} (sandbox:*), which is printed this once; `atoll key rm {0}` revokes it",
+        text(&made, "keyID")
+    ));
+    spelled(text(&made, "key"), "the new key")
 }
 
 /// Where the server with this data directory says that it is; or where it is if nobody says anything else.
@@ -134,7 +178,7 @@ fn spelled(key: &str, of: &str) -> Result<String, Error> {
     let digits = digits.filter(|digits| digits.chars().all(|digit| digit.is_ascii_hexdigit()));
     let digits = digits.ok_or_else(|| {
         let message = format!("{of} is no key of ours");
-        Error::new(Code::NotFound, message).remedy("make one with POST /keys")
+        Error::new(Code::NotFound, message).remedy("make one: `atoll key create NAME`")
     })?;
     Ok(format!("e2b_{digits}"))
 }

@@ -1,5 +1,7 @@
 //! `atoll exec`: runs a command in a sandbox of a server, as if it ran here.
 
+mod ending;
+
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,12 +20,13 @@ use super::run::{Signals, ended_by, pass_on, stdin_is_null};
 use super::template::variables;
 use super::{as_command, complain, heard, note, say, unwritten};
 use crate::config::Config;
+pub(crate) use ending::explain_lost;
 
 /// Run a command in a sandbox, with our own input, output and exit code.
 ///
 /// The command is started once, and its output comes whole and once, also if the connection breaks or the server is
-/// started again meanwhile. 124: the deadline was reached; 137: the sandbox ran out of memory; 125: Atoll itself failed; 126 and
-/// 127: the command cannot be run or was not found.
+/// started again meanwhile. 124: the deadline was reached, or the lifetime of the sandbox ended; 137: the sandbox ran out of memory;
+/// 125: Atoll itself failed, or the sandbox was stopped or deleted; 126 and 127: the command cannot be run or was not found.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll exec web ls -l
@@ -168,11 +171,12 @@ impl Asked<'_> {
             std::future::pending::<()>().await;
         };
         let signalled = pass_signals(&remote, signals);
-        tokio::select! {
+        let passed = tokio::select! {
             exit = pass_output(&mut command) => exit,
             error = signalled => Err(error),
             () = fed => Ok(Exit::default()),
-        }
+        };
+        explain_lost(client, sandbox, passed).await
     }
 }
 

@@ -8,6 +8,7 @@ use atoll_worker::instance::{self, Scope};
 use atoll_worker::template::Store;
 use clap::Args;
 
+use super::local::Local;
 use super::{complain, say};
 use crate::config::Config;
 
@@ -28,10 +29,13 @@ pub(crate) struct Gc {
     /// Remove the sandboxes kept by `atoll run --keep` too.
     #[arg(long)]
     kept: bool,
+    #[command(flatten)]
+    local: Local,
 }
 
 impl Gc {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        self.local.require("gc", config)?;
         let scope = if self.all {
             Scope::Host
         } else {

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use atoll_client::{Client, Request, Target};
-use atoll_model::{Code, Error};
+use atoll_model::{Category, Code, Error};
 use clap::Args;
 
 use super::run::{Signals, terminal::Raw};
@@ -55,7 +55,8 @@ impl Login {
         };
         let client = Client::new(target.clone(), key.clone());
         let client = client.authorities(config.authorities.clone());
-        block_on(client.ask(&Request::get("/sandboxes?limit=1")))?;
+        let checked = block_on(client.ask(&Request::get("/sandboxes?limit=1")));
+        checked.map_err(|error| refused(error, self.no_key))?;
         let profile = Profile {
             url: target.to_string(),
             api_key: key,
@@ -70,6 +71,19 @@ impl Login {
         ));
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Where a key comes from, for a login that the server refused.
+fn refused(error: Error, without_key: bool) -> Error {
+    if error.code.category() != Category::Auth {
+        return error;
+    }
+    let made = "`atoll key create NAME` on the server's machine makes a key";
+    error.remedy(if without_key {
+        format!("leave out --no-key: the server wants a key; {made}")
+    } else {
+        format!("check that the key is complete, of this server, and neither revoked nor expired; {made}")
+    })
 }
 
 /// The key, which is not shown; or the signal that came instead.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use atoll_client::{Client, Request, Target, path, query};
 use atoll_model::{Category, Code, Error, SandboxId};
@@ -29,17 +30,16 @@ impl Remote {
     pub(crate) fn client(&self, config: &Config) -> Result<Client, Error> {
         match self.configured(config)? {
             Some(client) => Ok(client),
-            None => Ok(Client::new(
-                Target::socket(config.data.join("run/api.sock")),
-                None,
-            )),
+            None => Ok(operator(&config.data, None)),
         }
     }
 
-    /// The same, if somebody said something about a server.
+    /// The same, if somebody said something about a server. A key alone is for the server of this machine: over the
+    /// operator's socket a request with a key has the rights of that key.
     pub(crate) fn configured(&self, config: &Config) -> Result<Option<Client>, Error> {
         let Some((url, key)) = self.place(config)? else {
-            return Ok(None);
+            let key = config.api_key.clone();
+            return Ok(key.map(|key| operator(&config.data, Some(key))));
         };
         let client = Client::new(url.parse()?, key);
         Ok(Some(client.authorities(config.authorities.clone())))
@@ -95,6 +95,11 @@ impl Remote {
         let client = self.client(config)?;
         block_on(work(&client))
     }
+}
+
+/// A client of this machine's server, over the operator's socket.
+pub(crate) fn operator(data: &Path, key: Option<String>) -> Client {
+    Client::new(Target::socket(data.join("run/api.sock")), key)
 }
 
 /// The path of what belongs to a sandbox.

@@ -117,7 +117,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     remote: Remote,
     /// The command and its arguments; on a terminal, the user's shell if there is none.
-    #[arg(required_unless_present_any = ["tty", "name"], last = true, value_name = "CMD")]
+    #[arg(required_unless_present_any = ["tty", "name"], trailing_var_arg = true, value_name = "CMD")]
     command: Vec<std::ffi::OsString>,
 }
 
@@ -129,7 +129,15 @@ impl Run {
             self.remote.configured(config)
         };
         as_command(server.and_then(|server| match (server, &self.name) {
-            (Some(client), _) => block_on(self.served(&client)),
+            (Some(client), _) => block_on(self.served(&client)).map_err(|error| {
+                // ATOLL_API_KEY alone means the server of this machine, which may not run.
+                if error.code == Code::Timeout && client.target().is_socket() {
+                    return error.remedy(
+                        "start `atoll serve`; or run without a server: pass --local, or unset ATOLL_API_KEY",
+                    );
+                }
+                error
+            }),
             (None, Some(name)) => block_on(self.named(name, config)),
             (None, None) => block_on(self.whole(config)),
         }))

@@ -1,6 +1,7 @@
 //! `atoll sandbox`: makes sandboxes of a server, lists them, and changes their state.
 
 mod filter;
+mod lifetime;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,9 +16,10 @@ use serde_json::{Map, Value, json};
 use super::remote::{Remote, below, find, plain, say_json, text};
 use super::rm::find_run;
 use super::template::variables;
-use super::{complain, say};
+use super::{complain, note, say};
 use crate::config::Config;
 pub(crate) use filter::Filter;
+pub(crate) use lifetime::until;
 
 /// Make sandboxes of a server, list them, and change their state.
 ///
@@ -57,6 +59,9 @@ enum End {
 }
 
 /// Make a sandbox; its id is printed.
+///
+/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll sandbox start` runs it again. One without
+/// a name is deleted, with its files. Both are said on standard error, and by `atoll sandbox ls`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox create
@@ -74,13 +79,13 @@ pub(crate) struct Create {
     /// How long it lives; 0 is without end [default: 5m].
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// What happens then [default: destroy].
+    /// What happens then [default: stop with --name, else destroy].
     #[arg(long, value_name = "WHAT")]
     on_timeout: Option<End>,
     /// How long it may be idle [default: for ever].
     #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
     idle_timeout: Option<Duration>,
-    /// What happens then [default: destroy].
+    /// What happens then [default: stop].
     #[arg(long, value_name = "WHAT", requires = "idle_timeout")]
     on_idle: Option<End>,
     /// When it is paused, a use of it is refused instead of letting it go on.
@@ -222,6 +227,9 @@ impl Create {
             return say_json(&made);
         }
         say(text(&made, "sandboxID"));
+        if let Some(notice) = lifetime::notice(&made) {
+            note(&format!("  {notice}"));
+        }
         Ok(())
     }
 
@@ -243,7 +251,9 @@ impl Create {
                 End::Pause => json!("pause"),
             })
         };
-        add("onTimeout", end(self.on_timeout));
+        // A sandbox with a name is for coming back to: the end of its lifetime must not take its files.
+        let on_timeout = self.on_timeout.or(self.name.as_ref().map(|_| End::Stop));
+        add("onTimeout", end(on_timeout));
         add("onIdle", end(self.on_idle));
         add("autoResume", self.no_auto_resume.then_some(json!(false)));
         add("durable", self.durable.then_some(json!(true)));
@@ -338,7 +348,7 @@ impl Ls {
         let mut table = Table::new();
         table.load_style(comfy_table::presets::NOTHING);
         table.set_header([
-            "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS IN",
+            "ID", "NAME", "STATE", "TEMPLATE", "CPUS", "MEMORY", "AGE", "ENDS",
         ]);
         for sandbox in &all {
             let memory = Bytes(sandbox["memoryMB"].as_u64().unwrap_or(0) << 20);
@@ -371,13 +381,6 @@ pub(crate) fn since(time: &str) -> String {
     let then = time.parse::<Timestamp>();
     let passed = then.map(|then| Timestamp::now().duration_since(then).as_secs());
     passed.map_or_else(|_| String::new(), |seconds| span(seconds.max(0) as u64))
-}
-
-/// How long it has, if it ends.
-pub(crate) fn until(sandbox: &Value) -> String {
-    let end = text(sandbox, "endAt").parse::<Timestamp>();
-    let left = end.map(|end| end.duration_since(Timestamp::now()).as_secs());
-    left.map_or_else(|_| "-".to_owned(), |seconds| span(seconds.max(0) as u64))
 }
 
 /// A length of time, for people.

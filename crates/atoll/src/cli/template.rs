@@ -1,19 +1,27 @@
 //! `atoll template`.
 
+mod remote;
+
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs::Metadata;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use atoll_client::Client;
 use atoll_model::{Bytes, Error};
 use atoll_worker::template::{self, Options, Source, Store};
 use clap::Subcommand;
 use comfy_table::Table;
 
+use super::local::{Local, LocalOrRemote};
 use super::progress::Bar;
-use super::say;
+use super::{block_on, say};
 use crate::config::Config;
 
 /// List, add, rebuild and remove templates: the file systems sandboxes start from.
+///
+/// They are those of the server that `--url`, `--profile`, `ATOLL_URL`, `ATOLL_API_KEY` or `atoll login` name, else
+/// those of this machine.
 #[derive(Debug, Subcommand)]
 #[command(after_help = "Examples:
   atoll template ls
@@ -26,6 +34,8 @@ pub(crate) enum Template {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        place: LocalOrRemote,
     },
     /// Add a template from a directory or a tar archive (plain, gzip or zstd).
     #[command(after_help = "Examples:
@@ -49,16 +59,22 @@ pub(crate) enum Template {
         /// inside); this opens more of the kernel to them.
         #[arg(long)]
         nested_user_namespaces: bool,
+        #[command(flatten)]
+        place: LocalOrRemote,
     },
     /// Make a template anew from its source; `base` is made from this machine's own system.
     Rebuild {
         /// Its name.
         name: String,
+        #[command(flatten)]
+        local: Local,
     },
     /// Remove a template that no sandbox needs, running or not.
     Rm {
         /// Its name.
         name: String,
+        #[command(flatten)]
+        place: LocalOrRemote,
     },
 }
 
@@ -71,9 +87,30 @@ pub(crate) fn store(config: &Config) -> Result<Store, Error> {
 
 impl Template {
     pub(crate) fn run(self, config: &Config) -> Result<ExitCode, Error> {
+        if let Self::Rebuild { local, .. } = &self {
+            local.require("template rebuild", config)?;
+        }
+        match self.server(config)? {
+            Some(client) => block_on(self.remote(&client))?,
+            None => self.local(config)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The server to act on; `None` is this machine.
+    fn server(&self, config: &Config) -> Result<Option<Client>, Error> {
+        match self {
+            Self::Ls { place, .. } | Self::Add { place, .. } | Self::Rm { place, .. } => {
+                place.client(config)
+            }
+            Self::Rebuild { .. } => Ok(None),
+        }
+    }
+
+    fn local(self, config: &Config) -> Result<(), Error> {
         let store = store(config)?;
         match self {
-            Self::Ls { json } => list(&store, json)?,
+            Self::Ls { json, .. } => list(&store, json)?,
             Self::Add {
                 name,
                 source,
@@ -81,13 +118,9 @@ impl Template {
                 env,
                 no_sudo,
                 nested_user_namespaces,
+                ..
             } => {
-                let found = std::fs::metadata(&source).map_err(|error| {
-                    let message =
-                        format!("the source {} cannot be read: {error}", source.display());
-                    Error::invalid("source", message, "name a directory or a tar archive")
-                })?;
-                let source = if found.is_dir() {
+                let source = if metadata(&source)?.is_dir() {
                     Source::Directory(source)
                 } else {
                     Source::Archive(source)
@@ -106,7 +139,7 @@ impl Template {
                 drop(bar);
                 report(&name, &added?);
             }
-            Self::Rebuild { name } => {
+            Self::Rebuild { name, .. } => {
                 if name != template::BASE {
                     store.get(&name)?;
                     return Err(Error::invalid(
@@ -120,13 +153,20 @@ impl Template {
                 drop(bar);
                 report(&name, &built?);
             }
-            Self::Rm { name } => {
+            Self::Rm { name, .. } => {
                 store.remove(&name)?;
                 say(&format!("removed template {name}"));
             }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
+}
+
+fn metadata(source: &Path) -> Result<Metadata, Error> {
+    std::fs::metadata(source).map_err(|error| {
+        let message = format!("the source {} cannot be read: {error}", source.display());
+        Error::invalid("source", message, "name a directory or a tar archive")
+    })
 }
 
 fn report(name: &str, report: &template::Report) {

@@ -184,7 +184,7 @@ fn page(
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header([
-        "ID", "NAME", "STATE", "CPU %", "MEMORY", "DISK", "PIDS", "AGE", "ENDS IN",
+        "ID", "NAME", "STATE", "CPU %", "MEMORY", "DISK", "PIDS", "AGE", "ENDS",
     ]);
     let mut rows: Vec<&Value> = seen.sandboxes.iter().collect();
     let cpu = |one: &Value| one["usage"]["cpuUsedPct"].as_f64().unwrap_or(-1.0);

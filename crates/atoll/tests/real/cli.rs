@@ -77,6 +77,24 @@ fn doctor_finds_this_host_able_and_says_so_in_json_too() {
     );
 }
 
+#[test]
+fn doctor_uses_the_templates_that_the_environment_names() {
+    done(&["run", "--", "true"]);
+    let scratch = Scratch::new();
+    let mut doctor = atoll(&["doctor", "--json"]);
+    doctor
+        .env("ATOLL_DATA_DIR", scratch.join("data"))
+        .env("ATOLL_TEMPLATES_DIR", world::data().join("templates"));
+    // It would turn this machine's own forwarding on.
+    let host = atoll_jail::netns::create().unwrap();
+    let run = || run_within(&mut doctor, Duration::from_mins(1), b"");
+    let output = atoll_jail::netns::within(host.as_fd(), run).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = report["checks"].as_array().unwrap();
+    let sandbox = checks.iter().find(|check| check["feature"] == "a sandbox");
+    assert_eq!(sandbox.unwrap()["ok"], true, "{report}");
+}
+
 /// ramfs never could; on some kernels tmpfs cannot either.
 #[test]
 fn a_file_system_that_cannot_map_ids_is_told_with_a_remedy() {

@@ -34,7 +34,7 @@ class SandboxInfo:
     Attributes:
         id: Its name in every call; `alias` is another.
         state: `creating`, `running`, `paused`, `stopping`, `stopped` or `failed`.
-        reason: Why it does not run, if nobody stopped it: `exited`, `oom`, `host_restart` or `keeper_lost`.
+        reason: Why it ended by itself: `timeout`, `idle`, `exited`, `oom`, `host_restart` or `keeper_lost`.
         end_at: When its time is up; `None` is without end, or not while it does not run.
         timeout: In seconds; 0 is without end.
         durable: `fsync` inside waits for the disk.

@@ -419,7 +419,7 @@ export type Readiness = {
 };
 
 /** Why a sandbox does not run, where nobody asked for that. */
-export type Reason = "host_restart" | "exited" | "oom" | "keeper_lost";
+export type Reason = "host_restart" | "exited" | "oom" | "keeper_lost" | "timeout" | "idle";
 
 /** a request id */
 export type RequestId = string;

@@ -11,6 +11,7 @@ use atoll_store::{Counts, Found, Identity};
 use atoll_worker::instance::DataLock;
 use clap::Args;
 
+use super::super::local::Local;
 use super::super::serve::database::{self, DATABASE};
 use super::super::{block_on, say};
 use super::{KEY, SIGNS, failed, not_copied};
@@ -35,10 +36,16 @@ pub(super) struct Restore {
     /// The data directory [default: /var/lib/atoll, or `ATOLL_DATA_DIR`].
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    local: Local,
 }
 
 impl Restore {
     pub(super) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        // A data directory is one of this machine.
+        if self.data_dir.is_none() {
+            self.local.require("backup restore", config)?;
+        }
         let data = self.data_dir.as_ref().unwrap_or(&config.data);
         let backup = &self.backup;
         let identity = identity(backup)?;

@@ -17,7 +17,7 @@ const OWN: u32 = 4;
 
 /// Measures those that are installed.
 pub(super) async fn measure(config: &Config, runtime: &LocalRuntime) -> Result<Vec<Row>, Error> {
-    let layer = config.data.join("templates/base/layer");
+    let layer = config.templates().join("base/layer");
     let scratch = config.data.join(format!("bench-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)
         .map_err(|error| failed("make a scratch directory", &error))?;

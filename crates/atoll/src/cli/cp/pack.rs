@@ -16,6 +16,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use indicatif::ProgressBar;
+use serde_json::Value;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
@@ -29,6 +30,15 @@ const AHEAD: usize = 8;
 /// A server that takes nothing for so long is not there.
 const STALLED: Duration = Duration::from_mins(2);
 
+/// What an archive keeps of a file's owner and mode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Attributes {
+    /// The permission bits: owners of this machine mean nothing in a sandbox.
+    Permissions,
+    /// Owner, group and all mode bits, for the root file system of a template.
+    All,
+}
+
 /// Sends one file.
 pub(super) async fn file(
     client: &Client,
@@ -36,9 +46,40 @@ pub(super) async fn file(
     source: &Path,
     size: u64,
 ) -> Result<(), Error> {
+    let patience = Patience::new(true);
+    send_file(client, &put(path), patience, source, size)
+        .await
+        .map(|_| ())
+}
+
+/// Uploads a template: a directory is packed, an archive is sent as it is. It is sent once, because a template that was
+/// added before the connection broke would be a conflict.
+pub(crate) async fn template(client: &Client, path: &str, source: &Path) -> Result<Value, Error> {
+    let found = fs::metadata(source).map_err(|error| unreadable(source, &error))?;
+    let request = Request::post_bytes(path, Bytes::new());
+    let patience = Patience::new(false);
+    let answer = if found.is_dir() {
+        send_tree(client, &request, patience, source, Attributes::All).await?
+    } else {
+        send_file(client, &request, patience, source, found.len()).await?
+    };
+    answer.json()
+}
+
+fn put(path: &str) -> Request {
+    Request::put(path).header("content-type", "application/octet-stream")
+}
+
+async fn send_file(
+    client: &Client,
+    request: &Request,
+    patience: Patience,
+    source: &Path,
+    size: u64,
+) -> Result<Answer, Error> {
     let shown = bar(&name(source), Some(size));
     let source = source.to_owned();
-    let sent = send(client, path, &shown, move |mut out| {
+    let sent = send(client, request, patience, &shown, move |mut out| {
         let mut file = File::open(&source).map_err(|error| unreadable(&source, &error))?;
         let mut part = vec![0; CHUNK];
         loop {
@@ -51,30 +92,14 @@ pub(super) async fn file(
             }
         }
     });
-    sent.await.map(|_| ())
+    sent.await
 }
 
 /// Sends a directory, with all that is below, as an archive.
 pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Result<(), Error> {
-    // The whole is only worth knowing for somebody who looks.
-    let shown = bar(&name(source), None);
-    let left_out = Arc::new(Mutex::new((0, Vec::new())));
-    let top = source.to_owned();
-    let told = Arc::clone(&left_out);
-    let answer = send(client, path, &shown, move |out| {
-        let mut packing = Packing {
-            archive: Builder::new(out),
-            linked: HashMap::new(),
-            left_out: (0, Vec::new()),
-        };
-        packing.tree(&top)?;
-        *told.lock().unwrap_or_else(PoisonError::into_inner) = packing.left_out;
-        let done = packing.archive.into_inner().and_then(|mut out| out.flush());
-        done.map_err(|error| gone(&error))
-    });
-    let answer = answer.await?.json()?;
-    let (count, names) = &*left_out.lock().unwrap_or_else(PoisonError::into_inner);
-    tell_left_out(*count, names);
+    let (request, patience) = (put(path), Patience::new(true));
+    let sent = send_tree(client, &request, patience, source, Attributes::Permissions);
+    let answer = sent.await?.json()?;
     let skipped = answer["skippedEntries"].as_array();
     let skipped: Vec<String> = skipped
         .into_iter()
@@ -88,15 +113,44 @@ pub(super) async fn directory(client: &Client, path: &str, source: &Path) -> Res
     Ok(())
 }
 
-/// Sends what some work writes, again from the beginning if the line breaks: what arrives replaces what is there.
+async fn send_tree(
+    client: &Client,
+    request: &Request,
+    patience: Patience,
+    source: &Path,
+    attributes: Attributes,
+) -> Result<Answer, Error> {
+    // The whole is only worth knowing for somebody who looks.
+    let shown = bar(&name(source), None);
+    let left_out = Arc::new(Mutex::new((0, Vec::new())));
+    let top = source.to_owned();
+    let told = Arc::clone(&left_out);
+    let answer = send(client, request, patience, &shown, move |out| {
+        let mut packing = Packing {
+            attributes,
+            archive: Builder::new(out),
+            linked: HashMap::new(),
+            left_out: (0, Vec::new()),
+        };
+        packing.tree(&top)?;
+        *told.lock().unwrap_or_else(PoisonError::into_inner) = packing.left_out;
+        let done = packing.archive.into_inner().and_then(|mut out| out.flush());
+        done.map_err(|error| gone(&error))
+    });
+    let answer = answer.await?;
+    let (count, names) = &*left_out.lock().unwrap_or_else(PoisonError::into_inner);
+    tell_left_out(*count, names);
+    Ok(answer)
+}
+
+/// Sends what some work writes, again from the beginning if the connection breaks and the patience allows it.
 async fn send(
     client: &Client,
-    path: &str,
+    request: &Request,
+    mut patience: Patience,
     shown: &ProgressBar,
     work: impl Fn(Out) -> Result<(), Error> + Clone + Send + 'static,
 ) -> Result<Answer, Error> {
-    let request = Request::put(path).header("content-type", "application/octet-stream");
-    let mut patience = Patience::new(true);
     loop {
         shown.set_position(0);
         let failed = Arc::new(Mutex::new(None));
@@ -112,7 +166,7 @@ async fn send(
             }
         });
         let answer = tokio::select! {
-            answer = client.pour(&request, body) => answer,
+            answer = client.pour(request, body) => answer,
             () = stalled(&sent) => {
                 let seconds = STALLED.as_secs();
                 let message = format!("{} takes nothing for {seconds} s", client.target());
@@ -192,6 +246,7 @@ impl Write for Out {
 }
 
 struct Packing {
+    attributes: Attributes,
     archive: Builder<Out>,
     /// The names under which files with several are in the archive already.
     linked: HashMap<(u64, u64), PathBuf>,
@@ -246,7 +301,7 @@ impl Packing {
                 }
             }
         }
-        let mut header = header(EntryType::Regular, &found);
+        let mut header = self.header(EntryType::Regular, &found);
         header.set_size(found.len());
         // Just so long as it was when it was looked at, or the archive is none.
         let contents = file
@@ -271,12 +326,27 @@ impl Packing {
         found: &Metadata,
         target: Option<&Path>,
     ) -> Result<(), Error> {
-        let mut header = header(kind, found);
+        let mut header = self.header(kind, found);
         let added = match target {
             Some(target) => self.archive.append_link(&mut header, below, target),
             None => self.archive.append_data(&mut header, below, io::empty()),
         };
         added.map_err(|error| told(below, &error))
+    }
+
+    fn header(&self, kind: EntryType, found: &Metadata) -> Header {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        let (mode, owner, group) = match self.attributes {
+            Attributes::Permissions => (0o777, 0, 0),
+            Attributes::All => (0o7777, found.uid(), found.gid()),
+        };
+        header.set_mode(found.mode() & mode);
+        header.set_uid(owner.into());
+        header.set_gid(group.into());
+        header.set_mtime(found.mtime().try_into().unwrap_or(0));
+        header.set_size(0);
+        header
     }
 
     fn leave_out(&mut self, below: &Path) {
@@ -286,18 +356,6 @@ impl Packing {
             self.left_out.1.push(format!("{name} (a special file)"));
         }
     }
-}
-
-fn header(kind: EntryType, found: &Metadata) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_entry_type(kind);
-    header.set_mode(found.mode() & 0o777);
-    // Whose they are here says nothing about there.
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(found.mtime().try_into().unwrap_or(0));
-    header.set_size(0);
-    header
 }
 
 fn name(source: &Path) -> String {

@@ -404,7 +404,7 @@ pub(crate) fn why(reason: Option<Reason>) -> &'static str {
     match reason {
         Some(Reason::KeeperLost) => "when its keeper was ended",
         Some(Reason::Oom) => "when its sandbox ran out of memory",
-        Some(Reason::Exited) => "when its sandbox ended",
+        Some(Reason::Exited | Reason::Timeout | Reason::Idle) => "when its sandbox ended",
         Some(Reason::HostRestart) | None => "with the machine's restart",
     }
 }

@@ -358,6 +358,7 @@ impl Complete {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::defaults::written_defaults;
     use super::*;
 
     fn read(text: &str) -> Result<Settings, Error> {
@@ -382,6 +383,28 @@ mod tests {
         assert_eq!(all.reserve.disk, Some(Bytes(3 << 30)));
         let month = Duration::from_hours(30 * 24);
         assert_eq!(all.rules.stopped_retention, Some(month));
+    }
+
+    #[test]
+    fn help_names_the_defaults_that_hold() {
+        let usual = Settings::usual(Path::new("/data")).to_toml().expect("text");
+        let usual: toml::Table = usual.parse().expect("TOML");
+        let window = atoll_worker::Config::serving(Path::new("/data")).window;
+        let command = Settings::augment_args(clap::Command::new("serve"));
+        for (flag, described) in written_defaults(&command) {
+            let name = flag.trim_start_matches("--");
+            let real = match (name, usual.get(name)) {
+                // Reserves are shares of the machine, as `atoll_worker::Reserve` tests them.
+                ("data-dir" | "disk-reserve" | "memory-reserve", _) => continue,
+                ("metrics-listen", _) => super::super::watching::METRICS.to_owned(),
+                ("output-window", _) => format!("{}M", window.0 >> 20),
+                ("rate-limit", None) => "no limit".to_owned(),
+                (_, Some(toml::Value::String(text))) => text.clone(),
+                (_, Some(value)) => value.to_string(),
+                (_, None) => panic!("{flag}: [default: {described}] has no counterpart"),
+            };
+            assert_eq!(described, real, "{flag}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 use super::{failed, note, paint, say, taken};
 
 /// Where metrics are shown if nothing is said.
-const METRICS: &str = "127.0.0.1:9091";
+pub(super) const METRICS: &str = "127.0.0.1:9091";
 
 /// How it is watched.
 #[derive(Debug, Clone)]

@@ -13,6 +13,11 @@ fn a_run_ends_as_a_shell_user_expects() {
     let cases: &[(&[&str], &str)] = &[
         (&["--", "python3", "-c", "print(6*7)"], "42\nexit 0"),
         (&["--", "sh", "-c", "exit 7"], "exit 7"),
+        (&["echo", "-n", "--", "--cpus"], "-- --cpusexit 0"),
+        (
+            &["--cpus", "1", "python3", "-c", "print(6*7)"],
+            "42\nexit 0",
+        ),
         (&["--", "sh", "-c", "kill -TERM $$"], "exit 143"),
         (
             &["--", "sh", "-c", "echo out; echo err >&2"],

@@ -44,10 +44,10 @@ over_both! {
 }
 
 async fn sandboxes(server: &Server, line: &impl Line) {
-    let id = said(
-        line,
-        &["sandbox", "create", "--name", "web", "--timeout", "1h"],
-    );
+    let create = ["sandbox", "create", "--name", "web", "--timeout", "1h"];
+    let created = done(atoll(line, &create), b"");
+    assert!(created.status.success(), "{}", told(&created));
+    let id = String::from_utf8(created.stdout).unwrap();
     let id = id.trim();
     assert_eq!(id.len(), 21, "{id}");
     let made = json(
@@ -130,7 +130,7 @@ async fn sandboxes(server: &Server, line: &impl Line) {
         2
     );
     assert_eq!(tried(line, &["sandbox", "rm", "web"]).1, Some(4));
-    let id = said(line, &["sandbox", "create"]);
+    let id = said(line, &["sandbox", "create", "--timeout", "0"]);
     let removed = json(line, &["sandbox", "rm", id.trim(), "--json"]);
     assert_eq!(removed, serde_json::json!({ "sandboxID": id.trim() }));
     assert_eq!(

@@ -28,6 +28,16 @@ async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
     };
     let wrong = here(&["login", &url], "atl_0000\n");
     assert_eq!(wrong.status.code(), Some(3), "{}", told(&wrong));
+    for words in ["check that the key", "`atoll key create NAME`"] {
+        assert!(told(&wrong).contains(words), "{}", told(&wrong));
+    }
+    let keyless = here(&["login", &url, "--no-key"], "");
+    assert_eq!(keyless.status.code(), Some(3), "{}", told(&keyless));
+    assert!(
+        told(&keyless).contains("leave out --no-key"),
+        "{}",
+        told(&keyless)
+    );
     let file = scratch.join("atoll/config.toml");
     assert!(!file.exists());
     let right = here(&["login", &url, "--profile", "here"], &format!("{key}\n"));

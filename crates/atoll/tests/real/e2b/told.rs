@@ -9,6 +9,15 @@ use crate::world::binary;
 
 /// What it prints in these surroundings, line by line.
 fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<String> {
+    told_with_notes(words, variables, home).0
+}
+
+/// The same, and what it says on standard error.
+fn told_with_notes(
+    words: &[&str],
+    variables: &[(&str, &str)],
+    home: &Scratch,
+) -> (Vec<String>, String) {
     let mut command = Command::new(binary());
     command.args(["e2b", "env"]).args(words);
     for name in [
@@ -23,7 +32,8 @@ fn told(words: &[&str], variables: &[(&str, &str)], home: &Scratch) -> Vec<Strin
     let output = command.envs(variables.iter().copied()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let lines = String::from_utf8(output.stdout).unwrap();
-    lines.lines().map(ToOwned::to_owned).collect()
+    let lines = lines.lines().map(ToOwned::to_owned).collect();
+    (lines, String::from_utf8(output.stderr).unwrap())
 }
 
 fn exports(url: &str, key: &str) -> Vec<String> {
@@ -44,8 +54,9 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     let here = [("ATOLL_DATA_DIR", data)];
     for _ in 0..2 {
         let url = format!("http://{}", server.address());
-        assert_eq!(told(&[], &here, &home), exports(&url, &key));
-        assert_eq!(told(&["--data-dir", data], &[], &home), exports(&url, &key));
+        assert_eq!(told(&["--admin"], &here, &home), exports(&url, &key));
+        let words = ["--admin", "--data-dir", data];
+        assert_eq!(told(&words, &[], &home), exports(&url, &key));
         // The next one is at another port, and nobody has told where.
         server.kill_and_start();
     }
@@ -59,7 +70,7 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     assert_eq!(told(&[], &surroundings, &home), exports(elsewhere, &theirs));
     // Who names a server of this machine means no other.
     let url = format!("http://{}", server.address());
-    let words = ["--data-dir", data];
+    let words = ["--admin", "--data-dir", data];
     assert_eq!(told(&words, &surroundings, &home), exports(&url, &key));
     let settings = home.join(".config/atoll");
     std::fs::create_dir_all(&settings).unwrap();
@@ -70,9 +81,39 @@ async fn the_server_that_is_meant_is_found_where_it_is() {
     server.end();
     // Nobody is there: where one would be.
     assert_eq!(
-        told(&[], &here, &home),
+        told(&["--admin"], &here, &home),
         exports("http://127.0.0.1:8080", &key)
     );
     server.kill_and_start();
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_the_servers_machine_a_key_for_sandboxes_is_made_and_printed_once() {
+    let home = Scratch::new();
+    let server = Server::start().await;
+    let url = format!("http://{}", server.address());
+    let data = server.data();
+    let here = [("ATOLL_DATA_DIR", data.to_str().unwrap())];
+    let (lines, note) = told_with_notes(&[], &here, &home);
+    let key = lines[2].strip_prefix("export E2B_API_KEY=").unwrap();
+    assert_eq!(lines, exports(&url, key));
+    assert_ne!(key, server.client().key.unwrap().replace("atl_", "e2b_"));
+    let keys = server.client().get("/keys").await.array();
+    let made = keys.iter().find(|made| made["name"] == "e2b").unwrap();
+    assert_eq!(made["scope"], "sandbox:*");
+    assert!(note.contains(made["keyID"].as_str().unwrap()), "{note}");
+    // It is a key of the server, and of nothing more.
+    let client = server.client().with_key(Some(&key.replace("e2b_", "atl_")));
+    assert_eq!(client.get("/sandboxes").await.status, 200);
+    assert_eq!(client.get("/orgs").await.array().len(), 1);
+    let admin = serde_json::json!({ "name": "more", "scope": "admin" });
+    assert_eq!(client.post("/keys", &admin).await.status, 403);
+    // A key that is given is printed, and none is made.
+    let given = key.replace("e2b_", "atl_");
+    let surroundings = [here[0], ("ATOLL_API_KEY", &given)];
+    assert_eq!(told(&[], &surroundings, &home), exports(&url, key));
+    assert_eq!(told(&["--key", &given], &here, &home), exports(&url, key));
+    assert_eq!(server.client().get("/keys").await.array().len(), keys.len());
     server.close().await;
 }

@@ -1,0 +1,114 @@
+//! Why a command did not end by itself: its sandbox did, while the command ran.
+
+use atoll_client::{Client, Exit, Request, path};
+use atoll_model::{Category, Code, Error};
+use serde_json::Value;
+
+use super::super::remote::{below, text};
+
+/// Exit code of a command whose sandbox's lifetime ended: a deadline, as of `timeout(1)`.
+const LIFETIME_ENDED: &str = "124";
+/// SIGKILL, by which a sandbox ends its commands.
+const KILLED: i32 = 9;
+
+/// Replaces the result of a command that was killed with its sandbox by an error that says why the sandbox ended.
+/// The server is asked only about commands that were killed or lost, not about those that ended by themselves.
+pub(crate) async fn explain_lost(
+    client: &Client,
+    sandbox: &str,
+    result: Result<Exit, Error>,
+) -> Result<Exit, Error> {
+    let is_suspect = match &result {
+        Ok(exit) => exit.signal == Some(KILLED) && !exit.oom_killed && !exit.timed_out,
+        Err(error) => {
+            matches!(error.code.category(), Category::NotFound)
+                || error.code == Code::SandboxStopped
+        }
+    };
+    if !is_suspect {
+        return result;
+    }
+    match last_known(client, sandbox).await {
+        Some(found) => ended(&found, sandbox).map_or(result, Err),
+        None => result,
+    }
+}
+
+/// The sandbox as it is, or as it was when it was deleted.
+async fn last_known(client: &Client, sandbox: &str) -> Option<Value> {
+    match client.call(&Request::get(below(sandbox, &[]))).await {
+        Ok(found) => Some(found),
+        Err(error) if error.code.category() == Category::NotFound => {
+            let session = path(&["sessions", sandbox]);
+            client.call(&Request::get(session)).await.ok()
+        }
+        Err(_) => None,
+    }
+}
+
+/// What to tell if the sandbox has ended.
+fn ended(sandbox: &Value, id: &str) -> Option<Error> {
+    let is_deleted = sandbox["deletedAt"].is_string();
+    if !is_deleted && !matches!(text(sandbox, "state"), "stopping" | "stopped") {
+        return None;
+    }
+    let name = match text(sandbox, "alias") {
+        "" => id,
+        alias => alias,
+    };
+    let (code, outcome) = if is_deleted {
+        (Code::SandboxNotFound, "it was deleted with its files")
+    } else {
+        (Code::SandboxStopped, "it was stopped and keeps its files")
+    };
+    let error = match text(sandbox, "reason") {
+        "timeout" => Error::new(
+            code,
+            format!("the lifetime of sandbox {name} ended: {outcome}"),
+        )
+        .remedy(if is_deleted {
+            "`atoll sandbox create --timeout 1h` makes one that lives longer, --on-timeout stop one that keeps its files"
+                .to_owned()
+        } else {
+            format!(
+                "`atoll sandbox start {name}` runs it again; `atoll sandbox timeout {name} 1h` then gives it longer"
+            )
+        })
+        .detail("exitCode", LIFETIME_ENDED),
+        "" => Error::new(
+            code,
+            format!("sandbox {name} ended while the command ran: {outcome}"),
+        )
+        .remedy("a caller of the API did that; `atoll sandbox ls` shows what is left"),
+        reason => Error::new(
+            code,
+            format!("sandbox {name} ended while the command ran ({reason}): {outcome}"),
+        )
+        .remedy("`atoll sandbox ls` shows what is left"),
+    };
+    Some(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_an_ended_sandbox_explains_a_killed_command() {
+        let code = |sandbox: &Value| {
+            let error = ended(sandbox, "i0")?;
+            Some((error.code, error.details.get("exitCode").cloned()))
+        };
+        let running = json!({ "state": "running" });
+        assert_eq!(code(&running), None);
+        let over = json!({ "state": "stopping", "reason": "timeout" });
+        let deadline = Some(LIFETIME_ENDED.to_owned());
+        assert_eq!(code(&over), Some((Code::SandboxStopped, deadline.clone())));
+        let deleted =
+            json!({ "state": "stopped", "reason": "timeout", "deletedAt": "2026-01-01T00:00:00Z" });
+        assert_eq!(code(&deleted), Some((Code::SandboxNotFound, deadline)));
+        let stopped = json!({ "state": "stopped" });
+        assert_eq!(code(&stopped), Some((Code::SandboxStopped, None)));
+    }
+}

@@ -1,0 +1,169 @@
+//! Lifetimes on the command line: what a sandbox is created with, and what a command says that its sandbox did not outlive.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use atoll_testkit::wait_for;
+use serde_json::{Value, json};
+
+use super::{atoll, done, json as json_of, said};
+use crate::api::{Client, Server};
+use crate::cli::told;
+use crate::world::DEADLINE;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_with_a_name_keeps_its_files_and_the_user_is_told_when_it_ends() {
+    let server = Server::start().await;
+    let create = |args: &[&str]| {
+        let output = done(
+            atoll(&server, &[&["sandbox", "create"], args].concat()),
+            b"",
+        );
+        assert!(output.status.success(), "{}", told(&output));
+        let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+        let described = json_of(&server, &["sandbox", "get", &id, "--json"]);
+        (id, described, String::from_utf8(output.stderr).unwrap())
+    };
+    let (_, named, notice) = create(&["--name", "web"]);
+    assert_eq!(
+        (&named["onTimeout"], &named["timeout"]),
+        (&json!("stop"), &json!(300))
+    );
+    let kept =
+        "  web stops in 5m00s and keeps its files; `atoll sandbox timeout web 1h` changes that\n";
+    assert_eq!(notice, kept);
+    let (id, unnamed, notice) = create(&["--timeout", "1h"]);
+    assert_eq!(unnamed["onTimeout"], "destroy");
+    let deleted = format!(
+        "  {id} is deleted in 1h00m, with its files; `atoll sandbox timeout {id} 1h` changes that\n"
+    );
+    assert_eq!(notice, deleted);
+    let (_, chosen, _) = create(&["--name", "other", "--on-timeout", "pause"]);
+    assert_eq!(chosen["onTimeout"], "pause");
+    let (_, _, silent) = create(&["--name", "endless", "--timeout", "0"]);
+    assert_eq!(silent, "");
+    // Programs read it from the object.
+    let object = said(
+        &server,
+        &["sandbox", "create", "--name", "object", "--json"],
+    );
+    assert!(object.contains("\"endAt\": \"20"), "{object}");
+    let table = said(&server, &["sandbox", "ls"]);
+    let row = |name: &str| {
+        let row = table.lines().find(|line| line.contains(name)).unwrap();
+        row.trim_end().to_owned()
+    };
+    assert!(
+        row(" web ").ends_with(", stop") && row(" web ").contains("  in "),
+        "{table}"
+    );
+    assert!(row(&id).ends_with(", destroy"), "{table}");
+    assert!(row(" other ").ends_with(", pause"), "{table}");
+    assert!(row(" endless ").ends_with(" -"), "{table}");
+    // The API has its own default, with a name too.
+    let api = server.client().sandbox(&json!({ "alias": "api" })).await;
+    let api = json_of(&server, &["sandbox", "get", &api, "--json"]);
+    assert_eq!(api["onTimeout"], "destroy");
+    server.close().await;
+}
+
+/// `atoll exec` of something without an end, in a sandbox made for it, when it runs.
+async fn running(server: &Server, asked: Value) -> (String, Child) {
+    let client = server.client();
+    let id = client.sandbox(&asked).await;
+    let mut command: Command = atoll(server, &["exec", &id, "sleep", "1000"]);
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let path = format!("/sandboxes/{id}/commands");
+    let begun = async || !client.get(&path).await.array().is_empty();
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    while !begun().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "the command does not begin"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    (id, child)
+}
+
+fn end(child: Child) -> String {
+    told(&child.wait_with_output().unwrap())
+}
+
+async fn set_timeout(client: &Client, id: &str) {
+    let path = format!("/sandboxes/{id}/timeout");
+    let answer = client.post(&path, &json!({ "timeout": 1 })).await;
+    assert!(answer.status < 300, "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_says_that_the_lifetime_of_its_sandbox_ended() {
+    let server = Server::start().await;
+    let client = server.client();
+    let stopping = json!({ "timeout": 0, "alias": "web", "onTimeout": "stop" });
+    let (stopped, child) = running(&server, stopping).await;
+    set_timeout(&client, &stopped).await;
+    let text = end(child);
+    let (message, hint) = (
+        "atoll: the lifetime of sandbox web ended: it was stopped and keeps its files\n",
+        "`atoll sandbox start web` runs it again",
+    );
+    assert!(text.starts_with(message) && text.contains(hint), "{text}");
+    assert!(text.ends_with("exit 124"), "{text}");
+    wait_for("the sandbox to be stopped", DEADLINE, || {
+        let now = json_of(&server, &["sandbox", "get", "web", "--json"]);
+        assert_eq!(now["reason"], "timeout", "{now}");
+        now["state"] == "stopped"
+    });
+    let table = said(&server, &["sandbox", "ls"]);
+    assert!(table.contains("stopped (timeout)"), "{table}");
+    // The reason is of that stop, not of a later one.
+    assert_eq!(
+        said(&server, &["sandbox", "start", "web"]),
+        format!("{stopped}\n")
+    );
+    let started = json_of(&server, &["sandbox", "get", "web", "--json"]);
+    assert_eq!(started["reason"], Value::Null);
+
+    let destroyed = json!({ "timeout": 0, "alias": "brief" });
+    let (destroyed, child) = running(&server, destroyed).await;
+    set_timeout(&client, &destroyed).await;
+    let text = end(child);
+    let message = "atoll: the lifetime of sandbox brief ended: it was deleted with its files\n";
+    assert!(text.starts_with(message), "{text}");
+    assert!(text.ends_with("exit 124"), "{text}");
+    let session = client.get(&format!("/sessions/{destroyed}")).await.json();
+    assert_eq!(session["reason"], "timeout", "{session}");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_says_that_a_caller_ended_its_sandbox() {
+    let server = Server::start().await;
+    let client = server.client();
+    let (id, child) = running(&server, json!({ "timeout": 0, "alias": "web" })).await;
+    assert_eq!(
+        said(&server, &["sandbox", "stop", "web"]),
+        format!("{id}\n")
+    );
+    let text = end(child);
+    let message =
+        "atoll: sandbox web ended while the command ran: it was stopped and keeps its files\n";
+    assert!(text.starts_with(message), "{text}");
+    assert!(text.ends_with("exit 125"), "{text}");
+    // A command that is killed in a sandbox that goes on is no concern of the sandbox.
+    let (id, child) = running(&server, json!({ "timeout": 0 })).await;
+    let all = client
+        .get(&format!("/sandboxes/{id}/commands"))
+        .await
+        .array();
+    let exec = all[0]["execID"].as_str().unwrap();
+    let path = format!("/sandboxes/{id}/commands/{exec}/signal");
+    assert!(client.post(&path, &json!({ "signal": 9 })).await.status < 300);
+    assert_eq!(end(child), "exit 137");
+    server.close().await;
+}
