@@ -1,8 +1,8 @@
 //! `--url` and `--profile` before the command: `atoll --url URL ls` is `atoll ls --url URL`.
 //!
 //! Clap passes the values of global options down to the command, which declares options of the same names if it
-//! uses a server. This module refuses what clap accepts without effect: an option for a command that uses no server,
-//! two different values, and conflicts between options of different levels.
+//! uses a server. The value that is closest to the end of the line wins. This module refuses what clap accepts without
+//! effect: an option for a command that uses no server, and conflicts between options of different levels.
 
 use atoll_model::Error;
 use clap::parser::ValueSource;
@@ -46,18 +46,10 @@ fn check_one(name: &str, top: fn() -> Command, matches: &ArgMatches) -> Result<(
         path.push(word);
         levels.push(below);
     }
-    let given: Vec<&str> = levels
-        .iter()
-        .filter_map(|level| value(level, name))
-        .collect();
-    let [first, others @ ..] = given.as_slice() else {
+    if !levels.iter().any(|level| is_given(level, name)) {
         return Ok(());
-    };
-    let invalid = |message: String, remedy: &str| Err(Error::invalid(name, message, remedy));
-    if others.iter().any(|other| other != first) {
-        let message = format!("--{name} is given twice, with different values");
-        return invalid(message, "give it once, before or after the command");
     }
+    let invalid = |message: String, remedy: &str| Err(Error::invalid(name, message, remedy));
     let mut command = top();
     for word in &path {
         command = command.find_subcommand(word).cloned().unwrap_or_default();
@@ -86,10 +78,10 @@ fn check_one(name: &str, top: fn() -> Command, matches: &ArgMatches) -> Result<(
     }
 }
 
-/// The value of an option at a level, if it was typed there or above.
-fn value<'a>(level: &'a ArgMatches, name: &str) -> Option<&'a str> {
-    let value = level.try_get_one::<String>(name).ok()??;
-    (level.value_source(name) == Some(ValueSource::CommandLine)).then_some(value)
+/// Whether an option was typed at a level, or above it.
+fn is_given(level: &ArgMatches, name: &str) -> bool {
+    level.try_contains_id(name).unwrap_or(false)
+        && level.value_source(name) == Some(ValueSource::CommandLine)
 }
 
 #[cfg(test)]
@@ -132,8 +124,12 @@ mod tests {
             ),
             ("atoll --url http://a login", "atoll login http://a"),
             (
-                "atoll --url http://a ls --url http://a",
-                "atoll ls --url http://a",
+                "atoll --url http://a ls --url http://b",
+                "atoll ls --url http://b",
+            ),
+            (
+                "atoll --url http://a login http://b",
+                "atoll login http://b",
             ),
             (
                 "atoll --url http://a run -- ls",
@@ -147,18 +143,10 @@ mod tests {
     }
 
     #[test]
-    fn options_without_effect_or_with_two_meanings_are_refused() {
+    fn options_without_effect_or_with_conflicts_are_refused() {
         for (line, refusal) in [
             ("atoll --url http://a serve", "atoll serve uses no server"),
             ("atoll gc --profile work", "atoll gc uses no server"),
-            (
-                "atoll --url http://a ls --url http://b",
-                "--url is given twice, with different values",
-            ),
-            (
-                "atoll --url http://a login http://b",
-                "--url is given twice, with different values",
-            ),
             (
                 "atoll --url http://a ls --profile b",
                 "--url cannot be used with --profile",
