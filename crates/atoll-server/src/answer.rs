@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use atoll_model::{Category, Code, Error, RequestId};
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -46,10 +46,23 @@ impl IntoResponse for Failure {
             let value = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, value);
         }
+        if status == StatusCode::UNAUTHORIZED {
+            add_challenge(response.headers_mut(), code);
+        }
         // The guard adds the request's id.
         response.extensions_mut().insert(body);
         response
     }
+}
+
+/// Adds the header that HTTP demands of a 401. Browsers show no dialog for this scheme.
+pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
+    let challenge = match code {
+        Code::MissingApiKey => "Bearer realm=\"atoll\"",
+        _ => "Bearer realm=\"atoll\", error=\"invalid_token\"",
+    };
+    let challenge = HeaderValue::from_static(challenge);
+    headers.insert(header::WWW_AUTHENTICATE, challenge);
 }
 
 /// What went wrong.

@@ -275,8 +275,8 @@ impl FromRequestParts<App> for Caller {
             (Access::Open, None, None) => ("open", app.core.operator(request).await),
             (Access::Keys, None, None) => (
                 "none",
-                Err(Error::new(Code::Unauthenticated, "no key came with this request")
-                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the data directory")),
+                Err(Error::new(Code::MissingApiKey, "the request has no API key")
+                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the server's data directory")),
             ),
         };
         app.meters.asked_in(kind, context.is_ok());

@@ -159,8 +159,11 @@ def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, mo
     with pytest.raises(errors.Unauthenticated) as told:
         Sandbox.list(client=Client(server.url))
     assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
-    with pytest.raises(errors.PermissionDenied):
+    assert type(told.value) is errors.MissingApiKey
+    with pytest.raises(errors.Unauthenticated) as told:
         Sandbox.list(client=Client(server.url, "atl_" + "0" * 64))
+    assert type(told.value) is errors.InvalidApiKey and told.value.status == 401
+    assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with pytest.raises(errors.ConnectionFailed, match=f"no server answers at http://127.0.0.1:{port}") as refused:

@@ -17,7 +17,8 @@ interface Told {
 
 /** Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API. */
 const REMEDIES: Readonly<Record<string, string>> = {
-    UNAUTHENTICATED: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
+    MISSING_API_KEY: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
+    INVALID_API_KEY: "check ATOLL_API_KEY, apiKey or the profile: the key may belong to another server",
     SANDBOX_NOT_FOUND: "Sandbox.list() lists yours",
     SANDBOX_STOPPED: "call start() of the sandbox first",
     SANDBOX_PAUSED: "call resume() of the sandbox first",
