@@ -8,6 +8,7 @@ mod document;
 mod e2b;
 mod guard;
 mod listen;
+mod malformed;
 mod meters;
 mod page;
 mod reference;

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use super::lenient::Noted;
 use super::refusal::{Failed, Over, is_over};
+use crate::malformed;
 
 /// The flag of the last envelope.
 const LAST: u8 = 2;
@@ -165,8 +166,7 @@ pub(super) fn stream(envelopes: impl Stream<Item = Bytes> + Send + 'static) -> R
 /// A message, read leniently: fields that are not known are somebody's later version, and noted in the log.
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    let read: Result<Noted<T>, _> = serde_json::from_slice(bytes);
-    let read = read.map_err(|error| Fault::new("invalid_argument", error.to_string()))?;
+    let read: Noted<T> = malformed::read_json(bytes)?;
     Ok(read.told())
 }
 
