@@ -319,8 +319,8 @@ async fn stream_input(
     silence.allow();
     match take_input(&step, body).await {
         Ok(()) => connect::stream(futures_util::stream::iter([
-            connect::message(&json!({})),
-            connect::done(),
+            Ok(connect::message(&json!({}))),
+            Ok(connect::done()),
         ])),
         Err(fault) => fault.stream(),
     }

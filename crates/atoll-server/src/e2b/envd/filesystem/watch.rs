@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::entry::EntryInfo;
 use super::in_their_words;
 use crate::App;
-use crate::e2b::connect::{self, Call, Fault, Unary};
+use crate::e2b::connect::{self, Call, Envelope, Fault, Unary};
 use crate::e2b::envd::files::PREFIX;
 use crate::e2b::envd::place::{Place, clean};
 use crate::e2b::envd::process::keepalive;
@@ -168,19 +168,22 @@ struct State {
 }
 
 impl State {
-    async fn next(&mut self) -> Option<Bytes> {
+    async fn next(&mut self) -> Option<Envelope> {
         loop {
             if let Some(envelope) = self.waiting.pop_front() {
-                return Some(envelope);
+                return Some(Ok(envelope));
             }
             if self.over {
                 return None;
             }
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
-                Err(_) => return Some(connect::message(&json!({ "keepalive": {} }))),
+                Err(_) => return Some(Ok(connect::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.happened(&event).await,
-                // Its sandbox took it along.
-                Ok(Ok(None) | Err(_)) if self.used.is_over() => self.end(Fault::over().envelope()),
+                // It ended with its sandbox.
+                Ok(Ok(None) | Err(_)) if self.used.is_over() => {
+                    self.over = true;
+                    return Some(connect::end_with(&self.used).await);
+                }
                 Ok(Ok(None)) => self.end(connect::done()),
                 Ok(Err(error)) => self.end(Fault::from(error).envelope()),
             }
