@@ -353,7 +353,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn new_ledger() -> Ledger {
+    pub(crate) fn new_ledger() -> Ledger {
         Ledger::new(&Arc::new(crate::clock::tests::manual().1))
     }
 

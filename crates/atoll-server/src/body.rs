@@ -182,7 +182,8 @@ pub(crate) fn split_query(uri: &mut Uri, names: &[&str]) -> Uri {
     taken
 }
 
-fn with_query(uri: &Uri, words: &[&str]) -> Uri {
+/// The same address with another query.
+pub(crate) fn with_query(uri: &Uri, words: &[&str]) -> Uri {
     let text = match words {
         [] => uri.path().to_owned(),
         words => format!("{}?{}", uri.path(), words.join("&")),

@@ -31,6 +31,7 @@ pub(crate) fn cors(config: &Config) -> CorsLayer {
             own("x-next-cursor"),
             own("x-next-token"),
             own("x-request-id"),
+            own("x-total-count"),
             own("x-total-running"),
             own("x-truncated"),
         ])

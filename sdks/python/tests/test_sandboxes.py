@@ -11,6 +11,7 @@ import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,21 @@ def test_a_tunnel_carries_both_directions_at_once(server: Server) -> None:
             with end.makefile("rb") as received:
                 assert received.read() == data
             sending.join()
+
+
+def test_lists_are_filtered_and_counted(client: Client) -> None:
+    entries = {"team": "a b&c", "x": "é"}
+    conditions: list[tuple[dict[str, Any], int]] = [
+        ({"metadata": entries}, 1),
+        ({"metadata": {"team": "a"}}, 0),
+        ({"search": "FILTERED", "template": "base", "state": "running"}, 1),
+        ({"search": "filtered", "template": "none"}, 0),
+    ]
+    with Sandbox.create(client=client, alias="filtered-1", metadata=entries) as sandbox:
+        for condition, total in conditions:
+            found = [info.id for info in Sandbox.list(client=client, **condition)]
+            assert found == [sandbox.id] * total, condition
+            assert Sandbox.count(client=client, **condition) == total, condition
 
 
 def test_every_code_of_the_api_has_its_class() -> None:

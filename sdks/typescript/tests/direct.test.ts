@@ -39,6 +39,19 @@ test("a sandbox that was made is deleted at the end, one that was connected to i
             listed.push(info.sandboxID);
         }
         assert.deepEqual(listed, [id]);
+        const conditions = [
+            [{ metadata: { a: "b" }, template: "base", search: "MIN" }, 1],
+            [{ metadata: { a: "c" } }, 0],
+            [{ template: "none" }, 0],
+        ] as const;
+        for (const [condition, total] of conditions) {
+            const found = [];
+            for await (const info of Sandbox.list({ ...server.at, ...condition })) {
+                found.push(info.sandboxID);
+            }
+            assert.deepEqual(found, total === 1 ? [id] : []);
+            assert.equal(await Sandbox.count({ ...server.at, ...condition }), total);
+        }
     }
     await assert.rejects(Sandbox.connect(id, server.at), SandboxNotFoundError);
 });

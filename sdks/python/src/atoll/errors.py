@@ -380,7 +380,6 @@ class DiskFull(AtollError):
     category = "quota"
 
 
-
 def classes(base: type[AtollError] = AtollError) -> Iterator[type[AtollError]]:
     """The classes below a class, each before those below it."""
     for kind in base.__subclasses__():
@@ -394,7 +393,7 @@ _BY_CODE = {kind.code: kind for kind in classes()}
 #: Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API.
 _REMEDIES = {
     "MISSING_API_KEY": "set ATOLL_API_KEY, or use Client(api_key=…); admin.key of the data directory has the first key",
-    "INVALID_API_KEY": "check ATOLL_API_KEY, the api_key of Client(…) or the profile: the key may belong to another server",
+    "INVALID_API_KEY": "check ATOLL_API_KEY, Client(api_key=…) or the profile: it may be another server's key",
     "SANDBOX_NOT_FOUND": "Sandbox.list() lists yours",
     "SANDBOX_STOPPED": "call start() of the sandbox first",
     "SANDBOX_PAUSED": "call resume() of the sandbox first",
