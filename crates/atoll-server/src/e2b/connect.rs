@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use super::lenient::Noted;
 use super::refusal::{Failed, Over, is_over};
+use crate::listen::Connection;
 use crate::malformed;
 
 /// The flag of the last envelope.
@@ -159,16 +160,17 @@ pub(super) fn done() -> Bytes {
 /// The next envelope of a stream.
 pub(super) type Envelope = Result<Bytes, SandboxGone>;
 
-/// Breaks off the connection of a stream whose sandbox is gone. E2B's clients then ask `/health`, and report on 502 that
-/// the sandbox was killed or reached its end of life. A last envelope would make them report a timeout.
+/// Breaks off a stream whose sandbox is gone. E2B's clients then ask `/health`, and report on 502 that the sandbox was killed
+/// or reached its end of life. A last envelope would make them report a timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("the sandbox is gone")]
 pub(super) struct SandboxGone;
 
 /// The end of a stream whose sandbox has ended: a broken connection if it is gone, else the last envelope, because
 /// `/health` answers 204 for a sandbox that a request starts again.
-pub(super) async fn end_with(sandbox: &Use) -> Envelope {
+pub(super) async fn end_with(sandbox: &Use, connection: &Connection) -> Envelope {
     if sandbox.is_gone().await {
+        connection.reset_at_close();
         // What was sent before must leave the buffers first.
         tokio::task::yield_now().await;
         return Err(SandboxGone);

@@ -21,6 +21,7 @@ use crate::e2b::connect::{self, Call, Envelope, Fault, Unary};
 use crate::e2b::envd::files::PREFIX;
 use crate::e2b::envd::place::{Place, clean};
 use crate::e2b::envd::process::keepalive;
+use crate::listen::Connection;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -128,7 +129,12 @@ async fn describe(used: &Use, watched: &Watched, event: &WatchEvent) -> Result<V
 }
 
 /// A stream that never begins fails as one that has begun.
-async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) -> Response {
+async fn watch_dir(
+    place: Result<Place, Fault>,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let begun = async {
         let asked: Asked = Call::new(body).only().await?;
         let place = place?;
@@ -140,6 +146,7 @@ async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) 
         let watch = watch.await.map_err(fault)?;
         Ok::<_, Fault>(State {
             used,
+            connection,
             watched,
             watch,
             waiting: VecDeque::from([connect::message(&json!({ "start": {} }))]),
@@ -159,6 +166,7 @@ async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) 
 /// A stream under way.
 struct State {
     used: Use,
+    connection: Connection,
     watched: Watched,
     watch: Watch,
     /// What is still to be sent.
@@ -182,7 +190,7 @@ impl State {
                 // It ended with its sandbox.
                 Ok(Ok(None) | Err(_)) if self.used.is_over() => {
                     self.over = true;
-                    return Some(connect::end_with(&self.used).await);
+                    return Some(connect::end_with(&self.used, &self.connection).await);
                 }
                 Ok(Ok(None)) => self.end(connect::done()),
                 Ok(Err(error)) => self.end(Fault::from(error).envelope()),

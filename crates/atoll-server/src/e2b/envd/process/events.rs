@@ -13,6 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::e2b::connect::{self, Envelope, Fault};
+use crate::listen::Connection;
 
 /// How often something is said, if nothing else is asked for.
 const KEEPALIVE: Duration = Duration::from_secs(90);
@@ -41,6 +42,7 @@ enum At {
 struct State {
     /// The sandbox is in use as long as somebody listens.
     used: Use,
+    connection: Connection,
     control: Control,
     reader: LogReader,
     at: At,
@@ -48,10 +50,17 @@ struct State {
 }
 
 /// Everything from a position on. Who goes away ends nothing.
-pub(super) fn stream(used: Use, control: Control, after: u64, headers: &HeaderMap) -> Response {
+pub(super) fn stream(
+    used: Use,
+    connection: Connection,
+    control: Control,
+    after: u64,
+    headers: &HeaderMap,
+) -> Response {
     let state = State {
         reader: control.output(after),
         used,
+        connection,
         control,
         at: At::Start,
         keepalive: keepalive(headers),
@@ -125,7 +134,7 @@ impl State {
         // It was killed with its sandbox: that is no end of its own.
         if status.signal == Some(KILL) && self.used.is_over() {
             self.at = At::Over;
-            return connect::end_with(&self.used).await;
+            return connect::end_with(&self.used, &self.connection).await;
         }
         self.at = At::Ending(connect::done());
         Ok(event(&json!({ "end": ended(status) })))
