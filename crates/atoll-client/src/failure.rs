@@ -109,6 +109,17 @@ fn own_remedy(error: &Error) -> Option<&'static str> {
         Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
         Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
         Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",
+        Code::KeyNotFound => "`atoll key ls` lists those that there are",
+        Code::OrgNotFound => "`atoll org ls` lists those that you see",
+        Code::UnsupportedByHost => "`atoll doctor` on the server's machine shows what it lacks",
+        Code::SandboxFailed => "delete it with `atoll rm`, and create another",
+        Code::NoCapacity => "try again later, or stop, pause or delete sandboxes",
+        Code::DiskFull if error.details.contains_key("path") => {
+            "delete files of the sandbox, or create one with more disk (--disk)"
+        }
+        Code::DiskFull => {
+            "delete sandboxes with `atoll rm`, or free space on the server's machine: `atoll gc`, `atoll df`"
+        }
         _ => return None,
     })
 }

@@ -296,7 +296,7 @@ impl Ledger {
                 Code::Timeout,
                 format!("the sandbox is {state} for more than {} s", most.as_secs()),
             )
-            .remedy("try again; if it goes on, look at the server's log")
+            .remedy("try again; if it goes on, give the request_id to the operator of the server")
             .detail("state", state))
         })
     }

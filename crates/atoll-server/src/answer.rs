@@ -1,5 +1,6 @@
 //! What a caller is told: one form for every failure.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use atoll_model::{Category, Code, Error, RequestId};
@@ -8,6 +9,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use crate::remedy;
 
 /// A failure on its way out.
 #[derive(Debug)]
@@ -24,17 +27,18 @@ pub(crate) type Answer<T = Response> = Result<T, Failure>;
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
+        let remedy = remedy::for_http(&self.0).map(Cow::into_owned);
         let Error {
             code,
             message,
-            remedy,
+            remedy: own,
             details,
         } = self.0;
         let body = FailureBody {
             error: message,
             code,
             category: code.category(),
-            remedy,
+            remedy: remedy.or(own),
             details,
             retry_after: code.retry_after(),
             request_id: None,

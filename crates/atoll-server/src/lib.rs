@@ -12,6 +12,7 @@ mod malformed;
 mod meters;
 mod page;
 mod reference;
+mod remedy;
 mod routes;
 mod socket;
 mod stream;

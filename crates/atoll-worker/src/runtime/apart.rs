@@ -36,9 +36,7 @@ impl Apart {
     pub(super) fn new(shared: &Shared, directory: PathBuf, record: Record, why: Error) -> Self {
         let (id, ids) = (&record.info.id, record.ids());
         shared.instance.ranges.inherit(ids);
-        let remedy = format!(
-            "its programs go on; to use it here, stop and start it: atoll sandbox stop {id}, then start"
-        );
+        let remedy = "its programs continue; to use it here, stop it and start it again";
         let why = why.remedy(remedy).detail("sandboxID", id.as_str());
         Self {
             group: shared.instance.cgroups.group(id.as_str(), ids),

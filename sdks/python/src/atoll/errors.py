@@ -399,6 +399,9 @@ _REMEDIES = {
     "SANDBOX_PAUSED": "call resume() of the sandbox first",
     "TERMINAL_NOT_FOUND": "pty.list() of the sandbox lists its terminals",
     "EXEC_NOT_FOUND": "commands.list() of the sandbox lists its commands, except the oldest of those that ended",
+    "SANDBOX_FAILED": "call kill() of the sandbox and create another",
+    "NO_CAPACITY": "try again later, or stop, pause or kill sandboxes",
+    "DISK_FULL": "delete files or sandboxes that are not needed, or give the sandbox more with update(disk_mb=…)",
     "STDIN_CLOSED": "run the command with background=True and open_stdin=True",
 }
 

@@ -80,7 +80,7 @@ pub(super) async fn unpack(
             Code::UnsupportedMediaType,
             "archives are taken without a Content-Encoding",
         )
-        .remedy("send it as tar makes it: tar -c . | curl -T - …")
+        .remedy("leave out the header Content-Encoding, and send the tar archive itself")
         .into());
     }
     let unpacking = files.runtime();
