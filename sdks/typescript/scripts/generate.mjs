@@ -55,7 +55,7 @@ function object(schema, indent) {
 }
 
 function types() {
-    const all = Object.entries(api.components.schemas).filter(([name]) => name !== "Raw");
+    const all = Object.entries(api.components.schemas).filter(([name]) => name !== "BinaryBody");
     const made = all.map(([name, schema]) => `${comment(schema.description, "")}export type ${name} = ${type(schema, "")};\n`);
     return `${notice("openapi/v1.json")}\n${made.join("\n")}`;
 }

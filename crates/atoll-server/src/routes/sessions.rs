@@ -15,7 +15,7 @@ use crate::answer::Answer;
 use crate::body::{Path, Query};
 use crate::guard::Caller;
 use crate::page::{self, Part};
-use crate::views::{PastCommand, Sandbox};
+use crate::views::{CommandHistory, Sandbox};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -108,7 +108,7 @@ impl Listed {
         caller: &Context,
         id: &str,
         kind: CommandKind,
-    ) -> Answer<Part<PastCommand>> {
+    ) -> Answer<Part<CommandHistory>> {
         let page = page::asked(self.limit, self.cursor.as_ref())?;
         let commands = app.core.session_commands(caller, id, kind, &page);
         Ok(page::part(commands.await?))
@@ -119,13 +119,13 @@ impl Listed {
 ///
 /// Newest first; their output is not kept.
 #[utoipa::path(get, path = "/sessions/{id}/commands", params(Listed),
-    responses((status = 200, body = [PastCommand])))]
+    responses((status = 200, body = [CommandHistory])))]
 async fn commands(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
-) -> Answer<Part<PastCommand>> {
+) -> Answer<Part<CommandHistory>> {
     asked.answer(&app, &caller, &id, CommandKind::Plain).await
 }
 
@@ -133,13 +133,13 @@ async fn commands(
 ///
 /// Newest first.
 #[utoipa::path(get, path = "/sessions/{id}/terminals", params(Listed),
-    responses((status = 200, body = [PastCommand])))]
+    responses((status = 200, body = [CommandHistory])))]
 async fn terminals(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
-) -> Answer<Part<PastCommand>> {
+) -> Answer<Part<CommandHistory>> {
     let kind = CommandKind::Terminal;
     asked.answer(&app, &caller, &id, kind).await
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use atoll_jail::cgroup::Group;
-use atoll_model::{Code, Error, Reason, SandboxId, SandboxState};
+use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 
 use super::{Entry, LocalRuntime, Place, Shared};
 use crate::error::jail;
@@ -105,7 +105,11 @@ impl Apart {
     }
 
     /// It has only files now.
-    pub(super) fn stopped(&self, shared: &Shared, reason: Option<Reason>) -> Result<Place, Error> {
+    pub(super) fn stopped(
+        &self,
+        shared: &Shared,
+        reason: Option<StopReason>,
+    ) -> Result<Place, Error> {
         let mut record = self.record.clone();
         record.info.state = SandboxState::Stopped;
         record.info.reason = reason;
@@ -148,7 +152,7 @@ async fn watch_over(shared: Weak<Shared>, entry: Weak<Entry>, apart: Arc<Apart>)
         return;
     }
     let ended = apart.end(&shared).await;
-    let stopped = ended.and_then(|()| apart.stopped(&shared, Some(Reason::Exited)));
+    let stopped = ended.and_then(|()| apart.stopped(&shared, Some(StopReason::Exited)));
     if let Ok(stopped) = stopped {
         entry.set(stopped);
         shared.ended.send_replace(());

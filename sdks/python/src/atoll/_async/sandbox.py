@@ -11,7 +11,7 @@ from typing import Any
 from .. import _html
 from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
-from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
+from ..models import Event, ExpiryAction, Network, Port, Sample, SandboxInfo, State, parse
 from .client import AsyncClient, encoded
 from .commands import AsyncCommands
 from .door import AsyncDoor
@@ -66,9 +66,9 @@ class AsyncSandbox:
         network: Network | None = None,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
         durable: bool | None = None,
         client: AsyncClient | None = None,
@@ -257,9 +257,9 @@ class AsyncSandbox:
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         pids: int | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
     ) -> SandboxInfo:
         """Changes it while it runs; what is left out stays. `metadata` replaces all that there is."""

@@ -12,7 +12,7 @@ from typing import Any
 from .. import _html
 from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
-from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
+from ..models import Event, ExpiryAction, Network, Port, Sample, SandboxInfo, State, parse
 from .client import Client, encoded
 from .commands import Commands
 from .door import Door
@@ -67,9 +67,9 @@ class Sandbox:
         network: Network | None = None,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
         durable: bool | None = None,
         client: Client | None = None,
@@ -258,9 +258,9 @@ class Sandbox:
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         pids: int | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
     ) -> SandboxInfo:
         """Changes it while it runs; what is left out stays. `metadata` replaces all that there is."""
