@@ -121,7 +121,7 @@ def reference() -> str:
             parts += [f"### {name}", text(kind), f"Fields: {fields}.", *members(kind)]
     parts += ["## Errors", text(errors.AtollError)]
     rows = ["| class | code | when |", "|---|---|---|"]
-    for error in errors.AtollError.__subclasses__():
+    for error in errors.classes():
         rows.append(f"| `{error.__name__}` | `{error.code}` | {' '.join(text(error).split())} |")
     return "\n\n".join([*parts, "\n".join(rows)]) + "\n"
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use atoll_model::{Code, Error};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::Client;
@@ -45,6 +46,7 @@ impl From<Failure> for Error {
 #[derive(Debug, Deserialize)]
 struct Refusal {
     error: String,
+    #[serde(default, deserialize_with = "known_code")]
     code: Option<Code>,
     remedy: Option<String>,
     #[serde(default)]
@@ -52,10 +54,15 @@ struct Refusal {
     request_id: Option<String>,
 }
 
+/// `None` for a code of another version of the server.
+fn known_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Code>, D::Error> {
+    Ok(Code::deserialize(Value::deserialize(deserializer)?).ok())
+}
+
 /// A refusal, from its status and its body.
 pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     let code = match status {
-        401 => Code::Unauthenticated,
+        401 => Code::InvalidApiKey,
         403 => Code::PermissionDenied,
         404 => Code::NotFound,
         409 => Code::Conflict,
@@ -94,8 +101,7 @@ const LOG_IN: &str = "say ATOLL_API_KEY, or log in again: `atoll login`";
 /// What to do where the server speaks of its routes, and a user of the command has commands.
 fn own_remedy(error: &Error) -> Option<&'static str> {
     Some(match error.code {
-        Code::Unauthenticated => LOG_IN,
-        Code::PermissionDenied if is_unknown_key(error) => LOG_IN,
+        Code::MissingApiKey | Code::InvalidApiKey => LOG_IN,
         // What this command asks for is there, where a server is.
         Code::NotFound if error.message.contains("no such route") => CHECK,
         Code::SandboxStopped => "start it first: `atoll sandbox start`",
@@ -103,13 +109,19 @@ fn own_remedy(error: &Error) -> Option<&'static str> {
         Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
         Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
         Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",
+        Code::KeyNotFound => "`atoll key ls` lists those that there are",
+        Code::OrgNotFound => "`atoll org ls` lists those that you see",
+        Code::UnsupportedByHost => "`atoll doctor` on the server's machine shows what it lacks",
+        Code::SandboxFailed => "delete it with `atoll rm`, and create another",
+        Code::NoCapacity => "try again later, or stop, pause or delete sandboxes",
+        Code::DiskFull if error.details.contains_key("path") => {
+            "delete files of the sandbox, or create one with more disk (--disk)"
+        }
+        Code::DiskFull => {
+            "delete sandboxes with `atoll rm`, or free space on the server's machine: `atoll gc`, `atoll df`"
+        }
         _ => return None,
     })
-}
-
-/// A key that is known, and may not do this, is another thing: the server says which one may.
-fn is_unknown_key(error: &Error) -> bool {
-    error.code == Code::PermissionDenied && error.message.contains("key is not known")
 }
 
 /// How often something is said again.

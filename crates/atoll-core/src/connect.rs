@@ -1,6 +1,6 @@
 //! Somebody wants a sandbox to run, or to sleep, whatever it does now: one decision, made while nobody else changes it.
 
-use atoll_model::{Code, Ending, Error, SandboxState, Scope};
+use atoll_model::{Code, Error, ExpiryAction, SandboxState, Scope};
 use atoll_store::SandboxRow;
 
 use crate::ledger::Held;
@@ -17,7 +17,7 @@ pub struct Connect {
     /// One that runs is refused.
     pub only_asleep: bool,
     /// What happens at its end from now on; `None` stays.
-    pub on_timeout: Option<Ending>,
+    pub on_timeout: Option<ExpiryAction>,
 }
 
 /// How a sandbox sleeps.

@@ -29,7 +29,7 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
                 Code::Internal,
                 "the server cannot read or write its records",
             )
-            .remedy("try again; if it goes on, look at the server's log")
+            .remedy("try again; if it goes on, give the request_id to the operator of the server")
         }
     }
 }

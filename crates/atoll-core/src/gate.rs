@@ -73,6 +73,21 @@ impl Use {
             || !now.is_ok_and(|now| matches!(now.state, Running | Paused))
     }
 
+    /// Whether the sandbox has ended and no request starts it again. Waits for a change of its state under way.
+    pub async fn is_gone(&self) -> bool {
+        use SandboxState::{Failed, Stopped};
+        let is_deleted = || self.entry.with(|row| row.deleted_at.is_some());
+        if is_deleted() {
+            return true;
+        }
+        let _settled = self.entry.gate.lock().await;
+        let is_down = |state| matches!(state, Stopped | Failed);
+        is_deleted()
+            || self
+                .entry
+                .with(|row| is_down(row.state) && !row.lifetime.auto_resume)
+    }
+
     /// It is being used right now, for uses that take long.
     pub fn touch(&self) {
         self.entry.touch();

@@ -177,10 +177,10 @@ impl Core {
     pub async fn authenticate(&self, secret: &str, request: RequestId) -> Result<Context, Error> {
         let refused = || {
             Error::new(
-                Code::PermissionDenied,
-                "this key is not known here, or not any more",
+                Code::InvalidApiKey,
+                "the API key is unknown, expired or revoked",
             )
-            .remedy("use a key of this server: GET /keys over run/api.sock of its data directory lists them")
+            .remedy("send a valid key of this server in X-API-Key; POST /keys with an admin's key creates one")
         };
         let hash = hash(secret).ok_or_else(refused)?;
         let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {

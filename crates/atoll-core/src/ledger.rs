@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, OrgId, Reason, SandboxId, SandboxState};
+use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState, StopReason};
 use atoll_store::{Happened, SandboxRow, Store};
 
 use crate::clock::Clock;
@@ -152,7 +152,7 @@ impl Entry {
     }
 
     /// Shows it in a state that is not written down: it passes, and after a crash it is what the runtime finds.
-    pub(crate) fn show(&self, state: SandboxState, reason: Option<Reason>) {
+    pub(crate) fn show(&self, state: SandboxState, reason: Option<StopReason>) {
         let mut row = lock(&self.row);
         (row.state, row.reason) = (state, reason);
     }
@@ -296,7 +296,7 @@ impl Ledger {
                 Code::Timeout,
                 format!("the sandbox is {state} for more than {} s", most.as_secs()),
             )
-            .remedy("try again; if it goes on, look at the server's log")
+            .remedy("try again; if it goes on, give the request_id to the operator of the server")
             .detail("state", state))
         })
     }
@@ -353,7 +353,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn new_ledger() -> Ledger {
+    pub(crate) fn new_ledger() -> Ledger {
         Ledger::new(&Arc::new(crate::clock::tests::manual().1))
     }
 

@@ -54,7 +54,7 @@ pub use keys::{KeyRequest, MadeKey, is_digits, is_key, random_digits};
 pub use links::{Act, Link, Signer};
 pub use notice::Notice;
 pub use orgs::OrgRequest;
-pub use sandboxes::{NewSandbox, SandboxChange, SandboxView, Which};
+pub use sandboxes::{NewSandbox, SandboxChange, SandboxFilter, SandboxList, SandboxView};
 pub use slice::Slice;
 pub use templates::TemplateView;
 pub use tickets::{MadeTicket, is_ticket};

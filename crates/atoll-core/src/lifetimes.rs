@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Ending, Error, Reason, SandboxId, SandboxState};
+use atoll_model::{Error, ExpiryAction, SandboxId, SandboxState, StopReason};
 use atoll_store::SandboxRow;
 
 use crate::ledger::Entry;
@@ -54,9 +54,9 @@ async fn keep_time(core: &Core, recorder: &mut Recorder) {
 struct Due {
     /// In microseconds of server time.
     at: i64,
-    ending: Ending,
+    ending: ExpiryAction,
     /// `None` for files whose retention ends: the reason of the stop stays.
-    reason: Option<Reason>,
+    reason: Option<StopReason>,
 }
 
 /// When something happens to a sandbox by itself, and what. Nothing while deadlines are held.
@@ -70,7 +70,7 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<Due> {
         SandboxState::Stopped => {
             return row.end_at.map(|at| Due {
                 at,
-                ending: Ending::Destroy,
+                ending: ExpiryAction::Destroy,
                 reason: None,
             });
         }
@@ -79,7 +79,7 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<Due> {
     let lifetime_over = row.end_at.map(|at| Due {
         at,
         ending: lifetime.on_timeout,
-        reason: Some(Reason::Timeout),
+        reason: Some(StopReason::Timeout),
     });
     let idle_over = lifetime.idle_timeout.and_then(|seconds| {
         let over = |since: i64| since + microseconds(seconds);
@@ -91,7 +91,7 @@ fn due(core: &Core, entry: &Entry, row: &SandboxRow) -> Option<Due> {
         Some(Due {
             at: over(entry.idle_since()?),
             ending: lifetime.on_idle,
-            reason: Some(Reason::Idle),
+            reason: Some(StopReason::Idle),
         })
     });
     match (lifetime_over, idle_over) {
@@ -143,9 +143,9 @@ fn end(core: &Core, entry: Arc<Entry>, due_now: Due) {
             })
         };
         let done = match ending {
-            Ending::Destroy => core.delete_if(entry, still, reason).await,
-            Ending::Stop => core.stop_if(entry, still, reason).await.map(drop),
-            Ending::Pause => pause(&core, entry, still).await,
+            ExpiryAction::Destroy => core.delete_if(entry, still, reason).await,
+            ExpiryAction::Stop => core.stop_if(entry, still, reason).await.map(drop),
+            ExpiryAction::Pause => pause(&core, entry, still).await,
         };
         match done {
             Ok(()) => tracing::info!(sandbox = %id, ?ending, "its time was up"),

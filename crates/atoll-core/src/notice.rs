@@ -19,7 +19,10 @@ impl Notice {
     /// As it is told to who is let go.
     pub fn error(self) -> Error {
         match self {
-            Self::Revoked => Error::new(Code::PermissionDenied, "the key was revoked or is over"),
+            Self::Revoked => Error::new(
+                Code::InvalidApiKey,
+                "the API key was revoked or has expired",
+            ),
             Self::Ending => Error::new(Code::NoCapacity, "the server ends"),
         }
     }

@@ -117,7 +117,7 @@ impl Limit {
             Code::RateLimited,
             format!("{who} {most} requests a second, and more came"),
         )
-        .remedy("wait a second; send less, or have the server's --rate-limit raised")
+        .remedy("wait the seconds of Retry-After and send fewer requests, or have the server's operator raise rate-limit")
         .detail("max", most)
     }
 }

@@ -3,6 +3,7 @@
 mod change;
 mod create;
 mod delete;
+mod list;
 mod states;
 mod times;
 
@@ -16,17 +17,9 @@ use crate::ledger::{Entry, Held};
 use crate::{Context, Core, Slice, error};
 pub use change::SandboxChange;
 pub use create::NewSandbox;
+pub use list::{SandboxFilter, SandboxList};
 pub(crate) use states::{Still, always};
 pub(crate) use times::{check_timeout, end_anew, microseconds};
-
-/// Which sandboxes are meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
-    /// Those that are there.
-    Living,
-    /// Those that are deleted too, as history.
-    Ever,
-}
 
 /// A sandbox as its owner sees it.
 #[derive(Debug, Clone)]
@@ -60,27 +53,19 @@ impl Core {
         Ok(own.map(SandboxView::from).collect())
     }
 
-    /// The caller's sandboxes, newest first: those that are there, or all there ever were; perhaps only those in a
-    /// state.
-    pub async fn sandboxes(
+    /// The caller's sandboxes, also deleted ones, newest first; perhaps only those in a state.
+    pub async fn list_sessions(
         &self,
         context: &Context,
-        which: Which,
         state: Option<SandboxState>,
         page: &Page,
     ) -> Result<Slice<SandboxView>, Error> {
         context.require(Scope::Read)?;
-        let place = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
-        if which == Which::Living {
-            // As they are shown one by one: also in states that pass before they are written down.
-            let mut all = self.living(context)?;
-            all.retain(|view| state.is_none_or(|state| view.row.state == state));
-            return Ok(Slice::of_all(all, page, place));
-        }
         let (store, more) = (&self.inner.store, page.one_more());
         let rows = store.sandboxes(&context.org.id, true, state, &more).await;
         let rows = rows.map_err(error::store)?;
         let rows = rows.into_iter().map(SandboxView::from).collect();
+        let place = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
         Ok(Slice::new(rows, page, place))
     }
 

@@ -83,10 +83,10 @@ impl Core {
     pub fn redeem(&self, ticket: &str, request: RequestId) -> Result<Context, Error> {
         let context = self.inner.tickets.redeem(ticket).ok_or_else(|| {
             Error::new(
-                Code::PermissionDenied,
-                "this ticket is not known here, was used or is older than 30 s",
+                Code::InvalidTicket,
+                "the ticket is unknown, used or older than 30 s",
             )
-            .remedy("get another: POST /tickets")
+            .remedy("create another with POST /tickets")
         })?;
         Ok(Context { request, ..context })
     }

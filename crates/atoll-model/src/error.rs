@@ -93,9 +93,13 @@ codes! {
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, 4004, Validation;
     /// The request is too large.
     TooLarge = "PAYLOAD_TOO_LARGE", 413, 1009, Quota;
-    /// No key came with the request.
-    Unauthenticated = "UNAUTHENTICATED", 401, 4008, Auth;
-    /// The file system or the rules refuse it.
+    /// The request has no API key.
+    MissingApiKey = "MISSING_API_KEY", 401, 4008, Auth;
+    /// The API key is unknown, expired or revoked.
+    InvalidApiKey = "INVALID_API_KEY", 401, 4008, Auth;
+    /// The ticket is unknown, used or expired.
+    InvalidTicket = "INVALID_TICKET", 401, 4008, Auth;
+    /// The key's scope, the origin of the page or the permissions of a file refuse it.
     PermissionDenied = "PERMISSION_DENIED", 403, 4008, Auth;
     /// No such route.
     NotFound = "NOT_FOUND", 404, 4001, NotFound;

@@ -27,7 +27,7 @@ pub use file::{
     WriteOptions,
 };
 pub use id::{EventId, ExecId, InstanceId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
-pub use lifetime::{Ending, Lifetime};
+pub use lifetime::{ExpiryAction, Lifetime};
 pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};
 pub use network::{
     Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
@@ -37,6 +37,6 @@ pub use sandbox::{
     DiskUsage, HostMount, Limits, PortAccess, Sample, SandboxInfo, SandboxSpec, Timings, Usage,
 };
 pub use size::{Bytes, Cpus, parse_duration};
-pub use state::{Reason, SandboxState, Transition};
+pub use state::{SandboxState, StopReason, Transition};
 pub use unsynced::Unsynced;
 pub use watch::{WatchEvent, WatchOptions};

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What happens to a sandbox whose time is up.
+/// What happens to a sandbox when its timeout or its idle timeout ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum ExpiryAction {
     /// It is deleted, with its files.
     #[default]
     Destroy,
@@ -24,13 +24,13 @@ pub struct Lifetime {
     pub timeout: Option<u32>,
     /// What happens then.
     #[serde(default)]
-    pub on_timeout: Ending,
+    pub on_timeout: ExpiryAction,
     /// How long it may be idle, in seconds; `None` is for ever.
     #[serde(default)]
     pub idle_timeout: Option<u32>,
     /// What happens then.
     #[serde(default)]
-    pub on_idle: Ending,
+    pub on_idle: ExpiryAction,
     /// A use of it while it is paused lets it go on.
     #[serde(default = "yes")]
     pub auto_resume: bool,
@@ -49,9 +49,9 @@ impl Default for Lifetime {
     fn default() -> Self {
         Self {
             timeout: Some(Self::TIMEOUT),
-            on_timeout: Ending::Destroy,
+            on_timeout: ExpiryAction::Destroy,
             idle_timeout: None,
-            on_idle: Ending::Stop,
+            on_idle: ExpiryAction::Stop,
             auto_resume: true,
         }
     }

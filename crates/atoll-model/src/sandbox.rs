@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cpus, Error, Network, Policy, Reason, SandboxId, SandboxState};
+use crate::{Bytes, Cpus, Error, Network, Policy, SandboxId, SandboxState, StopReason};
 
 /// Ceilings of a sandbox; not reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,7 +187,7 @@ pub struct SandboxInfo {
     pub state: SandboxState,
     /// Why it does not run, if nobody asked for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<Reason>,
+    pub reason: Option<StopReason>,
     /// Its ceilings.
     pub limits: Limits,
     /// What it is connected to.

@@ -32,10 +32,10 @@ pub enum SandboxState {
     Failed,
 }
 
-/// Why a sandbox does not run, where nobody asked for that.
+/// Why a sandbox stopped without a request to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum StopReason {
     /// The host was started anew.
     HostRestart,
     /// Its PID 1 ended.

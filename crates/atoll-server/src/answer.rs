@@ -1,13 +1,16 @@
 //! What a caller is told: one form for every failure.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use atoll_model::{Category, Code, Error, RequestId};
 use axum::Json;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
+
+use crate::remedy;
 
 /// A failure on its way out.
 #[derive(Debug)]
@@ -24,17 +27,18 @@ pub(crate) type Answer<T = Response> = Result<T, Failure>;
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
+        let remedy = remedy::for_http(&self.0).map(Cow::into_owned);
         let Error {
             code,
             message,
-            remedy,
+            remedy: own,
             details,
         } = self.0;
         let body = FailureBody {
             error: message,
             code,
             category: code.category(),
-            remedy,
+            remedy: remedy.or(own),
             details,
             retry_after: code.retry_after(),
             request_id: None,
@@ -46,10 +50,23 @@ impl IntoResponse for Failure {
             let value = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, value);
         }
+        if status == StatusCode::UNAUTHORIZED {
+            add_challenge(response.headers_mut(), code);
+        }
         // The guard adds the request's id.
         response.extensions_mut().insert(body);
         response
     }
+}
+
+/// Adds the header that HTTP demands of a 401. Browsers show no dialog for this scheme.
+pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
+    let challenge = match code {
+        Code::MissingApiKey => "Bearer realm=\"atoll\"",
+        _ => "Bearer realm=\"atoll\", error=\"invalid_token\"",
+    };
+    let challenge = HeaderValue::from_static(challenge);
+    headers.insert(header::WWW_AUTHENTICATE, challenge);
 }
 
 /// What went wrong.

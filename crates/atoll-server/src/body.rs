@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 use utoipa::IntoParams;
 
 use crate::answer::Failure;
+use crate::malformed;
 
 /// The largest body of a route that takes JSON.
 const MOST: usize = 1 << 20;
@@ -24,7 +25,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        parse(&read(request).await?).map(Self)
+        Ok(Self(malformed::read_object(&read(request).await?)?))
     }
 }
 
@@ -65,7 +66,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
             key,
             fingerprint: fingerprint(&bytes),
         });
-        Ok(Self(parse(&bytes)?, again))
+        Ok(Self(malformed::read_object(&bytes)?, again))
     }
 }
 
@@ -109,44 +110,6 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     })
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
-    // A list would be taken for the fields in their order.
-    if !bytes.trim_ascii_start().starts_with(b"{") {
-        return Err(wrong("", "expected an object"));
-    }
-    let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let parsed = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let path = error.path().to_string();
-        wrong(&path, &error.into_inner().to_string())
-    })?;
-    reader
-        .end()
-        .map_err(|error| wrong("", &error.to_string()))?;
-    Ok(parsed)
-}
-
-fn wrong(path: &str, why: &str) -> Failure {
-    // "unknown field `x`, expected …": the field is named by the message, not by the path.
-    let unknown = why
-        .strip_prefix("unknown field `")
-        .and_then(|rest| rest.split('`').next());
-    let missing = why
-        .strip_prefix("missing field `")
-        .and_then(|rest| rest.split('`').next());
-    let field = match (unknown.or(missing), path) {
-        (Some(field), "" | ".") => field.to_owned(),
-        // Some kinds of wrong already end the path with it.
-        (Some(field), path) if path == field || path.ends_with(&format!(".{field}")) => {
-            path.to_owned()
-        }
-        (Some(field), path) => format!("{path}.{field}"),
-        (None, "" | ".") => "body".to_owned(),
-        (None, path) => path.to_owned(),
-    };
-    let error = Error::new(Code::InvalidRequest, format!("{field}: {why}"));
-    Failure(error.detail("field", field))
-}
-
 /// The body of a route that takes none: an object without anything in it is as good.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -184,14 +147,8 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
         let path = axum::extract::Path::from_request_parts(parts, state).await;
-        let path = path.map_err(|rejection| {
-            Error::invalid(
-                "path",
-                format!("the path cannot be read: {}", rejection.body_text()),
-                "write names in it as UTF-8, with % before what is no letter",
-            )
-        });
-        Ok(Self(path?.0))
+        let axum::extract::Path(path) = path.map_err(|rejection| malformed::path(&rejection))?;
+        Ok(Self(path))
     }
 }
 
@@ -203,23 +160,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        query(&parts.uri).map(Self)
+        Ok(Self(malformed::read_query(&parts.uri)?))
     }
-}
-
-/// Reads what stands behind the question mark.
-pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
-    axum::extract::Query::try_from_uri(uri)
-        .map(|axum::extract::Query(query)| query)
-        .map_err(|rejection| {
-            let why = rejection.body_text();
-            let why = why
-                .strip_prefix("Failed to deserialize query string: ")
-                .unwrap_or(&why);
-            let (path, why) = why.split_once(": ").unwrap_or(("", why));
-            let known = path.chars().all(|letter| letter.is_ascii_alphanumeric());
-            wrong(if known { path } else { "" }, why)
-        })
 }
 
 /// Takes words of these names out of a query; they alone are the query of what comes back. Of several of one name the
@@ -240,7 +182,8 @@ pub(crate) fn split_query(uri: &mut Uri, names: &[&str]) -> Uri {
     taken
 }
 
-fn with_query(uri: &Uri, words: &[&str]) -> Uri {
+/// The same address with another query.
+pub(crate) fn with_query(uri: &Uri, words: &[&str]) -> Uri {
     let text = match words {
         [] => uri.path().to_owned(),
         words => format!("{}?{}", uri.path(), words.join("&")),

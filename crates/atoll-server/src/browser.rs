@@ -31,6 +31,7 @@ pub(crate) fn cors(config: &Config) -> CorsLayer {
             own("x-next-cursor"),
             own("x-next-token"),
             own("x-request-id"),
+            own("x-total-count"),
             own("x-total-running"),
             own("x-truncated"),
         ])
@@ -53,5 +54,7 @@ pub(crate) fn check_site(request: &Request) -> Result<(), Error> {
         Code::PermissionDenied,
         "pages elsewhere may not include what is here",
     )
-    .remedy("ask with fetch, from a page whose origin is given by --cors-origin"))
+    .remedy(
+        "use fetch from a page whose origin the server's operator has listed (setting cors-origin)",
+    ))
 }

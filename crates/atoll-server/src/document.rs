@@ -287,6 +287,11 @@ fn finish(routes: &OpenApi) -> Value {
             "schema": { "type": "string", "pattern": "^req_[a-z0-9]{20}$" },
             "required": true,
         },
+        "WWW-Authenticate": {
+            "description": "The authentication scheme, for a 401",
+            "schema": { "type": "string" },
+            "required": true,
+        },
         "X-Next-Cursor": {
             "description": "There is more: the `cursor` of the next page",
             "schema": { "type": "string" },
@@ -369,9 +374,14 @@ fn complete(
             .entry(status.to_string())
             .or_insert_with(|| json!({ "$ref": format!("#/components/responses/{name}") }));
         failures.entry(name).or_insert_with(|| {
+            let mut headers = json!({ "X-Request-ID": request_id });
+            if status == 401 {
+                let challenge = json!({ "$ref": "#/components/headers/WWW-Authenticate" });
+                headers["WWW-Authenticate"] = challenge;
+            }
             json!({
                 "description": means.join("\n"),
-                "headers": { "X-Request-ID": request_id },
+                "headers": headers,
                 "content": { "application/json": { "schema": { "allOf": [
                     { "$ref": "#/components/schemas/Failure" },
                     { "properties": { "code": { "enum": names } } },
@@ -404,7 +414,10 @@ fn codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<
         }
     }
     if operation.get("security").is_none() {
-        codes.extend([Code::Unauthenticated, Code::RateLimited]);
+        codes.extend([Code::MissingApiKey, Code::InvalidApiKey, Code::RateLimited]);
+        if method == "get" {
+            codes.insert(Code::InvalidTicket);
+        }
     }
     let body = operation.pointer("/requestBody/content/application~1json");
     // What takes no body takes an empty object.

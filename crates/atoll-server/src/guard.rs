@@ -228,7 +228,9 @@ pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(),
         Code::Misdirected,
         format!("{host} is not a name of this server"),
     )
-    .remedy("ask by address, or start the server with --host NAME"))
+    .remedy(
+        "use the server's address in the URL, or have its operator list the name (setting host)",
+    ))
 }
 
 /// Browsers say from which page a request comes.
@@ -252,7 +254,7 @@ pub(crate) fn check_origin(
         Code::PermissionDenied,
         "pages of this origin may not use this server",
     )
-    .remedy("start the server with --cors-origin ORIGIN"))
+    .remedy("have the server's operator list the origin (setting cors-origin)"))
 }
 
 /// The caller, as a route sees it: whoever is not known does not get there.
@@ -275,8 +277,8 @@ impl FromRequestParts<App> for Caller {
             (Access::Open, None, None) => ("open", app.core.operator(request).await),
             (Access::Keys, None, None) => (
                 "none",
-                Err(Error::new(Code::Unauthenticated, "no key came with this request")
-                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the data directory")),
+                Err(Error::new(Code::MissingApiKey, "the request has no API key")
+                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the server's data directory")),
             ),
         };
         app.meters.asked_in(kind, context.is_ok());

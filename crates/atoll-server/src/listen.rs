@@ -4,6 +4,7 @@ mod framing;
 mod pace;
 mod silence;
 mod stall;
+mod transport;
 mod unauthenticated;
 
 use std::convert::Infallible;
@@ -32,6 +33,7 @@ use framing::HEAD;
 use pace::{Answered, Heard, Overdue, Pace};
 pub(crate) use silence::Silence;
 use stall::{Streams, Taken};
+use transport::Transport;
 use unauthenticated::Unauthenticated;
 
 /// The most that is read at a time, and that waits to be written, of one connection.
@@ -303,6 +305,12 @@ impl Connection {
         self.0.visit();
     }
 
+    /// Has a connection with HTTP/1 closed with a TCP reset. Some clients take a close of another kind, in the middle of a
+    /// response, for a fault of the protocol. With HTTP/2 the stream alone is reset.
+    pub(crate) fn reset_at_close(&self) {
+        self.0.reset_at_close();
+    }
+
     /// Refuses a further connection, to a port, that has taken a descriptor which is kept back.
     pub(crate) fn check_descriptor(&self, descriptor: &impl AsRawFd) -> Result<(), Error> {
         if !self.0.patience().is_reserved(descriptor) {
@@ -396,7 +404,7 @@ impl Languages {
 
     async fn one(
         &self,
-        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        stream: impl Transport,
         served: Served,
         place: Option<OwnedSemaphorePermit>,
     ) -> hyper::Result<()> {

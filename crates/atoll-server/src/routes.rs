@@ -118,14 +118,14 @@ struct Readiness {
     /// What is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    pool: Pool,
+    pool: PoolStatus,
     #[serde(skip_serializing_if = "Option::is_none")]
-    journals: Option<Journals>,
+    journals: Option<JournalStatus>,
 }
 
-/// How far the history of commands is written down.
+/// How much of the history of commands is not written yet.
 #[derive(Debug, Serialize, ToSchema)]
-struct Journals {
+struct JournalStatus {
     /// Sandboxes with something to be written.
     behind: usize,
     /// What could not be written, and was tried again.
@@ -134,7 +134,7 @@ struct Journals {
     lost: u64,
 }
 
-impl From<JournalHealth> for Journals {
+impl From<JournalHealth> for JournalStatus {
     fn from(health: JournalHealth) -> Self {
         Self {
             behind: health.behind,
@@ -144,9 +144,9 @@ impl From<JournalHealth> for Journals {
     }
 }
 
-/// What is there for sandboxes to come.
+/// Sandboxes that are prepared in advance.
 #[derive(Debug, Serialize, ToSchema)]
-struct Pool {
+struct PoolStatus {
     /// Whole sandboxes.
     warm: usize,
     /// Half-made ones.
@@ -168,8 +168,8 @@ async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let body = Readiness {
         status,
         error: error.map(|error| error.message),
-        pool: Pool { warm, embryos },
-        journals: app.core.runtime().journal_health().map(Journals::from),
+        pool: PoolStatus { warm, embryos },
+        journals: app.core.runtime().journal_health().map(JournalStatus::from),
     };
     (code, Json(body))
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use atoll_core::{CommandKind, CommandRow, SandboxView};
 use atoll_model::{
-    Ending, ExecId, ExecInfo, ExecStatus, Network, Program, Reason, SandboxId, SandboxState,
-    SessionId, Timings,
+    ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program, SandboxId, SandboxState,
+    SessionId, StopReason, Timings,
 };
 use atoll_worker::Control;
 use serde::Serialize;
@@ -31,10 +31,10 @@ impl Serialize for Time {
     }
 }
 
-/// Bytes, as they are.
+/// Raw bytes.
 #[derive(Debug, ToSchema)]
 #[schema(value_type = String, format = Binary)]
-pub(crate) struct Raw(());
+pub(crate) struct BinaryBody(());
 
 /// A sandbox.
 #[derive(Debug, Serialize, ToSchema)]
@@ -54,7 +54,7 @@ pub(crate) struct Sandbox {
     /// The same, with `failed` spelled `error`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<Reason>,
+    reason: Option<StopReason>,
     /// Why it could not be made.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -86,21 +86,21 @@ pub(crate) struct Sandbox {
     deleted_at: Option<Time>,
     /// In seconds; 0 is without end.
     timeout: u32,
-    on_timeout: Ending,
+    on_timeout: ExpiryAction,
     /// In seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout: Option<u32>,
-    on_idle: Ending,
+    on_idle: ExpiryAction,
     /// A use of it while it is paused lets it go on.
     auto_resume: bool,
     /// Told by the request that makes it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    timings: Option<Stages>,
+    timings: Option<CreateTimings>,
 }
 
 /// How long the stages of a create took, in milliseconds.
 #[derive(Debug, Serialize, ToSchema)]
-struct Stages {
+struct CreateTimings {
     slot: f64,
     clone: f64,
     root: f64,
@@ -108,7 +108,7 @@ struct Stages {
     total: f64,
 }
 
-impl From<Timings> for Stages {
+impl From<Timings> for CreateTimings {
     fn from(timings: Timings) -> Self {
         let milliseconds = |time: std::time::Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
         Self {
@@ -157,7 +157,7 @@ impl From<SandboxView> for Sandbox {
             idle_timeout: row.lifetime.idle_timeout,
             on_idle: row.lifetime.on_idle,
             auto_resume: row.lifetime.auto_resume,
-            timings: view.timings.map(Stages::from),
+            timings: view.timings.map(CreateTimings::from),
         }
     }
 }
@@ -191,10 +191,10 @@ impl From<ExecStatus> for Exit {
     }
 }
 
-/// What was run and how it went.
+/// What was run, and its result once it has ended.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct Course {
+struct CommandSummary {
     cmd: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     args: Vec<String>,
@@ -223,7 +223,7 @@ struct Course {
     timed_out: bool,
 }
 
-impl Course {
+impl CommandSummary {
     /// That of nothing in particular.
     fn new(started_at: i64, ended_at: Option<i64>, status: Option<ExecStatus>) -> Self {
         let exit = status.map(Exit::from);
@@ -252,7 +252,7 @@ pub(crate) struct Command {
     /// Inside the sandbox.
     pid: i32,
     #[serde(flatten)]
-    course: Course,
+    course: CommandSummary,
     /// From which position on its output is whole, if the first of it is not kept any more.
     #[serde(rename = "truncatedBefore", skip_serializing_if = "Option::is_none")]
     truncated_before: Option<u64>,
@@ -278,13 +278,13 @@ impl From<ExecInfo> for Command {
                 (words.next().unwrap_or_default(), words.collect())
             }
         };
-        let course = Course {
+        let course = CommandSummary {
             cmd,
             args,
             cwd: info.spec.directory.as_deref().map(lossy),
             user: info.spec.user.clone(),
             tag: info.spec.tag.clone(),
-            ..Course::new(info.started_at, info.ended_at, info.status)
+            ..CommandSummary::new(info.started_at, info.ended_at, info.status)
         };
         Self {
             id: info.id,
@@ -295,10 +295,10 @@ impl From<ExecInfo> for Command {
     }
 }
 
-/// A command or a terminal as history has it.
+/// A command or a terminal of a session's history.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct PastCommand {
+pub(crate) struct CommandHistory {
     /// Of a command.
     #[serde(rename = "execID", skip_serializing_if = "Option::is_none")]
     exec: Option<ExecId>,
@@ -306,7 +306,7 @@ pub(crate) struct PastCommand {
     #[serde(rename = "ptyID", skip_serializing_if = "Option::is_none")]
     pty: Option<String>,
     #[serde(flatten)]
-    course: Course,
+    course: CommandSummary,
     /// The line was longer than is kept.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
@@ -315,17 +315,17 @@ pub(crate) struct PastCommand {
     output_bytes: Option<i64>,
 }
 
-impl From<CommandRow> for PastCommand {
+impl From<CommandRow> for CommandHistory {
     fn from(row: CommandRow) -> Self {
         let terminal = row.kind == CommandKind::Terminal;
         let (ended_at, status) = row.ended.unzip();
-        let course = Course {
+        let course = CommandSummary {
             cmd: row.command,
             args: row.args,
             cwd: row.cwd,
             user: row.user,
             tag: row.tag,
-            ..Course::new(row.started_at, ended_at, status)
+            ..CommandSummary::new(row.started_at, ended_at, status)
         };
         Self {
             pty: terminal.then(|| terminal_name(&row.id)),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Again, EventId, Lifetime, Limits, Network, OrgId, Policy, PortAccess, Reason, SandboxId,
-    SandboxState, SessionId,
+    Again, EventId, Lifetime, Limits, Network, OrgId, Policy, PortAccess, SandboxId, SandboxState,
+    SessionId, StopReason,
 };
 use sqlx::FromRow;
 
@@ -67,7 +67,7 @@ pub struct SandboxRow {
     /// Where it is in its life.
     pub state: SandboxState,
     /// Why it does not run, if nobody asked for that.
-    pub reason: Option<Reason>,
+    pub reason: Option<StopReason>,
     /// Why it could not be made.
     pub error: Option<String>,
     /// What its owner wrote on it.

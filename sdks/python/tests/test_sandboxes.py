@@ -11,6 +11,7 @@ import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,21 @@ def test_a_tunnel_carries_both_directions_at_once(server: Server) -> None:
             sending.join()
 
 
+def test_lists_are_filtered_and_counted(client: Client) -> None:
+    entries = {"team": "a b&c", "x": "é"}
+    conditions: list[tuple[dict[str, Any], int]] = [
+        ({"metadata": entries}, 1),
+        ({"metadata": {"team": "a"}}, 0),
+        ({"search": "FILTERED", "template": "base", "state": "running"}, 1),
+        ({"search": "filtered", "template": "none"}, 0),
+    ]
+    with Sandbox.create(client=client, alias="filtered-1", metadata=entries) as sandbox:
+        for condition, total in conditions:
+            found = [info.id for info in Sandbox.list(client=client, **condition)]
+            assert found == [sandbox.id] * total, condition
+            assert Sandbox.count(client=client, **condition) == total, condition
+
+
 def test_every_code_of_the_api_has_its_class() -> None:
     codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
     for code in codes:
@@ -159,8 +175,11 @@ def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, mo
     with pytest.raises(errors.Unauthenticated) as told:
         Sandbox.list(client=Client(server.url))
     assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
-    with pytest.raises(errors.PermissionDenied):
+    assert type(told.value) is errors.MissingApiKey
+    with pytest.raises(errors.Unauthenticated) as told:
         Sandbox.list(client=Client(server.url, "atl_" + "0" * 64))
+    assert type(told.value) is errors.InvalidApiKey and told.value.status == 401
+    assert told.value.remedy and "ATOLL_API_KEY" in told.value.remedy and "X-API-Key" not in told.value.remedy
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     with pytest.raises(errors.ConnectionFailed, match=f"no server answers at http://127.0.0.1:{port}") as refused:

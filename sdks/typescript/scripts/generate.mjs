@@ -55,7 +55,7 @@ function object(schema, indent) {
 }
 
 function types() {
-    const all = Object.entries(api.components.schemas).filter(([name]) => name !== "Raw");
+    const all = Object.entries(api.components.schemas).filter(([name]) => name !== "BinaryBody");
     const made = all.map(([name, schema]) => `${comment(schema.description, "")}export type ${name} = ${type(schema, "")};\n`);
     return `${notice("openapi/v1.json")}\n${made.join("\n")}`;
 }
@@ -68,17 +68,18 @@ function className(code) {
 function errors() {
     const codes = api.components.schemas.Code.enum;
     const rows = new Map(
-        [...meanings.matchAll(/^\| `([A-Z_]+)` \| \d+ \| \d+ \| (.*?) \|/gm)].map(([, code, meaning]) => [code, meaning]),
+        [...meanings.matchAll(/^\| `([A-Z_]+)` \| (\d+) \| \d+ \| (.*?) \|/gm)].map(([, code, status, meaning]) => [code, { status, meaning }]),
     );
     const classes = codes.map((code) => {
-        const meaning = rows.get(code);
-        if (!meaning) throw new Error(`${code} has no meaning in docs/errors.md`);
-        return `${comment(meaning, "")}export class ${className(code)} extends AtollError {}\n`;
+        const row = rows.get(code);
+        if (!row) throw new Error(`${code} has no meaning in docs/errors.md`);
+        const base = row.status === "401" ? "UnauthenticatedError" : "AtollError";
+        return `${comment(row.meaning, "")}export class ${className(code)} extends ${base} {}\n`;
     });
     const table = codes.map((code) => `    ${code}: ${className(code)},\n`);
     return [
         notice("openapi/v1.json and docs/errors.md"),
-        'import { AtollError } from "../error.js";\n',
+        'import { AtollError, UnauthenticatedError } from "../error.js";\n',
         ...classes,
         `/** The class of each code. */\nexport const errorClasses = {\n${table.join("")}} as const;\n`,
     ].join("\n");

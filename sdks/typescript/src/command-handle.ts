@@ -3,7 +3,7 @@
 import type { CallOptions, Client } from "./client.js";
 import { Deadline, backoff } from "./deadline.js";
 import { CommandTimeoutError } from "./error.js";
-import type { Exit, Taken } from "./generated/api.js";
+import type { Exit, StdinOffset } from "./generated/api.js";
 import { platform } from "./platform.js";
 
 /** How a command ended, and what it wrote. */
@@ -262,7 +262,7 @@ export class CommandHandle implements AsyncIterable<OutputEvent> {
     }
 
     async #write(offset: number, part: Uint8Array, deadline: Deadline): Promise<number> {
-        const answer = await this.#client.json<Taken>("POST", `${this.#path}/stdin`, {
+        const answer = await this.#client.json<StdinOffset>("POST", `${this.#path}/stdin`, {
             query: { offset },
             body: () => part as Uint8Array<ArrayBuffer>,
             repeat: "always",

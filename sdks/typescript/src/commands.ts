@@ -2,7 +2,7 @@
 
 import type { CallOptions, Client } from "./client.js";
 import { CommandHandle, type CommandResult, inTime } from "./command-handle.js";
-import type { Begun, Command, Finished, NewCommand } from "./generated/api.js";
+import type { Command, CommandResult as FinishedCommand, NewCommand, StartedCommand } from "./generated/api.js";
 import { StdinClosedError } from "./generated/errors.js";
 import { whole } from "./pages.js";
 import { randomName } from "./random.js";
@@ -111,7 +111,7 @@ export class Commands {
 
     async #start(cmd: string, options: RunOptions, openStdin: boolean, timeout: number | undefined): Promise<CommandHandle> {
         const body = { ...this.#body(cmd, options), background: true, openStdin, timeout };
-        const began = await this.#post<Begun>(body, options, options.requestTimeout ?? this.#client.requestTimeout);
+        const began = await this.#post<StartedCommand>(body, options, options.requestTimeout ?? this.#client.requestTimeout);
         return new CommandHandle(this.#client, this.#path, began.execID, began.pid, line(cmd, options.args), options, timeout);
     }
 
@@ -160,7 +160,7 @@ function listened(handle: CommandHandle, { onStdout, onStderr }: Pick<RunOptions
     return handle;
 }
 
-function result(finished: Finished): CommandResult {
+function result(finished: FinishedCommand): CommandResult {
     const { execID, exitCode, stdout, stderr } = finished;
     return {
         execID,

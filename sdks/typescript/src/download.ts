@@ -5,7 +5,7 @@ import { Patience, Silence, silence } from "./deadline.js";
 import { ConnectionError } from "./error.js";
 import { failure } from "./failure.js";
 import type { TransferOptions } from "./files.js";
-import type { File } from "./generated/api.js";
+import type { FileInfo } from "./generated/api.js";
 import { piecesOf } from "./streams.js";
 
 /** A smaller file is read whole, and read again if the connection breaks. */
@@ -15,7 +15,7 @@ const LARGE = 256 << 10;
 export async function* download(client: Client, path: string, query: Query, options: TransferOptions): AsyncGenerator<Uint8Array> {
     const { requestTimeout, onProgress } = options;
     let got = 0;
-    let first: File | undefined;
+    let first: FileInfo | undefined;
     let total: number | undefined;
     const patience = new Patience(client.reconnect * 1000);
     do {
@@ -34,7 +34,7 @@ export async function* download(client: Client, path: string, query: Query, opti
                 yield new Uint8Array(opened);
                 return;
             }
-            const now = await client.json<File>("GET", `${path}/stat`, call);
+            const now = await client.json<FileInfo>("GET", `${path}/stat`, call);
             first ??= now;
             if (now.modifiedAt !== first.modifiedAt || now.size !== first.size) {
                 const facts = { code: "CONFLICT", category: "conflict", remedy: "read it again" } as const;

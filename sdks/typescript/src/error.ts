@@ -46,6 +46,9 @@ export class AtollError extends Error {
     }
 }
 
+/** The server accepts no credential of the request: it has no API key, or one that is unknown, expired or revoked. */
+export class UnauthenticatedError extends AtollError {}
+
 /** The server cannot be reached, or the connection to it broke off. */
 export class ConnectionError extends AtollError {
     /** The request may have arrived: whether it did something is not known. */

@@ -17,12 +17,16 @@ interface Told {
 
 /** Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API. */
 const REMEDIES: Readonly<Record<string, string>> = {
-    UNAUTHENTICATED: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
+    MISSING_API_KEY: "set ATOLL_API_KEY, or give apiKey; admin.key of the data directory has the first key",
+    INVALID_API_KEY: "check ATOLL_API_KEY, apiKey or the profile: the key may belong to another server",
     SANDBOX_NOT_FOUND: "Sandbox.list() lists yours",
     SANDBOX_STOPPED: "call start() of the sandbox first",
     SANDBOX_PAUSED: "call resume() of the sandbox first",
     TERMINAL_NOT_FOUND: "pty.list() of the sandbox lists its terminals",
     EXEC_NOT_FOUND: "commands.list() of the sandbox lists its commands, except the oldest of those that ended",
+    SANDBOX_FAILED: "call kill() of the sandbox and create another",
+    NO_CAPACITY: "try again later, or stop, pause or kill sandboxes",
+    DISK_FULL: "delete files or sandboxes that are not needed, or give the sandbox more with update({ diskMB })",
     STDIN_CLOSED: "run the command with background: true and openStdin: true",
 };
 

@@ -3,7 +3,7 @@
 import { type Asked, type CallOptions, type Client, type Query, call } from "./client.js";
 import { AtollError, ConnectionError } from "./error.js";
 import { download } from "./download.js";
-import type { Authority, File, FoundFiles, Link } from "./generated/api.js";
+import type { Authority, FileInfo, FoundFiles, SignedUrl } from "./generated/api.js";
 import { platform } from "./platform.js";
 import { collect, streamOf } from "./streams.js";
 import { Watch } from "./watch.js";
@@ -93,7 +93,7 @@ export class Files {
     }
 
     /** Writes a file, and the directories above it that are missing. It is replaced at once, or not at all; `inPlace` writes into the one that is there. */
-    async write(path: string, data: Contents, options: TransferOptions & { mode?: string; inPlace?: boolean } = {}): Promise<File> {
+    async write(path: string, data: Contents, options: TransferOptions & { mode?: string; inPlace?: boolean } = {}): Promise<FileInfo> {
         const { mode, inPlace, onProgress } = options;
         const asked: Asked = { ...call(options), query: { ...about(path, options), mode, inPlace } };
         if (data instanceof ReadableStream) {
@@ -106,7 +106,7 @@ export class Files {
         asked.requestTimeout ??= this.#client.requestTimeout + blob.size / SLOWEST;
         const watched = onProgress !== undefined && platform.streamsBodies;
         const body = () => (watched ? streamOf(slices(blob, onProgress)) : blob);
-        const written = await this.#client.json<File>("PUT", this.#path, { ...asked, body, repeat: "always" });
+        const written = await this.#client.json<FileInfo>("PUT", this.#path, { ...asked, body, repeat: "always" });
         if (!watched) {
             onProgress?.({ bytes: blob.size, total: blob.size });
         }
@@ -114,13 +114,13 @@ export class Files {
     }
 
     /** What a directory has, `depth` levels deep; at most `limit` (10,000) entries. */
-    async list(path: string, options: FileOptions & { depth?: number; limit?: number } = {}): Promise<File[]> {
+    async list(path: string, options: FileOptions & { depth?: number; limit?: number } = {}): Promise<FileInfo[]> {
         const { depth, limit } = options;
         return await this.#get("list", { ...about(path, options), depth, limit }, options);
     }
 
     /** What a path leads to; links are not followed. */
-    async stat(path: string, options: FileOptions = {}): Promise<File> {
+    async stat(path: string, options: FileOptions = {}): Promise<FileInfo> {
         return await this.#get("stat", about(path, options), options);
     }
 
@@ -194,12 +194,12 @@ export class Files {
     }
 
     /** A link by which everybody can read a file for `expiresIn` (3600) seconds. */
-    async downloadUrl(path: string, options: FileOptions & { expiresIn?: number } = {}): Promise<Link> {
+    async downloadUrl(path: string, options: FileOptions & { expiresIn?: number } = {}): Promise<SignedUrl> {
         return await this.#link("download-url", path, options);
     }
 
     /** A link by which everybody can write a file for `expiresIn` (3600) seconds. */
-    async uploadUrl(path: string, options: FileOptions & { expiresIn?: number } = {}): Promise<Link> {
+    async uploadUrl(path: string, options: FileOptions & { expiresIn?: number } = {}): Promise<SignedUrl> {
         return await this.#link("upload-url", path, options);
     }
 
@@ -228,7 +228,7 @@ export class Files {
         await this.#client.json("POST", `${this.#path}/${route}`, { ...call(options), json, ...how });
     }
 
-    async #link(route: string, path: string, options: FileOptions & { expiresIn?: number }): Promise<Link> {
+    async #link(route: string, path: string, options: FileOptions & { expiresIn?: number }): Promise<SignedUrl> {
         const { user, authority, expiresIn } = options;
         const json = { path, user, authority, expiresIn };
         return await this.#client.json("POST", `${this.#path}/${route}`, { ...call(options), json, repeat: "always" });

@@ -3,7 +3,7 @@
 export { Client, type CallOptions, type ConnectionOptions } from "./client.js";
 export { CommandHandle, type CommandResult, type OutputEvent } from "./command-handle.js";
 export { Commands, type BackgroundOptions, type ForegroundOptions, type RunOptions } from "./commands.js";
-export { AtollError, CommandTimeoutError, ConnectionError, TimeoutError, UnsupportedError } from "./error.js";
+export { AtollError, CommandTimeoutError, ConnectionError, TimeoutError, UnauthenticatedError, UnsupportedError } from "./error.js";
 export { Files, type Contents, type DirectoryOptions, type FileOptions, type Progress, type TransferOptions, type Transferred } from "./files.js";
 export type * as api from "./generated/api.js";
 export * from "./generated/errors.js";

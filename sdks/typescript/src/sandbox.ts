@@ -1,6 +1,6 @@
 /** A sandbox: its life, and the way to its commands, files, terminals and ports. */
 
-import { type Asked, type CallOptions, Client, type ConnectionOptions, call } from "./client.js";
+import { type Asked, type CallOptions, Client, type ConnectionOptions, type Query, call } from "./client.js";
 import { Commands } from "./commands.js";
 import { AtollError } from "./error.js";
 import { Files } from "./files.js";
@@ -18,8 +18,20 @@ export interface CreateOptions extends Omit<api.NewSandbox, "envs" | "templateID
 
 /** Which sandboxes are listed. */
 export interface ListOptions extends ConnectionOptions, CallOptions {
-    /** Only those in this state. */
+    /** Only sandboxes in this state. */
     state?: api.SandboxState;
+    /** Only sandboxes of the template with this name. */
+    template?: string;
+    /** Only sandboxes whose metadata has these entries. */
+    metadata?: Record<string, string>;
+    /** Only sandboxes whose id or alias contains this text; case is ignored. */
+    search?: string;
+}
+
+/** The query for a list of sandboxes. */
+function conditions({ state, template, metadata, search }: ListOptions): Query {
+    const entries = Object.entries(metadata ?? {}).map(([key, value]) => [`metadata.${key}`, value]);
+    return { state, template, q: search, ...Object.fromEntries(entries) };
 }
 
 /** How a local port leads to one of a sandbox. */
@@ -93,9 +105,18 @@ export class Sandbox implements AsyncDisposable {
         return new Sandbox(client, info, false);
     }
 
-    /** The sandboxes that there are, newest first. */
+    /** The sandboxes that meet all conditions, newest first; all of them without a condition. */
     static async *list(options: ListOptions = {}): AsyncGenerator<api.Sandbox> {
-        yield* pages<api.Sandbox>(Client.of(options), "/sandboxes", "cursor", { state: options.state }, options);
+        yield* pages<api.Sandbox>(Client.of(options), "/sandboxes", "cursor", conditions(options), options);
+    }
+
+    /** The number of sandboxes that meet all conditions, which are those of `list`. */
+    static async count(options: ListOptions = {}): Promise<number> {
+        const asked = { ...call(options), query: { ...conditions(options), limit: 1 } };
+        return await Client.of(options).request("GET", "/sandboxes", asked, async (response) => {
+            await response.body?.cancel();
+            return Number(response.headers.get("x-total-count"));
+        });
     }
 
     /** What it is like now. */

@@ -6,7 +6,7 @@ import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";
 
-import { AtollError, Client, ConnectionError, PermissionDeniedError, Sandbox, SandboxNotFoundError, TimeoutError, UnauthenticatedError, UnknownTemplateError, callTool } from "../src/node.js";
+import { AtollError, Client, ConnectionError, InvalidApiKeyError, MissingApiKeyError, Sandbox, SandboxNotFoundError, TimeoutError, UnauthenticatedError, UnknownTemplateError, callTool } from "../src/node.js";
 import { checks, until } from "./checks.js";
 import { Cutter } from "./cutter.js";
 import { Server } from "./server.js";
@@ -39,6 +39,19 @@ test("a sandbox that was made is deleted at the end, one that was connected to i
             listed.push(info.sandboxID);
         }
         assert.deepEqual(listed, [id]);
+        const conditions = [
+            [{ metadata: { a: "b" }, template: "base", search: "MIN" }, 1],
+            [{ metadata: { a: "c" } }, 0],
+            [{ template: "none" }, 0],
+        ] as const;
+        for (const [condition, total] of conditions) {
+            const found = [];
+            for await (const info of Sandbox.list({ ...server.at, ...condition })) {
+                found.push(info.sandboxID);
+            }
+            assert.deepEqual(found, total === 1 ? [id] : []);
+            assert.equal(await Sandbox.count({ ...server.at, ...condition }), total);
+        }
     }
     await assert.rejects(Sandbox.connect(id, server.at), SandboxNotFoundError);
 });
@@ -101,11 +114,16 @@ test("a command may read its input as slowly as its own time allows", async () =
 test("a wrong key, template, field or address is told by name", async () => {
     const { url } = server.at;
     await assert.rejects(Sandbox.create({ url }), (error: AtollError) => {
-        assert.ok(error instanceof UnauthenticatedError && /ATOLL_API_KEY/.test(error.remedy ?? ""), String(error));
+        assert.ok(error instanceof UnauthenticatedError && error instanceof MissingApiKeyError, String(error));
+        assert.match(error.remedy ?? "", /ATOLL_API_KEY/);
         return true;
     });
     await assert.rejects(Sandbox.connect("nope", server.at), { code: "SANDBOX_NOT_FOUND", remedy: "Sandbox.list() lists yours" });
-    await assert.rejects(Sandbox.create({ url, apiKey: "atl_no" }), PermissionDeniedError);
+    await assert.rejects(Sandbox.create({ url, apiKey: "atl_no" }), (error: AtollError) => {
+        assert.ok(error instanceof UnauthenticatedError && error instanceof InvalidApiKeyError, String(error));
+        assert.equal(error.status, 401);
+        return true;
+    });
     await assert.rejects(Sandbox.create({ ...server.at, template: "nope" }), UnknownTemplateError);
     await assert.rejects(Sandbox.create({ ...server.at, timeout: -1 }), { code: "INVALID_REQUEST", details: { field: "timeout" } });
     await assert.rejects(Sandbox.create({ ...server.at, tiemout: 1 } as object), { code: "INVALID_REQUEST" });

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use atoll_model::{Code, Error, Reason, SandboxId, SandboxState, SessionId};
+use atoll_model::{Code, Error, SandboxId, SandboxState, SessionId, StopReason};
 
 use super::states::{Still, always, shown_stopping};
 use crate::ledger::Entry;
@@ -25,7 +25,7 @@ impl Core {
         &self,
         entry: Arc<Entry>,
         still: Still,
-        reason: Option<Reason>,
+        reason: Option<StopReason>,
     ) -> Result<(), Error> {
         let core = self.clone();
         outlast(async move {

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Error, Reason, SandboxState, Scope, Transition};
+use atoll_model::{Error, SandboxState, Scope, StopReason, Transition};
 use atoll_store::{Claim, SandboxRow};
 
 use super::times::{check_timeout, end_anew, microseconds};
@@ -39,7 +39,7 @@ pub(super) fn shown_stopping(
     entry: &Entry,
     before: &SandboxRow,
     still: &Still,
-    reason: Option<Reason>,
+    reason: Option<StopReason>,
 ) -> bool {
     use SandboxState::{Paused, Running, Stopping};
     if !still(before, entry) {
@@ -72,7 +72,7 @@ impl Core {
         &self,
         entry: Arc<Entry>,
         still: Still,
-        reason: Option<Reason>,
+        reason: Option<StopReason>,
     ) -> Result<SandboxView, Error> {
         let core = self.clone();
         outlast(async move {
@@ -87,7 +87,7 @@ impl Core {
         &self,
         held: &Held,
         still: Still,
-        reason: Option<Reason>,
+        reason: Option<StopReason>,
     ) -> Result<SandboxView, Error> {
         let (entry, store) = (&held.entry, &self.inner.store);
         let before = entry.row();

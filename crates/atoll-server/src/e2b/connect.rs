@@ -4,8 +4,7 @@
 //! of flags, a length of four bytes, JSON. Its last envelope is flagged and says how it ended: a stream that fails does so
 //! there, under status 200.
 
-use std::convert::Infallible;
-
+use atoll_core::Use;
 use atoll_model::{Category, Code, Error};
 use axum::Json;
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -21,6 +20,8 @@ use serde_json::{Value, json};
 
 use super::lenient::Noted;
 use super::refusal::{Failed, Over, is_over};
+use crate::listen::Connection;
+use crate::malformed;
 
 /// The flag of the last envelope.
 const LAST: u8 = 2;
@@ -156,17 +157,37 @@ pub(super) fn done() -> Bytes {
     envelope(LAST, &json!({}))
 }
 
+/// The next envelope of a stream.
+pub(super) type Envelope = Result<Bytes, SandboxGone>;
+
+/// Breaks off a stream whose sandbox is gone. E2B's clients then ask `/health`, and report on 502 that the sandbox was killed
+/// or reached its end of life. A last envelope would make them report a timeout.
+#[derive(Debug, thiserror::Error)]
+#[error("the sandbox is gone")]
+pub(super) struct SandboxGone;
+
+/// The end of a stream whose sandbox has ended: a broken connection if it is gone, else the last envelope, because
+/// `/health` answers 204 for a sandbox that a request starts again.
+pub(super) async fn end_with(sandbox: &Use, connection: &Connection) -> Envelope {
+    if sandbox.is_gone().await {
+        connection.reset_at_close();
+        // What was sent before must leave the buffers first.
+        tokio::task::yield_now().await;
+        return Err(SandboxGone);
+    }
+    Ok(Fault::over().envelope())
+}
+
 /// A stream of envelopes; its maker sends the last one.
-pub(super) fn stream(envelopes: impl Stream<Item = Bytes> + Send + 'static) -> Response {
-    let body = Body::from_stream(envelopes.map(Ok::<_, Infallible>));
+pub(super) fn stream(envelopes: impl Stream<Item = Envelope> + Send + 'static) -> Response {
+    let body = Body::from_stream(envelopes);
     ([(header::CONTENT_TYPE, STREAM)], body).into_response()
 }
 
 /// A message, read leniently: fields that are not known are somebody's later version, and noted in the log.
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    let read: Result<Noted<T>, _> = serde_json::from_slice(bytes);
-    let read = read.map_err(|error| Fault::new("invalid_argument", error.to_string()))?;
+    let read: Noted<T> = malformed::read_json(bytes)?;
     Ok(read.told())
 }
 

@@ -1,12 +1,13 @@
 //! What E2B's clients send: fields that are not known are of a later version, and are noted in the log.
 
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
 use super::refusal::Refusal;
+use crate::malformed;
 
 /// The largest body.
 const MOST: usize = 1 << 20;
@@ -57,11 +58,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Lenient<T> {
             Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         })?;
         let bytes = if bytes.is_empty() { b"{}" } else { &bytes[..] };
-        let body: Result<Noted<T>, _> = serde_json::from_slice(bytes);
-        let body = body.map_err(|error| {
-            let message = format!("the body cannot be read: {error}");
-            Refusal::new(StatusCode::BAD_REQUEST, message)
-        })?;
+        let body: Noted<T> = malformed::read_json(bytes)?;
         Ok(Self(body.told()))
     }
 }
@@ -73,10 +70,8 @@ pub(super) struct Params<T>(pub(super) T);
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
-        let read = Query::<Noted<T>>::from_request_parts(parts, state).await;
-        let Query(params) =
-            read.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let params: Noted<T> = malformed::read_query(&parts.uri)?;
         Ok(Self(params.told()))
     }
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::App;
-use crate::answer::Failure;
+use crate::answer::{Failure, add_challenge};
 use crate::guard::Caller;
 
 /// A refusal on its way out.
@@ -88,6 +88,9 @@ impl IntoResponse for Refusal {
         if let Some(seconds) = self.retry_after {
             let value = HeaderValue::from(seconds);
             response.headers_mut().insert(header::RETRY_AFTER, value);
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            add_challenge(response.headers_mut(), Code::InvalidApiKey);
         }
         if self.over {
             response.extensions_mut().insert(Over);

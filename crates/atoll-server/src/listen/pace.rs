@@ -22,6 +22,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use super::Patience;
 use super::framing::Framing;
 use super::stall::{self, Taken};
+use super::transport::Transport;
 use super::unauthenticated::{Entry, Unauthenticated};
 
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +58,8 @@ struct Kept {
     visiting: AtomicBool,
     /// HTTP has ended with a response 101.
     upgraded: AtomicBool,
+    /// It is closed with a TCP reset.
+    resets: AtomicBool,
     closed: Notify,
     entry: Entry,
 }
@@ -75,6 +78,7 @@ impl Pace {
                 authenticated: AtomicBool::new(false),
                 visiting: AtomicBool::new(false),
                 upgraded: AtomicBool::new(false),
+                resets: AtomicBool::new(false),
                 closed: Notify::new(),
                 entry,
             }))
@@ -114,6 +118,11 @@ impl Pace {
     /// The bytes after the upgrade are not HTTP.
     pub(super) fn upgrade(&self) {
         self.0.upgraded.store(true, Ordering::Relaxed);
+    }
+
+    /// Has it closed with a TCP reset.
+    pub(super) fn reset_at_close(&self) {
+        self.0.resets.store(true, Ordering::Relaxed);
     }
 
     /// The task that serves it has ended.
@@ -270,9 +279,17 @@ impl HttpBody for Answered {
     }
 }
 
+impl<S: Transport> Drop for Heard<S> {
+    fn drop(&mut self) {
+        if self.pace.0.resets.load(Ordering::Relaxed) {
+            self.stream.reset_at_close();
+        }
+    }
+}
+
 /// A connection on which every byte that comes is noticed, and checked while it is HTTP. It keeps its place also when it goes
 /// on as something else, and is over when its client takes nothing of what is sent for too long.
-pub(super) struct Heard<S> {
+pub(super) struct Heard<S: Transport> {
     stream: S,
     pace: Pace,
     framing: Framing,
@@ -281,7 +298,7 @@ pub(super) struct Heard<S> {
     clock: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Heard<S> {
+impl<S: Transport> Heard<S> {
     pub(super) fn new(stream: S, pace: Pace, place: Option<OwnedSemaphorePermit>) -> Self {
         Self {
             stream,
@@ -309,7 +326,7 @@ impl<S> Heard<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
+impl<S: Transport> AsyncRead for Heard<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -328,7 +345,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Heard<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
+impl<S: Transport> AsyncWrite for Heard<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

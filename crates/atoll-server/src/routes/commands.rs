@@ -23,7 +23,7 @@ use crate::guard::Caller;
 use crate::page::{self, Asked, Part};
 use crate::socket::{self, Ends, Upgrade};
 use crate::stream;
-use crate::views::{Command, Exit, Raw};
+use crate::views::{BinaryBody, Command, Exit};
 
 /// How long a command that is waited for may take if nothing is said.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -171,7 +171,7 @@ fn text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
 /// A command that has ended.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-struct Finished {
+struct CommandResult {
     #[serde(rename = "execID")]
     id: ExecId,
     #[serde(flatten)]
@@ -191,9 +191,9 @@ struct Finished {
     truncated: bool,
 }
 
-/// A command that has begun.
+/// A command that runs in the background.
 #[derive(Debug, Serialize, ToSchema)]
-struct Begun {
+struct StartedCommand {
     #[serde(rename = "execID")]
     id: ExecId,
     /// Inside the sandbox.
@@ -205,7 +205,7 @@ struct Begun {
 /// Waits for its end and tells what it wrote; in the background, answers at once. Asked for again by the same key it is the
 /// same command, for as long as that is remembered.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands", params(Key), request_body = Run,
-    responses((status = 200, description = "It has ended", body = Finished), (status = 202, description = "It runs in the background", body = Begun)))]
+    responses((status = 200, description = "It has ended", body = CommandResult), (status = 202, description = "It runs in the background", body = StartedCommand)))]
 async fn run(
     State(app): State<App>,
     Caller(caller): Caller,
@@ -230,11 +230,11 @@ async fn run(
     };
     let (id, pid, finished) = outlast(work).await?;
     let Some(finished) = finished else {
-        return Ok((StatusCode::ACCEPTED, Json(Begun { id, pid })).into_response());
+        return Ok((StatusCode::ACCEPTED, Json(StartedCommand { id, pid })).into_response());
     };
     let (stdout, stdout_lossy) = text(finished.stdout, asked.encoding);
     let (stderr, stderr_lossy) = text(finished.stderr, asked.encoding);
-    let body = Finished {
+    let body = CommandResult {
         id,
         exit: finished.status.into(),
         stdout,
@@ -364,9 +364,9 @@ struct Offset {
     offset: u64,
 }
 
-/// How far the input was taken.
+/// How much of the input the command's pipe has taken.
 #[derive(Debug, Serialize, ToSchema)]
-struct Taken {
+struct StdinOffset {
     /// The bytes of all input so far: the next `offset`.
     taken: u64,
 }
@@ -375,17 +375,17 @@ struct Taken {
 ///
 /// From an offset on: what was taken before is not taken twice; the answer says how much is.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(Offset),
-    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = Taken)))]
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = StdinOffset)))]
 async fn write(
     State(app): State<App>,
     Caller(caller): Caller,
     Path((id, exec)): Path<(String, String)>,
     Query(asked): Query<Offset>,
     Bytes(bytes): Bytes,
-) -> Answer<Json<Taken>> {
+) -> Answer<Json<StdinOffset>> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let taken = find(&used, &exec)?.write_input(asked.offset, &bytes)?;
-    Ok(Json(Taken { taken }))
+    Ok(Json(StdinOffset { taken }))
 }
 
 /// Close the input

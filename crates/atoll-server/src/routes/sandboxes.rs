@@ -2,27 +2,28 @@
 
 mod change;
 mod create;
+mod list;
 
-use atoll_core::{Context, Which};
-use atoll_model::{Error, SandboxState};
+use atoll_model::Error;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Deserialize;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+pub(super) use list::read_states;
+
 use crate::App;
 use crate::answer::Answer;
-use crate::body::{Body, Nothing, Path, Query};
+use crate::body::{Body, Nothing, Path};
 use crate::guard::Caller;
-use crate::page::{self, Part};
 use crate::views::Sandbox;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(create::create, list))
+        .routes(routes!(create::create, list::list))
         .routes(routes!(read, change::change, delete))
         .routes(routes!(timeout))
         .routes(routes!(keep_alive))
@@ -46,77 +47,6 @@ fn seconds(field: &str, seconds: i64) -> Result<Option<u32>, Error> {
             "give seconds from 1 on, or 0 for no end",
         )),
     }
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Listed {
-    #[param(minimum = 1, maximum = 100, default = 100)]
-    limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
-    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
-    cursor: Option<String>,
-    /// Only those in this state; `error` is `failed`.
-    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
-    state: Option<String>,
-    /// The same as `state`.
-    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
-    status: Option<String>,
-}
-
-impl Listed {
-    /// The state that is asked for, by either of its names.
-    fn state(&self) -> Result<Option<SandboxState>, Error> {
-        let state = read_state("state", self.state.as_deref())?;
-        let status = read_state("status", self.status.as_deref())?;
-        if let (Some(state), Some(status)) = (state, status)
-            && state != status
-        {
-            let message = "state and status are the same, and say different things";
-            return Err(Error::invalid("status", message, "give state alone"));
-        }
-        Ok(state.or(status))
-    }
-
-    pub(super) async fn answer(
-        &self,
-        app: &App,
-        caller: &Context,
-        which: Which,
-    ) -> Answer<Part<Sandbox>> {
-        let page = page::asked(self.limit, self.cursor.as_ref())?;
-        let state = self.state()?;
-        let found = app.core.sandboxes(caller, which, state, &page).await?;
-        Ok(page::part(found))
-    }
-}
-
-/// A state by its name; `failed` has two spellings.
-fn read_state(field: &str, word: Option<&str>) -> Result<Option<SandboxState>, Error> {
-    let Some(word) = word else { return Ok(None) };
-    let spelled = |state: &SandboxState| {
-        state.name() == word || (word == "error" && *state == SandboxState::Failed)
-    };
-    let found = SandboxState::ALL.into_iter().find(spelled);
-    found.map(Some).ok_or_else(|| {
-        let known = SandboxState::ALL.map(SandboxState::name).join(", ");
-        let message = format!("{word:?} is not a state");
-        Error::invalid(field, message, format!("choose one of {known}"))
-    })
-}
-
-/// List sandboxes
-///
-/// Newest first; deleted ones are not there any more.
-#[utoipa::path(get, path = "/sandboxes", params(Listed),
-    responses((status = 200, body = [Sandbox])))]
-async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Listed>,
-) -> Answer<Part<Sandbox>> {
-    asked.answer(&app, &caller, Which::Living).await
 }
 
 /// Get a sandbox

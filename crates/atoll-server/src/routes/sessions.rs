@@ -1,6 +1,6 @@
 //! The history of sandboxes, which outlives them: what was run in each, and what happened to it.
 
-use atoll_core::{CommandKind, Context, SandboxView, SessionView, Which};
+use atoll_core::{CommandKind, Context, SandboxView, SessionView};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -9,13 +9,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::events::{self, EventView};
-use super::sandboxes;
+use super::sandboxes::read_states;
 use crate::App;
 use crate::answer::Answer;
 use crate::body::{Path, Query};
 use crate::guard::Caller;
 use crate::page::{self, Part};
-use crate::views::{PastCommand, Sandbox};
+use crate::views::{CommandHistory, Sandbox};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -46,17 +46,38 @@ impl From<SessionView> for Session {
     }
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct Sessions {
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
+    cursor: Option<String>,
+    /// Only sandboxes in this state; `error` is `failed`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
+    state: Option<String>,
+    /// The same as `state`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
+    status: Option<String>,
+}
+
 /// List sessions
 ///
 /// Of all sandboxes that ever were, newest first.
-#[utoipa::path(get, path = "/sessions", params(sandboxes::Listed),
+#[utoipa::path(get, path = "/sessions", params(Sessions),
     responses((status = 200, body = [Sandbox])))]
 async fn list(
     State(app): State<App>,
     Caller(caller): Caller,
-    Query(asked): Query<sandboxes::Listed>,
+    Query(asked): Query<Sessions>,
 ) -> Answer<Part<Sandbox>> {
-    asked.answer(&app, &caller, Which::Ever).await
+    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let state = read_states(asked.state.as_deref(), asked.status.as_deref())?;
+    Ok(page::part(
+        app.core.list_sessions(&caller, state, &page).await?,
+    ))
 }
 
 /// Get a session
@@ -87,7 +108,7 @@ impl Listed {
         caller: &Context,
         id: &str,
         kind: CommandKind,
-    ) -> Answer<Part<PastCommand>> {
+    ) -> Answer<Part<CommandHistory>> {
         let page = page::asked(self.limit, self.cursor.as_ref())?;
         let commands = app.core.session_commands(caller, id, kind, &page);
         Ok(page::part(commands.await?))
@@ -98,13 +119,13 @@ impl Listed {
 ///
 /// Newest first; their output is not kept.
 #[utoipa::path(get, path = "/sessions/{id}/commands", params(Listed),
-    responses((status = 200, body = [PastCommand])))]
+    responses((status = 200, body = [CommandHistory])))]
 async fn commands(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
-) -> Answer<Part<PastCommand>> {
+) -> Answer<Part<CommandHistory>> {
     asked.answer(&app, &caller, &id, CommandKind::Plain).await
 }
 
@@ -112,13 +133,13 @@ async fn commands(
 ///
 /// Newest first.
 #[utoipa::path(get, path = "/sessions/{id}/terminals", params(Listed),
-    responses((status = 200, body = [PastCommand])))]
+    responses((status = 200, body = [CommandHistory])))]
 async fn terminals(
     State(app): State<App>,
     Caller(caller): Caller,
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
-) -> Answer<Part<PastCommand>> {
+) -> Answer<Part<CommandHistory>> {
     let kind = CommandKind::Terminal;
     asked.answer(&app, &caller, &id, kind).await
 }

@@ -19,7 +19,7 @@ use crate::answer::{Answer, Failure};
 use crate::body::{Body, Path, Query, checked_limit, is_json};
 use crate::guard::Caller;
 use crate::page::Part;
-use crate::views::{Raw, Time};
+use crate::views::{BinaryBody, Time};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -164,7 +164,7 @@ struct Recipe {
 ///
 /// From a tar archive of a root file system, plain or packed by gzip or zstd.
 #[utoipa::path(post, path = "/templates", params(New),
-    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 201, body = Template)))]
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 201, body = Template)))]
 async fn make(
     State(app): State<App>,
     Caller(caller): Caller,

@@ -147,7 +147,7 @@ struct Line {
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = LogContents)]
+#[schema(as = LogContent)]
 #[serde(untagged)]
 enum What {
     /// Of `stdout` or `stderr`.

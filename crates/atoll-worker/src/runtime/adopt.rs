@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use atoll_jail::plan::IdRange;
-use atoll_model::{Error, Reason, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timings};
+use atoll_model::{Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, StopReason, Timings};
 
 use super::apart::Apart;
 use super::{Entry, LocalRuntime, Place};
@@ -135,11 +135,11 @@ impl LocalRuntime {
             return Some(self.unknown(id, &path, None));
         }
         let mut reason = if record.boot != boot() {
-            Reason::HostRestart
+            StopReason::HostRestart
         } else if keeper_stayed {
-            Reason::Exited
+            StopReason::Exited
         } else {
-            Reason::KeeperLost
+            StopReason::KeeperLost
         };
         let group = self
             .shared
@@ -152,7 +152,7 @@ impl LocalRuntime {
                 self.add_apart(apart);
                 return None;
             }
-            reason = Reason::Exited;
+            reason = StopReason::Exited;
         }
         if ran {
             record.info.state = SandboxState::Stopped;
@@ -209,7 +209,7 @@ impl LocalRuntime {
             id: id.clone(),
             template: spec.template.clone(),
             state: SandboxState::Stopped,
-            reason: Some(Reason::HostRestart),
+            reason: Some(StopReason::HostRestart),
             limits: spec.limits,
             network: spec.network,
             created_at,

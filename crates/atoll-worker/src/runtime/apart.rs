@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use atoll_jail::cgroup::Group;
-use atoll_model::{Code, Error, Reason, SandboxId, SandboxState};
+use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 
 use super::{Entry, LocalRuntime, Place, Shared};
 use crate::error::jail;
@@ -36,9 +36,7 @@ impl Apart {
     pub(super) fn new(shared: &Shared, directory: PathBuf, record: Record, why: Error) -> Self {
         let (id, ids) = (&record.info.id, record.ids());
         shared.instance.ranges.inherit(ids);
-        let remedy = format!(
-            "its programs go on; to use it here, stop and start it: atoll sandbox stop {id}, then start"
-        );
+        let remedy = "its programs continue; to use it here, stop it and start it again";
         let why = why.remedy(remedy).detail("sandboxID", id.as_str());
         Self {
             group: shared.instance.cgroups.group(id.as_str(), ids),
@@ -107,7 +105,11 @@ impl Apart {
     }
 
     /// It has only files now.
-    pub(super) fn stopped(&self, shared: &Shared, reason: Option<Reason>) -> Result<Place, Error> {
+    pub(super) fn stopped(
+        &self,
+        shared: &Shared,
+        reason: Option<StopReason>,
+    ) -> Result<Place, Error> {
         let mut record = self.record.clone();
         record.info.state = SandboxState::Stopped;
         record.info.reason = reason;
@@ -150,7 +152,7 @@ async fn watch_over(shared: Weak<Shared>, entry: Weak<Entry>, apart: Arc<Apart>)
         return;
     }
     let ended = apart.end(&shared).await;
-    let stopped = ended.and_then(|()| apart.stopped(&shared, Some(Reason::Exited)));
+    let stopped = ended.and_then(|()| apart.stopped(&shared, Some(StopReason::Exited)));
     if let Ok(stopped) = stopped {
         entry.set(stopped);
         shared.ended.send_replace(());

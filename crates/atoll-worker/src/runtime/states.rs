@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Error, Reason, SandboxId, SandboxInfo, SandboxState, Transition};
+use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState, StopReason, Transition};
 
 use super::{Entry, LocalRuntime, Place, Shared, unknown};
 use crate::exec::table::Table;
@@ -161,13 +161,13 @@ impl LocalRuntime {
 }
 
 /// Why a sandbox ended by itself.
-fn reason(sandbox: &Sandbox, raw: i32) -> Reason {
+fn reason(sandbox: &Sandbox, raw: i32) -> StopReason {
     if sandbox.keeper_is_lost() {
-        Reason::KeeperLost
+        StopReason::KeeperLost
     } else if raw & 0x7f == 9 && sandbox.group.oom_kills() > 0 {
-        Reason::Oom
+        StopReason::Oom
     } else {
-        Reason::Exited
+        StopReason::Exited
     }
 }
 
@@ -194,7 +194,7 @@ async fn stopped(
     shared: &Arc<Shared>,
     entry: &Entry,
     sandbox: &Arc<Sandbox>,
-    reason: Option<Reason>,
+    reason: Option<StopReason>,
 ) -> Result<(), Error> {
     sandbox.clear(shared).await?;
     let record = {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Bytes, Ending, Lifetime, Limits, Network, SandboxSpec};
+use atoll_model::{Bytes, ExpiryAction, Lifetime, Limits, Network, SandboxSpec};
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Arguments;
@@ -50,9 +50,9 @@ fn of_the_server() -> BTreeMap<&'static str, String> {
     let (limits, lifetime) = (Limits::default(), Lifetime::default());
     let gibibytes = |size: Bytes| format!("{}G", size.0 >> 30);
     let ending = |ending| match ending {
-        Ending::Destroy => "destroy",
-        Ending::Stop => "stop",
-        Ending::Pause => "pause",
+        ExpiryAction::Destroy => "destroy",
+        ExpiryAction::Stop => "stop",
+        ExpiryAction::Pause => "pause",
     };
     let minutes = lifetime.timeout.map(|seconds| format!("{}m", seconds / 60));
     assert_eq!(lifetime.idle_timeout, None);

@@ -34,7 +34,7 @@ pub(crate) struct Ls {
     #[command(flatten)]
     filter: Filter,
     /// Only the runs of this machine.
-    #[arg(long, conflicts_with_all = ["url", "profile", "state"])]
+    #[arg(long, conflicts_with_all = ["url", "profile", "state", "template", "metadata", "search"])]
     local: bool,
     /// Print only the ids of sandboxes and the names of runs.
     #[arg(long, short, conflicts_with = "json")]

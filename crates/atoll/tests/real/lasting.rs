@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use atoll_model::{Chunk, Code, Reason, SandboxId, SandboxSpec, SandboxState, Stream};
+use atoll_model::{Chunk, Code, SandboxId, SandboxSpec, SandboxState, StopReason, Stream};
 use atoll_testkit::{STOPS, Scratch, static_layer, wait_for};
 use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Options, Source, Store};
@@ -421,7 +421,7 @@ async fn without_their_keeper_sandboxes_are_stopped_and_their_files_there() {
         runtime
             .list()
             .iter()
-            .all(|info| info.reason == Some(Reason::KeeperLost))
+            .all(|info| info.reason == Some(StopReason::KeeperLost))
     );
     runtime.close().await.unwrap();
     // As after a restart of the host: no process, no group, only files.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -188,14 +188,32 @@ class PayloadTooLarge(AtollError):
 
 
 class Unauthenticated(AtollError):
-    """No key came with the request."""
+    """The server accepts no credential of the request. Catch it for any of the three that follow."""
 
     code = "UNAUTHENTICATED"
     category = "auth"
 
 
+class MissingApiKey(Unauthenticated):
+    """The request has no API key."""
+
+    code = "MISSING_API_KEY"
+
+
+class InvalidApiKey(Unauthenticated):
+    """The API key is unknown, expired or revoked."""
+
+    code = "INVALID_API_KEY"
+
+
+class InvalidTicket(Unauthenticated):
+    """The ticket is unknown, used or expired."""
+
+    code = "INVALID_TICKET"
+
+
 class PermissionDenied(AtollError):
-    """The file system or the rules refuse it."""
+    """The key's scope or the permissions of a file refuse it."""
 
     code = "PERMISSION_DENIED"
     category = "auth"
@@ -362,17 +380,28 @@ class DiskFull(AtollError):
     category = "quota"
 
 
-_BY_CODE = {kind.code: kind for kind in AtollError.__subclasses__()}
+def classes(base: type[AtollError] = AtollError) -> Iterator[type[AtollError]]:
+    """The classes below a class, each before those below it."""
+    for kind in base.__subclasses__():
+        yield kind
+        yield from classes(kind)
+
+
+_BY_CODE = {kind.code: kind for kind in classes()}
 
 
 #: Remedies in words of this SDK, for codes whose remedy from the server is about the HTTP API.
 _REMEDIES = {
-    "UNAUTHENTICATED": "set ATOLL_API_KEY, or use Client(api_key=…); admin.key of the data directory has the first key",
+    "MISSING_API_KEY": "set ATOLL_API_KEY, or use Client(api_key=…); admin.key of the data directory has the first key",
+    "INVALID_API_KEY": "check ATOLL_API_KEY, Client(api_key=…) or the profile: it may be another server's key",
     "SANDBOX_NOT_FOUND": "Sandbox.list() lists yours",
     "SANDBOX_STOPPED": "call start() of the sandbox first",
     "SANDBOX_PAUSED": "call resume() of the sandbox first",
     "TERMINAL_NOT_FOUND": "pty.list() of the sandbox lists its terminals",
     "EXEC_NOT_FOUND": "commands.list() of the sandbox lists its commands, except the oldest of those that ended",
+    "SANDBOX_FAILED": "call kill() of the sandbox and create another",
+    "NO_CAPACITY": "try again later, or stop, pause or kill sandboxes",
+    "DISK_FULL": "delete files or sandboxes that are not needed, or give the sandbox more with update(disk_mb=…)",
     "STDIN_CLOSED": "run the command with background=True and open_stdin=True",
 }
 

@@ -13,7 +13,7 @@ from .errors import CommandFailed, CommandTimeout, UnexpectedAnswer
 T = TypeVar("T")
 
 State = Literal["creating", "running", "paused", "stopping", "stopped", "failed"]
-Ending = Literal["destroy", "stop", "pause"]
+ExpiryAction = Literal["destroy", "stop", "pause"]
 Network = Literal["none", "internet"]
 
 
@@ -51,8 +51,8 @@ class SandboxInfo:
     pids: int
     network: Network
     timeout: int
-    on_timeout: Ending
-    on_idle: Ending
+    on_timeout: ExpiryAction
+    on_idle: ExpiryAction
     auto_resume: bool
     created_at: datetime
     metadata: dict[str, str]
@@ -205,7 +205,7 @@ class FileEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unpacked:
+class UnpackSummary:
     """What came of a directory that was sent: entries of which kinds are not taken are `skipped`."""
 
     entries: int
@@ -214,7 +214,7 @@ class Unpacked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class SignedUrl:
     """A link to one file, one way, that needs no key."""
 
     url: str

@@ -3,21 +3,14 @@
 /** Whose rights count. */
 export type Authority = "user" | "root";
 
-/** A command that has begun. */
-export type Begun = {
-    execID: ExecId;
-    /** Inside the sandbox. */
-    pid: number;
-};
-
 /** The kind of a failure, for deciding what to do about it. */
 export type Category = "validation" | "auth" | "not_found" | "conflict" | "quota" | "rate_limit" | "provider_unavailable" | "provider_timeout" | "internal";
 
 /** Every failure a caller can be told of. */
-export type Code = "INVALID_REQUEST" | "UNKNOWN_TEMPLATE" | "UNKNOWN_USER" | "CWD_NOT_FOUND" | "PROGRAM_NOT_FOUND" | "NOT_A_FILE" | "NOT_A_DIRECTORY" | "UNSUPPORTED_MEDIA_TYPE" | "RANGE_NOT_SATISFIABLE" | "MISDIRECTED_REQUEST" | "METHOD_NOT_ALLOWED" | "PAYLOAD_TOO_LARGE" | "UNAUTHENTICATED" | "PERMISSION_DENIED" | "NOT_FOUND" | "KEY_NOT_FOUND" | "ORG_NOT_FOUND" | "SESSION_NOT_FOUND" | "TERMINAL_NOT_FOUND" | "SANDBOX_NOT_FOUND" | "FILE_NOT_FOUND" | "EXEC_NOT_FOUND" | "TEMPLATE_NOT_FOUND" | "CONFLICT" | "FILE_EXISTS" | "SANDBOX_STOPPED" | "SANDBOX_PAUSED" | "STDIN_CLOSED" | "IDEMPOTENCY_MISMATCH" | "SANDBOX_FAILED" | "RATE_LIMITED" | "QUOTA_EXCEEDED" | "INTERNAL" | "UNSUPPORTED_BY_HOST" | "NO_CAPACITY" | "PROVIDER_TIMEOUT" | "DISK_FULL";
+export type Code = "INVALID_REQUEST" | "UNKNOWN_TEMPLATE" | "UNKNOWN_USER" | "CWD_NOT_FOUND" | "PROGRAM_NOT_FOUND" | "NOT_A_FILE" | "NOT_A_DIRECTORY" | "UNSUPPORTED_MEDIA_TYPE" | "RANGE_NOT_SATISFIABLE" | "MISDIRECTED_REQUEST" | "METHOD_NOT_ALLOWED" | "PAYLOAD_TOO_LARGE" | "MISSING_API_KEY" | "INVALID_API_KEY" | "INVALID_TICKET" | "PERMISSION_DENIED" | "NOT_FOUND" | "KEY_NOT_FOUND" | "ORG_NOT_FOUND" | "SESSION_NOT_FOUND" | "TERMINAL_NOT_FOUND" | "SANDBOX_NOT_FOUND" | "FILE_NOT_FOUND" | "EXEC_NOT_FOUND" | "TEMPLATE_NOT_FOUND" | "CONFLICT" | "FILE_EXISTS" | "SANDBOX_STOPPED" | "SANDBOX_PAUSED" | "STDIN_CLOSED" | "IDEMPOTENCY_MISMATCH" | "SANDBOX_FAILED" | "RATE_LIMITED" | "QUOTA_EXCEEDED" | "INTERNAL" | "UNSUPPORTED_BY_HOST" | "NO_CAPACITY" | "PROVIDER_TIMEOUT" | "DISK_FULL";
 
 /** A command. Its variables are not told. */
-export type Command = Course & {
+export type Command = CommandSummary & {
     execID: ExecId;
     /** Inside the sandbox. */
     pid: number;
@@ -25,8 +18,35 @@ export type Command = Course & {
     truncatedBefore?: number | null;
 };
 
-/** What was run and how it went. */
-export type Course = {
+/** A command or a terminal of a session's history. */
+export type CommandHistory = CommandSummary & {
+    /** The line was longer than is kept. */
+    cut?: boolean;
+    /** Of a command. */
+    execID?: ExecId | null;
+    /** How much it had written when it ended. */
+    outputBytes?: number | null;
+    /** Of a terminal. */
+    ptyID?: string | null;
+};
+
+/** A command that has ended. */
+export type CommandResult = Exit & {
+    /** In milliseconds. */
+    durationMs: number;
+    execID: ExecId;
+    /** Some bytes were no text: ask for base64. */
+    lossy?: boolean;
+    /** At most 10 MiB. */
+    stderr: string;
+    /** At most 10 MiB. */
+    stdout: string;
+    /** There is more: `…/output` has it. */
+    truncated?: boolean;
+};
+
+/** What was run, and its result once it has ended. */
+export type CommandSummary = {
     args?: string[];
     cmd: string;
     cwd?: string | null;
@@ -45,11 +65,17 @@ export type Course = {
     user?: string | null;
 };
 
+/** How long the stages of a create took, in milliseconds. */
+export type CreateTimings = {
+    clone: number;
+    root: number;
+    slot: number;
+    start: number;
+    total: number;
+};
+
 /** How bytes become JSON. */
 export type Encoding = "text" | "base64";
-
-/** What happens to a sandbox whose time is up. */
-export type Ending = "destroy" | "stop" | "pause";
 
 /** Something that happened to a sandbox. */
 export type Event = {
@@ -82,6 +108,9 @@ export type Exit = {
     timedOut?: boolean;
 };
 
+/** What happens to a sandbox when its timeout or its idle timeout ends. */
+export type ExpiryAction = "destroy" | "stop" | "pause";
+
 /** What went wrong. */
 export type Failure = {
     category: Category;
@@ -99,7 +128,7 @@ export type Failure = {
 };
 
 /** What a path leads to, on the wire. */
-export type File = {
+export type FileInfo = {
     gid: number;
     isDir: boolean;
     /** Permission bits in octal. */
@@ -116,23 +145,8 @@ export type File = {
     uid: number;
 };
 
-/** A command that has ended. */
-export type Finished = Exit & {
-    /** In milliseconds. */
-    durationMs: number;
-    execID: ExecId;
-    /** Some bytes were no text: ask for base64. */
-    lossy?: boolean;
-    /** At most 10 MiB. */
-    stderr: string;
-    /** At most 10 MiB. */
-    stdout: string;
-    /** There is more: `…/output` has it. */
-    truncated?: boolean;
-};
-
 /** What was found. */
-export type FoundFile = File & {
+export type FoundFile = FileInfo & {
     /** Counted from 1, if text was looked for. */
     line?: number | null;
     /** That line. */
@@ -150,8 +164,8 @@ export type Health = {
     version: string;
 };
 
-/** How far the history of commands is written down. */
-export type Journals = {
+/** How much of the history of commands is not written yet. */
+export type JournalStatus = {
     /** Sandboxes with something to be written. */
     behind: number;
     /** What could not be written, and was tried again. */
@@ -179,19 +193,7 @@ export type Key = {
 /** a key id */
 export type KeyId = string;
 
-/** An entry of an archive that was left out. */
-export type LeftOut = {
-    name: string;
-    why: string;
-};
-
-/** A link. */
-export type Link = {
-    expiresAt: Time;
-    url: string;
-};
-
-export type LogContents = {
+export type LogContent = {
     /** Where it begins in the command's output. */
     position: number;
     /** With its end, as far as it was written. */
@@ -202,11 +204,20 @@ export type LogContents = {
 } | Exit;
 
 /** A line of a command, or what else there is to say of it. */
-export type LogLine = LogContents & {
+export type LogLine = LogContent & {
     execID: ExecId;
     /** When the command began. */
     startedAt: Time;
     stream: string;
+};
+
+/** Permission bits for what is there. */
+export type ModeChange = {
+    authority?: Authority | null;
+    /** In octal. */
+    mode: string;
+    path: string;
+    user?: string | null;
 };
 
 /** The network of a sandbox. */
@@ -264,24 +275,6 @@ export type NewKey = {
     scope?: Scope | null;
 };
 
-/** A link that is to be made. */
-export type NewLink = {
-    authority?: Authority;
-    /** In seconds. */
-    expiresIn?: number | null;
-    path: string;
-    user?: string | null;
-};
-
-/** Permission bits for what is there. */
-export type NewMode = {
-    authority?: Authority | null;
-    /** In octal. */
-    mode: string;
-    path: string;
-    user?: string | null;
-};
-
 /** An org that is to be made. */
 export type NewOrg = {
     /** At once; `null` is as many as the machine holds. */
@@ -289,17 +282,6 @@ export type NewOrg = {
     /** The longest lifetime in seconds; `null` is no end. */
     maxTimeout?: number | null;
     name: string;
-};
-
-/** Another owner for what is there. */
-export type NewOwner = {
-    authority?: Authority | null;
-    /** Name or number; as it was if nothing is said. */
-    group?: string;
-    /** Name or number; as it was if nothing is said. */
-    owner?: string;
-    path: string;
-    user?: string | null;
 };
 
 /** What a sandbox is to be: everything may be left out. */
@@ -328,8 +310,8 @@ export type NewSandbox = {
     network?: Network | null;
     /** `true` is the network `internet`. */
     networkEnabled?: boolean | null;
-    onIdle?: Ending | null;
-    onTimeout?: Ending | null;
+    onIdle?: ExpiryAction | null;
+    onTimeout?: ExpiryAction | null;
     /** Processes and threads. */
     pids?: number | null;
     /** Its starting files. */
@@ -338,6 +320,15 @@ export type NewSandbox = {
     templateID?: string | null;
     /** In seconds; 0 is without end, as far as the org allows. */
     timeout?: number | null;
+};
+
+/** The file and the lifetime of a signed URL. */
+export type NewSignedUrl = {
+    authority?: Authority;
+    /** In seconds. */
+    expiresIn?: number | null;
+    path: string;
+    user?: string | null;
 };
 
 /** A terminal as it is asked for. */
@@ -383,20 +374,19 @@ export type OrgChange = {
 /** an org id */
 export type OrgId = string;
 
-/** A command or a terminal as history has it. */
-export type PastCommand = Course & {
-    /** The line was longer than is kept. */
-    cut?: boolean;
-    /** Of a command. */
-    execID?: ExecId | null;
-    /** How much it had written when it ended. */
-    outputBytes?: number | null;
-    /** Of a terminal. */
-    ptyID?: string | null;
+/** Another owner for what is there. */
+export type OwnerChange = {
+    authority?: Authority | null;
+    /** Name or number; as it was if nothing is said. */
+    group?: string;
+    /** Name or number; as it was if nothing is said. */
+    owner?: string;
+    path: string;
+    user?: string | null;
 };
 
-/** What is there for sandboxes to come. */
-export type Pool = {
+/** Sandboxes that are prepared in advance. */
+export type PoolStatus = {
     /** Half-made ones. */
     embryos: number;
     /** Whole sandboxes. */
@@ -412,14 +402,11 @@ export type Port = {
 export type Readiness = {
     /** What is missing. */
     error?: string | null;
-    journals?: Journals | null;
-    pool: Pool;
+    journals?: JournalStatus | null;
+    pool: PoolStatus;
     /** `ready` or `not_ready`. */
     status: string;
 };
-
-/** Why a sandbox does not run, where nobody asked for that. */
-export type Reason = "host_restart" | "exited" | "oom" | "keeper_lost" | "timeout" | "idle";
 
 /** a request id */
 export type RequestId = string;
@@ -479,11 +466,11 @@ export type Sandbox = {
     /** Words of the caller's own. */
     metadata: Record<string, string>;
     network: Network;
-    onIdle: Ending;
-    onTimeout: Ending;
+    onIdle: ExpiryAction;
+    onTimeout: ExpiryAction;
     /** Processes and threads. */
     pids: number;
-    reason?: Reason | null;
+    reason?: StopReason | null;
     sandboxID: SandboxId;
     /** This life of it in the history. */
     sessionID: SessionId;
@@ -496,7 +483,7 @@ export type Sandbox = {
     /** In seconds; 0 is without end. */
     timeout: number;
     /** Told by the request that makes it. */
-    timings?: Stages | null;
+    timings?: CreateTimings | null;
 };
 
 /** What of a sandbox changes: what is left out stays. */
@@ -513,8 +500,8 @@ export type SandboxChange = {
     memoryMB?: number | null;
     /** Replaces all that there is. */
     metadata?: Record<string, string> | null;
-    onIdle?: Ending | null;
-    onTimeout?: Ending | null;
+    onIdle?: ExpiryAction | null;
+    onTimeout?: ExpiryAction | null;
     pids?: number | null;
 };
 
@@ -540,20 +527,33 @@ export type Signal = {
     signal: number;
 };
 
-/** How long the stages of a create took, in milliseconds. */
-export type Stages = {
-    clone: number;
-    root: number;
-    slot: number;
-    start: number;
-    total: number;
+/** A URL that permits one action on one file until a time, without a key. */
+export type SignedUrl = {
+    expiresAt: Time;
+    url: string;
 };
 
-/** How far the input was taken. */
-export type Taken = {
+/** An entry of an archive that was not unpacked. */
+export type SkippedEntry = {
+    name: string;
+    why: string;
+};
+
+/** A command that runs in the background. */
+export type StartedCommand = {
+    execID: ExecId;
+    /** Inside the sandbox. */
+    pid: number;
+};
+
+/** How much of the input the command's pipe has taken. */
+export type StdinOffset = {
     /** The bytes of all input so far: the next `offset`. */
     taken: number;
 };
+
+/** Why a sandbox stopped without a request to stop. */
+export type StopReason = "host_restart" | "exited" | "oom" | "keeper_lost" | "timeout" | "idle";
 
 /** A template. */
 export type Template = {
@@ -620,8 +620,8 @@ export type Transfer = {
     user?: string | null;
 };
 
-/** What came of an archive. */
-export type Unpacked = {
+/** The result of unpacking an archive. */
+export type UnpackSummary = {
     /** Of their contents. */
     bytes: number;
     /** Entries that are there now. */
@@ -629,5 +629,5 @@ export type Unpacked = {
     /** Entries that were left out. */
     skipped: number;
     /** The first of them. */
-    skippedEntries: LeftOut[];
+    skippedEntries: SkippedEntry[];
 };

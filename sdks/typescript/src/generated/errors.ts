@@ -1,6 +1,6 @@
 // Made from openapi/v1.json and docs/errors.md by scripts/generate.mjs: do not change it here.
 
-import { AtollError } from "../error.js";
+import { AtollError, UnauthenticatedError } from "../error.js";
 
 /** A value is missing, of the wrong form or out of range; the message names it. */
 export class InvalidRequestError extends AtollError {}
@@ -38,10 +38,16 @@ export class MethodNotAllowedError extends AtollError {}
 /** A body that is not a file is larger than 1 MiB. */
 export class PayloadTooLargeError extends AtollError {}
 
-/** No key came with the request. */
-export class UnauthenticatedError extends AtollError {}
+/** The request has no API key. */
+export class MissingApiKeyError extends UnauthenticatedError {}
 
-/** The key is not known, or may not do this; or the sandbox's file system refuses it: permissions, or read-only. */
+/** The API key is unknown, expired or revoked. */
+export class InvalidApiKeyError extends UnauthenticatedError {}
+
+/** The ticket is unknown, used or older than 30 s. */
+export class InvalidTicketError extends UnauthenticatedError {}
+
+/** The key's scope does not allow this; or the sandbox's file system refuses it: permissions, or read-only. */
 export class PermissionDeniedError extends AtollError {}
 
 /** There is no such route. */
@@ -127,7 +133,9 @@ export const errorClasses = {
     MISDIRECTED_REQUEST: MisdirectedRequestError,
     METHOD_NOT_ALLOWED: MethodNotAllowedError,
     PAYLOAD_TOO_LARGE: PayloadTooLargeError,
-    UNAUTHENTICATED: UnauthenticatedError,
+    MISSING_API_KEY: MissingApiKeyError,
+    INVALID_API_KEY: InvalidApiKeyError,
+    INVALID_TICKET: InvalidTicketError,
     PERMISSION_DENIED: PermissionDeniedError,
     NOT_FOUND: NotFoundError,
     KEY_NOT_FOUND: KeyNotFoundError,

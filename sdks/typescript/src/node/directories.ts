@@ -12,7 +12,7 @@ import { Patience, Silence, silence } from "../deadline.js";
 import { ConnectionError, TimeoutError } from "../error.js";
 import { invalid } from "../failure.js";
 import type { DirectoryOptions, Transferred } from "../files.js";
-import type { Unpacked } from "../generated/api.js";
+import type { UnpackSummary } from "../generated/api.js";
 import { randomName } from "../random.js";
 import { piecesOf, streamOf } from "../streams.js";
 import { END, type TarEntry, entries, header, padding } from "./tar.js";
@@ -42,7 +42,7 @@ export async function uploadDir(client: Client, path: string, from: string, opti
         }
     }
     try {
-        const answer = await client.json<Unpacked>("PUT", path, {
+        const answer = await client.json<UnpackSummary>("PUT", path, {
             body: () => {
                 left.length = 0;
                 return streamOf(packed());

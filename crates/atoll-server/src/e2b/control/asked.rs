@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_core::{Again, NewSandbox, Sleep};
-use atoll_model::{Ending, Lifetime, Policy, PortAccess, SandboxSpec, Verdict};
+use atoll_model::{ExpiryAction, Lifetime, Policy, PortAccess, SandboxSpec, Verdict};
 
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -70,9 +70,9 @@ impl Create {
             None => Network::default().parse(self.allow_internet_access)?,
         };
         let on_timeout = match (self.auto_pause, self.auto_pause_memory) {
-            (false, _) => Ending::Destroy,
-            (true, Some(false)) => Ending::Stop,
-            (true, _) => Ending::Pause,
+            (false, _) => ExpiryAction::Destroy,
+            (true, Some(false)) => ExpiryAction::Stop,
+            (true, _) => ExpiryAction::Pause,
         };
         Ok(NewSandbox {
             spec: SandboxSpec {
@@ -88,7 +88,7 @@ impl Create {
                 timeout: Some(seconds(self.timeout, usual)?),
                 on_timeout,
                 idle_timeout: None,
-                on_idle: Ending::default(),
+                on_idle: ExpiryAction::default(),
                 auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
             },
             port_access: match asked.and_then(|asked| asked.allow_public_traffic) {
@@ -244,9 +244,9 @@ impl Resume {
     pub(super) fn meant(&self) -> Answer<atoll_core::Connect> {
         let on_timeout = self.auto_pause.map(|pauses| {
             if pauses {
-                Ending::Pause
+                ExpiryAction::Pause
             } else {
-                Ending::Destroy
+                ExpiryAction::Destroy
             }
         });
         Ok(atoll_core::Connect {

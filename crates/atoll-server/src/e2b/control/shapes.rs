@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use atoll_core::{Door, SandboxView};
-use atoll_model::{Ending, Network, PortAccess, SandboxState, Verdict};
+use atoll_model::{ExpiryAction, Network, PortAccess, SandboxState, Verdict};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde::Serialize;
@@ -158,8 +158,8 @@ impl Detail {
     pub(super) fn new(app: &App, domain: Domain, view: &SandboxView) -> Self {
         let row = &view.row;
         let on_timeout = match row.lifetime.on_timeout {
-            Ending::Destroy => "kill",
-            Ending::Stop | Ending::Pause => "pause",
+            ExpiryAction::Destroy => "kill",
+            ExpiryAction::Stop | ExpiryAction::Pause => "pause",
         };
         let rules = |rules: &[atoll_model::Rule]| -> Vec<String> {
             rules.iter().map(ToString::to_string).collect()

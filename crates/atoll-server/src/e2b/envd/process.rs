@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::App;
 use crate::e2b::connect::{self, Call, Fault, Unary};
-use crate::listen::Silence;
+use crate::listen::{Connection, Silence};
 use crate::socket::size;
 
 pub(super) use events::keepalive;
@@ -204,9 +204,14 @@ async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault
     Ok(Json(json!({ "processes": processes })))
 }
 
-async fn start(Extension(step): Extension<Doorstep>, headers: HeaderMap, body: Body) -> Response {
+async fn start(
+    Extension(step): Extension<Doorstep>,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     match begin(&step, &headers, body).await {
-        Ok((used, control)) => events::stream(used, control, 0, &headers),
+        Ok((used, control)) => events::stream(used, connection, control, 0, &headers),
         Err(fault) => fault.stream(),
     }
 }
@@ -221,7 +226,12 @@ async fn begin(step: &Doorstep, headers: &HeaderMap, body: Body) -> Result<(Use,
 }
 
 /// Joins a process: what it says from now on.
-async fn join(Extension(step): Extension<Doorstep>, headers: HeaderMap, body: Body) -> Response {
+async fn join(
+    Extension(step): Extension<Doorstep>,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let joined = async {
         let asked: Selected = Call::new(body).only().await?;
         let used = step.enter().await?;
@@ -231,7 +241,7 @@ async fn join(Extension(step): Extension<Doorstep>, headers: HeaderMap, body: Bo
     match joined.await {
         Ok((used, control)) => {
             let now = control.kept().1;
-            events::stream(used, control, now, &headers)
+            events::stream(used, connection, control, now, &headers)
         }
         Err(fault) => fault.stream(),
     }
@@ -319,8 +329,8 @@ async fn stream_input(
     silence.allow();
     match take_input(&step, body).await {
         Ok(()) => connect::stream(futures_util::stream::iter([
-            connect::message(&json!({})),
-            connect::done(),
+            Ok(connect::message(&json!({}))),
+            Ok(connect::done()),
         ])),
         Err(fault) => fault.stream(),
     }

@@ -13,13 +13,13 @@ use super::tree::Which;
 use crate::answer::Answer;
 use crate::body::Query;
 use crate::transfer::{bytes, chunks, pour};
-use crate::views::Raw;
+use crate::views::BinaryBody;
 
 /// Read an archive
 ///
 /// A file, or a directory with all that is below, as tar.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/archive", params(Which, As),
-    responses((status = 200, content_type = "application/x-tar", body = Raw)))]
+    responses((status = 200, content_type = "application/x-tar", body = BinaryBody)))]
 pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Response> {
     let packed = files.runtime();
     let packed = packed.pack(files.id(), &files.who, which.path.as_bytes());
@@ -27,11 +27,10 @@ pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Res
     Ok(bytes("application/x-tar", files.used, reader, None))
 }
 
-/// What came of an archive.
+/// The result of unpacking an archive.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Unpacked)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct UnpackedView {
+pub(super) struct UnpackSummary {
     /// Entries that are there now.
     entries: u64,
     /// Of their contents.
@@ -39,19 +38,19 @@ pub(super) struct UnpackedView {
     /// Entries that were left out.
     skipped: u64,
     /// The first of them.
-    skipped_entries: Vec<LeftOut>,
+    skipped_entries: Vec<SkippedEntry>,
 }
 
-/// An entry of an archive that was left out.
+/// An entry of an archive that was not unpacked.
 #[derive(Debug, Serialize, ToSchema)]
-struct LeftOut {
+struct SkippedEntry {
     name: String,
     why: String,
 }
 
-impl From<Unpacked> for UnpackedView {
+impl From<Unpacked> for UnpackSummary {
     fn from(unpacked: Unpacked) -> Self {
-        let told = unpacked.told.into_iter().map(|(name, why)| LeftOut {
+        let told = unpacked.told.into_iter().map(|(name, why)| SkippedEntry {
             name: String::from_utf8_lossy(&name).into_owned(),
             why,
         });
@@ -68,19 +67,19 @@ impl From<Unpacked> for UnpackedView {
 ///
 /// Unpacks tar below a directory, which is made if it is missing.
 #[utoipa::path(put, path = "/sandboxes/{id}/files/archive", params(Which, As),
-    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = UnpackedView)))]
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = UnpackSummary)))]
 pub(super) async fn unpack(
     files: Files,
     Query(which): Query<Which>,
     headers: HeaderMap,
     body: Body,
-) -> Answer<Json<UnpackedView>> {
+) -> Answer<Json<UnpackSummary>> {
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(Error::new(
             Code::UnsupportedMediaType,
             "archives are taken without a Content-Encoding",
         )
-        .remedy("send it as tar makes it: tar -c . | curl -T - …")
+        .remedy("leave out the header Content-Encoding, and send the tar archive itself")
         .into());
     }
     let unpacking = files.runtime();

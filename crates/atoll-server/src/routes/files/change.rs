@@ -123,7 +123,7 @@ pub(super) async fn copy(files: Files, Body(asked): Body<Transfer>) -> Answer<St
 /// Permission bits for what is there.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewMode {
+pub(super) struct ModeChange {
     #[schema(min_length = 1)]
     path: String,
     /// In octal.
@@ -134,8 +134,8 @@ pub(super) struct NewMode {
 }
 
 /// Set permission bits
-#[utoipa::path(post, path = "/sandboxes/{id}/files/chmod", params(As), request_body = NewMode, responses((status = 204)))]
-pub(super) async fn chmod(files: Files, Body(asked): Body<NewMode>) -> Answer<StatusCode> {
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chmod", params(As), request_body = ModeChange, responses((status = 204)))]
+pub(super) async fn chmod(files: Files, Body(asked): Body<ModeChange>) -> Answer<StatusCode> {
     let path = need("path", &asked.path)?;
     let mode = octal(&asked.mode)?;
     let files = files.acting(asked.user, asked.authority);
@@ -147,7 +147,7 @@ pub(super) async fn chmod(files: Files, Body(asked): Body<NewMode>) -> Answer<St
 /// Another owner for what is there.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewOwner {
+pub(super) struct OwnerChange {
     #[schema(min_length = 1)]
     path: String,
     /// Name or number; as it was if nothing is said.
@@ -161,10 +161,10 @@ pub(super) struct NewOwner {
 }
 
 /// Set owner and group
-#[utoipa::path(post, path = "/sandboxes/{id}/files/chown", params(As), request_body = NewOwner, responses((status = 204)))]
-pub(super) async fn chown(files: Files, Body(asked): Body<NewOwner>) -> Answer<StatusCode> {
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chown", params(As), request_body = OwnerChange, responses((status = 204)))]
+pub(super) async fn chown(files: Files, Body(asked): Body<OwnerChange>) -> Answer<StatusCode> {
     let path = need("path", &asked.path)?;
-    let NewOwner { owner, group, .. } = &asked;
+    let OwnerChange { owner, group, .. } = &asked;
     let files = files.acting(asked.user.clone(), asked.authority);
     let runtime = files.runtime();
     let changed = runtime.chown(files.id(), &files.who, path, owner, group);

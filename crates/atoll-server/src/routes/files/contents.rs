@@ -14,14 +14,14 @@ use super::tree::{EntryView, Which};
 use crate::answer::{Answer, Failure};
 use crate::body::Query;
 use crate::transfer;
-use crate::views::Raw;
+use crate::views::BinaryBody;
 
 /// Read a file
 ///
 /// With `Range`, a part of it. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
 #[utoipa::path(get, path = "/sandboxes/{id}/files", params(Which, As),
-    responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw),
+    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
         (status = 304, description = "It is what somebody has")))]
 pub(super) async fn read(
     files: Files,
@@ -65,7 +65,7 @@ pub(super) struct Written {
 ///
 /// Missing directories above it are made.
 #[utoipa::path(put, path = "/sandboxes/{id}/files", params(Written, As),
-    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = EntryView)))]
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn write(
     files: Files,
     Query(which): Query<Written>,

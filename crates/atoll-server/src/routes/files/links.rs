@@ -19,14 +19,14 @@ use crate::answer::Answer;
 use crate::body::{Body, Path, Query};
 use crate::guard::{Caller, Origin};
 use crate::listen::Connection;
-use crate::views::{Raw, Time};
+use crate::views::{BinaryBody, Time};
 
 /// How long a link is good if nobody says, in seconds.
 const USUAL: u32 = 3600;
 
-/// A link that is to be made.
+/// The file and the lifetime of a signed URL.
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = NewLink, example = json!({"path": "/etc/hostname", "expiresIn": 60}))]
+#[schema(as = NewSignedUrl, example = json!({"path": "/etc/hostname", "expiresIn": 60}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Asked {
     #[schema(min_length = 1)]
@@ -39,11 +39,10 @@ pub(super) struct Asked {
     expires_in: Option<u32>,
 }
 
-/// A link.
+/// A URL that permits one action on one file until a time, without a key.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = Link)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct LinkView {
+pub(super) struct SignedUrl {
     url: String,
     expires_at: Time,
 }
@@ -69,28 +68,28 @@ pub(super) struct Signed {
 /// Make a download link
 ///
 /// One file, without a key, until a time. It leads to `…/files/download`.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = Asked, responses((status = 200, body = LinkView)))]
+#[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = Asked, responses((status = 200, body = SignedUrl)))]
 pub(super) async fn make_download(
     app: State<App>,
     caller: Caller,
     Path(id): Path<String>,
     origin: Origin,
     asked: Body<Asked>,
-) -> Answer<Json<LinkView>> {
+) -> Answer<Json<SignedUrl>> {
     make(Act::Download, &app, &caller, &id, &origin, asked)
 }
 
 /// Make an upload link
 ///
 /// One file, without a key, until a time. It leads to `…/files/upload`.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = Asked, responses((status = 200, body = LinkView)))]
+#[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = Asked, responses((status = 200, body = SignedUrl)))]
 pub(super) async fn make_upload(
     app: State<App>,
     caller: Caller,
     Path(id): Path<String>,
     origin: Origin,
     asked: Body<Asked>,
-) -> Answer<Json<LinkView>> {
+) -> Answer<Json<SignedUrl>> {
     make(Act::Upload, &app, &caller, &id, &origin, asked)
 }
 
@@ -101,7 +100,7 @@ fn make(
     id: &str,
     Origin(origin): &Origin,
     Body(asked): Body<Asked>,
-) -> Answer<Json<LinkView>> {
+) -> Answer<Json<SignedUrl>> {
     need("path", &asked.path)?;
     let who = FileCaller {
         user: asked.user.clone(),
@@ -121,7 +120,7 @@ fn make(
     let query = serde_urlencoded::to_string(&signed).unwrap_or_default();
     let url = format!("{origin}/sandboxes/{sandbox}/files/{}?{query}", act.name());
     let expires_at = Time::new(link.expires.saturating_mul(1_000_000));
-    Ok(Json(LinkView { url, expires_at }))
+    Ok(Json(SignedUrl { url, expires_at }))
 }
 
 /// What a query must have to be a link's, among whatever else it has.
@@ -189,8 +188,8 @@ async fn follow(
 ///
 /// With `Range`, a part of the file. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(Signed),
-    responses((status = 200, content_type = "application/octet-stream", body = Raw, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = Raw),
+    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
+        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
         (status = 304, description = "It is what somebody has")))]
 pub(super) async fn download(
     State(app): State<App>,
@@ -207,7 +206,7 @@ pub(super) async fn download(
 ///
 /// Missing directories above the file are made.
 #[utoipa::path(put, path = "/sandboxes/{id}/files/upload", security(()), params(Signed),
-    request_body(content_type = "application/octet-stream", content = Raw), responses((status = 200, body = EntryView)))]
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn upload(
     State(app): State<App>,
     Path(id): Path<String>,

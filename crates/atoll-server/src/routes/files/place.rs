@@ -11,8 +11,9 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::answer::Failure;
-use crate::body::{Path, query, split_query};
+use crate::body::{Path, split_query};
 use crate::guard::Caller;
+use crate::malformed::read_query;
 
 /// Whose rights count.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
@@ -77,7 +78,8 @@ impl FromRequestParts<App> for Files {
         let id = Path::<String>::from_request_parts(parts, app).await;
         let id = id.map_or_else(|_| String::new(), |Path(id)| id);
         // What is left of the query is the route's own.
-        let As { user, authority } = query(&split_query(&mut parts.uri, &["user", "authority"]))?;
+        let own = split_query(&mut parts.uri, &["user", "authority"]);
+        let As { user, authority } = read_query(&own)?;
         let scope = match parts.method {
             Method::GET | Method::HEAD => Scope::Read,
             _ => Scope::Sandboxes,

@@ -26,7 +26,7 @@ pub(super) struct Which {
 
 /// What a path leads to, on the wire.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = File)]
+#[schema(as = FileInfo)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EntryView {
     name: String,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_core::{SandboxChange, SandboxRow};
-use atoll_model::{Ending, Error, Lifetime, Network};
+use atoll_model::{Error, ExpiryAction, Lifetime, Network};
 use axum::Json;
 use axum::extract::State;
 use serde::Deserialize;
@@ -28,12 +28,12 @@ pub(super) struct Patch {
     alias: Option<Option<String>>,
     /// Replaces all that there is.
     metadata: Option<BTreeMap<String, String>>,
-    on_timeout: Option<Ending>,
+    on_timeout: Option<ExpiryAction>,
     /// In seconds; 0 is for ever.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     idle_timeout: Option<i64>,
-    on_idle: Option<Ending>,
+    on_idle: Option<ExpiryAction>,
     auto_resume: Option<bool>,
     #[schema(minimum = 0.05, maximum = 4)]
     cpu_count: Option<f64>,

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use atoll_core::NewSandbox;
 use atoll_model::{
-    Bytes, Cpus, Ending, Error, Lifetime, Limits, Network, Policy, PortAccess, SandboxSpec, Verdict,
+    Bytes, Cpus, Error, ExpiryAction, Lifetime, Limits, Network, Policy, PortAccess, SandboxSpec,
+    Verdict,
 };
 use axum::extract::State;
 use serde::Deserialize;
@@ -40,11 +41,11 @@ pub(super) struct Create {
     /// In seconds; 0 is without end, as far as the org allows.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 300)]
     timeout: Option<i64>,
-    on_timeout: Option<Ending>,
+    on_timeout: Option<ExpiryAction>,
     /// In seconds; 0 is for ever.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 0)]
     idle_timeout: Option<i64>,
-    on_idle: Option<Ending>,
+    on_idle: Option<ExpiryAction>,
     /// A use of it while it is paused lets it go on.
     #[schema(default = true)]
     auto_resume: Option<bool>,

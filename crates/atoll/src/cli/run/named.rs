@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use atoll_model::{
-    Code, Error, ExecInfo, ExecSpec, Program, Reason, RunName, SandboxInfo, SandboxSpec,
-    SandboxState,
+    Code, Error, ExecInfo, ExecSpec, Program, RunName, SandboxInfo, SandboxSpec, SandboxState,
+    StopReason,
 };
 use atoll_worker::instance::named::Place;
 use atoll_worker::{Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, storage};
@@ -400,12 +400,14 @@ pub(crate) fn unknown(name: &RunName) -> Error {
 }
 
 /// Why a command's end is not known.
-pub(crate) fn why(reason: Option<Reason>) -> &'static str {
+pub(crate) fn why(reason: Option<StopReason>) -> &'static str {
     match reason {
-        Some(Reason::KeeperLost) => "when its keeper was ended",
-        Some(Reason::Oom) => "when its sandbox ran out of memory",
-        Some(Reason::Exited | Reason::Timeout | Reason::Idle) => "when its sandbox ended",
-        Some(Reason::HostRestart) | None => "with the machine's restart",
+        Some(StopReason::KeeperLost) => "when its keeper was ended",
+        Some(StopReason::Oom) => "when its sandbox ran out of memory",
+        Some(StopReason::Exited | StopReason::Timeout | StopReason::Idle) => {
+            "when its sandbox ended"
+        }
+        Some(StopReason::HostRestart) | None => "with the machine's restart",
     }
 }
 

@@ -11,6 +11,23 @@ pub(crate) struct Filter {
     /// Only sandboxes in this state: creating, running, paused, stopping, stopped or failed.
     #[arg(long, value_name = "STATE")]
     state: Option<String>,
+    /// Only sandboxes of this template.
+    #[arg(long, value_name = "NAME")]
+    template: Option<String>,
+    /// Only sandboxes whose metadata has this value; may be repeated with other keys.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = entry)]
+    metadata: Vec<(String, String)>,
+    /// Only sandboxes whose id or name contains this text; case is ignored.
+    #[arg(long, value_name = "TEXT")]
+    search: Option<String>,
+}
+
+/// An entry of the metadata.
+fn entry(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("expected KEY=VALUE, such as team=web")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 impl Filter {
@@ -29,10 +46,17 @@ impl Filter {
     }
 
     fn query(&self) -> Vec<(String, &str)> {
-        let state = self
-            .state
-            .iter()
-            .map(|state| ("state".to_owned(), state.as_str()));
-        state.collect()
+        let named = [
+            ("state", &self.state),
+            ("template", &self.template),
+            ("q", &self.search),
+        ];
+        let named = named.into_iter().filter_map(|(name, value)| {
+            let value = value.as_deref()?;
+            Some((name.to_owned(), value))
+        });
+        let metadata = self.metadata.iter();
+        let metadata = metadata.map(|(key, value)| (format!("metadata.{key}"), value.as_str()));
+        named.chain(metadata).collect()
     }
 }

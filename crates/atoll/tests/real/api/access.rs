@@ -181,22 +181,22 @@ async fn every_route_refuses_whoever_may_not() {
         .unwrap();
     let foreign = server.stranger().await;
     let strangers = [
-        ("nobody", admin.with_key(None), (401, "UNAUTHENTICATED")),
-        ("an expired key", expired, (403, "PERMISSION_DENIED")),
+        ("nobody", admin.with_key(None), (401, "MISSING_API_KEY")),
+        ("an expired key", expired, (401, "INVALID_API_KEY")),
         (
             "a revoked key",
             admin.with_key(Some(&revoked)),
-            (403, "PERMISSION_DENIED"),
+            (401, "INVALID_API_KEY"),
         ),
         (
             "a made-up key",
             admin.with_key(Some(&format!("atl_{}", "0".repeat(64)))),
-            (403, "PERMISSION_DENIED"),
+            (401, "INVALID_API_KEY"),
         ),
         (
             "nonsense",
             admin.with_key(Some("x")),
-            (403, "PERMISSION_DENIED"),
+            (401, "INVALID_API_KEY"),
         ),
     ];
     for (method, path, needs) in ROUTES {

@@ -196,7 +196,7 @@ async fn a_connection_without_a_key_is_kept_only_for_the_client_timeout() {
                 let asked =
                     format!("GET /keys HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\r\n");
                 stream.write_all(asked.as_bytes()).await.unwrap();
-                assert!(response(&mut stream).await.starts_with(b"HTTP/1.1 403"));
+                assert!(response(&mut stream).await.starts_with(b"HTTP/1.1 401"));
             }
         }
         // Before the idle timeout, which is longer than this test may take.

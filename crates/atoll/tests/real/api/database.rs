@@ -159,7 +159,7 @@ async fn orphans_are_adopted_if_the_operator_says_so() {
     remove_database(&data);
     server.kill_and_start_with(&["--adopt-orphans"]);
     let stranger = server.client().with_key(Some(lost.trim()));
-    assert_eq!(stranger.get("/sandboxes").await.status, 403);
+    assert_eq!(stranger.get("/sandboxes").await.status, 401);
     // They are as good as others from now on.
     for flags in [["--adopt-orphans"].as_slice(), &[]] {
         server.kill_and_start_with(flags);

@@ -91,7 +91,50 @@ async fn an_org_is_made_and_let_in_by_an_admin_and_sees_its_own() {
     );
     let path = format!("/keys/{id}?orgID={}", org.as_str().unwrap());
     assert_eq!(admin.delete(&path).await.status, 204);
-    assert_eq!(team.get("/sandboxes").await.status, 403);
+    assert_eq!(team.get("/sandboxes").await.status, 401);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_without_a_valid_key_gets_a_challenge() {
+    let server = Server::start().await;
+    let client = server.client();
+    let unknown = format!("atl_{}", "0".repeat(64));
+    let bearer = "Bearer realm=\"atoll\"";
+    let invalid = format!("{bearer}, error=\"invalid_token\"");
+    for (key, code, challenge) in [
+        (None, "MISSING_API_KEY", bearer),
+        (Some(unknown.as_str()), "INVALID_API_KEY", &invalid),
+        (Some(""), "INVALID_API_KEY", &invalid),
+    ] {
+        let client = client.with_key(key);
+        for path in ["/sandboxes", "/api/keys", "/sessions"] {
+            let refused = client.get(path).await;
+            assert_eq!(refused.headers["www-authenticate"], challenge, "{path}");
+            let body = refused.json();
+            assert_eq!(
+                (refused.status, &body["code"], &body["category"]),
+                (401, &json!(code), &json!("auth")),
+                "{key:?} {path}"
+            );
+            assert!(body["remedy"].is_string(), "{body}");
+        }
+        // E2B's clients decide by the number in the body.
+        let refused = client.get("/e2b/v2/sandboxes").await;
+        assert!(refused.headers.contains_key("www-authenticate"));
+        assert_eq!(
+            (refused.status, &refused.json()["code"]),
+            (401, &json!(401))
+        );
+    }
+    // A valid key without the scope is another failure.
+    let (reader, _) = key(&client, json!({ "name": "r", "scope": "sandbox:read" })).await;
+    let refused = reader.post("/sandboxes", &json!({})).await;
+    assert!(!refused.headers.contains_key("www-authenticate"));
+    assert_eq!(
+        (refused.status, &refused.json()["code"]),
+        (403, &json!("PERMISSION_DENIED"))
+    );
     server.close().await;
 }
 
@@ -192,7 +235,7 @@ async fn what_a_revoked_key_follows_ends() {
     assert_eq!(closed(&mut socket).await, 4008);
     let over = async { while let Some(Ok(_)) = events.frame().await {} };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
-    assert_eq!(user.get("/sandboxes").await.status, 403);
+    assert_eq!(user.get("/sandboxes").await.status, 401);
     // Those of others go on.
     assert_eq!(
         admin.delete(&format!("/sandboxes/{sandbox}")).await.status,
@@ -258,7 +301,7 @@ async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
     assert!(!keys.to_string().contains(&secret), "{keys}");
     let id = keys[0]["keyID"].as_str().unwrap();
     assert_eq!(operator(&server, &["key", "rm", id, "--org", "team"]), id);
-    assert_eq!(team.get("/orgs").await.status, 403);
+    assert_eq!(team.get("/orgs").await.status, 401);
     assert!(!operator(&server, &["key", "ls", "--org", "team"]).contains("laptop"));
     assert!(operator(&server, &["key", "ls", "--org", "team", "--all"]).contains("revoked"));
     server.close().await;

@@ -133,7 +133,7 @@ async fn a_ticket_is_good_once() {
     let one = ticket(&client).await;
     assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 200);
     let told = anybody.get(&format!("{file}{one}")).await.refusal();
-    assert_eq!((told.0, told.1.as_str()), (403, "PERMISSION_DENIED"));
+    assert_eq!((told.0, told.1.as_str()), (401, "INVALID_TICKET"));
     // It is for what is got, and not for what changes something.
     let one = ticket(&client).await;
     let path = format!("/sandboxes/{id}/files?path=x&ticket={one}");
@@ -169,7 +169,7 @@ async fn a_ticket_is_good_once() {
     let one = ticket(&reader).await;
     let key = format!("/keys/{}", made["keyID"].as_str().unwrap());
     assert_eq!(client.delete(&key).await.status, 204);
-    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 403);
+    assert_eq!(anybody.get(&format!("{file}{one}")).await.status, 401);
     server.close().await;
 }
 

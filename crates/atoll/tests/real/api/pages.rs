@@ -56,6 +56,69 @@ async fn commands_are_listed_in_parts_without_gap_or_repetition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_are_filtered_within_their_org_with_a_total() {
+    let server = Server::start().await;
+    let (client, foreign) = (server.client(), server.stranger().await);
+    for (alias, team) in [("web-1", "red"), ("web-2", "blue"), ("ci-3", "red")] {
+        let asked = json!({ "alias": alias, "metadata": { "team": team, "a b": "c=d&e" } });
+        client.sandbox(&asked).await;
+    }
+    let theirs = foreign
+        .sandbox(&json!({ "metadata": { "team": "red" } }))
+        .await;
+    for (query, expected) in [
+        ("", vec!["ci-3", "web-2", "web-1"]),
+        ("metadata.team=red", vec!["ci-3", "web-1"]),
+        ("metadata.team=red&q=WEB", vec!["web-1"]),
+        (
+            "metadata.team=red&metadata.a%20b=c%3Dd%26e&state=running",
+            vec!["ci-3", "web-1"],
+        ),
+        ("metadata.team=re", vec![]),
+        ("template=base&q=-2", vec!["web-2"]),
+        ("template=none", vec![]),
+        ("state=paused", vec![]),
+        (&*format!("q={theirs}"), vec![]),
+    ] {
+        let mut seen = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let page = client
+                .get(&format!("/sandboxes?{query}&limit=1{cursor}"))
+                .await;
+            assert_eq!(
+                page.headers["x-total-count"],
+                expected.len().to_string(),
+                "{query}"
+            );
+            let next = page.headers.get("x-next-cursor").cloned();
+            seen.extend(page.array());
+            let Some(next) = next else { break };
+            cursor = format!("&cursor={}", next.to_str().unwrap());
+        }
+        assert_eq!(names(&seen, "alias"), expected, "{query}");
+    }
+    for (query, field) in [
+        ("metadata.team=red&metadata.team=blue", "metadata.team"),
+        ("metadata=red", "metadata"),
+        ("template=base&template=base", "template"),
+        (&*format!("q={}", "x".repeat(101)), "q"),
+    ] {
+        let refused = client.get(&format!("/sandboxes?{query}")).await.refusal();
+        assert_eq!(
+            refused,
+            (400, "INVALID_REQUEST".into(), field.into()),
+            "{query}"
+        );
+    }
+    assert_eq!(
+        foreign.delete(&format!("/sandboxes/{theirs}")).await.status,
+        204
+    );
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminals_are_listed_in_parts_too() {
     let server = Server::start().await;
     let client = server.client();

@@ -30,7 +30,7 @@ async fn metrics_move_with_what_happens() {
     client.post(&format!("{path}/pause"), &json!({})).await;
     client.post(&format!("{path}/resume"), &json!({})).await;
     let wrong = client.with_key(Some(&format!("atl_{}", "0".repeat(64))));
-    assert_eq!(wrong.get(&path).await.status, 403);
+    assert_eq!(wrong.get(&path).await.status, 401);
     assert_eq!(client.with_key(None).get(&path).await.status, 401);
     for made_up in ["/no/such/1", "/no/such/2", "/api/no-such"] {
         assert_eq!(client.get(made_up).await.status, 404);

@@ -63,6 +63,32 @@ async fn sandboxes_and_named_runs_are_listed_together_and_removed_by_name() {
     // A filter is about sandboxes; --local is about runs.
     let filtered = parsed(here(&server, &["ls", "--state", "running", "--json"]));
     assert_eq!(filtered.as_array().unwrap().len(), 1);
+    let client = server.client();
+    let blue = serde_json::json!({ "alias": "blue-1", "metadata": { "team": "a b&c" } });
+    client.sandbox(&blue).await;
+    for (words, expected) in [
+        (vec!["--metadata", "team=a b&c"], vec!["blue-1"]),
+        (vec!["--metadata", "team=a"], vec![]),
+        (vec!["--search", "BLUE"], vec!["blue-1"]),
+        (vec!["--template", "base", "--search", "web"], vec!["web"]),
+        (vec!["--template", "base"], vec!["blue-1", "web"]),
+        (vec!["--template", "none"], vec![]),
+    ] {
+        for command in [&["ls"][..], &["sandbox", "ls"]] {
+            let words = [command, &words, &["--json"]].concat();
+            let found = parsed(here(&server, &words));
+            let found = found.as_array().unwrap().iter();
+            let found: Vec<&str> = found.map(|one| one["alias"].as_str().unwrap()).collect();
+            assert_eq!(found, expected, "{words:?}");
+        }
+    }
+    let refused = done(here(&server, &["ls", "--metadata", "team"]), b"");
+    assert!(
+        told(&refused).contains("expected KEY=VALUE"),
+        "{}",
+        told(&refused)
+    );
+    assert_eq!(client.delete("/sandboxes/blue-1").await.status, 204);
     let local = told(&done(here(&server, &["ls", "--local", "-q"]), b""));
     assert_eq!(local, "build\nweb\nexit 0");
 

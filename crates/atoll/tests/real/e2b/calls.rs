@@ -28,7 +28,16 @@ impl Agent {
 
     /// A new sandbox.
     pub(super) async fn make(client: &Client) -> Self {
-        let asked = json!({ "templateID": "base", "timeout": 100 });
+        Self::make_with(client, json!({})).await
+    }
+
+    /// A new sandbox with further fields of its create.
+    pub(super) async fn make_with(client: &Client, fields: Value) -> Self {
+        let mut asked = json!({ "templateID": "base", "timeout": 100 });
+        asked
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
         let made = client.post("/e2b/v2/sandboxes", &asked).await;
         assert_eq!(made.status, 201, "{made:?}");
         Self::new(client, &made.json())
@@ -123,7 +132,8 @@ impl Stream {
             if let Some(envelope) = self.take() {
                 return Some(envelope);
             }
-            let frame = self.body.frame().await?.unwrap();
+            let frame = self.body.frame().await?;
+            let frame = frame.unwrap_or_else(|error| panic!("the stream broke off: {error}"));
             if let Ok(bytes) = frame.into_data() {
                 self.buffer.extend(bytes);
             }
@@ -140,6 +150,21 @@ impl Stream {
         self.buffer.advance(5);
         let message = self.buffer.split_to(length);
         Some((flags == 2, serde_json::from_slice(&message).unwrap()))
+    }
+
+    /// Everything until the connection breaks off; fails if the stream ends in another way.
+    pub(super) async fn until_broken_off(&mut self) -> Vec<(bool, Value)> {
+        let read = async {
+            loop {
+                match self.body.frame().await {
+                    Some(Ok(frame)) => self.buffer.extend(frame.into_data().unwrap_or_default()),
+                    Some(Err(_)) => return,
+                    None => panic!("the stream ended: {:?}", self.buffer),
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, read).await.unwrap();
+        std::iter::from_fn(|| self.take()).collect()
     }
 
     /// Everything that is left, without data and signs of life.

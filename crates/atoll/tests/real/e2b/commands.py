@@ -161,6 +161,7 @@ def terminals(sandbox):
 
 def deaths():
     """A command whose sandbox is killed, or comes to its end: it has not failed, its sandbox is gone."""
+    gone = "was killed or reached its end of life"
     for end in [Sandbox.kill, lambda sandbox: sandbox.set_timeout(0)]:
         sandbox = Sandbox.create(timeout=60)
         handle = sandbox.commands.run("echo begun; sleep 600", background=True)
@@ -168,9 +169,9 @@ def deaths():
         begin = time.monotonic()
         end(sandbox)
         # A sandbox that is gone is a kind of TimeoutException.
-        with raises(TimeoutException):
+        with raises(TimeoutException, gone):
             handle.wait()
-        with raises(TimeoutException):
+        with raises(TimeoutException, gone):
             terminal.wait()
         assert time.monotonic() - begin < 60
         with raises(TimeoutException):

@@ -98,17 +98,19 @@ async fn who_joins_a_process_that_has_ended_is_told_how() {
     server.close().await;
 }
 
-/// Ends a sandbox in a way, while a command and a watch are listened to; how those fail.
+/// Ends a sandbox in a way, while a command and a watch are listened to. Their connections break off: only then do E2B's
+/// clients ask `/health`, and say that the sandbox was killed or reached its end of life.
 async fn ends(client: &Client, act: impl AsyncFnOnce(&str)) {
     let agent = Agent::make(client).await;
-    let (mut command, _) = agent.start("exec sleep 600", &[]).await;
+    let (mut command, _) = agent.start("echo last words; exec sleep 600", &[]).await;
     let place = json!({ "path": "/tmp" });
     let watch = agent.open("filesystem.Filesystem/WatchDir", &place, &[]);
     let mut watch = watch.await;
     watch.next().await.unwrap();
     act(&agent.id).await;
-    assert_eq!(failure(&mut command).await, over());
-    assert_eq!(failure(&mut watch).await, over());
+    let words = json!({ "event": { "data": { "stdout": "bGFzdCB3b3Jkcwo=" } } });
+    assert_eq!(command.until_broken_off().await, [(false, words)]);
+    assert_eq!(watch.until_broken_off().await, []);
     let gone =
         json!({ "sandboxId": agent.id, "message": "The sandbox was not found", "code": 502 });
     let path = json!({ "path": "/tmp" });
@@ -148,6 +150,14 @@ async fn what_is_listened_to_does_not_end_by_itself_when_its_sandbox_does() {
         .await;
     })
     .await;
+    // One that the next request starts again is not gone, and `/health` says so: its streams end with a failure.
+    let lifecycle = json!({ "autoPause": true, "autoResume": { "enabled": true } });
+    let agent = Agent::make_with(&client, lifecycle).await;
+    let (mut stream, _) = agent.start("exec sleep 600", &[]).await;
+    let path = format!("/e2b/sandboxes/{}/pause", agent.id);
+    post(path, json!({ "memory": false })).await;
+    assert_eq!(failure(&mut stream).await, over());
+    assert_eq!(agent.ask("GET", "/health", &[], "").await.status, 204);
     // A process that is killed alone ends as one that is killed.
     let agent = Agent::make(&client).await;
     let (mut stream, _) = agent.start("kill -9 $$", &[]).await;

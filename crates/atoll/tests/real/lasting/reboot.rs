@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use atoll_model::{Caller, ExecId, Reason, SandboxId, SandboxState, WriteOptions};
+use atoll_model::{Caller, ExecId, SandboxId, SandboxState, StopReason, WriteOptions};
 use atoll_testkit::{mounts, run, wait_for};
 use atoll_worker::{Config, LocalRuntime, Storage};
 use rustix::process::{Pid, Signal, kill_process};
@@ -160,7 +160,11 @@ async fn a_restart_with(storage: &str) {
     let runtime = LocalRuntime::open(configured(&place.data(), storage)).await;
     let runtime = runtime.unwrap();
     assert_eq!(runtime.list().len(), 3);
-    let reasons = [Some(Reason::HostRestart), Some(Reason::HostRestart), None];
+    let reasons = [
+        Some(StopReason::HostRestart),
+        Some(StopReason::HostRestart),
+        None,
+    ];
     for (id, reason) in made.ids.iter().zip(reasons) {
         let info = runtime.get(id).unwrap();
         assert_eq!((info.state, info.reason), (SandboxState::Stopped, reason));

@@ -1,6 +1,6 @@
 //! A sandbox whose PID 1 is the one that the kernel ends for want of memory.
 
-use atoll_model::{ExecSpec, Reason, SandboxState};
+use atoll_model::{ExecSpec, SandboxState, StopReason};
 use atoll_testkit::wait_for;
 
 use super::limited;
@@ -28,7 +28,7 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
         world.runtime.get(&id).unwrap().state == SandboxState::Stopped
     });
     let info = world.runtime.get(&id).unwrap();
-    assert_eq!(info.reason, Some(Reason::Oom));
+    assert_eq!(info.reason, Some(StopReason::Oom));
     drop(eater);
     said(&world.probe(&neighbour, "user", &["true"]).await);
     // It can be started, and then nothing is wrong with it.

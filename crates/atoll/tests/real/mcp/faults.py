@@ -103,7 +103,7 @@ async def main():
         await places(session)
     async with host(ATOLL_API_KEY="atl_" + "0" * 64) as session:
         code, told = await session.fault("run_command", command="true")
-        assert code == "PERMISSION_DENIED" and "ATOLL_API_KEY" in told, told
+        assert code == "INVALID_API_KEY" and "ATOLL_API_KEY" in told, told
     # A key that may only look.
     key = ask("POST", "/keys", {"name": "reader", "scope": "sandbox:read"})["key"]
     async with host(ATOLL_API_KEY=key) as session:
@@ -111,7 +111,7 @@ async def main():
         code, told = await session.fault("run_command", command="true")
         assert code == "PERMISSION_DENIED" and "sandbox:*" in told, told
     async with host(ATOLL_API_KEY=None) as session:
-        assert (await session.fault("list_sandboxes"))[0] == "UNAUTHENTICATED"
+        assert (await session.fault("list_sandboxes"))[0] == "MISSING_API_KEY"
     async with host(ATOLL_URL="http://127.0.0.1:1") as session:
         code, told = await session.fault("run_command", command="true")
         assert code == "PROVIDER_TIMEOUT" and "atoll serve" in told, told

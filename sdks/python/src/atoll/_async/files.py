@@ -11,7 +11,7 @@ from .._deadline import FOREVER, Deadline
 from .._patience import Patience
 from .._transport import Broken, Call
 from ..errors import ConnectionFailed, FileNotFound
-from ..models import FileEvent, FileInfo, FoundFile, Link, Unpacked, parse
+from ..models import FileEvent, FileInfo, FoundFile, SignedUrl, UnpackSummary, parse
 from .concurrency import Listener, blocking, tell
 from .door import AsyncDoor, EventStream
 from .download import AsyncDownload
@@ -164,18 +164,18 @@ class AsyncFiles:
     async def _change(self, act: str, what: str, told: dict[str, Any], *, repeat: bool = False) -> None:
         await self._door.ask("POST", f"/files/{act}", what, json=told, repeat=repeat)
 
-    async def download_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> Link:
+    async def download_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
         """A link by which everybody who has it can read this one file, for so many seconds."""
         return await self._link("download-url", path, expires_in, user)
 
-    async def upload_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> Link:
+    async def upload_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
         """A link by which everybody who has it can write this one file (`PUT`), for so many seconds."""
         return await self._link("upload-url", path, expires_in, user)
 
-    async def _link(self, act: str, path: str, expires_in: int, user: str | None) -> Link:
+    async def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         told = {"path": path, "expiresIn": expires_in, "user": user}
         answer = await self._door.ask("POST", f"/files/{act}", f"making a link to {path}", json=told, repeat=True)
-        return parse(Link, answer.json())
+        return parse(SignedUrl, answer.json())
 
     async def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> AsyncWatch:
         """Watches a directory: what happens from now on is told by iterating over what is returned."""
@@ -194,7 +194,7 @@ class AsyncFiles:
         user: str | None = None,
         progress: Listener[Progress] | None = None,
         timeout: float = 600.0,
-    ) -> Unpacked:
+    ) -> UnpackSummary:
         """Sends what is below a directory of this machine into one of the sandbox. Modes and links are kept.
 
         Args:
@@ -203,7 +203,7 @@ class AsyncFiles:
         data = await blocking(Data.directory, local)
         query = {"path": path, "user": user}
         what = f"sending {local} to {path}"
-        return parse(Unpacked, await self._send("/files/archive", what, query, data, progress, timeout))
+        return parse(UnpackSummary, await self._send("/files/archive", what, query, data, progress, timeout))
 
     async def download_dir(
         self,

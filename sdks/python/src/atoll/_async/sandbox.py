@@ -11,13 +11,21 @@ from typing import Any
 from .. import _html
 from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
-from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
+from ..models import Event, ExpiryAction, Network, Port, Sample, SandboxInfo, State, parse
 from .client import AsyncClient, encoded
 from .commands import AsyncCommands
 from .door import AsyncDoor
 from .files import AsyncFiles
 from .forward import AsyncForward
 from .pty import AsyncPtys
+
+
+def _conditions(
+    state: State | None, template: str | None, metadata: Mapping[str, str] | None, search: str | None
+) -> dict[str, str | None]:
+    """The query for a list of sandboxes."""
+    entries = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+    return {"state": state, "template": template, "q": search, **entries}
 
 
 class AsyncSandbox:
@@ -58,9 +66,9 @@ class AsyncSandbox:
         network: Network | None = None,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
         durable: bool | None = None,
         client: AsyncClient | None = None,
@@ -122,26 +130,53 @@ class AsyncSandbox:
 
     @classmethod
     async def list(
-        cls, *, state: State | None = None, limit: int | None = None, client: AsyncClient | None = None
+        cls,
+        *,
+        state: State | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        search: str | None = None,
+        limit: int | None = None,
+        client: AsyncClient | None = None,
     ) -> list[SandboxInfo]:
-        """The sandboxes that there are, newest first.
+        """The sandboxes that meet all conditions, newest first; all of them without a condition.
 
         Args:
-            state: Only those in this state.
+            state: Only sandboxes in this state.
+            template: Only sandboxes of the template with this name.
+            metadata: Only sandboxes whose metadata has these entries.
+            search: Only sandboxes whose id or alias contains this text; case is ignored.
             limit: At most so many.
         """
         client = client or AsyncClient.default()
+        conditions = _conditions(state, template, metadata, search)
         found: list[SandboxInfo] = []
         cursor: str | None = None
         while limit is None or len(found) < limit:
             left = 100 if limit is None else min(100, limit - len(found))
-            query = {"state": state, "limit": left, "cursor": cursor}
+            query = {**conditions, "limit": left, "cursor": cursor}
             answer = await client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
             found += [parse(SandboxInfo, one) for one in answer.json()]
             cursor = answer.headers.get("x-next-cursor")
             if cursor is None:
                 break
         return found
+
+    @classmethod
+    async def count(
+        cls,
+        *,
+        state: State | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        search: str | None = None,
+        client: AsyncClient | None = None,
+    ) -> int:
+        """The number of sandboxes that meet all conditions, which are those of `list`."""
+        client = client or AsyncClient.default()
+        query = {**_conditions(state, template, metadata, search), "limit": 1}
+        answer = await client.request(Call("GET", "/sandboxes", "counting sandboxes", query, repeat=True))
+        return int(answer.headers["x-total-count"])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.info.state} {self.info.template}>"
@@ -222,9 +257,9 @@ class AsyncSandbox:
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         pids: int | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
     ) -> SandboxInfo:
         """Changes it while it runs; what is left out stays. `metadata` replaces all that there is."""

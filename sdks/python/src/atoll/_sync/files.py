@@ -12,7 +12,7 @@ from .._deadline import FOREVER, Deadline
 from .._patience import Patience
 from .._transport import Broken, Call
 from ..errors import ConnectionFailed, FileNotFound
-from ..models import FileEvent, FileInfo, FoundFile, Link, Unpacked, parse
+from ..models import FileEvent, FileInfo, FoundFile, SignedUrl, UnpackSummary, parse
 from .concurrency import Listener, blocking, tell
 from .door import Door, EventStream
 from .download import Download
@@ -165,18 +165,18 @@ class Files:
     def _change(self, act: str, what: str, told: dict[str, Any], *, repeat: bool = False) -> None:
         self._door.ask("POST", f"/files/{act}", what, json=told, repeat=repeat)
 
-    def download_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> Link:
+    def download_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
         """A link by which everybody who has it can read this one file, for so many seconds."""
         return self._link("download-url", path, expires_in, user)
 
-    def upload_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> Link:
+    def upload_url(self, path: str, *, expires_in: int = 3600, user: str | None = None) -> SignedUrl:
         """A link by which everybody who has it can write this one file (`PUT`), for so many seconds."""
         return self._link("upload-url", path, expires_in, user)
 
-    def _link(self, act: str, path: str, expires_in: int, user: str | None) -> Link:
+    def _link(self, act: str, path: str, expires_in: int, user: str | None) -> SignedUrl:
         told = {"path": path, "expiresIn": expires_in, "user": user}
         answer = self._door.ask("POST", f"/files/{act}", f"making a link to {path}", json=told, repeat=True)
-        return parse(Link, answer.json())
+        return parse(SignedUrl, answer.json())
 
     def watch(self, path: str = ".", *, recursive: bool = False, user: str | None = None) -> Watch:
         """Watches a directory: what happens from now on is told by iterating over what is returned."""
@@ -195,7 +195,7 @@ class Files:
         user: str | None = None,
         progress: Listener[Progress] | None = None,
         timeout: float = 600.0,
-    ) -> Unpacked:
+    ) -> UnpackSummary:
         """Sends what is below a directory of this machine into one of the sandbox. Modes and links are kept.
 
         Args:
@@ -204,7 +204,7 @@ class Files:
         data = blocking(Data.directory, local)
         query = {"path": path, "user": user}
         what = f"sending {local} to {path}"
-        return parse(Unpacked, self._send("/files/archive", what, query, data, progress, timeout))
+        return parse(UnpackSummary, self._send("/files/archive", what, query, data, progress, timeout))
 
     def download_dir(
         self,

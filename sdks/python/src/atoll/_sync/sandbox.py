@@ -12,13 +12,21 @@ from typing import Any
 from .. import _html
 from .._transport import Call
 from ..errors import AtollError, SandboxNotFound
-from ..models import Ending, Event, Network, Port, Sample, SandboxInfo, State, parse
+from ..models import Event, ExpiryAction, Network, Port, Sample, SandboxInfo, State, parse
 from .client import Client, encoded
 from .commands import Commands
 from .door import Door
 from .files import Files
 from .forward import Forward
 from .pty import Ptys
+
+
+def _conditions(
+    state: State | None, template: str | None, metadata: Mapping[str, str] | None, search: str | None
+) -> dict[str, str | None]:
+    """The query for a list of sandboxes."""
+    entries = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+    return {"state": state, "template": template, "q": search, **entries}
 
 
 class Sandbox:
@@ -59,9 +67,9 @@ class Sandbox:
         network: Network | None = None,
         allow: Sequence[str] | None = None,
         deny: Sequence[str] | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
         durable: bool | None = None,
         client: Client | None = None,
@@ -123,26 +131,53 @@ class Sandbox:
 
     @classmethod
     def list(
-        cls, *, state: State | None = None, limit: int | None = None, client: Client | None = None
+        cls,
+        *,
+        state: State | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        search: str | None = None,
+        limit: int | None = None,
+        client: Client | None = None,
     ) -> list[SandboxInfo]:
-        """The sandboxes that there are, newest first.
+        """The sandboxes that meet all conditions, newest first; all of them without a condition.
 
         Args:
-            state: Only those in this state.
+            state: Only sandboxes in this state.
+            template: Only sandboxes of the template with this name.
+            metadata: Only sandboxes whose metadata has these entries.
+            search: Only sandboxes whose id or alias contains this text; case is ignored.
             limit: At most so many.
         """
         client = client or Client.default()
+        conditions = _conditions(state, template, metadata, search)
         found: list[SandboxInfo] = []
         cursor: str | None = None
         while limit is None or len(found) < limit:
             left = 100 if limit is None else min(100, limit - len(found))
-            query = {"state": state, "limit": left, "cursor": cursor}
+            query = {**conditions, "limit": left, "cursor": cursor}
             answer = client.request(Call("GET", "/sandboxes", "listing sandboxes", query, repeat=True))
             found += [parse(SandboxInfo, one) for one in answer.json()]
             cursor = answer.headers.get("x-next-cursor")
             if cursor is None:
                 break
         return found
+
+    @classmethod
+    def count(
+        cls,
+        *,
+        state: State | None = None,
+        template: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        search: str | None = None,
+        client: Client | None = None,
+    ) -> int:
+        """The number of sandboxes that meet all conditions, which are those of `list`."""
+        client = client or Client.default()
+        query = {**_conditions(state, template, metadata, search), "limit": 1}
+        answer = client.request(Call("GET", "/sandboxes", "counting sandboxes", query, repeat=True))
+        return int(answer.headers["x-total-count"])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.info.state} {self.info.template}>"
@@ -223,9 +258,9 @@ class Sandbox:
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         pids: int | None = None,
-        on_timeout: Ending | None = None,
+        on_timeout: ExpiryAction | None = None,
         idle_timeout: int | None = None,
-        on_idle: Ending | None = None,
+        on_idle: ExpiryAction | None = None,
         auto_resume: bool | None = None,
     ) -> SandboxInfo:
         """Changes it while it runs; what is left out stays. `metadata` replaces all that there is."""

@@ -17,10 +17,11 @@ use serde_json::{Value, json};
 use super::entry::EntryInfo;
 use super::in_their_words;
 use crate::App;
-use crate::e2b::connect::{self, Call, Fault, Unary};
+use crate::e2b::connect::{self, Call, Envelope, Fault, Unary};
 use crate::e2b::envd::files::PREFIX;
 use crate::e2b::envd::place::{Place, clean};
 use crate::e2b::envd::process::keepalive;
+use crate::listen::Connection;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -128,7 +129,12 @@ async fn describe(used: &Use, watched: &Watched, event: &WatchEvent) -> Result<V
 }
 
 /// A stream that never begins fails as one that has begun.
-async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) -> Response {
+async fn watch_dir(
+    place: Result<Place, Fault>,
+    Extension(connection): Extension<Connection>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let begun = async {
         let asked: Asked = Call::new(body).only().await?;
         let place = place?;
@@ -140,6 +146,7 @@ async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) 
         let watch = watch.await.map_err(fault)?;
         Ok::<_, Fault>(State {
             used,
+            connection,
             watched,
             watch,
             waiting: VecDeque::from([connect::message(&json!({ "start": {} }))]),
@@ -159,6 +166,7 @@ async fn watch_dir(place: Result<Place, Fault>, headers: HeaderMap, body: Body) 
 /// A stream under way.
 struct State {
     used: Use,
+    connection: Connection,
     watched: Watched,
     watch: Watch,
     /// What is still to be sent.
@@ -168,19 +176,22 @@ struct State {
 }
 
 impl State {
-    async fn next(&mut self) -> Option<Bytes> {
+    async fn next(&mut self) -> Option<Envelope> {
         loop {
             if let Some(envelope) = self.waiting.pop_front() {
-                return Some(envelope);
+                return Some(Ok(envelope));
             }
             if self.over {
                 return None;
             }
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
-                Err(_) => return Some(connect::message(&json!({ "keepalive": {} }))),
+                Err(_) => return Some(Ok(connect::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.happened(&event).await,
-                // Its sandbox took it along.
-                Ok(Ok(None) | Err(_)) if self.used.is_over() => self.end(Fault::over().envelope()),
+                // It ended with its sandbox.
+                Ok(Ok(None) | Err(_)) if self.used.is_over() => {
+                    self.over = true;
+                    return Some(connect::end_with(&self.used, &self.connection).await);
+                }
                 Ok(Ok(None)) => self.end(connect::done()),
                 Ok(Err(error)) => self.end(Fault::from(error).envelope()),
             }

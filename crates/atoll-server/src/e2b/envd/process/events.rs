@@ -12,7 +12,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::e2b::connect::{self, Fault};
+use crate::e2b::connect::{self, Envelope, Fault};
+use crate::listen::Connection;
 
 /// How often something is said, if nothing else is asked for.
 const KEEPALIVE: Duration = Duration::from_secs(90);
@@ -41,6 +42,7 @@ enum At {
 struct State {
     /// The sandbox is in use as long as somebody listens.
     used: Use,
+    connection: Connection,
     control: Control,
     reader: LogReader,
     at: At,
@@ -48,10 +50,17 @@ struct State {
 }
 
 /// Everything from a position on. Who goes away ends nothing.
-pub(super) fn stream(used: Use, control: Control, after: u64, headers: &HeaderMap) -> Response {
+pub(super) fn stream(
+    used: Use,
+    connection: Connection,
+    control: Control,
+    after: u64,
+    headers: &HeaderMap,
+) -> Response {
     let state = State {
         reader: control.output(after),
         used,
+        connection,
         control,
         at: At::Start,
         keepalive: keepalive(headers),
@@ -67,24 +76,24 @@ fn event(event: &Value) -> Bytes {
 }
 
 impl State {
-    async fn next(&mut self) -> Option<Bytes> {
-        match std::mem::replace(&mut self.at, At::Running) {
-            At::Start => Some(event(
+    async fn next(&mut self) -> Option<Envelope> {
+        Some(match std::mem::replace(&mut self.at, At::Running) {
+            At::Start => Ok(event(
                 &json!({ "start": { "pid": self.control.info().pid } }),
             )),
-            At::Running => Some(self.happens().await),
+            At::Running => self.happens().await,
             At::Ending(last) => {
                 self.at = At::Over;
-                Some(last)
+                Ok(last)
             }
-            At::Over => None,
-        }
+            At::Over => return None,
+        })
     }
 
-    async fn happens(&mut self) -> Bytes {
+    async fn happens(&mut self) -> Envelope {
         let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
         self.used.touch();
-        match next {
+        Ok(match next {
             Err(_) => event(&json!({ "keepalive": {} })),
             Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
             // The process goes on; whoever listens must not take what is left for all of it.
@@ -93,10 +102,13 @@ impl State {
                 let message = format!("{lost} bytes of output came faster than they were read");
                 self.fail(&Fault::new("data_loss", message))
             }
-            Ok(Ok(Some(Chunk::Exit(status)))) => self.end(status),
-            Ok(Ok(None)) => self.end(self.control.info().status.unwrap_or_default()),
+            Ok(Ok(Some(Chunk::Exit(status)))) => return self.end(status).await,
+            Ok(Ok(None)) => {
+                let status = self.control.info().status.unwrap_or_default();
+                return self.end(status).await;
+            }
             Ok(Err(error)) => self.fail(&Fault::from(error)),
-        }
+        })
     }
 
     fn fail(&mut self, fault: &Fault) -> Bytes {
@@ -114,17 +126,18 @@ impl State {
         event(&json!({ "data": { name: STANDARD.encode(bytes) } }))
     }
 
-    fn end(&mut self, status: ExecStatus) -> Bytes {
+    async fn end(&mut self, status: ExecStatus) -> Envelope {
         if status.timed_out {
             let message = "context deadline exceeded";
-            return self.fail(&Fault::new("deadline_exceeded", message));
+            return Ok(self.fail(&Fault::new("deadline_exceeded", message)));
         }
-        // Its sandbox took it along: that is no end of its own.
+        // It was killed with its sandbox: that is no end of its own.
         if status.signal == Some(KILL) && self.used.is_over() {
-            return self.fail(&Fault::over());
+            self.at = At::Over;
+            return connect::end_with(&self.used, &self.connection).await;
         }
         self.at = At::Ending(connect::done());
-        event(&json!({ "end": ended(status) }))
+        Ok(event(&json!({ "end": ended(status) })))
     }
 }
 

@@ -1,0 +1,214 @@
+//! Lists of an org's sandboxes that are not deleted. They are made from the rows in memory, so they show states that are
+//! not written, and only the rows of the page are copied.
+
+use std::collections::BTreeMap;
+
+use atoll_model::{Error, OrgId, SandboxState, Scope};
+use atoll_store::{Page, SandboxRow};
+
+use super::SandboxView;
+use crate::ledger::Ledger;
+use crate::{Context, Core, Slice};
+
+/// Conditions on listed sandboxes, all of which hold.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxFilter {
+    /// The state.
+    pub state: Option<SandboxState>,
+    /// The name of the template.
+    pub template: Option<String>,
+    /// Entries of the metadata.
+    pub metadata: BTreeMap<String, String>,
+    /// A part of the id or of the alias; case is ignored.
+    pub text: Option<String>,
+}
+
+impl SandboxFilter {
+    fn matches(&self, row: &SandboxRow) -> bool {
+        let has = |(name, value): (&String, &String)| row.metadata.get(name) == Some(value);
+        self.state.is_none_or(|state| row.state == state)
+            && self
+                .template
+                .as_ref()
+                .is_none_or(|name| *name == row.template)
+            && self.metadata.iter().all(has)
+            && self.text.as_ref().is_none_or(|text| {
+                // Ids and aliases have no capital letters.
+                let text = text.to_lowercase();
+                let alias = row.alias.as_ref();
+                row.id.as_str().contains(&text) || alias.is_some_and(|alias| alias.contains(&text))
+            })
+    }
+}
+
+/// A page of sandboxes.
+#[derive(Debug, Clone)]
+pub struct SandboxList {
+    /// The page, newest first.
+    pub page: Slice<SandboxView>,
+    /// Sandboxes that meet the conditions, on all pages.
+    pub total: usize,
+}
+
+impl Core {
+    /// The caller's sandboxes that are not deleted and meet the conditions, newest first.
+    pub fn list_sandboxes(
+        &self,
+        context: &Context,
+        filter: &SandboxFilter,
+        page: &Page,
+    ) -> Result<SandboxList, Error> {
+        context.require(Scope::Read)?;
+        Ok(list(&self.inner.ledger, &context.org.id, filter, page))
+    }
+}
+
+fn list(ledger: &Ledger, org: &OrgId, filter: &SandboxFilter, page: &Page) -> SandboxList {
+    let place = |row: &SandboxRow| (row.created_at, row.id.to_string());
+    let (mut rows, mut total) = (Vec::new(), 0);
+    for entry in ledger.newest(usize::MAX) {
+        entry.with(|row| {
+            if row.org != *org || !filter.matches(row) {
+                return;
+            }
+            total += 1;
+            // One more than fits shows that there is another page.
+            let before = page.before.as_ref().is_none_or(|end| place(row) < *end);
+            if before && rows.len() <= page.limit as usize {
+                rows.push(row.clone());
+            }
+        });
+    }
+    SandboxList {
+        page: Slice::new(rows, page, place).map(SandboxView::from),
+        total,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::ledger::tests::{new_ledger, row};
+
+    const FIRST: Page = Page {
+        limit: 100,
+        before: None,
+    };
+
+    /// Sandboxes of an org, each with its number as its time, beside as many of another.
+    fn filled(count: i64) -> (Ledger, OrgId) {
+        let (ledger, org, other) = (new_ledger(), OrgId::random(), OrgId::random());
+        for number in 0..count {
+            for org in [&org, &other] {
+                let mut row = row(org, &format!("web-{number}"));
+                row.created_at = number;
+                row.template = ["base", "node"][number as usize % 2].into();
+                let team = ["red", "green", "blue"][number as usize % 3];
+                row.metadata.insert("team".into(), team.into());
+                row.metadata.insert("number".into(), number.to_string());
+                if number % 5 == 0 {
+                    row.state = SandboxState::Paused;
+                }
+                ledger.add(row);
+            }
+        }
+        (ledger, org)
+    }
+
+    fn aliases(list: &SandboxList) -> Vec<&str> {
+        let items = list.page.items.iter();
+        items.filter_map(|view| view.row.alias.as_deref()).collect()
+    }
+
+    #[test]
+    fn all_conditions_hold_together() {
+        let (ledger, org) = filled(30);
+        let team = |name: &str| BTreeMap::from([("team".to_owned(), name.to_owned())]);
+        let everything = SandboxFilter::default();
+        let found = list(&ledger, &org, &everything, &FIRST);
+        assert_eq!((found.total, found.page.items.len()), (30, 30));
+        assert!(found.page.items.iter().all(|view| view.row.org == org));
+        let green = SandboxFilter {
+            metadata: team("green"),
+            ..SandboxFilter::default()
+        };
+        assert_eq!(list(&ledger, &org, &green, &FIRST).total, 10);
+        let mut two = green.clone();
+        two.metadata.insert("number".into(), "4".into());
+        assert_eq!(aliases(&list(&ledger, &org, &two, &FIRST)), ["web-4"]);
+        let narrow = SandboxFilter {
+            state: Some(SandboxState::Paused),
+            template: Some("node".into()),
+            metadata: team("green"),
+            text: Some("WEB-2".into()),
+        };
+        assert_eq!(aliases(&list(&ledger, &org, &narrow, &FIRST)), ["web-25"]);
+        for text in ["", "web", "WEB-"] {
+            let part = SandboxFilter {
+                text: Some(text.into()),
+                ..SandboxFilter::default()
+            };
+            assert_eq!(list(&ledger, &org, &part, &FIRST).total, 30, "{text:?}");
+        }
+        let id = found.page.items[7].row.id.as_str()[..12].to_owned();
+        let by_id = SandboxFilter {
+            text: Some(id),
+            ..SandboxFilter::default()
+        };
+        assert_eq!(aliases(&list(&ledger, &org, &by_id, &FIRST)), ["web-22"]);
+        for unknown in [
+            SandboxFilter {
+                template: Some("nod".into()),
+                ..SandboxFilter::default()
+            },
+            SandboxFilter {
+                metadata: team("gree"),
+                ..SandboxFilter::default()
+            },
+        ] {
+            assert_eq!(list(&ledger, &org, &unknown, &FIRST).total, 0);
+        }
+    }
+
+    #[test]
+    fn pages_of_a_filtered_list_have_everything_once_and_one_total() {
+        let (ledger, org) = filled(30);
+        let filter = SandboxFilter {
+            template: Some("node".into()),
+            ..SandboxFilter::default()
+        };
+        let mut page = Page { limit: 4, ..FIRST };
+        let (mut seen, mut sizes) = (Vec::new(), Vec::new());
+        loop {
+            let found = list(&ledger, &org, &filter, &page);
+            assert_eq!(found.total, 15);
+            sizes.push(found.page.items.len());
+            seen.extend(found.page.items.iter().map(|view| view.row.created_at));
+            let Some(next) = found.page.next else { break };
+            page.before = Some(next);
+        }
+        assert_eq!(sizes, [4, 4, 4, 3]);
+        let newest: Vec<i64> = (0..30).rev().filter(|number| number % 2 == 1).collect();
+        assert_eq!(seen, newest);
+    }
+
+    #[test]
+    fn a_page_of_10000_sandboxes_takes_milliseconds() {
+        let (ledger, org) = filled(5_000);
+        let filter = SandboxFilter {
+            metadata: BTreeMap::from([("number".into(), "17".into())]),
+            text: Some("web".into()),
+            ..SandboxFilter::default()
+        };
+        // The best of some, so that nothing else on the machine is in it.
+        let times = (0..20).map(|_| {
+            let begin = Instant::now();
+            assert_eq!(list(&ledger, &org, &filter, &FIRST).total, 1);
+            begin.elapsed()
+        });
+        let best = times.min().unwrap_or_default();
+        assert!(best < Duration::from_millis(250), "{best:?}");
+    }
+}

@@ -1,0 +1,175 @@
+//! Lists of sandboxes, with their filters.
+
+use std::collections::BTreeMap;
+
+use atoll_core::SandboxFilter;
+use atoll_model::{Error, SandboxState};
+use axum::Json;
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, Uri};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use crate::App;
+use crate::answer::{Answer, Failure};
+use crate::body::with_query;
+use crate::guard::Caller;
+use crate::malformed::read_query;
+use crate::page::{self, Part};
+use crate::views::Sandbox;
+
+/// Characters of `q`.
+const MAX_TEXT: usize = 100;
+
+/// What the parameters of a metadata filter begin with.
+const METADATA: &str = "metadata.";
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Listed {
+    #[param(minimum = 1, maximum = 100, default = 100)]
+    limit: Option<u32>,
+    /// The `X-Next-Cursor` of the page before.
+    #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
+    cursor: Option<String>,
+    /// Only sandboxes in this state; `error` is `failed`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
+    state: Option<String>,
+    /// The same as `state`.
+    #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
+    status: Option<String>,
+    /// Only sandboxes of the template with this name.
+    template: Option<String>,
+    /// Only sandboxes whose id or alias contains this text; case is ignored.
+    #[param(max_length = 100)]
+    q: Option<String>,
+}
+
+/// The metadata filter.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "the description of what `Filters` reads")]
+struct MetadataFilter {
+    /// Only sandboxes whose metadata has this value. `key` stands for any key; each key may be given once.
+    #[param(rename = "metadata.key")]
+    metadata: Option<String>,
+}
+
+/// The parameters of a list, with the metadata filter, whose names the caller chooses.
+pub(super) struct Filters {
+    listed: Listed,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Filters {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        let (rest, metadata) = split_metadata(&parts.uri)?;
+        let listed = read_query(&rest)?;
+        Ok(Self { listed, metadata })
+    }
+}
+
+/// Takes the metadata filter out of a query.
+fn split_metadata(uri: &Uri) -> Result<(Uri, BTreeMap<String, String>), Error> {
+    let (mut rest, mut metadata) = (Vec::new(), BTreeMap::new());
+    for pair in uri.query().unwrap_or_default().split('&') {
+        let decoded = form_urlencoded::parse(pair.as_bytes()).next();
+        let Some((name, value)) = decoded else {
+            continue;
+        };
+        let Some(key) = name.strip_prefix(METADATA) else {
+            rest.push(pair);
+            continue;
+        };
+        if metadata
+            .insert(key.to_owned(), value.into_owned())
+            .is_some()
+        {
+            let message = format!("{name}: expected one value, got several");
+            return Err(Error::invalid(
+                &name,
+                message,
+                "give each key of the metadata once",
+            ));
+        }
+    }
+    Ok((with_query(uri, &rest), metadata))
+}
+
+/// The state that a query names, by either of its parameters.
+pub(in crate::routes) fn read_states(
+    state: Option<&str>,
+    status: Option<&str>,
+) -> Result<Option<SandboxState>, Error> {
+    let state = read_state("state", state)?;
+    let status = read_state("status", status)?;
+    if let (Some(state), Some(status)) = (state, status)
+        && state != status
+    {
+        let message = "state and status are the same, and say different things";
+        return Err(Error::invalid("status", message, "give state alone"));
+    }
+    Ok(state.or(status))
+}
+
+/// A state by its name; `failed` has two spellings.
+fn read_state(field: &str, word: Option<&str>) -> Result<Option<SandboxState>, Error> {
+    let Some(word) = word else { return Ok(None) };
+    let spelled = |state: &SandboxState| {
+        state.name() == word || (word == "error" && *state == SandboxState::Failed)
+    };
+    let found = SandboxState::ALL.into_iter().find(spelled);
+    found.map(Some).ok_or_else(|| {
+        let known = SandboxState::ALL.map(SandboxState::name).join(", ");
+        let message = format!("{field}: expected a state, got {word:?}");
+        Error::invalid(field, message, format!("use one of {known}"))
+    })
+}
+
+impl Filters {
+    fn filter(self) -> Result<SandboxFilter, Error> {
+        let Listed {
+            state,
+            status,
+            template,
+            q,
+            ..
+        } = self.listed;
+        if q.as_ref()
+            .is_some_and(|text| text.chars().count() > MAX_TEXT)
+        {
+            let message = format!("q: expected at most {MAX_TEXT} characters, got more");
+            return Err(Error::invalid("q", message, "search for a shorter text"));
+        }
+        Ok(SandboxFilter {
+            state: read_states(state.as_deref(), status.as_deref())?,
+            template,
+            metadata: self.metadata,
+            text: q,
+        })
+    }
+}
+
+/// List sandboxes
+///
+/// Newest first, without deleted ones. All filters have to match. `X-Total-Count` is the number of matches on all pages.
+#[utoipa::path(get, path = "/sandboxes", params(Listed, MetadataFilter),
+    responses((status = 200, body = [Sandbox], headers(("X-Total-Count" = u64, description = "Matches on all pages")))))]
+pub(super) async fn list(
+    State(app): State<App>,
+    Caller(caller): Caller,
+    filters: Filters,
+) -> Answer<Part<Sandbox>> {
+    let asked = &filters.listed;
+    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let found = app
+        .core
+        .list_sandboxes(&caller, &filters.filter()?, &page)?;
+    let (mut headers, items): (HeaderMap, Json<_>) = page::part(found.page);
+    headers.insert("x-total-count", HeaderValue::from(found.total));
+    Ok((headers, items))
+}
