@@ -193,7 +193,7 @@ pub(crate) fn main() -> ExitCode {
 fn parse() -> Result<Command, ExitCode> {
     let parsed = Arguments::command().try_get_matches();
     let mut matches = parsed.map_err(|error| misused(&error))?;
-    if let Err(error) = server_options::check(Arguments::command, &matches) {
+    if let Err(error) = server_options::check(Arguments::command, &matches, words()) {
         complain(&error);
         return Err(misuse(error.code.exit_code()));
     }
@@ -232,11 +232,15 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 /// The exit code of a wrong command line: commands that run programs keep it apart from their programs' codes.
 fn misuse(code: u8) -> ExitCode {
-    let words = std::env::args_os().skip(1);
-    let words = words.map(|word| word.to_string_lossy().into_owned());
-    let word = server_options::command_word(words).unwrap_or_default();
+    let word = server_options::command_word(words()).unwrap_or_default();
     let runs = ["run", "exec", "shell"].contains(&word.as_str());
     ExitCode::from(if runs { OWN_FAILURE } else { code })
+}
+
+/// The words of the command line, without the program.
+fn words() -> impl Iterator<Item = String> {
+    let words = std::env::args_os().skip(1);
+    words.map(|word| word.to_string_lossy().into_owned())
 }
 
 /// What is wrong with a value, and whose it is.

@@ -21,35 +21,65 @@ const NAMES: [&str; 2] = ["url", "profile"];
 
 /// The first word of the arguments that is neither of the options nor its value: the command.
 pub(super) fn command_word(words: impl Iterator<Item = String>) -> Option<String> {
-    let mut words = words;
+    outer(words, 1).1
+}
+
+/// The options before the last of so many command words, by name and value, and that word.
+fn outer(
+    mut words: impl Iterator<Item = String>,
+    depth: usize,
+) -> (Vec<(String, String)>, Option<String>) {
+    let (mut options, mut passed) = (Vec::new(), 0);
     while let Some(word) = words.next() {
-        match word.strip_prefix("--") {
-            Some(option) if NAMES.contains(&option) => drop(words.next()),
-            _ if word.starts_with('-') => {}
-            _ => return Some(word),
+        let Some(option) = word.strip_prefix("--") else {
+            passed += usize::from(!word.starts_with('-'));
+            if passed == depth {
+                return (options, Some(word));
+            }
+            continue;
+        };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (option, None),
+        };
+        if NAMES.contains(&name) {
+            let value = value.or_else(|| words.next()).unwrap_or_default();
+            options.push((name.to_owned(), value));
         }
     }
-    None
+    (options, None)
 }
 
-/// Refuses server options that have no effect, or more than one meaning.
-pub(super) fn check(top: fn() -> Command, matches: &ArgMatches) -> Result<(), Error> {
-    NAMES
-        .iter()
-        .try_for_each(|name| check_one(name, top, matches))
-}
-
-fn check_one(name: &str, top: fn() -> Command, matches: &ArgMatches) -> Result<(), Error> {
+/// Refuses server options that have no effect, or more than one meaning, in these words of a command line.
+pub(super) fn check(
+    top: fn() -> Command,
+    matches: &ArgMatches,
+    words: impl Iterator<Item = String>,
+) -> Result<(), Error> {
     let mut levels = vec![matches];
     let mut path = Vec::new();
     while let Some((word, below)) = levels.last().and_then(|level| level.subcommand()) {
         path.push(word);
         levels.push(below);
     }
-    let given: Vec<&str> = levels
+    let (outer, _) = outer(words, path.len());
+    let used = levels.last().unwrap_or(&matches);
+    NAMES
         .iter()
-        .filter_map(|level| value(level, name))
-        .collect();
+        .try_for_each(|name| check_one(name, top, &path, used, &outer))
+}
+
+fn check_one(
+    name: &str,
+    top: fn() -> Command,
+    path: &[&str],
+    used: &ArgMatches,
+    outer: &[(String, String)],
+) -> Result<(), Error> {
+    // Clap gives all levels the innermost value: the words tell the others.
+    let outer = outer.iter().filter(|(option, _)| option == name);
+    let given = outer.map(|(_, value)| value.as_str());
+    let given: Vec<&str> = given.chain(value(used, name)).collect();
     let [first, others @ ..] = given.as_slice() else {
         return Ok(());
     };
@@ -59,7 +89,7 @@ fn check_one(name: &str, top: fn() -> Command, matches: &ArgMatches) -> Result<(
         return invalid(message, "give it once, before or after the command");
     }
     let mut command = top();
-    for word in &path {
+    for word in path {
         command = command.find_subcommand(word).cloned().unwrap_or_default();
     }
     let declared = command
@@ -68,9 +98,6 @@ fn check_one(name: &str, top: fn() -> Command, matches: &ArgMatches) -> Result<(
     let Some(declared) = declared else {
         let message = format!("atoll {} uses no server", path.join(" "));
         return invalid(message, &format!("leave out --{name}"));
-    };
-    let Some(used) = levels.last() else {
-        return Ok(());
     };
     let mut present = command.get_arguments().filter(|other| {
         used.value_source(other.get_id().as_str()) == Some(ValueSource::CommandLine)
@@ -103,7 +130,8 @@ mod tests {
     fn parse(line: &str) -> Result<Command, String> {
         let matches = Arguments::command().try_get_matches_from(line.split(' '));
         let matches = matches.map_err(|error| error.to_string())?;
-        check(Arguments::command, &matches).map_err(|error| error.message)?;
+        let words = line.split(' ').skip(1).map(ToOwned::to_owned);
+        check(Arguments::command, &matches, words).map_err(|error| error.message)?;
         let parsed = Arguments::from_arg_matches(&matches);
         parsed
             .map(|arguments| arguments.command)
@@ -153,6 +181,10 @@ mod tests {
             ("atoll gc --profile work", "atoll gc uses no server"),
             (
                 "atoll --url http://a ls --url http://b",
+                "--url is given twice, with different values",
+            ),
+            (
+                "atoll sandbox --url=http://a list --url http://b",
                 "--url is given twice, with different values",
             ),
             (
