@@ -59,7 +59,7 @@ pub(crate) struct Chmod {
 /// Set the owner of files.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  atoll files chown web user src/main.c --user root
+  atoll files chown web user /home/user/work --user root
   atoll files chown web www-data:www-data /srv/www --user root")]
 pub(crate) struct Chown {
     /// Id, name, or the beginning of one.

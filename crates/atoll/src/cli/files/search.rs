@@ -55,7 +55,7 @@ impl Search {
             return say_json(&found);
         }
         for file in found["results"].as_array().into_iter().flatten() {
-            say(&line(file));
+            say(&line(&self.path, file));
         }
         if found["truncated"] == true {
             note(&format!(
@@ -66,8 +66,13 @@ impl Search {
     }
 }
 
-fn line(file: &Value) -> String {
-    let path = plain(text(file, "path"));
+/// A result as a path that other commands take: the server's are below the directory.
+fn line(directory: &str, file: &Value) -> String {
+    let path = text(file, "path");
+    let path = match directory.trim_end_matches('/') {
+        "." => plain(path),
+        directory => plain(&format!("{directory}/{path}")),
+    };
     match file["line"].as_u64() {
         Some(line) => format!("{path}:{line}: {}", plain(text(file, "text"))),
         None => path,
