@@ -7,7 +7,7 @@ use atoll_model::{Code, Error};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use crate::Client;
+use crate::{Client, Remedies};
 
 /// How long a server may be away before it is given up, unless the client says otherwise.
 pub(crate) const AWAY: Duration = Duration::from_mins(1);
@@ -61,7 +61,7 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         409 => Code::Conflict,
         429 => Code::QuotaExceeded,
         400..500 => Code::InvalidRequest,
-        502..=504 => Code::Timeout,
+        502..=504 => Code::ServerUnreachable,
         _ => Code::Internal,
     };
     let Ok(refusal) = serde_json::from_slice::<Refusal>(body) else {
@@ -82,34 +82,16 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         }
         error.details.insert(REQUEST.to_owned(), request);
     }
-    if let Some(remedy) = own_remedy(&error) {
-        error.remedy = Some(remedy.into());
-    }
     Failure::Refused(error)
 }
 
 const CHECK: &str = "check the URL: /health below it says \"ok\"";
-const LOG_IN: &str = "say ATOLL_API_KEY, or log in again: `atoll login`";
 
-/// What to do where the server speaks of its routes, and a user of the command has commands.
-fn own_remedy(error: &Error) -> Option<&'static str> {
-    Some(match error.code {
-        Code::Unauthenticated => LOG_IN,
-        Code::PermissionDenied if is_unknown_key(error) => LOG_IN,
-        // What this command asks for is there, where a server is.
-        Code::NotFound if error.message.contains("no such route") => CHECK,
-        Code::SandboxStopped => "start it first: `atoll sandbox start`",
-        Code::SandboxPaused => "resume it first: `atoll sandbox resume`",
-        Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
-        Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
-        Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",
-        _ => return None,
-    })
-}
-
-/// A key that is known, and may not do this, is another thing: the server says which one may.
-fn is_unknown_key(error: &Error) -> bool {
-    error.code == Code::PermissionDenied && error.message.contains("key is not known")
+/// Replaces the server's remedy, if the program has its own.
+pub(crate) fn reword(error: &mut Error, remedies: Remedies) {
+    if let Some(remedy) = remedies(error) {
+        error.remedy = Some(remedy);
+    }
 }
 
 /// How often something is said again.

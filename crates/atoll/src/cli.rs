@@ -27,6 +27,7 @@ mod mcp;
 mod org;
 mod ports;
 mod progress;
+mod remedies;
 mod remote;
 mod rm;
 mod run;

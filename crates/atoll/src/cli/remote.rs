@@ -11,7 +11,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde_json::Value;
 
-use super::{block_on, complain, say};
+use super::{block_on, complain, remedies, say};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
@@ -47,8 +47,7 @@ impl Remote {
             let key = config.api_key.clone();
             return Ok(key.map(|key| operator(&config.data, Some(key))));
         };
-        let client = Client::new(url.parse()?, key);
-        Ok(Some(client.authorities(config.authorities.clone())))
+        Ok(Some(client(url.parse()?, key, config)))
     }
 
     /// Whether a server is named, or one of this machine listens.
@@ -103,9 +102,16 @@ impl Remote {
     }
 }
 
+/// A client of a server, with remedies in words of the command line.
+pub(crate) fn client(target: Target, key: Option<String>, config: &Config) -> Client {
+    let client = Client::new(target, key).remedies(remedies::of_refusal);
+    client.authorities(config.authorities.clone())
+}
+
 /// A client of this machine's server, over the operator's socket.
 pub(crate) fn operator(data: &Path, key: Option<String>) -> Client {
-    Client::new(Target::socket(data.join("run/api.sock")), key)
+    let target = Target::socket(data.join("run/api.sock"));
+    Client::new(target, key).remedies(remedies::of_refusal)
 }
 
 /// The path of what belongs to a sandbox.
@@ -131,7 +137,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
         return Ok(name.to_owned());
     }
     if name.is_empty() {
-        let remedy = "name a sandbox: `atoll sandbox ls` lists them";
+        let remedy = "name a sandbox: `atoll ls` lists them";
         return Err(Error::invalid(
             "sandbox",
             "a sandbox has a name or an id",
@@ -155,7 +161,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
             Code::SandboxNotFound,
             format!("there is no sandbox {name:?}"),
         )
-        .remedy("`atoll sandbox ls` lists those that there are")),
+        .remedy("`atoll ls` lists those that there are")),
         many => {
             let message = format!("{} sandboxes begin with {name:?}", many.len());
             let remedy = format!("say more of it: {}", some_of(many));

@@ -78,8 +78,8 @@ impl End {
 
 /// Make a sandbox; its id is printed.
 ///
-/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll sandbox start` runs it again. One without
-/// a name is deleted, with its files. Both are said on standard error, and by `atoll sandbox ls`.
+/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll start` runs it again. One without
+/// a name is deleted, with its files. Both are said on standard error, and by `atoll ls`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox create

@@ -293,7 +293,7 @@ impl<'a> Session<'a> {
                 Code::SandboxFailed,
                 "the terminal was lost with its sandbox",
             )
-            .remedy("`atoll sandbox get` says what became of it")
+            .remedy("`atoll get` says what became of it")
         })
     }
 
