@@ -112,7 +112,8 @@ async fn short_forms_and_aliases_act_on_the_sandboxes_of_the_server() {
     }
     for verb in ["rm", "delete", "kill"] {
         for form in [&[verb][..], &["sandbox", verb]] {
-            let made = said(&server, &["sandbox", "create", "--name", "other"]);
+            let create = ["sandbox", "create", "--name", "other", "--timeout", "0"];
+            let made = said(&server, &create);
             let removed = said(&server, &[form, &["other"]].concat());
             assert_eq!(removed, made, "{form:?}");
         }
