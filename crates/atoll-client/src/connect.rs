@@ -35,7 +35,7 @@ pub(crate) type Stream = Box<dyn Duplex>;
 pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Result<Stream, Error> {
     let unreachable = |error: std::io::Error| {
         let message = format!("no server can be reached at {target}: {error}");
-        Error::new(Code::Timeout, message).remedy(WHERE)
+        Error::new(Code::ServerUnreachable, message).remedy(WHERE)
     };
     let (host, port, encrypted) = match &target.place {
         Place::Unix(path) => {
@@ -68,7 +68,7 @@ pub(crate) async fn connect(target: &Target, authorities: Option<&Path>) -> Resu
     let connector = TlsConnector::from(Arc::new(trusting(authorities)?));
     let stream = connector.connect(name, stream).await.map_err(|error| {
         let message = format!("no encrypted connection to {target}: {error}");
-        Error::new(Code::Timeout, message).remedy(
+        Error::new(Code::ServerUnreachable, message).remedy(
             "a certificate of your own is trusted with ATOLL_CA_FILE; a server without one is http://",
         )
     })?;

@@ -165,8 +165,9 @@ async fn ended(client: &Client, path: &str) -> Result<Said, Error> {
     let about = client.call(&Request::get(path)).await?;
     if about["exitCode"].is_null() {
         let message = "the command was lost with its sandbox";
-        return Err(Error::new(Code::SandboxFailed, message)
-            .remedy("`atoll sandbox get` says what became of it"));
+        return Err(
+            Error::new(Code::SandboxFailed, message).remedy("`atoll get` says what became of it")
+        );
     }
     let exit = serde_json::from_value(about).map_err(|error| odd(&error))?;
     Ok(Said::Exit(exit))

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use crate::Client;
+use crate::{Client, Remedies};
 
 /// How long a server may be away before it is given up, unless the client says otherwise.
 pub(crate) const AWAY: Duration = Duration::from_mins(1);
@@ -68,7 +68,7 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         409 => Code::Conflict,
         429 => Code::QuotaExceeded,
         400..500 => Code::InvalidRequest,
-        502..=504 => Code::Timeout,
+        502..=504 => Code::ServerUnreachable,
         _ => Code::Internal,
     };
     let Ok(refusal) = serde_json::from_slice::<Refusal>(body) else {
@@ -89,39 +89,16 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
         }
         error.details.insert(REQUEST.to_owned(), request);
     }
-    if let Some(remedy) = own_remedy(&error) {
-        error.remedy = Some(remedy.into());
-    }
     Failure::Refused(error)
 }
 
 const CHECK: &str = "check the URL: /health below it says \"ok\"";
-const LOG_IN: &str = "say ATOLL_API_KEY, or log in again: `atoll login`";
 
-/// What to do where the server speaks of its routes, and a user of the command has commands.
-fn own_remedy(error: &Error) -> Option<&'static str> {
-    Some(match error.code {
-        Code::MissingApiKey | Code::InvalidApiKey => LOG_IN,
-        // What this command asks for is there, where a server is.
-        Code::NotFound if error.message.contains("no such route") => CHECK,
-        Code::SandboxStopped => "start it first: `atoll sandbox start`",
-        Code::SandboxPaused => "resume it first: `atoll sandbox resume`",
-        Code::SandboxNotFound => "`atoll sandbox ls` lists those that there are",
-        Code::TerminalNotFound => "its program may have ended: `atoll shell` opens another",
-        Code::ExecNotFound => "`atoll logs --json` names the commands that are remembered",
-        Code::KeyNotFound => "`atoll key ls` lists those that there are",
-        Code::OrgNotFound => "`atoll org ls` lists those that you see",
-        Code::UnsupportedByHost => "`atoll doctor` on the server's machine shows what it lacks",
-        Code::SandboxFailed => "delete it with `atoll rm`, and create another",
-        Code::NoCapacity => "try again later, or stop, pause or delete sandboxes",
-        Code::DiskFull if error.details.contains_key("path") => {
-            "delete files of the sandbox, or create one with more disk (--disk)"
-        }
-        Code::DiskFull => {
-            "delete sandboxes with `atoll rm`, or free space on the server's machine: `atoll gc`, `atoll df`"
-        }
-        _ => return None,
-    })
+/// Replaces the server's remedy, if the program has its own.
+pub(crate) fn reword(error: &mut Error, remedies: Remedies) {
+    if let Some(remedy) = remedies(error) {
+        error.remedy = Some(remedy);
+    }
 }
 
 /// How often something is said again.

@@ -43,6 +43,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 /// How long a server may say nothing in the middle of an answer.
 const SILENCE: Duration = Duration::from_mins(1);
 
+/// The remedy for a refusal in words of the program that shows it; `None` keeps the server's.
+pub type Remedies = fn(&Error) -> Option<String>;
+
 /// Somebody who asks one server, with one key.
 #[derive(Debug)]
 pub struct Client {
@@ -54,6 +57,8 @@ pub struct Client {
     away: Duration,
     /// It has answered: if it cannot be reached now, it is being started again.
     met: AtomicBool,
+    /// Remedies in words of the program.
+    remedies: Remedies,
     /// A connection that can be used again.
     idle: Mutex<Option<SendRequest<Body>>>,
 }
@@ -92,6 +97,7 @@ impl Client {
             authorities: None,
             away: failure::AWAY,
             met: AtomicBool::new(false),
+            remedies: |_| None,
             idle: Mutex::new(None),
         }
     }
@@ -107,6 +113,13 @@ impl Client {
     #[must_use]
     pub fn away(mut self, away: Duration) -> Self {
         self.away = away;
+        self
+    }
+
+    /// Replaces remedies of the server by those of the program.
+    #[must_use]
+    pub fn remedies(mut self, remedies: Remedies) -> Self {
+        self.remedies = remedies;
         self
     }
 
@@ -243,7 +256,11 @@ impl Client {
             return Ok((response, sender));
         }
         let body = self.whole(response).await?;
-        Err(failure::refused(status.as_u16(), &body))
+        let mut failure = failure::refused(status.as_u16(), &body);
+        if let Failure::Refused(error) = &mut failure {
+            failure::reword(error, self.remedies);
+        }
+        Err(failure)
     }
 
     /// A connection: one that is there, or a new one.
@@ -265,7 +282,7 @@ impl Client {
                     self.target,
                     CONNECT.as_secs()
                 );
-                let error = Error::new(Code::Timeout, message);
+                let error = Error::new(Code::ServerUnreachable, message);
                 return Err(Failure::Unreachable(error.remedy(connect::WHERE)));
             }
         };

@@ -66,6 +66,12 @@ impl Request {
         request
     }
 
+    /// Puts this JSON in its place.
+    pub fn put_json(path: impl Into<String>, body: &Value) -> Self {
+        let request = Self::put_bytes(path, body.to_string().into());
+        request.header("content-type", "application/json")
+    }
+
     /// Has something done, which is not said again if it may have been heard.
     pub fn post(path: impl Into<String>, body: &Value) -> Self {
         let mut request = Self::new(Method::POST, path);

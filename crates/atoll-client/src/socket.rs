@@ -13,8 +13,8 @@ use tokio_tungstenite::tungstenite::handshake::client::generate_key;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 use tokio_tungstenite::tungstenite::{self, Message};
 
-use crate::failure::Failure;
-use crate::{Client, Request};
+use crate::failure::{Failure, reword};
+use crate::{Client, Remedies, Request};
 
 /// Servers ask every 30 seconds whether we are there: a line that is silent for so long is dead.
 pub(crate) const SILENCE: Duration = Duration::from_secs(75);
@@ -26,6 +26,7 @@ const SENDING: Duration = Duration::from_mins(1);
 pub struct Socket {
     pub(crate) stream: WebSocketStream<TokioIo<Upgraded>>,
     name: String,
+    remedies: Remedies,
 }
 
 /// What a server says.
@@ -63,6 +64,7 @@ impl Client {
         Ok(Socket {
             stream,
             name: self.target().to_string(),
+            remedies: self.remedies,
         })
     }
 }
@@ -113,7 +115,10 @@ impl Socket {
             None if u16::from(frame.code) == 1000 => Ok(Heard::Over),
             // It goes away; another may come.
             None => Err(self.broken(frame.reason.as_str())),
-            Some(error) => Err(Failure::Refused(error)),
+            Some(mut error) => {
+                reword(&mut error, self.remedies);
+                Err(Failure::Refused(error))
+            }
         }
     }
 

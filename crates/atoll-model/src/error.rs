@@ -143,6 +143,8 @@ codes! {
     UnsupportedByHost = "UNSUPPORTED_BY_HOST", 501, 4006, ProviderUnavailable;
     /// The machine cannot take more.
     NoCapacity = "NO_CAPACITY", 503, 4006, ProviderUnavailable;
+    /// No server can be reached. Clients report it; no server sends it.
+    ServerUnreachable = "SERVER_UNREACHABLE", 503, 4006, ProviderUnavailable;
     /// Somebody inside did not answer in time.
     Timeout = "PROVIDER_TIMEOUT", 504, 4007, ProviderTimeout;
     /// The disk is full.
@@ -151,7 +153,10 @@ codes! {
 
 impl PartialSchema for Code {
     fn schema() -> RefOr<Schema> {
-        let names = Self::ALL.iter().map(|code| code.name());
+        let sent = Self::ALL
+            .iter()
+            .filter(|code| **code != Self::ServerUnreachable);
+        let names = sent.map(|code| code.name());
         Object::builder()
             .schema_type(Type::String)
             .enum_values(Some(names))

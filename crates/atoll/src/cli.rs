@@ -2,6 +2,7 @@
 
 mod backup;
 mod bench;
+mod commands;
 mod cp;
 #[cfg(test)]
 mod defaults;
@@ -13,15 +14,20 @@ mod exec;
 mod files;
 mod forward;
 mod gc;
+#[cfg(test)]
+mod help;
+mod history;
 mod key;
 mod local;
 mod login;
+mod logout;
 mod logs;
 mod ls;
 mod mcp;
 mod org;
 mod ports;
 mod progress;
+mod remedies;
 mod remote;
 mod rm;
 mod run;
@@ -73,8 +79,12 @@ struct Arguments {
 enum Command {
     Run(Box<run::Run>),
     Serve(Box<serve::Serve>),
+    #[command(visible_alias = "new")]
+    Create(Box<sandbox::Create>),
     #[command(visible_aliases = ["list", "ps"])]
     Ls(ls::Ls),
+    #[command(visible_aliases = ["show", "inspect"])]
+    Get(sandbox::Get),
     #[command(visible_aliases = ["delete", "kill"])]
     Rm(rm::Rm),
     /// End the processes of sandboxes; their files stay.
@@ -90,6 +100,8 @@ enum Command {
     #[command(subcommand)]
     Sandbox(sandbox::Sandbox),
     Exec(exec::Exec),
+    #[command(subcommand)]
+    Commands(commands::Commands),
     Shell(shell::Shell),
     Cp(cp::Cp),
     #[command(subcommand)]
@@ -98,9 +110,11 @@ enum Command {
     Ports(ports::Ports),
     Forward(forward::Forward),
     Events(events::Events),
+    History(history::History),
     Top(top::Top),
     Mcp(Box<mcp::Mcp>),
     Login(login::Login),
+    Logout(logout::Logout),
     #[command(subcommand)]
     Key(key::Key),
     #[command(subcommand)]
@@ -143,10 +157,15 @@ pub(crate) fn main() -> ExitCode {
         // These have exit codes of their own.
         Command::Run(run) => return run.run(&config),
         Command::Exec(exec) => return exec.run(&config),
-        Command::Shell(shell) => return shell.run(&config),
+        Command::Shell(shell) => match shell.terminals() {
+            Some(terminals) => terminals.run(&config),
+            None => return shell.run(&config),
+        },
         // Who reads where it serves may leave.
         Command::Serve(serve) => return ended(serve.run(&config)),
+        Command::Create(create) => create.run(&config).map(|()| ExitCode::SUCCESS),
         Command::Ls(ls) => ls.run(&config),
+        Command::Get(get) => get.run(&config).map(|()| ExitCode::SUCCESS),
         Command::Rm(rm) => rm.run(&config),
         Command::Stop(which) => which.each(&config, Some("stop")),
         Command::Start(which) => which.each(&config, Some("start")),
@@ -154,15 +173,18 @@ pub(crate) fn main() -> ExitCode {
         Command::Pause(which) => which.each(&config, Some("pause")),
         Command::Resume(which) => which.each(&config, Some("resume")),
         Command::Sandbox(sandbox) => sandbox.run(&config),
+        Command::Commands(commands) => commands.run(&config),
         Command::Cp(cp) => cp.run(&config),
         Command::Files(files) => files.run(&config),
         Command::Logs(logs) => logs.run(&config),
         Command::Ports(ports) => ports.run(&config),
         Command::Forward(forward) => forward.run(&config),
         Command::Events(events) => events.run(&config),
+        Command::History(history) => history.run(&config),
         Command::Top(top) => top.run(&config),
         Command::Mcp(mcp) => mcp.run(&config),
         Command::Login(login) => login.run(&config),
+        Command::Logout(logout) => logout.run(&config),
         Command::Key(key) => key.run(&config),
         Command::Org(org) => org.run(&config),
         Command::Backup(backup) => backup.run(&config),
@@ -232,11 +254,15 @@ fn misused(error: &clap::Error) -> ExitCode {
 
 /// The exit code of a wrong command line: commands that run programs keep it apart from their programs' codes.
 fn misuse(code: u8) -> ExitCode {
-    let words = std::env::args_os().skip(1);
-    let words = words.map(|word| word.to_string_lossy().into_owned());
-    let word = server_options::command_word(words).unwrap_or_default();
+    let word = server_options::command_word(words()).unwrap_or_default();
     let runs = ["run", "exec", "shell"].contains(&word.as_str());
     ExitCode::from(if runs { OWN_FAILURE } else { code })
+}
+
+/// The words of the command line, without the program.
+fn words() -> impl Iterator<Item = String> {
+    let words = std::env::args_os().skip(1);
+    words.map(|word| word.to_string_lossy().into_owned())
 }
 
 /// What is wrong with a value, and whose it is.

@@ -6,13 +6,15 @@ use atoll_model::{Bytes, ExpiryAction, Lifetime, Limits, Network, SandboxSpec};
 use clap::{Arg, Command, CommandFactory as _};
 
 use super::Arguments;
+use super::help::commands;
 
 /// Defaults that no value of the server can be compared with.
-const IN_WORDS: [&str; 6] = [
+const IN_WORDS: [&str; 7] = [
     "the user's home",
     "the template's",
     "never, or with your own",
     "your own",
+    "that of the last `atoll login`",
     "/var/lib/atoll, or `ATOLL_DATA_DIR`",
     "`ATOLL_URL`, a profile of `atoll login`, or the operator's socket of this machine",
 ];
@@ -72,15 +74,6 @@ fn of_the_server() -> BTreeMap<&'static str, String> {
             format!("stop with --name, else {}", ending(lifetime.on_timeout)),
         ),
     ])
-}
-
-/// Every command below this one, by its words.
-fn commands(command: &Command, words: &str, all: &mut Vec<(String, Command)>) {
-    for below in command.get_subcommands() {
-        let words = format!("{words} {}", below.get_name()).trim().to_owned();
-        all.push((words.clone(), below.clone()));
-        commands(below, &words, all);
-    }
 }
 
 #[test]

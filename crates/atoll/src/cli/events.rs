@@ -63,7 +63,7 @@ impl Events {
             let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
             for event in events {
                 last = event["number"].as_i64().unwrap_or(last);
-                self.show(event);
+                print(event, self.json);
             }
             heard()?;
             if events.is_empty() {
@@ -86,26 +86,27 @@ impl Events {
         let mut events = client.events(Request::get(query("/events", &asked)));
         while let Some(event) = events.next().await? {
             if id.is_none_or(|id| text(&event.data, "sandboxID") == id) {
-                self.show(&event.data);
+                print(&event.data, self.json);
             }
             heard()?;
         }
         Ok(())
     }
+}
 
-    fn show(&self, event: &Value) {
-        if self.json {
-            return say(&event.to_string());
-        }
-        let (at, id) = (text(event, "at"), text(event, "sandboxID"));
-        let mut line = format!("{at}  {id}  {:<16}", plain(text(event, "type")));
-        // What it is called, and why that happened; the rest is for programs.
-        for name in ["alias", "reason", "error"] {
-            let word = plain(text(&event["data"], name));
-            if !word.is_empty() {
-                line = format!("{line}  {word}");
-            }
-        }
-        say(line.trim_end());
+/// Prints an event: as JSON, or a line for people.
+pub(crate) fn print(event: &Value, json: bool) {
+    if json {
+        return say(&event.to_string());
     }
+    let (at, id) = (text(event, "at"), text(event, "sandboxID"));
+    let mut line = format!("{at}  {id}  {:<16}", plain(text(event, "type")));
+    // What it is called, and why that happened; the rest is for programs.
+    for name in ["alias", "reason", "error"] {
+        let word = plain(text(&event["data"], name));
+        if !word.is_empty() {
+            line = format!("{line}  {word}");
+        }
+    }
+    say(line.trim_end());
 }

@@ -1,5 +1,8 @@
 //! `atoll files`: looks at the files of a sandbox, and changes which there are.
 
+mod change;
+mod search;
+
 use std::process::ExitCode;
 
 use atoll_client::{Client, Event, Request};
@@ -9,9 +12,10 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::cp::download;
-use super::remote::{Remote, file_call, find, plain, say_json, text};
+use super::remote::{Remote, fields, file_call, find, plain, say_json, text};
 use super::{heard, note, say};
 use crate::config::Config;
+use change::Transfer;
 
 /// Look at the files of a sandbox, and change which there are.
 ///
@@ -20,14 +24,31 @@ use crate::config::Config;
 #[command(after_help = "Examples:
   atoll files ls web
   atoll files cat web /etc/hostname
+  atoll files search web --name '*.py' --content TODO
+  atoll files mv web notes.txt old/
   atoll files watch web work --recursive")]
 pub(crate) enum Files {
+    #[command(visible_alias = "list")]
     Ls(Ls),
+    /// Show one file or directory itself; a symbolic link is not followed.
+    Stat(Stat),
     /// Write a file to standard output.
+    #[command(visible_alias = "read")]
     Cat(One),
+    #[command(visible_aliases = ["find", "grep"])]
+    Search(search::Search),
+    #[command(visible_alias = "delete")]
     Rm(Rm),
     /// Make a directory, with those above it.
     Mkdir(One),
+    /// Move or rename a file or directory in the sandbox.
+    #[command(visible_aliases = ["move", "rename"])]
+    Mv(change::FromTo),
+    /// Copy a file or directory in the sandbox; `atoll cp` copies in and out.
+    #[command(visible_alias = "copy")]
+    Cp(change::FromTo),
+    Chmod(change::Chmod),
+    Chown(change::Chown),
     Watch(Watch),
 }
 
@@ -55,7 +76,24 @@ impl Common {
 pub(crate) struct One {
     /// Id, name, or the beginning of one.
     sandbox: String,
+    /// The path in the sandbox.
     path: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files stat web notes.txt
+  atoll files stat web /etc/passwd --json | jq -r .mode")]
+pub(crate) struct Stat {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// The path in the sandbox.
+    path: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     common: Common,
 }
@@ -68,6 +106,7 @@ pub(crate) struct One {
 pub(crate) struct Ls {
     /// Id, name, or the beginning of one.
     sandbox: String,
+    /// The directory.
     #[arg(default_value = ".")]
     path: String,
     /// How many levels.
@@ -86,13 +125,14 @@ pub(crate) struct Ls {
   atoll files rm web old.txt
   atoll files rm -r web build")]
 pub(crate) struct Rm {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Files and directories in the sandbox.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
     /// A directory with all that is below.
     #[arg(long, short)]
     recursive: bool,
-    /// Id, name, or the beginning of one.
-    sandbox: String,
-    #[arg(required = true, value_name = "PATH")]
-    paths: Vec<String>,
     #[command(flatten)]
     common: Common,
 }
@@ -105,6 +145,7 @@ pub(crate) struct Rm {
 pub(crate) struct Watch {
     /// Id, name, or the beginning of one.
     sandbox: String,
+    /// The directory.
     #[arg(default_value = ".")]
     path: String,
     /// With all directories below.
@@ -121,9 +162,15 @@ impl Files {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         match self {
             Self::Ls(ls) => ls.run(config)?,
+            Self::Stat(stat) => stat.run(config)?,
             Self::Cat(cat) => cat.cat(config)?,
+            Self::Search(search) => search.run(config)?,
             Self::Rm(rm) => rm.run(config)?,
             Self::Mkdir(mkdir) => mkdir.mkdir(config)?,
+            Self::Mv(mv) => mv.run(Transfer::Move, config)?,
+            Self::Cp(cp) => cp.run(Transfer::Copy, config)?,
+            Self::Chmod(chmod) => return chmod.run(config),
+            Self::Chown(chown) => return chown.run(config),
             Self::Watch(watch) => watch.run(config)?,
         }
         Ok(ExitCode::SUCCESS)
@@ -150,6 +197,21 @@ impl One {
                 .await?;
             Ok(())
         })
+    }
+}
+
+impl Stat {
+    fn run(&self, config: &Config) -> Result<(), Error> {
+        let entry = self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let path = self.common.path(&id, &["stat"], &[("path", &self.path)]);
+            client.call(&Request::get(path)).await
+        })?;
+        if self.json {
+            return say_json(&entry);
+        }
+        say(&fields(&entry).to_string());
+        Ok(())
     }
 }
 

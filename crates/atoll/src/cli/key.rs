@@ -24,8 +24,11 @@ use crate::config::Config;
   atoll key ls
   atoll key rm key_5f2k0v1x9q8w7e6r5t4y")]
 pub(crate) enum Key {
+    #[command(visible_alias = "new")]
     Create(Create),
+    #[command(visible_alias = "list")]
     Ls(Ls),
+    #[command(visible_aliases = ["revoke", "delete"])]
     Rm(Rm),
 }
 

@@ -3,10 +3,11 @@
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
-use atoll_client::{Client, Request, Target};
+use atoll_client::{Request, Target};
 use atoll_model::{Category, Code, Error};
 use clap::Args;
 
+use super::remote::client;
 use super::run::{Signals, terminal::Raw};
 use super::{block_on, note};
 use crate::config::Config;
@@ -53,8 +54,7 @@ impl Login {
                 Err(number) => return Ok(ExitCode::from((128 + number) as u8)),
             }
         };
-        let client = Client::new(target.clone(), key.clone());
-        let client = client.authorities(config.authorities.clone());
+        let client = client(target.clone(), key.clone(), config);
         let checked = block_on(client.ask(&Request::get("/sandboxes?limit=1")));
         checked.map_err(|error| refused(error, self.no_key))?;
         let profile = Profile {

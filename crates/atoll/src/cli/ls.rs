@@ -10,7 +10,7 @@ use comfy_table::Table;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::remote::{Remote, plain, say_json, text};
+use super::remote::{Remote, plain, say_json, shortened, text};
 use super::run::named::{command, find, find_written, minds, open};
 use super::sandbox::{self, Filter, span};
 use super::{block_on, note, say};
@@ -242,12 +242,4 @@ impl Line {
 /// How long ago a time in microseconds was.
 fn age(started_at: i64) -> String {
     span((now() - started_at).max(0) as u64 / 1_000_000)
-}
-
-fn shortened(command: &str) -> String {
-    const MOST: usize = 60;
-    if command.chars().count() <= MOST {
-        return command.to_owned();
-    }
-    command.chars().take(MOST - 1).chain(['…']).collect()
 }

@@ -24,8 +24,11 @@ use crate::config::Config;
   atoll org set team-a --max-timeout 24h
   atoll org ls")]
 pub(crate) enum Org {
+    #[command(visible_alias = "new")]
     Create(Create),
+    #[command(visible_alias = "list")]
     Ls(Ls),
+    #[command(visible_aliases = ["patch", "update"])]
     Set(Set),
 }
 

@@ -3,25 +3,31 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::ExitCode;
 
 use atoll_client::{Client, Request, Target, path, query};
 use atoll_model::{Category, Code, Error, SandboxId};
 use clap::Args;
+use comfy_table::Table;
 use serde_json::Value;
 
-use super::{block_on, say};
+use super::{block_on, complain, remedies, say};
 use crate::config::Config;
 use crate::config::profiles::Profiles;
 
 /// Which server.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Server")]
 pub(crate) struct Remote {
     /// Where it is [default: `ATOLL_URL`, a profile of `atoll login`, or the operator's socket of this machine].
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", help_heading = "Server")]
     url: Option<String>,
     /// One that `atoll login` knows.
-    #[arg(long, value_name = "NAME", conflicts_with = "url")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "url",
+        help_heading = "Server"
+    )]
     profile: Option<String>,
 }
 
@@ -41,8 +47,7 @@ impl Remote {
             let key = config.api_key.clone();
             return Ok(key.map(|key| operator(&config.data, Some(key))));
         };
-        let client = Client::new(url.parse()?, key);
-        Ok(Some(client.authorities(config.authorities.clone())))
+        Ok(Some(client(url.parse()?, key, config)))
     }
 
     /// Whether a server is named, or one of this machine listens.
@@ -97,9 +102,16 @@ impl Remote {
     }
 }
 
+/// A client of a server, with remedies in words of the command line.
+pub(crate) fn client(target: Target, key: Option<String>, config: &Config) -> Client {
+    let client = Client::new(target, key).remedies(remedies::of_refusal);
+    client.authorities(config.authorities.clone())
+}
+
 /// A client of this machine's server, over the operator's socket.
 pub(crate) fn operator(data: &Path, key: Option<String>) -> Client {
-    Client::new(Target::socket(data.join("run/api.sock")), key)
+    let target = Target::socket(data.join("run/api.sock"));
+    Client::new(target, key).remedies(remedies::of_refusal)
 }
 
 /// The path of what belongs to a sandbox.
@@ -125,7 +137,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
         return Ok(name.to_owned());
     }
     if name.is_empty() {
-        let remedy = "name a sandbox: `atoll sandbox ls` lists them";
+        let remedy = "name a sandbox: `atoll ls` lists them";
         return Err(Error::invalid(
             "sandbox",
             "a sandbox has a name or an id",
@@ -149,7 +161,7 @@ pub(crate) async fn find(client: &Client, name: &str) -> Result<String, Error> {
             Code::SandboxNotFound,
             format!("there is no sandbox {name:?}"),
         )
-        .remedy("`atoll sandbox ls` lists those that there are")),
+        .remedy("`atoll ls` lists those that there are")),
         many => {
             let message = format!("{} sandboxes begin with {name:?}", many.len());
             let remedy = format!("say more of it: {}", some_of(many));
@@ -195,4 +207,52 @@ pub(crate) fn plain(text: &str) -> String {
         }
     };
     text.chars().map(shown).collect()
+}
+
+/// The fields of an object, a row each, for people.
+pub(crate) fn fields(object: &Value) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    for (name, value) in object.as_object().into_iter().flatten() {
+        let shown = match value {
+            Value::String(text) => plain(text),
+            Value::Null => "-".into(),
+            value => value.to_string(),
+        };
+        table.add_row([name.clone(), shown]);
+    }
+    table
+}
+
+/// A word of a command as a shell takes it, without control characters.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
+    if !word.is_empty() && word.bytes().all(is_bare) {
+        return word.to_owned();
+    }
+    format!("'{}'", plain(word).replace('\'', r"'\''"))
+}
+
+/// The beginning of a text, for a column of a table.
+pub(crate) fn shortened(text: &str) -> String {
+    const MOST: usize = 60;
+    if text.chars().count() <= MOST {
+        return text.to_owned();
+    }
+    text.chars().take(MOST - 1).chain(['…']).collect()
+}
+
+/// Acts on one name after the other; each may fail by itself. The exit code is that of the first failure.
+pub(crate) async fn each(
+    names: &[String],
+    mut act: impl AsyncFnMut(&str) -> Result<(), Error>,
+) -> ExitCode {
+    let mut failed = None;
+    for name in names {
+        if let Err(error) = act(name).await {
+            complain(&error);
+            failed = failed.or(Some(error.code.exit_code()));
+        }
+    }
+    failed.map_or(ExitCode::SUCCESS, ExitCode::from)
 }

@@ -131,7 +131,7 @@ impl Run {
         as_command(server.and_then(|server| match (server, &self.name) {
             (Some(client), _) => block_on(self.served(&client)).map_err(|error| {
                 // ATOLL_API_KEY alone means the server of this machine, which may not run.
-                if error.code == Code::Timeout && client.target().is_socket() {
+                if error.code == Code::ServerUnreachable && client.target().is_socket() {
                     return error.remedy(
                         "start `atoll serve`; or run without a server: pass --local, or unset ATOLL_API_KEY",
                     );

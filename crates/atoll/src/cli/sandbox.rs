@@ -2,6 +2,8 @@
 
 mod filter;
 mod lifetime;
+mod network;
+mod patch;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,7 +15,7 @@ use comfy_table::Table;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::remote::{Remote, below, find, plain, say_json, text};
+use super::remote::{Remote, below, fields, find, plain, say_json, text};
 use super::rm::find_run;
 use super::template::variables;
 use super::{complain, note, say};
@@ -30,9 +32,11 @@ pub(crate) use lifetime::until;
   atoll sandbox ls
   atoll sandbox rm web")]
 pub(crate) enum Sandbox {
+    #[command(visible_alias = "new")]
     Create(Box<Create>),
     #[command(visible_aliases = ["list", "ps"])]
     Ls(Ls),
+    #[command(visible_aliases = ["show", "inspect"])]
     Get(Get),
     /// Remove sandboxes, with their files.
     #[command(visible_aliases = ["delete", "kill"])]
@@ -48,6 +52,9 @@ pub(crate) enum Sandbox {
     /// Let the processes of paused sandboxes continue.
     Resume(Several),
     Timeout(Timeout),
+    #[command(visible_aliases = ["set", "update"])]
+    Patch(Box<patch::Patch>),
+    Network(network::Rules),
 }
 
 /// What happens to a sandbox whose time is up.
@@ -58,10 +65,21 @@ enum End {
     Pause,
 }
 
+impl End {
+    /// The name on the wire.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Destroy => "destroy",
+            Self::Stop => "stop",
+            Self::Pause => "pause",
+        }
+    }
+}
+
 /// Make a sandbox; its id is printed.
 ///
-/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll sandbox start` runs it again. One without
-/// a name is deleted, with its files. Both are said on standard error, and by `atoll sandbox ls`.
+/// When its lifetime ends, a sandbox with a name is stopped: its files stay, and `atoll start` runs it again. One without
+/// a name is deleted, with its files. Both are said on standard error, and by `atoll ls`.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   atoll sandbox create
@@ -158,6 +176,7 @@ pub(crate) struct Ls {
   atoll sandbox get web
   atoll sandbox get i5f2 --json | jq -r .endAt")]
 pub(crate) struct Get {
+    /// Id, name, or the beginning of one.
     sandbox: String,
     /// Print JSON.
     #[arg(long)]
@@ -188,6 +207,7 @@ pub(crate) struct Several {
   atoll sandbox timeout web 2h
   atoll sandbox timeout web 0      without end")]
 pub(crate) struct Timeout {
+    /// Id, name, or the beginning of one.
     sandbox: String,
     /// From now on; 0 is without end.
     #[arg(value_parser = parse_duration)]
@@ -212,13 +232,15 @@ impl Sandbox {
             Self::Pause(which) => return which.each(config, Some("pause")),
             Self::Resume(which) => return which.each(config, Some("resume")),
             Self::Timeout(timeout) => timeout.run(config)?,
+            Self::Patch(patch) => patch.run(config)?,
+            Self::Network(network) => network.run(config)?,
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
 impl Create {
-    fn run(&self, config: &Config) -> Result<(), Error> {
+    pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
         let asked = self.asked()?;
         let made = self
             .remote
@@ -244,21 +266,15 @@ impl Create {
             |name: &str, time: Option<Duration>| time.map(|time| seconds(name, time)).transpose();
         add("timeout", whole("timeout", self.timeout)?);
         add("idleTimeout", whole("idle-timeout", self.idle_timeout)?);
-        let end = |end: Option<End>| {
-            end.map(|end| match end {
-                End::Destroy => json!("destroy"),
-                End::Stop => json!("stop"),
-                End::Pause => json!("pause"),
-            })
-        };
+        let end = |end: Option<End>| end.map(|end| json!(end.name()));
         // A sandbox with a name is for coming back to: the end of its lifetime must not take its files.
         let on_timeout = self.on_timeout.or(self.name.as_ref().map(|_| End::Stop));
         add("onTimeout", end(on_timeout));
         add("onIdle", end(self.on_idle));
         add("autoResume", self.no_auto_resume.then_some(json!(false)));
         add("durable", self.durable.then_some(json!(true)));
-        add("envs", pairs(&self.env)?);
-        add("metadata", pairs(&self.metadata)?);
+        add("envs", pairs("env", &self.env)?);
+        add("metadata", pairs("metadata", &self.metadata)?);
         Ok(Value::Object(asked))
     }
 }
@@ -326,8 +342,13 @@ pub(crate) fn seconds(field: &str, time: Duration) -> Result<Value, Error> {
     Err(Error::invalid(field, message, "give it like 30s, 5m or 2h"))
 }
 
-fn pairs(words: &[String]) -> Result<Option<Value>, Error> {
-    let pairs: std::collections::BTreeMap<_, _> = variables(words)?.into_iter().collect();
+/// Words `K=V` of an option as an object; `None` if there are none.
+fn pairs(option: &str, words: &[String]) -> Result<Option<Value>, Error> {
+    let pairs = variables(words).map_err(|error| {
+        let remedy = format!("write --{option} NAME=VALUE");
+        error.remedy(remedy).detail("field", option)
+    })?;
+    let pairs: std::collections::BTreeMap<_, _> = pairs.into_iter().collect();
     Ok((!pairs.is_empty()).then(|| json!(pairs)))
 }
 
@@ -394,7 +415,7 @@ pub(crate) fn span(seconds: u64) -> String {
 }
 
 impl Get {
-    fn run(&self, config: &Config) -> Result<(), Error> {
+    pub(crate) fn run(&self, config: &Config) -> Result<(), Error> {
         let sandbox = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
             client.call(&Request::get(below(&id, &[]))).await
@@ -402,17 +423,7 @@ impl Get {
         if self.json {
             return say_json(&sandbox);
         }
-        let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        for (name, value) in sandbox.as_object().into_iter().flatten() {
-            let shown = match value {
-                Value::String(text) => plain(text),
-                Value::Null => "-".into(),
-                value => value.to_string(),
-            };
-            table.add_row([name.clone(), shown]);
-        }
-        say(&table.to_string());
+        say(&fields(&sandbox).to_string());
         Ok(())
     }
 }

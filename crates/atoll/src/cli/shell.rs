@@ -1,6 +1,8 @@
 //! `atoll shell`: a terminal of a sandbox as ours. It is the sandbox's: when the line breaks or the server is started again it
 //! goes on, and is shown again as it is then.
 
+mod terminals;
+
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -22,6 +24,7 @@ use super::run::{Signals, terminal};
 use super::template::variables;
 use super::{as_command, note};
 use crate::config::Config;
+use terminals::Terminals;
 
 /// What ends the wait for a server, as it would end a command.
 const INTERRUPT: u8 = 3;
@@ -31,16 +34,25 @@ const TIMED_OUT: i32 = 124;
 /// Open a shell in a sandbox, on this terminal.
 ///
 /// It goes on when the connection breaks or the server is started again, and when this terminal is closed: --attach joins it
-/// again. While there is no connection, Ctrl-C gives up.
+/// again. While there is no connection, Ctrl-C gives up. A sandbox with the name of a command below is named by its id.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Examples:
   atoll shell web
   atoll shell web --user root
   atoll shell web --cwd work -- vim main.c
-  atoll shell web --attach pty_…")]
+  atoll shell ls web
+  atoll shell web --attach             the only terminal of it, or one to choose
+  atoll shell web --attach pty_…"
+)]
 pub(crate) struct Shell {
+    #[command(subcommand)]
+    terminals: Option<Terminals>,
     /// Id, name, or the beginning of one.
-    sandbox: String,
+    #[arg(required_unless_present = "attach")]
+    sandbox: Option<String>,
     /// Set a variable.
     #[arg(long = "env", short = 'e', value_name = "K=V")]
     env: Vec<String>,
@@ -50,9 +62,9 @@ pub(crate) struct Shell {
     /// As this user of the sandbox [default: the template's].
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Join a terminal that is there.
-    #[arg(long, value_name = "PTY", conflicts_with_all = ["env", "cwd", "user", "command"])]
-    attach: Option<String>,
+    /// Join a running terminal. Without PTY, the only one of the sandbox, or one to choose.
+    #[arg(long, value_name = "PTY", num_args = 0..=1, conflicts_with_all = ["env", "cwd", "user", "command"])]
+    attach: Option<Option<String>>,
     #[command(flatten)]
     remote: Remote,
     /// Another program than a shell, and its arguments.
@@ -60,19 +72,39 @@ pub(crate) struct Shell {
     command: Vec<String>,
 }
 
+/// Which terminal is shown.
+#[derive(Debug, PartialEq, Eq)]
+enum Choice<'a> {
+    New,
+    Named(&'a str),
+    /// One that runs: the only one, or the user's choice.
+    Running,
+}
+
 impl Shell {
+    /// The subcommand, which has exit codes like other commands.
+    pub(crate) fn terminals(&self) -> Option<&Terminals> {
+        self.terminals.as_ref()
+    }
+
     pub(crate) fn run(&self, config: &Config) -> ExitCode {
         as_command(self.whole(config))
     }
 
     fn whole(&self, config: &Config) -> Result<u8, Error> {
         let environment = variables(&self.env)?.into_iter().collect();
-        let size = terminal::size()
-            .map_err(|error| error.remedy("`atoll exec` runs commands without a terminal"))?;
+        let (name, choice) = self.choice()?;
         self.remote.with(config, async |client| {
-            let sandbox = find(client, &self.sandbox).await?;
-            let session = if let Some(id) = &self.attach {
-                Session::attach(client, &sandbox, id)
+            let sandbox = find(client, name).await?;
+            let id = match choice {
+                Choice::New => None,
+                Choice::Named(id) => Some(id.to_owned()),
+                Choice::Running => Some(terminals::choose(client, &sandbox, name).await?),
+            };
+            let size = terminal::size()
+                .map_err(|error| error.remedy("`atoll exec` runs commands without a terminal"))?;
+            let session = if let Some(id) = id {
+                Session::attach(client, &sandbox, &id)
             } else {
                 let asked = Asked {
                     command: &self.command,
@@ -85,6 +117,22 @@ impl Shell {
             let mut signals = Signals::new()?;
             Ok(session.show(&mut signals).await?.exit_code as u8)
         })
+    }
+
+    /// The sandbox, and its terminal.
+    fn choice(&self) -> Result<(&str, Choice<'_>), Error> {
+        match (&self.sandbox, &self.attach) {
+            (Some(sandbox), None) => Ok((sandbox, Choice::New)),
+            (Some(sandbox), Some(None)) => Ok((sandbox, Choice::Running)),
+            (Some(sandbox), Some(Some(id))) => Ok((sandbox, Choice::Named(id))),
+            // `--attach web`: no sandbox has a name like the id or the tag of a terminal.
+            (None, Some(Some(word))) if !word.contains(['_', ':']) => Ok((word, Choice::Running)),
+            _ => Err(Error::invalid(
+                "sandbox",
+                "the sandbox of the terminal is missing",
+                "name it before the option: `atoll shell SANDBOX --attach`; `atoll ls` lists sandboxes",
+            )),
+        }
     }
 }
 
@@ -245,7 +293,7 @@ impl<'a> Session<'a> {
                 Code::SandboxFailed,
                 "the terminal was lost with its sandbox",
             )
-            .remedy("`atoll sandbox get` says what became of it")
+            .remedy("`atoll get` says what became of it")
         })
     }
 

@@ -30,6 +30,7 @@ use crate::config::Config;
   atoll template rebuild base")]
 pub(crate) enum Template {
     /// List templates.
+    #[command(visible_alias = "list")]
     Ls {
         /// Print JSON.
         #[arg(long)]
@@ -70,6 +71,7 @@ pub(crate) enum Template {
         local: Local,
     },
     /// Remove a template that no sandbox needs, running or not.
+    #[command(visible_alias = "delete")]
     Rm {
         /// Its name.
         name: String,
@@ -231,7 +233,7 @@ pub(crate) fn variables(words: &[String]) -> Result<Vec<(String, String)>, Error
             Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
             _ => Err(Error::invalid(
                 "env",
-                format!("{word:?} is not a variable"),
+                format!("{word:?} is not NAME=VALUE"),
                 "write --env NAME=VALUE",
             )),
         })

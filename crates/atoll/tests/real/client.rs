@@ -2,12 +2,15 @@
 
 mod bad;
 mod breaks;
+mod changes;
+mod choosing;
 mod commands;
 mod copies;
 mod ending;
 mod holder;
 mod listing;
 mod local;
+mod past;
 mod pipes;
 pub mod screen;
 mod served;

@@ -71,7 +71,7 @@ fn ended(sandbox: &Value, id: &str) -> Option<Error> {
                 .to_owned()
         } else {
             format!(
-                "`atoll sandbox start {name}` runs it again; `atoll sandbox timeout {name} 1h` then gives it longer"
+                "`atoll start {name}` runs it again; `atoll sandbox timeout {name} 1h` then gives it longer"
             )
         })
         .detail("exitCode", LIFETIME_ENDED),
@@ -79,12 +79,12 @@ fn ended(sandbox: &Value, id: &str) -> Option<Error> {
             code,
             format!("sandbox {name} ended while the command ran: {outcome}"),
         )
-        .remedy("a caller of the API did that; `atoll sandbox ls` shows what is left"),
+        .remedy("a caller of the API did that; `atoll ls` shows what is left"),
         reason => Error::new(
             code,
             format!("sandbox {name} ended while the command ran ({reason}): {outcome}"),
         )
-        .remedy("`atoll sandbox ls` shows what is left"),
+        .remedy("`atoll ls` shows what is left"),
     };
     Some(error)
 }

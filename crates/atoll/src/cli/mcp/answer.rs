@@ -1,4 +1,7 @@
-//! What an agent is told: text to read and the same as data. Neither is ever longer than a host can take.
+//! Answers for agents: text, and a picture if there is one. It is never longer than a host can take.
+//!
+//! A result has no structured content: hosts differ in which of the two they give to the model, and some give both. An error has
+//! both, and they say the same.
 
 use std::collections::VecDeque;
 
@@ -6,7 +9,7 @@ use atoll_client::REQUEST;
 use atoll_model::Error;
 use base64::Engine as _;
 use rmcp::model::{CallToolResult, ContentBlock};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The longest text that is told of one thing, in bytes.
 pub(super) const LONGEST: usize = 30_000;
@@ -15,15 +18,13 @@ pub(super) const LONGEST: usize = 30_000;
 #[derive(Debug)]
 pub(super) struct Told {
     text: String,
-    data: Value,
     picture: Option<ContentBlock>,
 }
 
 impl Told {
-    pub(super) fn new(text: impl Into<String>, data: Value) -> Self {
+    pub(super) fn new(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
-            data,
             picture: None,
         }
     }
@@ -39,9 +40,7 @@ impl Told {
 impl From<Told> for CallToolResult {
     fn from(told: Told) -> Self {
         let text = ContentBlock::text(told.text);
-        let mut result = Self::success([text].into_iter().chain(told.picture).collect());
-        result.structured_content = Some(told.data);
-        result
+        Self::success([text].into_iter().chain(told.picture).collect())
     }
 }
 
@@ -71,11 +70,10 @@ pub(super) fn failed(error: &Error) -> CallToolResult {
     result
 }
 
-/// A list, as lines and as data, no longer than one thing may be.
+/// A list as lines, no longer than one thing may be.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     lines: Vec<String>,
-    data: Vec<Value>,
     length: usize,
     /// There is more.
     truncated: bool,
@@ -90,36 +88,25 @@ impl Rows {
         }
     }
 
-    pub(super) fn push(&mut self, line: String, data: Value) {
+    pub(super) fn push(&mut self, line: String) {
         self.length += line.len();
         if self.length > LONGEST {
             self.truncated = true;
             return;
         }
         self.lines.push(line);
-        self.data.push(data);
     }
 
-    /// All of it by this name, with what is said if there is nothing, and if there is more.
-    pub(super) fn told(mut self, name: &str, none: &str, more: &str) -> Told {
+    /// All of it; a line of its own if there is nothing, and one more if there is more.
+    pub(super) fn told(mut self, none: &str, more: &str) -> Told {
         if self.lines.is_empty() {
             self.lines.push(none.into());
         }
         if self.truncated {
             self.lines.push(more.into());
         }
-        let data = json!({ name: self.data, "truncated": self.truncated });
-        Told::new(self.lines.join("\n"), data)
+        Told::new(self.lines.join("\n"))
     }
-}
-
-/// Of what the API says, what an agent can use.
-pub(super) fn picked(said: &Value, names: &[&str]) -> Value {
-    let known = names.iter().filter_map(|name| {
-        let value = said.get(name).filter(|value| !value.is_null())?;
-        Some(((*name).to_owned(), value.clone()))
-    });
-    Value::Object(known.collect())
 }
 
 /// The beginning and the end of something long.

@@ -160,19 +160,7 @@ impl Output {
         if parts.is_empty() {
             parts.push("[no output]".into());
         }
-        let truncated = self.lost + self.stdout.left_out() + self.stderr.left_out() > 0;
-        let mut data = json!({
-            "exitCode": self.exit.exit_code,
-            "stdout": stdout,
-            "stderr": stderr,
-            "timedOut": self.exit.timed_out,
-            "oomKilled": self.exit.oom_killed,
-            "truncated": truncated,
-        });
-        if let Some(signal) = self.exit.signal {
-            data["signal"] = json!(signal);
-        }
-        Told::new(parts.join("\n"), data)
+        Told::new(parts.join("\n"))
     }
 }
 

@@ -4,25 +4,23 @@ use atoll_client::{Request, query};
 use atoll_model::Error;
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::super::remote::text;
 use super::super::sandbox::state;
-use super::answer::{Rows, Told, picked};
+use super::answer::{Rows, Told};
 use super::tools::{About, Nature, Place, Sandbox, Tool};
 
 /// How many are listed.
 const MOST: usize = 100;
-/// What is told of one.
-const ABOUT: &[&str] = &[
-    "sandboxID",
-    "alias",
-    "templateID",
-    "state",
-    "reason",
-    "createdAt",
-    "endAt",
-];
+
+/// The id of a sandbox, and its name if it has one.
+fn titled(sandbox: &Value) -> String {
+    match (text(sandbox, "sandboxID"), text(sandbox, "alias")) {
+        (id, "") => id.to_owned(),
+        (id, alias) => format!("{id} ({alias})"),
+    }
+}
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -48,9 +46,8 @@ impl Tool for CreateSandbox {
             said.extend(value.map(|value| (name.to_owned(), json!(value))));
         }
         let made = place.session.make(said).await?;
-        let id = text(&made, "sandboxID");
-        let told = format!("made the sandbox {id}");
-        Ok(Told::new(told, picked(&made, ABOUT)))
+        let told = format!("made the sandbox {}", titled(&made));
+        Ok(Told::new(told))
     }
 }
 
@@ -76,16 +73,11 @@ impl Tool for ListSandboxes {
         for sandbox in listed.as_array().into_iter().flatten() {
             let id = text(sandbox, "sandboxID");
             let own = usual.as_deref() == Some(id);
-            let name = match text(sandbox, "alias") {
-                "" => String::new(),
-                alias => format!(" ({alias})"),
-            };
             let mark = if own { ", the session's own" } else { "" };
-            let mut about = picked(sandbox, ABOUT);
-            about["default"] = json!(own);
-            rows.push(format!("{id}{name}: {}{mark}", state(sandbox)), about);
+            let name = titled(sandbox);
+            rows.push(format!("{name}: {}{mark}", state(sandbox)));
         }
-        Ok(rows.told("sandboxes", "there are none", "[there are more]"))
+        Ok(rows.told("there are none", "[there are more]"))
     }
 }
 
@@ -105,6 +97,6 @@ impl Tool for RemoveSandbox {
     async fn work(self, place: Place<'_>) -> Result<Told, Error> {
         place.session.remove(&place.sandbox).await?;
         let text = format!("removed the sandbox {}", place.sandbox);
-        Ok(Told::new(text, json!({ "removed": place.sandbox })))
+        Ok(Told::new(text))
     }
 }

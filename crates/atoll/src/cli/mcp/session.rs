@@ -148,7 +148,7 @@ impl Session {
                 }
             }
             (Code::SandboxStopped, _) => {
-                error.remedy(format!("tell the user: `atoll sandbox start {name}`"))
+                error.remedy(format!("tell the user: `atoll start {name}`"))
             }
             _ => error,
         }

@@ -31,6 +31,7 @@ use sha2::{Digest as _, Sha256};
 use super::transfer::Transfer;
 use super::{Run, Signals, bring_out, caller, ensure_base, explain, keep};
 use crate::cli::note;
+use crate::cli::remote::quoted;
 use crate::config::Config;
 use client::{Client, Outcome};
 
@@ -315,25 +316,7 @@ pub(crate) fn find_written(execs: Vec<ExecInfo>) -> Option<ExecInfo> {
 
 /// A command as it was typed, more or less.
 pub(crate) fn command(spec: &ExecSpec) -> String {
-    let word = |word: &Vec<u8>| {
-        let word = String::from_utf8_lossy(word);
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
-        if !word.is_empty() && word.bytes().all(plain) {
-            return word.into_owned();
-        }
-        // What a terminal would obey is shown, not sent.
-        let shown: String = word
-            .chars()
-            .map(|letter| {
-                if letter.is_control() {
-                    '\u{fffd}'
-                } else {
-                    letter
-                }
-            })
-            .collect();
-        format!("'{}'", shown.replace('\'', r"'\''"))
-    };
+    let word = |word: &Vec<u8>| quoted(&String::from_utf8_lossy(word));
     match &spec.program {
         Program::Argv(words) => words.iter().map(word).collect::<Vec<_>>().join(" "),
         Program::Shell(_) => "(a shell)".into(),

@@ -79,7 +79,7 @@ fn a_run_ends_as_a_shell_user_expects() {
         ),
         (
             &["--env", "novalue", "--", "true"],
-            "atoll: \"novalue\" is not a variable\n  hint: write --env NAME=VALUE\nexit 125",
+            "atoll: \"novalue\" is not NAME=VALUE\n  hint: write --env NAME=VALUE\nexit 125",
         ),
     ];
     for (args, expected) in cases {

@@ -111,7 +111,7 @@ async fn sandboxes_and_files_that_are_not_there() {
     let full = json!({ "path": "full/of" });
     let made = client.post("/sandboxes/web/files/mkdir", &full).await;
     assert_eq!(made.status, 204);
-    let ls = "hint: `atoll sandbox ls`";
+    let ls = "hint: `atoll ls`";
     let path = "hint: check the path";
     for (args, code, words) in [
         (vec!["sandbox", "get", &gone], 4, ls),
@@ -208,9 +208,9 @@ async fn sandboxes_and_files_that_are_not_there() {
         (
             vec!["logs", "web", "--exec", "exec_aaaaabbbbbcccccddddd"],
             4,
-            "atoll logs --json",
+            "atoll commands ls",
         ),
-        (vec!["logs", "web", "--exec", "odd"], 4, "atoll logs --json"),
+        (vec!["logs", "web", "--exec", "odd"], 4, "atoll commands ls"),
         (
             vec!["exec", "--cwd", "/nothing", "web", "true"],
             125,
@@ -256,7 +256,7 @@ async fn sandboxes_and_files_that_are_not_there() {
         client.post("/sandboxes/web/stop", &json!({})).await.status,
         200
     );
-    let start = "stopped cannot be used\n  hint: start it first: `atoll sandbox start`";
+    let start = "stopped cannot be used\n  hint: start it first: `atoll start`";
     refused(atoll(&server, &["exec", "web", "true"]), 125, start);
     refused(atoll(&server, &["files", "ls", "web"]), 5, start);
     server.close().await;

@@ -110,7 +110,7 @@ async fn a_command_says_that_the_lifetime_of_its_sandbox_ended() {
     let text = end(child);
     let (message, hint) = (
         "atoll: the lifetime of sandbox web ended: it was stopped and keeps its files\n",
-        "`atoll sandbox start web` runs it again",
+        "`atoll start web` runs it again",
     );
     assert!(text.starts_with(message) && text.contains(hint), "{text}");
     assert!(text.ends_with("exit 124"), "{text}");

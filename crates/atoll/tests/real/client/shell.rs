@@ -147,8 +147,8 @@ async fn a_shell_that_cannot_be_had_leaves_the_terminal_as_it_was() {
     for (command, words) in [
         (wrong, "atoll login"),
         (nobody, "no server can be reached"),
-        (atoll(&server, &["shell", &gone]), "atoll sandbox ls"),
-        (atoll(&server, &["shell", "nobody"]), "atoll sandbox ls"),
+        (atoll(&server, &["shell", &gone]), "atoll ls"),
+        (atoll(&server, &["shell", "nobody"]), "atoll ls"),
         (
             atoll(&server, &["shell", &id, "--attach", none]),
             "opens another",

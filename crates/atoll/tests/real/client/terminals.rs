@@ -15,13 +15,15 @@ use crate::world::{DEADLINE, World};
 async fn a_run_on_this_machine_has_our_terminal_and_gives_it_back() {
     World::open().await.close().await;
     let run = |args: &[&str]| Screen::start(crate::cli::atoll(&[&["run", "-it"], args].concat()));
-    let mut screen = run(&["--", "sh", "-c", "stty size; read x; stty size; exit $x"]);
+    // The new size comes by another way than the keys: before or after them.
+    let line = "stty size; until stty size | grep '33 77'; do sleep 0.05; done; read x; exit $x";
+    let mut screen = run(&["--", "sh", "-c", line]);
     screen.until("20 90");
     // Every key is the command's, which echoes it itself.
     assert!(!screen.is_usual());
     screen.resize(33, 77);
-    screen.kind("5\n");
     screen.until("33 77");
+    screen.kind("5\n");
     assert_eq!(screen.end(), Some(5));
     assert!(screen.is_usual());
     // A shell to stay in; Ctrl-C is a key there.

@@ -59,6 +59,20 @@ async fn a_login_is_tried_and_remembered_for_its_owner_alone() {
         "{}",
         told(&unknown)
     );
+    // It is forgotten, and the others stay.
+    let login = here(&["login", &url, "--profile", "next"], &format!("{key}\n"));
+    assert_eq!(login.status.code(), Some(0), "{}", told(&login));
+    let logout = here(&["logout"], "");
+    assert_eq!(logout.status.code(), Some(0), "{}", told(&logout));
+    assert!(told(&logout).contains("--profile still finds: here"));
+    assert!(!std::fs::read_to_string(&file).unwrap().contains("next"));
+    let lost = here(&["sandbox", "ls", "--profile", "next"], "");
+    assert_eq!(lost.status.code(), Some(4), "{}", told(&lost));
+    let again = here(&["logout"], "");
+    assert_eq!(again.status.code(), Some(4), "{}", told(&again));
+    let named = here(&["logout", "--profile", "here"], "");
+    assert_eq!(named.status.code(), Some(0), "{}", told(&named));
+    assert!(!std::fs::read_to_string(&file).unwrap().contains(&key));
     // Over a line that breaks it is the same.
     let line = Bad::new(&server, 23);
     let away = format!("http://{}", line.address());

@@ -31,16 +31,8 @@ class Session:
         return asyncio.create_task(self.call(name, hear, **given)), begun
 
     async def text(self, name, /, **given):
-        """What a call that must work says to read."""
-        result = await self.call(name, **given)
-        assert not result.is_error, result
-        return result.content[0].text
-
-    async def data(self, name, /, **given):
-        """The same, for programs."""
-        result = await self.call(name, **given)
-        assert not result.is_error, result
-        return result.structured_content
+        """The text of a call that must succeed, which is all of its answer."""
+        return only_text(await self.call(name, **given))
 
     async def fault(self, name, /, **given):
         """What a call that must fail says: the code, and all of the text."""
@@ -51,6 +43,13 @@ class Session:
         assert ("remedy" in data) == ("\nhint: " in text), text
         assert ("request_id" in data) == ("\nrequest: req_" in text), text
         return data["code"], text
+
+
+def only_text(result):
+    """The text of a result that has nothing else: no host gives it to a model twice, or not at all."""
+    assert not result.is_error and result.structured_content is None, result
+    [content] = result.content
+    return content.text
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ async def given():
         assert code == "INVALID_REQUEST" and "unknown field `sandbox`" in told, told
         ask("POST", f"/sandboxes/{web}/stop")
         code, told = await session.fault("list_files")
-        assert code == "SANDBOX_STOPPED" and f"atoll sandbox start {web}" in told, told
+        assert code == "SANDBOX_STOPPED" and f"atoll start {web}" in told, told
         ask("DELETE", f"/sandboxes/{web}")
         code, told = await session.fault("list_files")
         assert code == "SANDBOX_NOT_FOUND" and "--sandbox" in told, told

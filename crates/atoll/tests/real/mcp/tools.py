@@ -1,4 +1,4 @@
-"""Every tool does what it says, in both forms of the protocol."""
+"""Every tool does what it says, in both versions of the protocol."""
 
 import asyncio
 
@@ -41,8 +41,6 @@ async def described(session):
 
 
 async def commands(session):
-    done = await session.data("run_command", command="echo out; echo err >&2; exit 3")
-    assert (done["exitCode"], done["stdout"], done["stderr"]) == (3, "out\n", "err\n"), done
     told = await session.text("run_command", command="echo out; echo err >&2; exit 3")
     assert told == "out\n[stderr]\nerr\n[exit code 3]", told
     assert await session.text("run_command", command="true") == "[no output]"
@@ -58,27 +56,25 @@ async def commands(session):
 
 
 async def files(session):
-    written = await session.data("write_file", path="work/a.txt", content="one\ntwo\nthree\nzwölf\n")
-    assert written == {"path": "/home/user/work/a.txt", "size": 21}, written
+    written = await session.text("write_file", path="work/a.txt", content="one\ntwo\nthree\nzwölf\n")
+    assert written == "wrote 21 bytes to /home/user/work/a.txt", written
     assert await session.text("read_file", path="work/a.txt") == "one\ntwo\nthree\nzwölf\n"
-    part = await session.data("read_file", path="work/a.txt", start_line=2, end_line=3)
-    assert part["content"] == "two\nthree\n" and part["truncated"], part
-    assert (part["startLine"], part["endLine"]) == (2, 3), part
-    last = await session.data("read_file", path="work/a.txt", start_line=4)
-    assert last["content"] == "zwölf\n" and not last["truncated"], last
+    part = await session.text("read_file", path="work/a.txt", start_line=2, end_line=3)
+    assert part == "two\nthree\n\n[there is more: go on with start_line 4]", part
+    last = await session.text("read_file", path="work/a.txt", start_line=4)
+    assert last == "zwölf\n", last
     await session.text("write_file", path="empty", content="")
     assert await session.text("read_file", path="empty") == "[empty]"
 
     # A long file comes in whole lines, one part after the other.
     lines = [f"line {number} {'x' * 90}\n" for number in range(1, 1001)]
     await session.text("write_file", path="long", content="".join(lines))
-    got, start = "", 1
-    while True:
-        part = await session.data("read_file", path="long", start_line=start)
-        assert len(part["content"]) <= 30_000
-        got, start = got + part["content"], part["endLine"] + 1
-        if not part["truncated"]:
-            break
+    got, start = "", "1"
+    while start:
+        part = await session.text("read_file", path="long", start_line=int(start))
+        part, _, start = part.removesuffix("]").partition("\n[there is more: go on with start_line ")
+        assert len(part) <= 30_000
+        got += part
     assert got == "".join(lines)
     await session.text("run_command", command="head -c 1000000 /dev/zero | tr '\\0' y > line")
     assert "goes on" in await session.text("read_file", path="line")
@@ -92,8 +88,8 @@ async def files(session):
     assert "line 2" in told, told
     assert await session.text("read_file", path="work/a.txt") == "one\n2\n3\nzwölf\n"
     await session.text("write_file", path="many", content="a b a\na\n")
-    edited = await session.data("edit_file", path="many", old_text="a", new_text="cc", replace_all=True)
-    assert edited["lines"] == [1, 1, 2], edited
+    edited = await session.text("edit_file", path="many", old_text="a", new_text="cc", replace_all=True)
+    assert edited == "edited many in 3 places, at lines 1, 1, 2", edited
     assert await session.text("read_file", path="many") == "cc b cc\ncc\n"
     # What is no text stays as it is, and so do modes.
     await session.text("run_command", command="printf '\\377\\0key=1\\n' > raw; chmod 700 raw")
@@ -107,20 +103,19 @@ async def files(session):
     await asyncio.gather(*edits)
     assert await session.text("read_file", path="race") == "".join(f"[{n}]" for n in range(10))
 
-    listed = await session.data("list_files", path="work")
-    assert [(entry["path"], entry["type"]) for entry in listed["files"]] == [("a.txt", "file")], listed
+    assert await session.text("list_files", path="work") == "a.txt (15 bytes)"
     assert "work/a.txt (15 bytes)" in await session.text("list_files", depth=2)
     await session.text(
         "run_command", command="mkdir m && cd m && seq 600 | xargs touch && ln -s /etc/passwd /home/user/link"
     )
-    listed = await session.data("list_files", path="m")
-    assert len(listed["files"]) == 500 and listed["truncated"]
+    listed = await session.text("list_files", path="m")
+    assert len(listed.splitlines()) == 501 and "[there is more" in listed, listed
     # Names can be long, and what is told is not.
     await session.text(
         "run_command", command="cd m && seq 200 | sed 's/$/'$(printf 'n%.0s' $(seq 200))'/' | xargs touch"
     )
-    result = await session.call("list_files", path="m")
-    assert len(result.content[0].text) < 31_000 and result.structured_content["truncated"]
+    listed = await session.text("list_files", path="m")
+    assert len(listed) < 31_000 and "[there is more" in listed
     assert "link -> /etc/passwd" in await session.text("list_files")
     assert await session.text("search_files", content="zwölf") == "work/a.txt:4: zwölf"
     assert "work/a.txt" in await session.text("search_files", name="*.txt")
@@ -133,13 +128,14 @@ async def files(session):
 
 async def sandboxes(session):
     [own] = ids()
-    made = await session.data("create_sandbox", name="other")
-    assert made["alias"] == "other" and made["state"] == "running", made
+    made = await session.text("create_sandbox", name="other")
+    [other] = ids() - {own}
+    assert made == f"made the sandbox {other} (other)", made
     await session.text("write_file", sandbox="other", path="f", content="there")
-    assert await session.text("read_file", sandbox=made["sandboxID"], path="f") == "there"
+    assert await session.text("read_file", sandbox=other, path="f") == "there"
     assert (await session.fault("read_file", path="f"))[0] == "FILE_NOT_FOUND"
-    listed = (await session.data("list_sandboxes"))["sandboxes"]
-    assert [(it["sandboxID"], it["default"]) for it in listed] == [(made["sandboxID"], False), (own, True)]
+    listed = (await session.text("list_sandboxes")).splitlines()
+    assert listed == [f"{other} (other): running", f"{own}: running, the session's own"], listed
     await session.text("remove_sandbox", sandbox="other")
     assert ids() == {own}
     # The session's own can go too; then there is another one.

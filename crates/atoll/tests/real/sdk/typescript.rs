@@ -55,7 +55,7 @@ impl Package {
         package
     }
 
-    fn place(&self) -> PathBuf {
+    pub fn place(&self) -> PathBuf {
         self.scratch.join("sdks/typescript")
     }
 

@@ -9,7 +9,7 @@ use atoll_client::Request;
 use atoll_model::{Code, Error};
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::answer::Told;
@@ -78,8 +78,7 @@ impl Tool for EditFile {
                 shown.join(", ")
             ),
         };
-        let data = json!({ "path": self.path, "replaced": lines.len(), "lines": lines });
-        Ok(Told::new(text, data))
+        Ok(Told::new(text))
     }
 }
 

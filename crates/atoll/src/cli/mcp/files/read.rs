@@ -5,7 +5,6 @@ use std::io::{self, Write};
 use atoll_model::{Code, Error};
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
-use serde_json::json;
 
 use crate::cli::cp::download;
 use crate::cli::mcp::answer::{LONGEST, Told, whole};
@@ -117,8 +116,7 @@ impl Taken {
             Kind::Picture(kind) if !self.more => {
                 let size = self.bytes.len();
                 let text = format!("{path}: {kind}, {size} bytes");
-                let data = json!({ "path": path, "mimeType": kind, "size": size });
-                return Ok(Told::new(text, data).picture(&self.bytes, kind));
+                return Ok(Told::new(text).picture(&self.bytes, kind));
             }
             Kind::Picture(_) | Kind::Other => {
                 let message = format!("{path:?} is not text, or too large for a picture");
@@ -155,15 +153,8 @@ impl Taken {
             (false, true) => format!("\n[there is more: go on with start_line {}]", end + 1),
             (false, false) => String::new(),
         };
-        let data = json!({
-            "path": path,
-            "content": text,
-            "startLine": self.first,
-            "endLine": end,
-            "truncated": self.more,
-        });
         let text = if text.is_empty() { "[empty]" } else { &text };
-        Ok(Told::new(format!("{text}{note}"), data))
+        Ok(Told::new(format!("{text}{note}")))
     }
 }
 

@@ -4,9 +4,9 @@ use atoll_client::Request;
 use atoll_model::Error;
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::cli::mcp::answer::{Rows, Told, picked, short};
+use crate::cli::mcp::answer::{Rows, Told, short};
 use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
 use crate::cli::remote::{file_call, text};
 
@@ -43,12 +43,11 @@ impl Tool for ListFiles {
         let all = place.client.call(&request).await?;
         let all = all.as_array().map_or(&[][..], Vec::as_slice);
         let mut rows = Rows::new(all.len() > ENTRIES);
-        let names = ["path", "type", "size", "modifiedAt", "target"];
         for entry in all.iter().take(ENTRIES) {
-            rows.push(line(entry), picked(entry, &names));
+            rows.push(line(entry));
         }
         let more = "[there is more: name a smaller directory, or search]";
-        Ok(rows.told("files", "[empty]", more))
+        Ok(rows.told("[empty]", more))
     }
 }
 
@@ -102,17 +101,15 @@ impl Tool for SearchFiles {
         let found = place.client.call(&request).await?;
         let mut rows = Rows::new(found["truncated"].as_bool().unwrap_or(false));
         for result in found["results"].as_array().into_iter().flatten() {
-            let mut data = picked(result, &["path", "type", "line"]);
             let Some(found) = result["text"].as_str().map(short) else {
-                rows.push(line(result), data);
+                rows.push(line(result));
                 continue;
             };
-            data["text"] = json!(found);
             let path = text(result, "path");
-            rows.push(format!("{path}:{}: {found}", result["line"]), data);
+            rows.push(format!("{path}:{}: {found}", result["line"]));
         }
         let more = "[there is more, or it took too long: look for less]";
-        Ok(rows.told("results", "nothing was found", more))
+        Ok(rows.told("nothing was found", more))
     }
 }
 
@@ -141,6 +138,6 @@ impl Tool for RemoveFile {
         let call = file_call(&place.sandbox, &[], &asked, None);
         place.client.ask(&Request::delete(call)).await?;
         let text = format!("removed {}", self.path);
-        Ok(Told::new(text, json!({ "removed": self.path })))
+        Ok(Told::new(text))
     }
 }

@@ -3,7 +3,6 @@
 use atoll_model::Error;
 use rmcp::schemars::{self, JsonSchema};
 use serde::Deserialize;
-use serde_json::json;
 
 use crate::cli::mcp::answer::Told;
 use crate::cli::mcp::tools::{About, Nature, Place, Sandbox, Tool};
@@ -33,6 +32,6 @@ impl Tool for WriteFile {
         let written = place.put(&self.path, self.content).await?;
         let path = text(&written, "path");
         let told = format!("wrote {size} bytes to {path}");
-        Ok(Told::new(told, json!({ "path": path, "size": size })))
+        Ok(Told::new(told))
     }
 }

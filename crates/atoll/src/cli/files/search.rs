@@ -1,0 +1,80 @@
+//! `atoll files search`: finds files by their names or by text in them.
+
+use atoll_client::Request;
+use atoll_model::Error;
+use clap::Args;
+use serde_json::Value;
+
+use super::Common;
+use crate::cli::remote::{find, plain, say_json, text};
+use crate::cli::{note, say};
+use crate::config::Config;
+
+/// Find files by name, by text in them, or by both.
+///
+/// With --content, each line that has the text is shown as PATH:LINE: TEXT.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll files search web --name '*.py'
+  atoll files search web src --content TODO
+  atoll files search web / --name '*.conf' --content listen --user root")]
+pub(crate) struct Search {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// The directory to search, with all below.
+    #[arg(default_value = ".")]
+    path: String,
+    /// A pattern of file names, such as '*.py'.
+    #[arg(long, value_name = "PATTERN", required_unless_present = "content")]
+    name: Option<String>,
+    /// Text in files.
+    #[arg(long, value_name = "TEXT")]
+    content: Option<String>,
+    /// The most results, up to 1000.
+    #[arg(long, default_value_t = 100, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+impl Search {
+    pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
+        let limit = self.limit.to_string();
+        let mut asked = vec![("path", self.path.as_str()), ("limit", limit.as_str())];
+        asked.extend(self.name.as_deref().map(|name| ("query", name)));
+        asked.extend(self.content.as_deref().map(|text| ("content", text)));
+        let found = self.common.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let path = self.common.path(&id, &["search"], &asked);
+            client.call(&Request::get(path)).await
+        })?;
+        if self.json {
+            return say_json(&found);
+        }
+        for file in found["results"].as_array().into_iter().flatten() {
+            say(&line(&self.path, file));
+        }
+        if found["truncated"] == true {
+            note(&format!(
+                "atoll: these are the first {limit}; --limit shows more"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A result as a path that other commands take: the server's are below the directory.
+fn line(directory: &str, file: &Value) -> String {
+    let path = text(file, "path");
+    let path = match directory.trim_end_matches('/') {
+        "." => plain(path),
+        directory => plain(&format!("{directory}/{path}")),
+    };
+    match file["line"].as_u64() {
+        Some(line) => format!("{path}:{line}: {}", plain(text(file, "text"))),
+        None => path,
+    }
+}

@@ -1,0 +1,224 @@
+//! `atoll history`: what was run in sandboxes and what happened to them, also after they were deleted.
+
+use std::process::ExitCode;
+
+use atoll_client::{Client, Request, path, query};
+use atoll_model::{Code, Error, SandboxId};
+use clap::Args;
+use comfy_table::Table;
+use serde_json::Value;
+
+use super::commands;
+use super::events::print;
+use super::remote::{Remote, plain, say_json, text};
+use super::sandbox::{since, state};
+use super::{heard, say};
+use crate::config::Config;
+
+/// The most entries of one page of the API.
+const PAGE: usize = 100;
+
+/// List all sandboxes that ever were, or what was run in one of them.
+///
+/// Deleted sandboxes are listed too. The output of commands is kept only while the sandbox exists: `atoll logs` shows it.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll history
+  atoll history web                  its commands and terminals, newest first
+  atoll history web --events         when it was created, stopped, deleted …
+  atoll history i5f2 --json | jq -r '.[] | [.startedAt, .exitCode, .cmd] | @tsv'")]
+pub(crate) struct History {
+    /// Id, name, the beginning of an id, or the id of a session. A name that several sandboxes had is that of the newest.
+    sandbox: Option<String>,
+    /// Show what happened to the sandbox, oldest first, instead of what was run in it.
+    #[arg(long, requires = "sandbox", conflicts_with_all = ["quiet", "limit"])]
+    events: bool,
+    /// The most entries to show; 0 is all.
+    #[arg(long, short = 'n', default_value_t = 100, value_name = "N")]
+    limit: usize,
+    /// Print only ids.
+    #[arg(long, short, conflicts_with = "json")]
+    quiet: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl History {
+    pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        self.remote.with(config, async |client| {
+            let Some(name) = &self.sandbox else {
+                return self.list(client).await;
+            };
+            let session = find(client, name).await?;
+            if self.events {
+                return self.show_events(client, &session).await;
+            }
+            let mut all = Vec::new();
+            for kind in ["commands", "terminals"] {
+                let path = path(&["sessions", &session, kind]);
+                all.extend(newest(client, &path, self.limit).await?);
+            }
+            all.sort_by(|one, other| text(other, "startedAt").cmp(text(one, "startedAt")));
+            all.truncate(most(self.limit));
+            commands::show(&all, self.quiet, self.json)
+        })?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    async fn list(&self, client: &Client) -> Result<(), Error> {
+        let all = newest(client, "/sessions", self.limit).await?;
+        if self.json {
+            return say_json(&Value::Array(all));
+        }
+        if self.quiet {
+            for session in &all {
+                say(text(session, "sandboxID"));
+            }
+            return Ok(());
+        }
+        let mut table = Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["ID", "NAME", "STATE", "TEMPLATE", "CREATED", "DELETED"]);
+        for session in &all {
+            let ago = |field: &str| match text(session, field) {
+                "" => "-".to_owned(),
+                time => format!("{} ago", since(time)),
+            };
+            let state = match text(session, "deletedAt") {
+                "" => state(session),
+                _ => "deleted".to_owned(),
+            };
+            table.add_row([
+                text(session, "sandboxID").to_owned(),
+                plain(text(session, "alias")),
+                state,
+                plain(text(session, "templateID")),
+                ago("createdAt"),
+                ago("deletedAt"),
+            ]);
+        }
+        say(&table.to_string());
+        Ok(())
+    }
+
+    async fn show_events(&self, client: &Client, session: &str) -> Result<(), Error> {
+        let mut last = 0;
+        loop {
+            let after = last.to_string();
+            let path = query(
+                &path(&["sessions", session, "events"]),
+                &[("after", &after)],
+            );
+            let events = client.call(&Request::get(path)).await?;
+            let events = events.as_array().map(Vec::as_slice).unwrap_or_default();
+            for event in events {
+                last = event["number"].as_i64().unwrap_or(last);
+                print(event, self.json);
+            }
+            heard()?;
+            if events.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A limit as it was given, where 0 is none.
+fn most(limit: usize) -> usize {
+    if limit == 0 { usize::MAX } else { limit }
+}
+
+/// The first entries of a list; the server is asked for no more pages than these take.
+async fn newest(client: &Client, path: &str, limit: usize) -> Result<Vec<Value>, Error> {
+    let most = most(limit);
+    let page = most.min(PAGE).to_string();
+    let (mut all, mut cursor) = (Vec::new(), None::<String>);
+    loop {
+        let asked = cursor.as_deref().map(|cursor| ("cursor", cursor));
+        let asked: Vec<_> = [("limit", page.as_str())]
+            .into_iter()
+            .chain(asked)
+            .collect();
+        let answer = client.ask(&Request::get(query(path, &asked))).await?;
+        if let Value::Array(part) = answer.json()? {
+            all.extend(part);
+        }
+        match answer.next {
+            Some(next) if all.len() < most => cursor = Some(next),
+            _ => break,
+        }
+    }
+    all.truncate(most);
+    Ok(all)
+}
+
+/// The id of the sandbox or session with this name, which may be deleted.
+async fn find(client: &Client, name: &str) -> Result<String, Error> {
+    let request = Request::get(path(&["sessions", name]));
+    let is_id = name.parse::<SandboxId>().is_ok();
+    if !name.is_empty() {
+        match client.call(&request).await {
+            Ok(_) => return Ok(name.to_owned()),
+            Err(error) if error.code != Code::SessionNotFound || is_id => return Err(error),
+            Err(_) => {}
+        }
+    }
+    let all = newest(client, "/sessions", 0).await?;
+    choose(&all, name)
+}
+
+/// The newest sandbox of this name, or the only one whose id begins with it.
+fn choose(all: &[Value], name: &str) -> Result<String, Error> {
+    let id = |session: &Value| text(session, "sandboxID").to_owned();
+    let is_named = |session: &&Value| !name.is_empty() && text(session, "alias") == name;
+    if let Some(named) = all.iter().find(is_named) {
+        return Ok(id(named));
+    }
+    let begins = |session: &&Value| !name.is_empty() && id(session).starts_with(name);
+    let found: Vec<&Value> = all.iter().filter(begins).collect();
+    match found.as_slice() {
+        [one] => Ok(id(one)),
+        [] => Err(Error::new(
+            Code::SessionNotFound,
+            format!("the history has no sandbox {name:?}"),
+        )
+        .remedy("`atoll history` lists those that it has")),
+        several => {
+            let message = format!(
+                "{} sandboxes of the history begin with {name:?}",
+                several.len()
+            );
+            let remedy = "give more of the id: `atoll history` lists them";
+            Err(Error::invalid("sandbox", message, remedy))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
+
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_name_is_that_of_the_newest_and_a_beginning_of_one_alone() {
+        let all = [
+            json!({ "sandboxID": "iaaa1", "alias": "web" }),
+            json!({ "sandboxID": "iaaa2" }),
+            json!({ "sandboxID": "ib000", "alias": "web" }),
+        ];
+        assert_eq!(choose(&all, "web").unwrap(), "iaaa1");
+        assert_eq!(choose(&all, "ib").unwrap(), "ib000");
+        for (name, code) in [
+            ("ia", Code::InvalidRequest),
+            ("x", Code::SessionNotFound),
+            ("", Code::SessionNotFound),
+        ] {
+            assert_eq!(choose(&all, name).unwrap_err().code, code, "{name}");
+        }
+    }
+}

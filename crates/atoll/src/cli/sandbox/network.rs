@@ -1,0 +1,101 @@
+//! `atoll sandbox network`: what a sandbox is connected to, and what it may reach.
+
+use atoll_client::Request;
+use atoll_model::{Error, Network, Rule};
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::super::remote::{Remote, below, find, say_json, text};
+use super::super::say;
+use crate::config::Config;
+
+/// Show the network of a sandbox, or set it with its rules.
+///
+/// A change replaces all rules: what --allow and --deny do not name any more is forgotten.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  atoll sandbox network web
+  atoll sandbox network web --net internet --allow 1.1.1.1:443
+  atoll sandbox network web --net none")]
+pub(crate) struct Rules {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Connect it to this network; without the option it keeps its own.
+    #[arg(long, value_name = "none|internet")]
+    net: Option<Network>,
+    /// Let it reach these addresses. Without --deny, nothing else.
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Rule>,
+    /// Refuse it these addresses, but for what --allow names.
+    #[arg(long, value_name = "RULE")]
+    deny: Vec<Rule>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Rules {
+    pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
+        let sandbox = self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            let request = match self.asked() {
+                Some(asked) => Request::put_json(below(&id, &["network"]), &asked),
+                None => Request::get(below(&id, &[])),
+            };
+            client.call(&request).await
+        })?;
+        if self.json {
+            return say_json(&sandbox);
+        }
+        say(text(&sandbox, "network"));
+        Ok(())
+    }
+
+    /// The change; `None` if no option asks for one.
+    fn asked(&self) -> Option<Value> {
+        if self.net.is_none() && self.allow.is_empty() && self.deny.is_empty() {
+            return None;
+        }
+        let rules = |rules: &[Rule]| -> Vec<String> { rules.iter().map(Rule::to_string).collect() };
+        let mut asked = json!({ "allow": rules(&self.allow), "deny": rules(&self.deny) });
+        if let Some(net) = self.net {
+            asked["network"] = json!(net.to_string());
+        }
+        Some(asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        rules: Rules,
+    }
+
+    #[test]
+    fn a_change_has_all_rules_and_no_option_is_no_change() {
+        let asked = |line: &str| {
+            let words = format!("network web {line}");
+            Line::parse_from(words.split_whitespace()).rules.asked()
+        };
+        assert_eq!(asked(""), None);
+        assert_eq!(asked("--json"), None);
+        assert_eq!(
+            asked("--net none"),
+            Some(json!({ "network": "none", "allow": [], "deny": [] }))
+        );
+        assert_eq!(
+            asked("--deny 1.1.1.1 --allow 9.9.9.9:53"),
+            Some(json!({ "allow": ["9.9.9.9:53"], "deny": ["1.1.1.1"] }))
+        );
+    }
+}

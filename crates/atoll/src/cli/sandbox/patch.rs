@@ -1,0 +1,148 @@
+//! `atoll sandbox patch`: changes a sandbox that exists.
+
+use std::time::Duration;
+
+use atoll_client::{Client, Request};
+use atoll_model::{Bytes, Cpus, Error, parse_duration};
+use clap::{ArgGroup, Args};
+use serde_json::{Map, Value, json};
+
+use super::super::remote::{Remote, below, find, say_json, text};
+use super::super::say;
+use super::{End, mebibytes, pairs, seconds};
+use crate::config::Config;
+
+/// Change a sandbox, also while it runs; its id is printed. What no option names stays as it is.
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("change").required(true).multiple(true).args([
+        "name", "no_name", "metadata", "no_metadata", "cpus", "memory", "disk", "pids", "timeout",
+        "on_timeout", "idle_timeout", "on_idle", "auto_resume", "no_auto_resume",
+    ]),
+    after_help = "Examples:
+  atoll sandbox patch i5f2 --name web
+  atoll sandbox patch web --memory 4G --cpus 2
+  atoll sandbox patch web --timeout 8h --on-timeout pause
+  atoll sandbox patch web --idle-timeout 10m --on-idle stop"
+)]
+pub(crate) struct Patch {
+    /// Id, name, or the beginning of one.
+    sandbox: String,
+    /// Its new name: a-z, 0-9 and -.
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Take its name away.
+    #[arg(long, conflicts_with = "name")]
+    no_name: bool,
+    /// A word of your own. Those that are not given any more are forgotten.
+    #[arg(long, value_name = "K=V")]
+    metadata: Vec<String>,
+    /// Forget all words of your own.
+    #[arg(long, conflicts_with = "metadata")]
+    no_metadata: bool,
+    /// Processor time, in processors.
+    #[arg(long, value_name = "N")]
+    cpus: Option<Cpus>,
+    /// Memory, page cache included.
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<Bytes>,
+    /// Disk space of what is written.
+    #[arg(long, value_name = "SIZE")]
+    disk: Option<Bytes>,
+    /// Processes and threads.
+    #[arg(long, value_name = "N")]
+    pids: Option<u32>,
+    /// How long it lives from now on; 0 is without end.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+    /// What happens then.
+    #[arg(long, value_name = "WHAT")]
+    on_timeout: Option<End>,
+    /// How long it may be idle; 0 is for ever.
+    #[arg(long, value_parser = parse_duration, value_name = "DURATION")]
+    idle_timeout: Option<Duration>,
+    /// What happens then.
+    #[arg(long, value_name = "WHAT")]
+    on_idle: Option<End>,
+    /// When it is paused, a use of it lets it go on.
+    #[arg(long)]
+    auto_resume: bool,
+    /// When it is paused, a use of it is refused.
+    #[arg(long, conflicts_with = "auto_resume")]
+    no_auto_resume: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    remote: Remote,
+}
+
+impl Patch {
+    pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
+        let asked = self.asked()?;
+        let timeout = self
+            .timeout
+            .map(|time| seconds("timeout", time))
+            .transpose()?;
+        let sandbox = self.remote.with(config, async |client| {
+            let id = find(client, &self.sandbox).await?;
+            change(client, &id, &asked, timeout).await
+        })?;
+        if self.json {
+            return say_json(&sandbox);
+        }
+        say(text(&sandbox, "sandboxID"));
+        Ok(())
+    }
+
+    /// The fields that change, but for the timeout, which has a request of its own.
+    fn asked(&self) -> Result<Value, Error> {
+        let mut asked = Map::new();
+        let mut add = |name: &str, value: Option<Value>| {
+            asked.extend(value.map(|value| (name.to_owned(), value)));
+        };
+        add("alias", self.name.as_ref().map(|name| json!(name)));
+        add("alias", self.no_name.then_some(Value::Null));
+        add("metadata", pairs("metadata", &self.metadata)?);
+        add("metadata", self.no_metadata.then(|| json!({})));
+        add(
+            "cpuCount",
+            self.cpus.map(|cpus| json!(f64::from(cpus.0) / 1000.0)),
+        );
+        for (name, field, size) in [
+            ("memory", "memoryMB", self.memory),
+            ("disk", "diskMB", self.disk),
+        ] {
+            let size = size.map(|size| mebibytes(name, size)).transpose()?;
+            add(field, size.map(|size| json!(size)));
+        }
+        add("pids", self.pids.map(|pids| json!(pids)));
+        let idle = self.idle_timeout.map(|time| seconds("idle-timeout", time));
+        add("idleTimeout", idle.transpose()?);
+        let end = |end: Option<End>| end.map(|end| json!(end.name()));
+        add("onTimeout", end(self.on_timeout));
+        add("onIdle", end(self.on_idle));
+        let resume = self.auto_resume || self.no_auto_resume;
+        add("autoResume", resume.then_some(json!(self.auto_resume)));
+        Ok(Value::Object(asked))
+    }
+}
+
+/// Changes the fields first: the server refuses them as a whole. Both requests may be repeated.
+async fn change(
+    client: &Client,
+    id: &str,
+    asked: &Value,
+    timeout: Option<Value>,
+) -> Result<Value, Error> {
+    if asked.as_object().is_some_and(|fields| !fields.is_empty()) {
+        let fields = Request::patch(below(id, &[]), asked).repeatable();
+        client.call(&fields).await?;
+    }
+    if let Some(timeout) = timeout {
+        let asked = json!({ "timeout": timeout });
+        let request = Request::post(below(id, &["timeout"]), &asked).repeatable();
+        client.ask(&request).await?;
+    }
+    client.call(&Request::get(below(id, &[]))).await
+}

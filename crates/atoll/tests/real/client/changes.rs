@@ -1,0 +1,151 @@
+//! Changes of sandboxes and of the files in them.
+
+use super::{json, said, tried, with_web};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_is_patched() {
+    let server = with_web().await;
+    let patch = |options: &[&str]| {
+        let words = ["sandbox", "patch", "web", "--json"];
+        json(&server, &[&words[..], options].concat())
+    };
+    let changed = patch(&["--memory", "512M", "--cpus", "0.5", "--pids", "100"]);
+    assert_eq!(
+        (&changed["memoryMB"], &changed["cpuCount"], &changed["pids"]),
+        (&512.into(), &0.5.into(), &100.into())
+    );
+    let changed = patch(&["--timeout", "1h", "--on-timeout", "pause"]);
+    assert_eq!(
+        (
+            &changed["timeout"],
+            &changed["onTimeout"],
+            &changed["memoryMB"]
+        ),
+        (&3600.into(), &"pause".into(), &512.into())
+    );
+    let changed = patch(&[
+        "--idle-timeout",
+        "10m",
+        "--on-idle",
+        "stop",
+        "--no-auto-resume",
+    ]);
+    assert_eq!(
+        (
+            &changed["idleTimeout"],
+            &changed["onIdle"],
+            &changed["autoResume"]
+        ),
+        (&600.into(), &"stop".into(), &false.into())
+    );
+    assert_eq!(patch(&["--auto-resume"])["autoResume"], true);
+    assert_eq!(
+        patch(&["--metadata", "a=1", "--metadata", "b=2"])["metadata"]["b"],
+        "2"
+    );
+    let changed = patch(&["--no-metadata", "--timeout", "0"]);
+    assert_eq!(changed["metadata"], serde_json::json!({}));
+    assert!(changed["endAt"].is_null(), "{changed}");
+    let id = said(&server, &["sandbox", "set", "web", "--name", "site"]);
+    assert_eq!(
+        json(&server, &["get", "site", "--json"])["sandboxID"],
+        id.trim_end()
+    );
+    said(&server, &["sandbox", "patch", "site", "--no-name"]);
+    assert!(json(&server, &["get", id.trim_end(), "--json"])["alias"].is_null());
+
+    let id = id.trim_end();
+    assert_eq!(said(&server, &["sandbox", "network", id]), "none\n");
+    let network = ["sandbox", "network", id, "--net", "none", "--json"];
+    assert_eq!(json(&server, &network)["network"], "none");
+    for (options, code, words) in [
+        (&[][..], 2, "required"),
+        (&["--name", "Not A Name"], 2, "--name"),
+        (&["--metadata", "odd"], 2, "write --metadata NAME=VALUE"),
+        (&["--memory", "1000000"], 2, "whole mebibytes"),
+        (&["--name", "x", "--no-name"], 2, "cannot be used with"),
+    ] {
+        let (text, got) = tried(&server, &[&["sandbox", "patch", id], options].concat());
+        assert_eq!(got, Some(code), "{options:?}: {text}");
+        assert!(text.contains(words), "{options:?}: {text}");
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_are_found_moved_copied_and_given_away() {
+    let server = with_web().await;
+    let sh = |line: &str| said(&server, &["exec", "web", "--", "sh", "-c", line]);
+    let files = |words: &[&str]| said(&server, &[&["files"], words].concat());
+    sh("mkdir -p src old; echo 'x = 1 # TODO' > src/a.py; echo '# TODO' > src/b.txt; echo c > c");
+    assert_eq!(files(&["search", "web", "--name", "*.py"]), "src/a.py\n");
+    let found = files(&["grep", "web", "src", "--content", "TODO"]);
+    let mut lines: Vec<&str> = found.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["src/a.py:1: x = 1 # TODO", "src/b.txt:1: # TODO"]);
+    let both = [
+        "search",
+        "web",
+        "--name",
+        "*.py",
+        "--content",
+        "TODO",
+        "--json",
+    ];
+    let found = json(&server, &[&["files"], &both[..]].concat());
+    assert_eq!(found["results"].as_array().unwrap().len(), 1, "{found}");
+
+    // Into a directory that is there, or to a new name.
+    files(&["mv", "web", "c", "old"]);
+    files(&["mv", "web", "old/c", "d"]);
+    files(&["cp", "web", "src", "old/"]);
+    files(&["cp", "web", "d", "e"]);
+    assert_eq!(sh("cat d e; ls old/src"), "c\nc\na.py\nb.txt\n");
+    let (text, code) = tried(&server, &["files", "mv", "web", "d", "e"]);
+    assert_eq!(code, Some(5), "{text}");
+    files(&["rename", "web", "--force", "d", "e"]);
+    assert_eq!(sh("ls"), "e\nold\nsrc\n");
+
+    files(&["chmod", "web", "640", "e", "src/a.py"]);
+    assert_eq!(sh("stat -c %a e src/a.py"), "640\n640\n");
+    files(&[
+        "chown",
+        "web",
+        "root:root",
+        "/home/user/e",
+        "--user",
+        "root",
+    ]);
+    let entry = json(&server, &["files", "stat", "web", "e", "--json"]);
+    assert_eq!((&entry["uid"], &entry["gid"]), (&0.into(), &0.into()));
+    assert!(files(&["stat", "web", "e"]).contains("640"));
+    for (words, code, part) in [
+        (&["search", "web"][..], 2, "required"),
+        (
+            &["search", "web", "nothing", "--name", "x"],
+            4,
+            "check the path",
+        ),
+        (&["mv", "web", "nothing", "x"], 4, "check the path"),
+        (&["mv", "web", "..", "old"], 2, "whole new path"),
+        (&["chmod", "web", "u+x", "src"], 2, "write them in octal"),
+        (
+            &["chmod", "web", "600", "nothing", "src/b.txt"],
+            4,
+            "check the path",
+        ),
+        (&["chown", "web", ":", "src"], 2, "OWNER:GROUP"),
+        (
+            &["chown", "web", "nobody-here", "src", "--user", "root"],
+            2,
+            "nobody-here",
+        ),
+    ] {
+        let (text, got) = tried(&server, &[&["files"], words].concat());
+        assert_eq!(got, Some(code), "{words:?}: {text}");
+        assert!(text.contains(part), "{words:?}: {text}");
+    }
+    // One that fails holds up no other.
+    assert_eq!(sh("stat -c %a src/b.txt"), "600\n");
+    server.close().await;
+}
