@@ -2,6 +2,7 @@
 //! system's random source for new ids, no clock but a stopwatch, no runtime.
 
 mod error;
+mod exception;
 mod exec;
 mod file;
 mod id;
@@ -19,6 +20,7 @@ mod watch;
 mod tests;
 
 pub use error::{Category, Code, Error};
+pub use exception::{EgressException, is_closed};
 pub use exec::{
     Again, Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize,
 };

@@ -2,7 +2,8 @@
 //!
 //! Some addresses are refused whatever a policy says ([`REFUSED`], the host's own addresses and
 //! every other sandbox): policies are written by users of sandboxes, and the networks behind those
-//! addresses belong to whoever runs the host. This is so for private networks (RFC 1918) too.
+//! addresses belong to whoever runs the host. This is so for private networks (RFC 1918) too. The operator
+//! opens some of them with an [`EgressException`].
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Error;
+use crate::exception::{self, EgressException};
 
 /// The network of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
@@ -67,7 +69,7 @@ pub struct Block {
 }
 
 impl Block {
-    const fn new(address: [u8; 4], bits: u8) -> Self {
+    pub(crate) const fn new(address: [u8; 4], bits: u8) -> Self {
         Self {
             first: u32::from_be_bytes(address),
             bits,
@@ -97,7 +99,18 @@ impl Block {
         }
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    /// Whether the two have an address in common.
+    pub(crate) const fn overlaps(self, other: Self) -> bool {
+        self.contains(other.first()) || other.contains(self.first())
+    }
+
+    /// The block that was probably wanted, if address bits beyond the prefix length are set.
+    pub(crate) fn misaligned(self) -> Option<Self> {
+        let first = self.first & !self.below();
+        (first != self.first).then_some(Self { first, ..self })
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, digits(bits)?),
             None => (text, 32),
@@ -120,7 +133,7 @@ impl fmt::Display for Block {
 }
 
 /// A number without a sign.
-fn digits<T: FromStr>(text: &str) -> Option<T> {
+pub(crate) fn digits<T: FromStr>(text: &str) -> Option<T> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
@@ -191,11 +204,9 @@ impl FromStr for Rule {
         };
         let to = Block::parse(block)
             .ok_or_else(|| wrong("write it like 1.1.1.1, 1.1.1.0/24 or 1.1.1.1:443".into()))?;
-        let first = to.first & !to.below();
-        if first != to.first {
-            let meant = Block { first, ..to };
+        if let Some(aligned) = to.misaligned() {
             return Err(wrong(format!(
-                "write {meant} for the block, or {} for the address",
+                "write {aligned} for the block, or {} for the address",
                 to.first()
             )));
         }
@@ -277,8 +288,7 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Refuses what could not mean what its writer hopes: rules that can never open anything, and
-    /// lists without end.
+    /// Refuses lists that are too long.
     pub fn check(&self) -> Result<(), Error> {
         for (field, rules) in [("allow", &self.allow), ("deny", &self.deny)] {
             if rules.len() > Self::MOST_RULES {
@@ -289,7 +299,16 @@ impl Policy {
                 ));
             }
         }
+        Ok(())
+    }
+
+    /// Refuses rules that can never open anything: what they name is refused to every sandbox, and no exception of the
+    /// operator opens a part of it.
+    pub fn check_reachable(&self, exceptions: &[EgressException]) -> Result<(), Error> {
         for rule in &self.allow {
+            if exception::opens(exceptions, rule) {
+                continue;
+            }
             let shut = REFUSED.iter().find(|(block, _)| {
                 block.contains(rule.to.first()) && block.contains(rule.to.last())
             });
@@ -365,11 +384,13 @@ mod tests {
             "198.19.0.7",
             "127.0.0.1",
         ] {
-            let error = Policy::parse(&[text], &[""; 0], Verdict::Deny).expect_err(text);
+            let policy = Policy::parse(&[text], &[""; 0], Verdict::Deny).expect(text);
+            let error = policy.check_reachable(&[]).expect_err(text);
             assert!(error.message.contains("refused"), "{}", error.message);
         }
         // A block that has public addresses too opens those.
-        assert!(Policy::parse(&["0.0.0.0/0"], &["10.0.0.0/8"], Verdict::Deny).is_ok());
+        let open = Policy::parse(&["0.0.0.0/0"], &["10.0.0.0/8"], Verdict::Deny).expect("a policy");
+        assert_eq!(open.check_reachable(&[]), Ok(()));
         let many = vec!["1.1.1.1"; Policy::MOST_RULES + 1];
         assert!(Policy::parse(&many, &[""; 0], Verdict::Deny).is_err());
     }

@@ -35,7 +35,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most one sandbox may have.
+    /// The most one sandbox may have, unless the operator sets other ceilings.
     pub const MOST: Self = Self {
         cpus: Cpus(4000),
         memory: Bytes(8 << 30),
@@ -54,10 +54,10 @@ impl Limits {
         Bytes(10 << 30)
     }
 
-    /// Checks each limit against what one sandbox may have, never above the host's memory. More
+    /// Checks each limit against the ceilings of one sandbox, never above the host's memory. More
     /// processors than the host has are not an error: a ceiling above the roof is no ceiling.
-    pub fn check(&self, host_memory: Bytes) -> Result<(), Error> {
-        let most_memory = Self::MOST.memory.min(host_memory);
+    pub fn check(&self, most: &Self, host_memory: Bytes) -> Result<(), Error> {
+        let most_memory = most.memory.min(host_memory);
         let range = |field: &str, given: String, ok: bool, least: String, most: String| {
             if ok {
                 return Ok(());
@@ -65,15 +65,15 @@ impl Limits {
             Err(Error::invalid(
                 field,
                 format!("{field} {given} is out of range"),
-                format!("choose {field} from {least} to {most}"),
+                format!("choose {field} from {least} to {most}, the ceiling of this host"),
             ))
         };
         range(
             "cpus",
             self.cpus.to_string(),
-            (Self::LEAST.cpus..=Self::MOST.cpus).contains(&self.cpus),
+            (Self::LEAST.cpus..=most.cpus).contains(&self.cpus),
             Self::LEAST.cpus.to_string(),
-            Self::MOST.cpus.to_string(),
+            most.cpus.to_string(),
         )?;
         range(
             "memory",
@@ -85,16 +85,16 @@ impl Limits {
         range(
             "pids",
             self.pids.to_string(),
-            (Self::LEAST.pids..=Self::MOST.pids).contains(&self.pids),
+            (Self::LEAST.pids..=most.pids).contains(&self.pids),
             Self::LEAST.pids.to_string(),
-            Self::MOST.pids.to_string(),
+            most.pids.to_string(),
         )?;
         range(
             "disk",
             self.disk.to_string(),
-            (Self::LEAST.disk..=Self::MOST.disk).contains(&self.disk),
+            (Self::LEAST.disk..=most.disk).contains(&self.disk),
             Self::LEAST.disk.to_string(),
-            Self::MOST.disk.to_string(),
+            most.disk.to_string(),
         )
     }
 }

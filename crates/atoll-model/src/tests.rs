@@ -44,36 +44,53 @@ fn durations_and_cpus_read_as_people_write_them() {
 #[test]
 fn limits_out_of_range_are_refused_by_name() {
     let check = |limits: Limits| {
-        let error = limits.check(Bytes(4 << 30)).expect_err("out of range");
+        let error = limits
+            .check(&Limits::MOST, Bytes(4 << 30))
+            .expect_err("out of range");
         format!("{} | {}", error.message, error.remedy.expect("a remedy"))
     };
     let fine = Limits::default();
-    assert_eq!(fine.check(Bytes(4 << 30)), Ok(()));
+    assert_eq!(fine.check(&Limits::MOST, Bytes(4 << 30)), Ok(()));
     assert_eq!(
         check(Limits {
             cpus: Cpus(64_000),
             ..fine
         }),
-        "cpus 64 is out of range | choose cpus from 0.05 to 4"
+        "cpus 64 is out of range | choose cpus from 0.05 to 4, the ceiling of this host"
     );
     assert_eq!(
         check(Limits {
             memory: Bytes(6 << 30),
             ..fine
         }),
-        "memory 6 GiB is out of range | choose memory from 16 MiB to 4 GiB"
+        "memory 6 GiB is out of range | choose memory from 16 MiB to 4 GiB, the ceiling of this host"
     );
     assert_eq!(
         check(Limits { pids: 1, ..fine }),
-        "pids 1 is out of range | choose pids from 8 to 4096"
+        "pids 1 is out of range | choose pids from 8 to 4096, the ceiling of this host"
     );
     assert_eq!(
         check(Limits {
             disk: Bytes(51 << 30),
             ..fine
         }),
-        "disk 51 GiB is out of range | choose disk from 16 MiB to 50 GiB"
+        "disk 51 GiB is out of range | choose disk from 16 MiB to 50 GiB, the ceiling of this host"
     );
+}
+
+#[test]
+fn ceilings_of_the_operator_hold_instead_of_the_usual() {
+    let most = Limits {
+        cpus: Cpus(16_000),
+        disk: Bytes(12 << 30),
+        ..Limits::MOST
+    };
+    let check = |limits: Limits| limits.check(&most, Bytes(64 << 30)).is_ok();
+    let fine = Limits::default();
+    for (cpus, disk, expected) in [(16, 12, true), (17, 12, false), (16, 13, false)] {
+        let (cpus, disk) = (Cpus(cpus * 1000), Bytes(disk << 30));
+        assert_eq!(check(Limits { cpus, disk, ..fine }), expected);
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! [`LocalRuntime`] is what the rest of Atoll sees. It carries out and decides nothing about who may
 //! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
 
+mod authorities;
 mod busy;
 mod error;
 mod exec;

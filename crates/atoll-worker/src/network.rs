@@ -36,7 +36,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_jail::netns;
-use atoll_model::{Code, Error, Policy};
+use atoll_model::{Code, EgressException, Error, Policy};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 
@@ -63,6 +63,8 @@ pub struct Config {
     /// Connections of one sandbox at once, those that were closed lately included. Never more than
     /// an eighth of what the host can remember.
     pub connections: u32,
+    /// Refused addresses that the operator opens to sandboxes with a network.
+    pub exceptions: Arc<[EgressException]>,
 }
 
 impl Default for Config {
@@ -71,6 +73,7 @@ impl Default for Config {
             addresses: "/run/atoll/addresses".into(),
             resolvers: Resolvers::Host,
             connections: 4096,
+            exceptions: Arc::default(),
         }
     }
 }
@@ -102,6 +105,11 @@ impl Network {
             addresses: Arc::new(addresses),
             ready: OnceCell::new(),
         })
+    }
+
+    /// Refuses a policy with rules that can never open anything.
+    pub fn check(&self, policy: &Policy) -> Result<(), Error> {
+        policy.check_reachable(&self.config.exceptions)
     }
 
     /// What holds its claims on addresses as long as somebody has it open.

@@ -22,9 +22,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Stopwatch};
+use atoll_model::{
+    Code, Error, Limits, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Stopwatch,
+};
 use tokio::sync::watch;
 
+use crate::authorities::Authorities;
 use crate::busy::Busy;
 use crate::exec::budget::Kept;
 use crate::freezer::Freezer;
@@ -61,6 +64,10 @@ pub(crate) struct Shared {
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
     pub(crate) admission: Admission,
+    /// The most one sandbox may have.
+    pub(crate) ceilings: Limits,
+    /// Certificate authorities of the operator, for every sandbox.
+    pub(crate) authorities: Authorities,
     pub(crate) patience: Duration,
     /// How much of what commands write is kept.
     kept: Kept,

@@ -26,6 +26,7 @@ use atoll_jail::wire::ToInit;
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Transition};
 use tokio::sync::{Semaphore, watch};
 
+use crate::authorities::Mounted;
 use crate::error::{internal, jail};
 use crate::exec::table::Table;
 use crate::freezer::Step;
@@ -319,12 +320,18 @@ fn check_variables(spec: &SandboxSpec) -> Result<(), Error> {
     })
 }
 
-/// A sandbox's variables, checked.
-fn variables(template: &Template, spec: &SandboxSpec) -> Result<Arc<Variables>, Error> {
+/// A sandbox's variables, checked. Of two with the same name the later one holds.
+fn variables(
+    template: &Template,
+    authorities: Option<&Mounted>,
+    spec: &SandboxSpec,
+) -> Result<Arc<Variables>, Error> {
     check_variables(spec)?;
+    let authorities = authorities.into_iter().flat_map(Mounted::variables);
+    let authorities = authorities.map(|(name, value)| (name.into(), value.into()));
     let all = template.meta.env.iter().chain(&spec.environment);
     let bytes = all.map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()));
-    Ok(Arc::new(bytes.collect()))
+    Ok(Arc::new(authorities.chain(bytes).collect()))
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,5 +1,6 @@
 //! What was typed, turned once into what it means.
 
+mod authorities;
 mod backup;
 mod bench;
 mod commands;

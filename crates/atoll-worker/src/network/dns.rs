@@ -1,7 +1,7 @@
 //! The forwarder: names for sandboxes, asked of the host's own name servers.
 //!
 //! It listens on the gateway address, keeps nothing, and passes on what it can read. An answer with
-//! an address that is refused to sandboxes becomes an answer without records. How much of the host
+//! an address that is refused to sandboxes, and in no exception of the operator, becomes an answer without records. How much of the host
 //! one sandbox can use is bounded: questions at once, sizes, times.
 
 mod message;
@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use atoll_model::EgressException;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -93,11 +94,16 @@ pub(super) struct Forwarder {
 
 impl Forwarder {
     /// Starts one on these sockets.
-    pub(super) fn start(sockets: Sockets, resolvers: Resolvers) -> io::Result<Self> {
+    pub(super) fn start(
+        sockets: Sockets,
+        resolvers: Resolvers,
+        exceptions: Arc<[EgressException]>,
+    ) -> io::Result<Self> {
         let udp = Arc::new(UdpSocket::from_std(sockets.udp)?);
         let tcp = TcpListener::from_std(sockets.tcp)?;
         let shared = Arc::new(Shared {
             resolvers,
+            exceptions,
             read: Mutex::default(),
             busy: Mutex::default(),
         });
@@ -120,6 +126,8 @@ impl Forwarder {
 #[derive(Debug)]
 struct Shared {
     resolvers: Resolvers,
+    /// Refused addresses that may be answered.
+    exceptions: Arc<[EgressException]>,
     /// When the host's configuration was read, and what it said.
     read: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
     /// What each sandbox has under way.
@@ -257,14 +265,14 @@ async fn answer(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<V
     for resolver in shared.resolvers().into_iter().take(TRIES) {
         let asked = timeout(PATIENCE, async {
             match transport {
-                Transport::Udp => ask_udp(resolver, &query).await,
+                Transport::Udp => ask_udp(resolver, &query, &shared.exceptions).await,
                 Transport::Tcp => ask_tcp(resolver, &query).await,
             }
         });
         let Ok(Ok(answer)) = asked.await else {
             continue;
         };
-        return Some(match query.judge(&answer) {
+        return Some(match query.judge(&answer, &shared.exceptions) {
             Judgement::Passes => answer,
             Judgement::PointsInside => query.empty(Status::Fine),
             Judgement::Cut => truncated(&query),
@@ -275,7 +283,11 @@ async fn answer(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<V
 }
 
 /// Asks from a port of its own, so that a stranger would have to guess it.
-async fn ask_udp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>> {
+async fn ask_udp(
+    resolver: SocketAddr,
+    query: &Query<'_>,
+    exceptions: &[EgressException],
+) -> io::Result<Vec<u8>> {
     let any: IpAddr = match resolver {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -286,7 +298,7 @@ async fn ask_udp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>>
     let mut buffer = vec![0; DATAGRAM];
     loop {
         let length = socket.recv(&mut buffer).await?;
-        if query.judge(&buffer[..length]) != Judgement::Foreign {
+        if query.judge(&buffer[..length], exceptions) != Judgement::Foreign {
             buffer.truncate(length);
             return Ok(buffer);
         }

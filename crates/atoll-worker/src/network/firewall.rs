@@ -14,8 +14,9 @@ mod transaction;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use atoll_model::{Code, Error, REFUSED};
+use atoll_model::{Code, EgressException, Error, REFUSED};
 
 pub(super) use self::policy::Compiled;
 use self::transaction::Transaction;
@@ -40,26 +41,47 @@ pub(super) enum Begin {
     Shut,
 }
 
+/// What the rules of an instance depend on, besides its tag.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) gateway: Ipv4Addr,
+    /// Connections of one sandbox at once.
+    pub(super) connections: u32,
+    /// Refused addresses that the operator opened.
+    pub(super) exceptions: Arc<[EgressException]>,
+}
+
+/// A rule that ends the judgement of a refused destination.
+fn opening(exception: &EgressException) -> String {
+    let block = exception.block();
+    let ports = exception.ports().iter();
+    let ports: Vec<String> = ports
+        .map(|(first, last)| format!("{first}-{last}"))
+        .collect();
+    if ports.is_empty() {
+        return format!("ip daddr {block} return");
+    }
+    let ports = ports.join(", ");
+    format!("ip daddr {block} meta l4proto {{ tcp, udp }} th dport {{ {ports} }} return")
+}
+
 /// The whole table as text.
-pub(super) fn ruleset(tag: &str, gateway: Ipv4Addr, connections: u32, begin: Begin) -> String {
+pub(super) fn ruleset(tag: &str, terms: &Terms, begin: Begin) -> String {
+    let exceptions: Vec<String> = terms.exceptions.iter().map(opening).collect();
     let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
     include_str!("firewall/rules.nft")
         .replace("TABLE", &table(tag))
         .replace("SHUT", if begin == Begin::Shut { "drop" } else { "" })
         .replace("LINKS", &format!("\"atl-{tag}-*\""))
-        .replace("GATEWAY", &gateway.to_string())
+        .replace("GATEWAY", &terms.gateway.to_string())
+        .replace("EXCEPTIONS", &exceptions.join("\n\t\t"))
         .replace("REFUSED", &refused.join(", "))
-        .replace("CONNECTIONS", &connections.to_string())
+        .replace("CONNECTIONS", &terms.connections.to_string())
 }
 
 /// Makes the table. What was there of it makes way at the same moment.
-pub(super) fn install(
-    tag: &str,
-    gateway: Ipv4Addr,
-    connections: u32,
-    begin: Begin,
-) -> Result<(), Error> {
-    nft(&ruleset(tag, gateway, connections, begin))
+pub(super) fn install(tag: &str, terms: &Terms, begin: Begin) -> Result<(), Error> {
+    nft(&ruleset(tag, terms, begin))
 }
 
 /// Has `nft` carry something out, all or nothing.

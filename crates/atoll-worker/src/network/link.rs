@@ -51,12 +51,14 @@ impl Link {
         {
             let mut links = lock(&ready.links);
             veth::pair(&mut links, &ready.family, &link.name, address, namespace)
-                .and_then(|index| veth::lead(&mut links, index, ready.gateway, address, ready.ipv6))
+                .and_then(|index| {
+                    veth::lead(&mut links, index, ready.gateway(), address, ready.ipv6)
+                })
                 .map_err(failed("make a sandbox's link"))?;
         }
         // Before there is a way out.
         enforce(ready, address, &link.policy, policy)?;
-        veth::inside(&mut inside, ready.gateway, address, ready.ipv6)
+        veth::inside(&mut inside, ready.gateway(), address, ready.ipv6)
             .and_then(|()| veth::settle(&mut lock(&ready.links), &link.name))
             .map_err(failed("set a sandbox's end of its link up"))?;
         Ok(link)
@@ -94,12 +96,12 @@ impl Link {
 
     /// The address of our end, which answers questions for names.
     pub fn gateway(&self) -> Ipv4Addr {
-        self.ready.gateway
+        self.ready.gateway()
     }
 
     /// What `/etc/resolv.conf` in the sandbox has to say.
     pub fn resolv_conf(&self) -> String {
-        format!("nameserver {}\n", self.ready.gateway)
+        format!("nameserver {}\n", self.ready.gateway())
     }
 
     /// Changes what the sandbox may reach, at once. Connections that the new policy forbids are cut.

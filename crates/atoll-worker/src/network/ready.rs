@@ -11,7 +11,7 @@ use atoll_model::{Code, Error};
 
 use super::addresses::{self, Addresses};
 use super::dns::{self, Forwarder, PORT};
-use super::firewall::{self, Begin, Compiled};
+use super::firewall::{self, Begin, Compiled, Terms};
 use super::janitor::Janitor;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Family, Ipv6};
@@ -27,7 +27,6 @@ pub(super) type Current = Arc<Mutex<Option<Compiled>>>;
 pub(super) struct Ready {
     pub(super) tag: String,
     pub(super) family: Family,
-    pub(super) gateway: Ipv4Addr,
     pub(super) ipv6: Ipv6,
     pub(super) addresses: Arc<Addresses>,
     pub(super) links: Mutex<Socket>,
@@ -35,7 +34,7 @@ pub(super) struct Ready {
     pub(super) janitor: Janitor,
     /// What sandboxes that are linked have to obey.
     pub(super) live: Mutex<BTreeMap<Ipv4Addr, Current>>,
-    connections: u32,
+    terms: Terms,
     forwarder: Mutex<Option<Forwarder>>,
     phase: RwLock<Phase>,
 }
@@ -56,7 +55,7 @@ impl Ready {
     ) -> Result<Arc<Self>, Error> {
         let gateway = addresses.take(|block| inventory::is_named(&tag, block))?;
         let ready = Self::prepare(tag, config, addresses, gateway)?;
-        let installed = firewall::install(&ready.tag, gateway, ready.connections, Begin::Open);
+        let installed = firewall::install(&ready.tag, &ready.terms, Begin::Open);
         // The gateway, which nobody else would.
         installed.inspect_err(|_| drop(collect(&ready.tag)))?;
         Ok(ready)
@@ -75,7 +74,7 @@ impl Ready {
         let used = sandboxes.iter().map(|(address, _)| *address);
         addresses.inherit(&used.chain([gateway]).collect());
         let ready = Self::prepare(tag, config, addresses, gateway)?;
-        firewall::install(&ready.tag, gateway, ready.connections, Begin::Shut)?;
+        firewall::install(&ready.tag, &ready.terms, Begin::Shut)?;
         let policies = sandboxes.iter().map(|(address, policy)| (*address, policy));
         firewall::fill(&mut lock(&ready.rules), &ready.tag, policies)
             .map_err(failed("put the sandboxes' policies back"))?;
@@ -110,14 +109,14 @@ impl Ready {
         let rules = firewall::open().map_err(failed("speak with the kernel about rules"))?;
         let sockets = listen(gateway).map_err(failed("listen for names"))?;
         forward().map_err(failed("turn net.ipv4.ip_forward on"))?;
-        let forwarder = Forwarder::start(sockets, config.resolvers);
+        let exceptions = Arc::clone(&config.exceptions);
+        let forwarder = Forwarder::start(sockets, config.resolvers, exceptions);
         let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
         let janitor = Janitor::start(&tag, Arc::clone(&addresses));
         let janitor = janitor.map_err(failed("start the janitor of links"))?;
         let ready = Arc::new(Self {
             family: Family::of(&tag),
             tag,
-            gateway,
             ipv6: match fs::exists("/proc/sys/net/ipv6") {
                 Ok(true) => Ipv6::Known,
                 _ => Ipv6::Unknown,
@@ -127,7 +126,11 @@ impl Ready {
             rules: Mutex::new(rules),
             janitor,
             live: Mutex::default(),
-            connections: config.connections.min(most_connections()),
+            terms: Terms {
+                gateway,
+                connections: config.connections.min(most_connections()),
+                exceptions: config.exceptions,
+            },
             forwarder: Mutex::new(Some(forwarder)),
             phase: RwLock::new(Phase::Open),
         });
@@ -135,6 +138,11 @@ impl Ready {
         veth::gate(&mut lock(&ready.links), &ready.family, gateway, ready.ipv6)
             .map_err(failed("make the gateway"))?;
         Ok(ready)
+    }
+
+    /// The address of our end of every link, which answers questions for names.
+    pub(super) fn gateway(&self) -> Ipv4Addr {
+        self.terms.gateway
     }
 
     /// Returns an address that no sandbox has.
@@ -195,7 +203,7 @@ impl Ready {
         let mut links = lock(&self.links);
         let found = veth::sandboxes(&mut links, &self.family).map_err(failed("list the links"))?;
         veth::switch(&mut links, &found, veth::Switch::Off).map_err(failed("shut the links"))?;
-        firewall::install(&self.tag, self.gateway, self.connections, Begin::Open)?;
+        firewall::install(&self.tag, &self.terms, Begin::Open)?;
         for (address, current) in &*lock(&self.live) {
             if let Some(policy) = &*lock(current) {
                 let none = Compiled::default();
@@ -203,7 +211,7 @@ impl Ready {
                     .map_err(failed("put a sandbox's policy back"))?;
             }
         }
-        let gateway = self.gateway;
+        let gateway = self.gateway();
         veth::switch(&mut links, &found, veth::Switch::On { gateway })
             .map_err(failed("open the links"))
     }

@@ -1,6 +1,7 @@
 //! What sandboxes can and cannot reach, shown with packets.
 
 pub(super) mod dns;
+mod exceptions;
 mod world;
 
 use std::collections::BTreeSet;
@@ -26,7 +27,7 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
         let other = Network::new("bbbb", world.config(), None).expect("a network");
         let stranger = Guest::join(&other).await;
-        let gateway = guest.link.ready.gateway.to_string();
+        let gateway = guest.link.ready.gateway().to_string();
         let near = [&neighbour, &stranger].map(|guest| guest.link.address().to_string());
         let refused: Vec<&str> = PRIVATE
             .into_iter()
@@ -246,7 +247,7 @@ fn no_address_of_the_host_comes_or_goes_with_a_sandbox() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let first = Guest::join(&network).await;
-        let gateway = first.link.ready.gateway.to_string();
+        let gateway = first.link.ready.gateway().to_string();
         let addresses = || sh("ip -o address");
         let before = addresses();
         assert!(before.contains(&gateway), "{before}");

@@ -93,6 +93,7 @@ impl LocalRuntime {
             }
         }
         instance.ranges.release_others();
+        self.sweep_authorities();
         self.reconnect()?;
         let aside = crate::orphans::place(&instance.directory);
         let known = |id: &SandboxId| {
@@ -112,6 +113,10 @@ impl LocalRuntime {
         (keeper_stayed, foreign): (bool, Option<u32>),
     ) -> Option<Item> {
         let (id, pooled) = (record.info.id.clone(), record.pooled);
+        // A warm one has the certificate authorities of the server that made it.
+        if pooled && !self.shared.authorities.agree(record.authorities.as_ref()) {
+            return Some(self.unknown(id, &path, found));
+        }
         let ran = record.info.state != SandboxState::Stopped;
         let alive = found.as_ref().is_some_and(|found| found.parent.pid != 0);
         if ran
@@ -168,6 +173,20 @@ impl LocalRuntime {
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
         None
+    }
+
+    /// Removes layers of certificate authorities that no living sandbox is mounted from.
+    fn sweep_authorities(&self) {
+        let mut used = HashSet::new();
+        for (_, entry) in self.shared.entries() {
+            let mounted = match entry.place() {
+                Place::Live(sandbox) => lock(&sandbox.record).authorities.clone(),
+                Place::Apart(apart) => apart.record.authorities.clone(),
+                Place::Stopped(..) | Place::Gone => None,
+            };
+            used.extend(mounted.map(|mounted| mounted.server));
+        }
+        self.shared.authorities.sweep(&used);
     }
 
     /// Sets one aside of which nobody will ever know what it was. If it cannot be, it stays as it is.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_model::{Code, Error, SandboxId};
 
-use super::{LocalRuntime, Place};
+use super::{Entry, LocalRuntime, Place};
 use crate::error::internal;
 use crate::keeper::Keeper;
 use crate::nursery::Nursery;
@@ -12,8 +12,8 @@ use crate::pool::Pool;
 use crate::sandbox::{blocking, lock};
 
 impl LocalRuntime {
-    /// Ends the runtime. A lasting one leaves its sandboxes running; a small one deletes them and takes
-    /// everything of its instance away.
+    /// Ends the runtime. A lasting one leaves its sandboxes running, and without one that has processes it leaves
+    /// files only; a small one deletes them and takes everything of its instance away.
     pub async fn close(self) -> Result<(), Error> {
         let lasting = self.shared.instance.lasting.is_some();
         self.finish(lasting).await
@@ -58,6 +58,7 @@ impl LocalRuntime {
         }
         self.shared.trash.hurry();
         self.shared.aftermath.quiet().await;
+        let needed = lasting && self.has_processes();
         for keeper in keepers {
             keeper.stop(lasting).await;
         }
@@ -75,6 +76,11 @@ impl LocalRuntime {
             } else {
                 self.shared.network.dismantle().await?;
             }
+            if !needed {
+                let shared = Arc::clone(&self.shared);
+                // What cannot be released now is released by the next server or by `atoll gc`.
+                let _ = blocking(move || shared.instance.rest()).await;
+            }
             // The next server may come, whoever still holds something of ours.
             return own
                 .release()
@@ -83,6 +89,12 @@ impl LocalRuntime {
         let shared = self.shared;
         shared.network.dismantle().await?;
         blocking(move || shared.instance.dismantle()).await
+    }
+
+    /// Whether a sandbox has processes, which need their keeper. Those of the pool have ended before.
+    fn has_processes(&self) -> bool {
+        let has = |entry: &Arc<Entry>| matches!(entry.place(), Place::Live(_) | Place::Apart(_));
+        !lock(&self.shared.foreign).is_empty() || self.sandboxes().values().any(has)
     }
 
     /// Whether a sandbox that goes on has a link with the world.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::plan::Plan;
-use atoll_model::Bytes;
+use atoll_model::{Bytes, Limits};
 
 use crate::exec::budget;
 use crate::network;
@@ -38,6 +38,10 @@ pub struct Config {
     pub storage: crate::Storage,
     /// What is left to the host.
     pub reserve: Reserve,
+    /// The most one sandbox may have.
+    pub ceilings: Limits,
+    /// Certificates that every sandbox trusts besides those of its template, each in PEM.
+    pub authorities: Vec<String>,
     /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
     /// nothing while the command waits for it.
     pub patience: Duration,
@@ -74,6 +78,8 @@ impl Config {
             network: network::Config::default(),
             storage: crate::Storage::default(),
             reserve: Reserve::default(),
+            ceilings: Limits::MOST,
+            authorities: Vec::new(),
             patience: Duration::from_secs(30),
             window: budget::WINDOW,
             journal: false,

@@ -26,6 +26,7 @@ impl LocalRuntime {
         policy: Policy,
     ) -> Result<SandboxInfo, Error> {
         policy.check()?;
+        self.shared.network.check(&policy)?;
         self.change(id, |runtime, entry, place| async move {
             match place {
                 Place::Live(sandbox) => {
@@ -59,6 +60,7 @@ impl LocalRuntime {
             ..SandboxSpec::default()
         };
         wanted.check_network()?;
+        self.shared.network.check(&wanted.policy)?;
         let _time = self.time("set_network");
         self.change(id, move |runtime, entry, place| async move {
             let SandboxSpec {

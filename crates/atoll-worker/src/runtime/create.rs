@@ -40,6 +40,7 @@ impl LocalRuntime {
             let shared = &runtime.shared;
             // Before a warm one is taken: not every one can be put back.
             crate::sandbox::check(shared, &spec)?;
+            shared.network.check(&spec.policy)?;
             let begin = std::time::Instant::now();
             let fitted = match shared.pool.take(&spec) {
                 Some(warm) => warm.fit(shared, &spec).await.map(Some),

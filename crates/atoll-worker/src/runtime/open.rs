@@ -9,6 +9,7 @@ use atoll_model::Error;
 use tokio::sync::watch;
 
 use super::{Config, Entry, LocalRuntime, Place, Shared};
+use crate::authorities::Authorities;
 use crate::busy::{Busy, Work};
 use crate::error::{host_file, internal};
 use crate::exec::budget::{self, Kept};
@@ -110,6 +111,8 @@ impl Shared {
     ) -> Result<Self, Error> {
         Ok(Self {
             admission: Admission::new(config.reserve, ground.facts.memory),
+            ceilings: config.ceilings,
+            authorities: Authorities::new(&ground.instance.directory, &config.authorities)?,
             facts: ground.facts,
             instance: ground.instance,
             templates: ground.templates,

@@ -65,7 +65,7 @@ impl Sandbox {
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
         let channel = Channel::new(found.control);
         let (init, mut ends) = Init::adopt(channel, &running, used + MARGIN)?;
-        let environment = variables(&template, &record.spec)?;
+        let environment = variables(&template, record.authorities.as_ref(), &record.spec)?;
         let parts = Parts {
             record,
             environment,

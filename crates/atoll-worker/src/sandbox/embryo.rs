@@ -16,6 +16,7 @@ use super::process::Process;
 use super::slot::{self, Files};
 use super::wish::{Kind, Wish};
 use super::{Parts, Record, Sandbox, Variables, blocking, give_back, size, variables};
+use crate::authorities::Layer;
 use crate::error::{internal, jail};
 use crate::network::Link;
 use crate::runtime::Shared;
@@ -149,7 +150,8 @@ impl Embryo {
 
     /// Gives PID 1 everything it needs to become a sandbox.
     async fn grow(&mut self, shared: &Arc<Shared>, wish: &Wish) -> Result<Arc<Variables>, Error> {
-        let environment = variables(&wish.template, &wish.spec)?;
+        let mounted = wish.authorities.as_deref().map(Layer::mounted);
+        let environment = variables(&wish.template, mounted, &wish.spec)?;
         let begin = Instant::now();
         if !self.process.told {
             self.process
@@ -204,12 +206,19 @@ impl Embryo {
                 .map_err(|error| internal("copy a descriptor", &error))
         };
         let (layer, directory) = (copy(&wish.template.root)?, copy(&self.files.opened)?);
+        let authorities = wish.authorities.as_deref();
+        let authorities = authorities.map(|authorities| copy(authorities.root()));
+        let layers: Vec<OwnedFd> = authorities
+            .into_iter()
+            .chain([Ok(layer)])
+            .collect::<Result<_, _>>()?;
         let user_namespace = self.process.parent.user_namespace.take();
         let (ids, nosuid, taken) = (self.ids, wish.plan.nosuid, wish.plan.layers);
         let durable = wish.spec.durable;
         Ok(move || {
+            let layers: Vec<_> = layers.iter().map(AsFd::as_fd).collect();
             rootfs::mount(&rootfs::Root {
-                layers: &[layer.as_fd()],
+                layers: &layers,
                 directory: directory.as_fd(),
                 user_namespace: user_namespace.as_ref().map(AsFd::as_fd),
                 ids,
@@ -239,6 +248,10 @@ impl Embryo {
         let mut record = Record::new(info, wish.spec, self.ids);
         record.pooled = wish.kind == Kind::Warm;
         record.layer.clone_from(&wish.template.meta.id);
+        record.authorities = wish
+            .authorities
+            .as_deref()
+            .map(|layer| layer.mounted().clone());
         record.linked = self.link.as_deref().map(Linked::from);
         let execs = shared.table(&record.info.id, &files.directory, !files.old);
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {

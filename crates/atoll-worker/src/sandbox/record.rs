@@ -9,6 +9,7 @@ use atoll_model::{Error, SandboxInfo, SandboxSpec};
 use serde::{Deserialize, Serialize};
 
 use super::connection::Linked;
+use crate::authorities::Mounted;
 use crate::error::{host_file, internal};
 use crate::syncer::create_private;
 
@@ -31,6 +32,9 @@ pub(crate) struct Record {
     /// ids have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) layer: Option<String>,
+    /// The layer with the operator's certificate authorities, while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) authorities: Option<Mounted>,
     /// Its link with the world, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) linked: Option<Linked>,
@@ -50,6 +54,7 @@ impl Record {
             id_base: ids.base,
             id_count: ids.count,
             layer: None,
+            authorities: None,
             linked: None,
             boot: boot(),
             pooled: false,

@@ -14,7 +14,7 @@ use atoll_jail::cgroup::Group;
 
 /// Refuses a size that no sandbox here can have.
 pub(crate) fn check(shared: &Shared, limits: &Limits) -> Result<(), Error> {
-    limits.check(Bytes(shared.facts.memory))?;
+    limits.check(&shared.ceilings, Bytes(shared.facts.memory))?;
     shared.instance.disk.check(limits.disk)
 }
 

@@ -29,7 +29,8 @@ impl Sandbox {
         spec: &SandboxSpec,
     ) -> Result<Arc<Self>, Error> {
         let fitted = async {
-            *lock(&self.environment) = variables(&self.template, spec)?;
+            let authorities = lock(&self.record).authorities.clone();
+            *lock(&self.environment) = variables(&self.template, authorities.as_ref(), spec)?;
             if self.suits(spec) {
                 return Ok(());
             }

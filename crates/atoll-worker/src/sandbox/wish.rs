@@ -8,6 +8,7 @@ use atoll_jail::plan::{IdRange, Plan, Spec, plan};
 use atoll_jail::wire;
 use atoll_model::{Code, Error, HostMount, SandboxId, SandboxSpec};
 
+use crate::authorities::Layer;
 use crate::error::{internal, jail};
 use crate::runtime::Shared;
 use crate::template::{self, Template};
@@ -18,6 +19,8 @@ pub(super) struct Wish {
     pub(super) ids: IdRange,
     pub(super) spec: SandboxSpec,
     pub(super) template: Template,
+    /// Over the template's layer.
+    pub(super) authorities: Option<Arc<Layer>>,
     pub(super) plan: Arc<Plan>,
     pub(super) kind: Kind,
 }
@@ -53,11 +56,13 @@ impl Wish {
         if let Some(amend) = &shared.amend {
             amend(&mut plan);
         }
+        let authorities = shared.authorities.layer(&template)?;
         Ok(Self {
             id,
             ids,
             spec,
             template,
+            authorities,
             plan: Arc::new(plan),
             kind,
         })

@@ -14,6 +14,7 @@ use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
 
+use super::serve;
 use super::serve::database::{self, Unknown};
 use super::{block_on, paint, say};
 use crate::config::Config;
@@ -269,6 +270,7 @@ fn surroundings(config: &Config, facts: &Facts) -> Vec<Check> {
     checks.extend(database(config));
     checks.extend(set_aside(config));
     checks.extend(stale_networks());
+    checks.extend(exceptions(config));
     let sudo = Path::new("/usr/bin/sudo").exists();
     checks.push(recommended(
         "sudo in base",
@@ -356,6 +358,22 @@ fn stale_networks() -> Option<Check> {
             tags.join(", ")
         ),
         remedy: Some("atoll gc".into()),
+    })
+}
+
+/// Addresses that the operator opened to sandboxes, if there are any.
+fn exceptions(config: &Config) -> Option<Check> {
+    let all = serve::exceptions::read(&config.data);
+    (!all.is_empty()).then(|| Check {
+        feature: "egress exceptions",
+        ok: true,
+        weight: Weight::Recommended,
+        found: format!(
+            "sandboxes of {} with a network also reach {} (--egress-allow)",
+            config.data.display(),
+            all.join(", ")
+        ),
+        remedy: None,
     })
 }
 

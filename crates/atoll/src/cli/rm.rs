@@ -66,7 +66,7 @@ impl Rm {
                 if !self.local {
                     self.check_unambiguous(client, name).await?;
                 }
-                open(&run, config, config.storage)
+                open(&run, config, config.storage.into())
                     .await?
                     .take_away()
                     .await?;

@@ -12,16 +12,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_model::{
-    Bytes, Caller, Code, Cpus, Error, ExecSpec, ExecStatus, HostMount, Input, Limits, Network,
-    Policy, Program, Rule, RunName, SandboxId, SandboxSpec, Verdict, parse_duration,
+    Bytes, Caller, Code, Cpus, EgressException, Error, ExecSpec, ExecStatus, HostMount, Input,
+    Limits, Network, Policy, Program, Rule, RunName, SandboxId, SandboxSpec, Verdict,
+    parse_duration,
 };
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, template};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, network, template};
 use clap::Args;
 
 use super::progress::Bar;
 use super::remote::Remote;
 use super::template::{store, variables};
-use super::{as_command, block_on, complain, note};
+use super::{as_command, authorities, block_on, complain, note};
 use crate::config::Config;
 pub(crate) use signals::{Signals, ended_by};
 use streams::{copy, feed, on_terminal, stream};
@@ -47,6 +48,7 @@ use transfer::Transfer;
   atoll run --mount /srv/data:/data --user root -- ls -l /data
   atoll run --net internet -- curl -sS https://example.com
   atoll run --net internet --allow 1.1.1.1:443 -- curl -sS https://1.1.1.1
+  atoll run --net internet --egress-allow 10.1.2.3:443 --ca-file company.pem -- npm install
   atoll run --name build -- make -j4     outlives this process and its terminal
   atoll run --name build                 attach: all its output, then its exit code
   atoll run -it                          a shell to stay in
@@ -102,6 +104,13 @@ pub(crate) struct Run {
     /// Refuse it these addresses, but for what --allow names.
     #[arg(long, value_name = "RULE")]
     deny: Vec<Rule>,
+    /// Open addresses that are refused to sandboxes, such as a company's registry: 10.1.2.3, 10.1.0.0/16,
+    /// 10.1.2.3:443,8000-8099; may be given again.
+    #[arg(long, value_name = "CIDR[:PORTS]")]
+    egress_allow: Vec<EgressException>,
+    /// Certificate authorities in PEM that it trusts besides those of its template; may be given again.
+    #[arg(long, value_name = "FILE")]
+    ca_file: Vec<PathBuf>,
     /// Keep the sandbox's files when the command has ended.
     #[arg(long)]
     keep: bool,
@@ -147,6 +156,7 @@ impl Run {
         let spec = self.sandbox();
         let exec = self.exec()?;
         spec.check_network()?;
+        let authorities = authorities::read(&self.ca_file)?;
         atoll_worker::check_host()?;
         for upload in &self.upload {
             upload.check_source()?;
@@ -155,6 +165,11 @@ impl Run {
             ensure_base(config)?;
         }
         let runtime = LocalRuntime::open(RuntimeConfig {
+            network: network::Config {
+                exceptions: self.egress_allow.clone().into(),
+                ..network::Config::default()
+            },
+            authorities,
             // A limit that is asked for is kept.
             storage: self.disk.map_or(config.storage, |_| Storage::Image),
             templates: config.templates(),

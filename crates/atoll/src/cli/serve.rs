@@ -2,6 +2,7 @@
 
 pub(crate) mod database;
 mod descriptors;
+pub(crate) mod exceptions;
 mod settings;
 mod taken;
 mod watching;
@@ -19,7 +20,7 @@ use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
 use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
 use atoll_store::{Found, Store};
 use atoll_worker::instance::DataLock;
-use atoll_worker::{Config as RuntimeConfig, LocalRuntime};
+use atoll_worker::{Config as RuntimeConfig, LocalRuntime, network};
 use clap::Args;
 use rustix::fs::Mode;
 use rustix::net::sockopt;
@@ -28,7 +29,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::run::ensure_base;
-use super::{note, paint, say};
+use super::{authorities, note, paint, say};
 use crate::config::Config;
 use database::Unknown;
 use descriptors::{Share, Shares};
@@ -43,6 +44,7 @@ pub(crate) const PLACE: &str = "run/url";
   atoll serve                           on 127.0.0.1:8080; the first start makes a key: admin.key in the data directory
   atoll serve --dev                     without keys, on this machine only
   atoll serve --listen 0.0.0.0:8443 --tls-cert cert.pem --tls-key key.pem --host sandboxes.example.com
+  atoll serve --egress-allow 10.1.2.3:443 --ca-file company.pem    sandboxes reach and trust the company's registry
   atoll serve --print-config > atoll.toml; atoll serve --config atoll.toml")]
 pub(crate) struct Serve {
     #[command(flatten)]
@@ -73,6 +75,7 @@ impl Serve {
         let tls = settings.tls.as_ref();
         let tls = tls.map(|(certificate, key)| Tls::load(certificate, key));
         let tls = tls.transpose()?;
+        let authorities = authorities::read(&settings.authorities)?;
         // What the server writes is for root alone. Files of sandboxes and templates get their modes explicitly.
         rustix::process::umask(Mode::RWXG | Mode::RWXO);
         let mut config = config.clone();
@@ -89,7 +92,7 @@ impl Serve {
         let (lock, found) = runtime.block_on(settings.lock())?;
         ensure_base(&config)?;
         settings.watching.log();
-        runtime.block_on(settings.serve(&config, lock, &found, tls))?;
+        runtime.block_on(settings.serve(&config, lock, &found, tls, authorities))?;
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
@@ -114,6 +117,7 @@ impl Complete {
         lock: DataLock,
         found: &Found,
         tls: Option<Tls>,
+        authorities: Vec<String>,
     ) -> Result<(), Error> {
         let listener = taken::listen(self.listen, taken::PATIENCE).await;
         let listener = listener.map_err(|error| {
@@ -133,6 +137,12 @@ impl Complete {
             storage: config.storage,
             templates: config.templates(),
             reserve: self.reserve,
+            ceilings: self.ceilings,
+            network: network::Config {
+                exceptions: self.exceptions.clone().into(),
+                ..network::Config::default()
+            },
+            authorities,
             window: self.window.unwrap_or(serving.window),
             ..serving
         };
@@ -151,6 +161,7 @@ impl Complete {
         }
         // Before anybody knows that it serves: who says so at once is heard.
         let asked = Asked::listen()?;
+        exceptions::record(&config.data, &self.exceptions)?;
         let place = config.data.join(PLACE);
         write_whole(&place, &self.url(at))?;
         self.greet(&core, config, at).await?;

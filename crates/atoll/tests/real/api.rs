@@ -23,6 +23,7 @@ mod lifetimes;
 mod links;
 mod logs;
 mod operating;
+mod operator;
 mod pages;
 mod places;
 mod pressure;

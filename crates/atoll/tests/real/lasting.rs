@@ -8,6 +8,7 @@ mod layers;
 mod pauses;
 mod pool;
 pub mod reboot;
+mod rest;
 pub mod versions;
 
 use std::collections::BTreeSet;

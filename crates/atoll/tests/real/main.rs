@@ -10,6 +10,7 @@
 
 mod api;
 mod attacks;
+mod authorities;
 mod cli;
 mod client;
 mod disk;

@@ -1,6 +1,7 @@
 //! Sandboxes with the network `internet`, and the ports of all: real ones, on a host and in front of an
 //! internet of the test's own.
 
+mod exceptions;
 mod given;
 mod greed;
 mod lasting;

@@ -1,5 +1,7 @@
 //! `base` is a system to work in: packages install, tools run, sudo gives root of the sandbox and
-//! no more. None of it needs a network.
+//! no more. Only `registries` needs a network.
+
+mod registries;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

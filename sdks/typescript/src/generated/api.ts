@@ -292,10 +292,11 @@ export type NewSandbox = {
     allow?: string[];
     /** A use of it while it is paused lets it go on. */
     autoResume?: boolean | null;
+    /** At most the ceiling of the server: `--max-cpus`, 4 by default. */
     cpuCount?: number | null;
     /** What it may not reach. */
     deny?: string[];
-    /** In mebibytes. */
+    /** In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default. */
     diskMB?: number | null;
     /** `fsync` inside waits for the disk; see "What survives a power cut". */
     durable?: boolean;
@@ -303,7 +304,7 @@ export type NewSandbox = {
     envs?: Record<string, string>;
     /** In seconds; 0 is for ever. */
     idleTimeout?: number | null;
-    /** In mebibytes. */
+    /** In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default. */
     memoryMB?: number | null;
     /** Words of the caller's own: at most 64 entries and 16 KiB. */
     metadata?: Record<string, string>;
@@ -491,12 +492,13 @@ export type SandboxChange = {
     /** `null` takes it away. */
     alias?: string | null;
     autoResume?: boolean | null;
+    /** At most the ceiling of the server: `--max-cpus`, 4 by default. */
     cpuCount?: number | null;
-    /** In mebibytes. */
+    /** In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default. */
     diskMB?: number | null;
     /** In seconds; 0 is for ever. */
     idleTimeout?: number | null;
-    /** In mebibytes. */
+    /** In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default. */
     memoryMB?: number | null;
     /** Replaces all that there is. */
     metadata?: Record<string, string> | null;

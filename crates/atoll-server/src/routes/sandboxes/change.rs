@@ -35,15 +35,16 @@ pub(super) struct Patch {
     idle_timeout: Option<i64>,
     on_idle: Option<ExpiryAction>,
     auto_resume: Option<bool>,
-    #[schema(minimum = 0.05, maximum = 4)]
+    /// At most the ceiling of the server: `--max-cpus`, 4 by default.
+    #[schema(minimum = 0.05)]
     cpu_count: Option<f64>,
-    /// In mebibytes.
+    /// In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default.
     #[serde(rename = "memoryMB")]
-    #[schema(minimum = 16, maximum = 8192)]
+    #[schema(minimum = 16)]
     memory: Option<u64>,
-    /// In mebibytes.
+    /// In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default.
     #[serde(rename = "diskMB")]
-    #[schema(minimum = 16, maximum = 51200)]
+    #[schema(minimum = 16)]
     disk: Option<u64>,
     #[schema(minimum = 8, maximum = 4096)]
     pids: Option<u32>,

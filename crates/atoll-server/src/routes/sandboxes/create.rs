@@ -49,15 +49,16 @@ pub(super) struct Create {
     /// A use of it while it is paused lets it go on.
     #[schema(default = true)]
     auto_resume: Option<bool>,
-    #[schema(minimum = 0.05, maximum = 4, default = 2)]
+    /// At most the ceiling of the server: `--max-cpus`, 4 by default.
+    #[schema(minimum = 0.05, default = 2)]
     cpu_count: Option<f64>,
-    /// In mebibytes.
+    /// In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default.
     #[serde(rename = "memoryMB")]
-    #[schema(minimum = 16, maximum = 8192, default = 2048)]
+    #[schema(minimum = 16, default = 2048)]
     memory: Option<u64>,
-    /// In mebibytes.
+    /// In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default.
     #[serde(rename = "diskMB")]
-    #[schema(minimum = 16, maximum = 51200, default = 10240)]
+    #[schema(minimum = 16, default = 10240)]
     disk: Option<u64>,
     /// Processes and threads.
     #[schema(minimum = 8, maximum = 4096, default = 1024)]

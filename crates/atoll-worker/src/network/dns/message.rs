@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use atoll_model::is_refused;
+use atoll_model::{EgressException, is_closed};
 
 const HEADER: usize = 12;
 const A: u16 = 1;
@@ -70,8 +70,8 @@ impl<'a> Query<'a> {
         reply(&self.bytes[..self.end], status)
     }
 
-    /// What to make of an answer of a name server.
-    pub(super) fn judge(&self, answer: &[u8]) -> Judgement {
+    /// What to make of an answer of a name server, if sandboxes reach these refused addresses.
+    pub(super) fn judge(&self, answer: &[u8], exceptions: &[EgressException]) -> Judgement {
         let Some(header) = answer.first_chunk::<HEADER>() else {
             return Judgement::Foreign;
         };
@@ -88,7 +88,8 @@ impl<'a> Query<'a> {
             return Judgement::Foreign;
         }
         let count = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
-        match records(answer, asked, count(6) + count(8) + count(10)) {
+        let count = count(6) + count(8) + count(10);
+        match records(answer, asked, count, exceptions) {
             Some(false) => Judgement::Passes,
             Some(true) => Judgement::PointsInside,
             // Cut in the middle of a record is how some servers say that there is more.
@@ -150,7 +151,12 @@ fn name(bytes: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// Whether one of so many records has an address that is refused; nothing if they cannot be read.
-fn records(bytes: &[u8], mut at: usize, count: usize) -> Option<bool> {
+fn records(
+    bytes: &[u8],
+    mut at: usize,
+    count: usize,
+    exceptions: &[EgressException],
+) -> Option<bool> {
     let mut inside = false;
     for _ in 0..count {
         let fixed = name(bytes, at)?;
@@ -158,7 +164,7 @@ fn records(bytes: &[u8], mut at: usize, count: usize) -> Option<bool> {
         let length = usize::from(number(bytes, fixed + 8)?);
         let data = bytes.get(fixed + 10..fixed + 10 + length)?;
         inside |= match (kind, data) {
-            (A, &[a, b, c, d]) => is_refused(Ipv4Addr::new(a, b, c, d)),
+            (A, &[a, b, c, d]) => is_closed(Ipv4Addr::new(a, b, c, d), exceptions),
             // Everything but global unicast.
             (AAAA, &[first, ..]) => first & 0xe0 != 0x20,
             (A | AAAA, _) => return None,

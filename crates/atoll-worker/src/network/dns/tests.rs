@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use atoll_model::EgressException;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -12,10 +13,14 @@ use super::{Forwarder, Resolvers, listen};
 use crate::network::tests::dns::{answer, query};
 
 fn check(kind: u16, data: &[u8]) -> Judgement {
+    check_with(kind, data, &[])
+}
+
+fn check_with(kind: u16, data: &[u8], exceptions: &[EgressException]) -> Judgement {
     let asked = query("example.com", 1);
     Query::read(&asked)
         .expect("a query")
-        .judge(&answer(&asked, &[(kind, data)]))
+        .judge(&answer(&asked, &[(kind, data)]), exceptions)
 }
 
 #[test]
@@ -35,14 +40,23 @@ fn answers_that_point_inside_are_known() {
 }
 
 #[test]
+fn answers_that_point_to_an_exception_pass() {
+    let exceptions = ["10.1.0.0/16:443".parse().expect("an exception")];
+    let check = |address| check_with(1, address, &exceptions);
+    assert_eq!(check(&[10, 1, 255, 1]), Judgement::Passes);
+    assert_eq!(check(&[10, 2, 0, 1]), Judgement::PointsInside);
+    assert_eq!(check(&[127, 0, 0, 1]), Judgement::PointsInside);
+}
+
+#[test]
 fn an_answer_to_another_question_is_foreign() {
     let (asked, other) = (query("example.com", 1), query("example.org", 1));
     let asked = Query::read(&asked).expect("a query");
-    assert_eq!(asked.judge(&answer(&other, &[])), Judgement::Foreign);
+    assert_eq!(asked.judge(&answer(&other, &[]), &[]), Judgement::Foreign);
     let mut id = answer(asked.bytes(), &[]);
     id[0] ^= 1;
-    assert_eq!(asked.judge(&id), Judgement::Foreign);
-    assert_eq!(asked.judge(asked.bytes()), Judgement::Foreign);
+    assert_eq!(asked.judge(&id, &[]), Judgement::Foreign);
+    assert_eq!(asked.judge(asked.bytes(), &[]), Judgement::Foreign);
 }
 
 #[test]
@@ -66,15 +80,15 @@ proptest! {
     #[test]
     fn no_bytes_break_the_reader(bytes: Vec<u8>, tail: Vec<u8>) {
         if let Ok(query) = Query::read(&bytes) {
-            query.judge(&bytes);
+            query.judge(&bytes, &[]);
         }
         let asked = query("a.b", 1);
         let read = Query::read(&asked).expect("a query");
-        read.judge(&bytes);
+        read.judge(&bytes, &[]);
         let mut answer = answer(&asked, &[(1, &[1, 1, 1, 1])]);
         answer.truncate(20 + tail.len() % 20);
         answer.extend(tail);
-        read.judge(&answer);
+        read.judge(&answer, &[]);
     }
 }
 
@@ -145,7 +159,7 @@ fn start(upstream: Vec<SocketAddr>) -> (SocketAddr, Forwarder) {
     let address = sockets.address().expect("address");
     (
         address,
-        Forwarder::start(sockets, Resolvers::Fixed(upstream)).expect("start"),
+        Forwarder::start(sockets, Resolvers::Fixed(upstream), [].into()).expect("start"),
     )
 }
 

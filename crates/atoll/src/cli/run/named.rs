@@ -19,19 +19,21 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use atoll_model::{
-    Code, Error, ExecInfo, ExecSpec, Program, RunName, SandboxInfo, SandboxSpec, SandboxState,
-    StopReason,
+    Code, EgressException, Error, ExecInfo, ExecSpec, Program, RunName, SandboxInfo, SandboxSpec,
+    SandboxState, StopReason,
 };
 use atoll_worker::instance::named::Place;
-use atoll_worker::{Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, storage};
+use atoll_worker::{
+    Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, network, storage,
+};
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::transfer::Transfer;
 use super::{Run, Signals, bring_out, caller, ensure_base, explain, keep};
-use crate::cli::note;
 use crate::cli::remote::quoted;
+use crate::cli::{authorities, note};
 use crate::config::Config;
 use client::{Client, Outcome};
 
@@ -52,6 +54,9 @@ struct Asked {
     sandbox: SandboxSpec,
     download: Vec<Transfer>,
     keep: bool,
+    /// Refused addresses that are opened to it.
+    #[serde(default)]
+    egress_allow: Vec<EgressException>,
     /// A digest of the command's variables, which are written nowhere. Runs of earlier versions have none.
     #[serde(default)]
     variables: Option<String>,
@@ -94,7 +99,7 @@ impl Run {
         let exec = self.exec()?.tag(TAG);
         spec.check_network()?;
         atoll_worker::check_host()?;
-        let there = place.look().is_some_and(|seen| !seen.sandboxes.is_empty());
+        let there = has_begun(&place);
         if !there && !self.begins() {
             return Err(unknown(name));
         }
@@ -109,7 +114,13 @@ impl Run {
         let storage = self.disk.map_or(config.storage, |_| Storage::Image);
         // From here on signals are ours to pass on.
         let mut signals = Signals::new()?;
-        let runtime = open(&place, config, storage).await?;
+        let authorities = authorities::read(&self.ca_file)?;
+        let own = Own {
+            storage,
+            exceptions: &self.egress_allow,
+            authorities: &authorities,
+        };
+        let runtime = open(&place, config, own).await?;
         let done = self
             .attached(&runtime, &place, spec, exec, config, &mut signals)
             .await;
@@ -210,6 +221,7 @@ impl Run {
             // Whoever is there at the end may be somewhere else.
             download: self.download.iter().map(absolute).collect(),
             keep: self.keep,
+            egress_allow: self.egress_allow.clone(),
             variables: Some(digest(&exec.environment)),
         };
         asked.write(place)?;
@@ -274,8 +286,8 @@ impl Run {
             of(exec) == of(&had.spec) && same_variables,
             of(exec) == of(&plain) && exec.environment.is_empty(),
         ) && unsaid(
-            *sandbox == asked.sandbox,
-            *sandbox == SandboxSpec::default(),
+            *sandbox == asked.sandbox && self.egress_allow == asked.egress_allow,
+            *sandbox == SandboxSpec::default() && self.egress_allow.is_empty(),
         ) && (given || self.upload.is_empty());
         if !same {
             return refused("options", "other options".into());
@@ -323,19 +335,51 @@ pub(crate) fn command(spec: &ExecSpec) -> String {
     }
 }
 
+/// How the instance of a run is set up that begins. One that has begun stays as it is.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Own<'a> {
+    storage: Storage,
+    exceptions: &'a [EgressException],
+    authorities: &'a [String],
+}
+
+impl From<Storage> for Own<'_> {
+    fn from(storage: Storage) -> Self {
+        Self {
+            storage,
+            ..Self::default()
+        }
+    }
+}
+
+/// Whether a run has begun.
+fn has_begun(place: &Place) -> bool {
+    place.look().is_some_and(|seen| !seen.sandboxes.is_empty())
+}
+
 /// Opens the instance of a run, once whoever else has to do with it is done.
 pub(crate) async fn open(
     place: &Place,
     config: &Config,
-    storage: Storage,
+    own: Own<'_>,
 ) -> Result<LocalRuntime, Error> {
     let begin = Instant::now();
     loop {
+        let exceptions = if has_begun(place) {
+            Asked::read(place).map_or_else(|_| Vec::new(), |asked| asked.egress_allow)
+        } else {
+            own.exceptions.to_vec()
+        };
         let opened = LocalRuntime::open(RuntimeConfig {
             lasting: true,
+            network: network::Config {
+                exceptions: exceptions.into(),
+                ..network::Config::default()
+            },
+            authorities: own.authorities.to_vec(),
             templates: config.templates(),
             // It stays what it is.
-            storage: storage::kind(&place.directory).unwrap_or(storage),
+            storage: storage::kind(&place.directory).unwrap_or(own.storage),
             ..RuntimeConfig::new(&place.directory)
         });
         let error = match opened.await {

@@ -119,6 +119,8 @@ impl Run {
             ("name", self.name.is_some()),
             ("mount", !self.mount.is_empty()),
             ("keep", self.keep),
+            ("egress-allow", !self.egress_allow.is_empty()),
+            ("ca-file", !self.ca_file.is_empty()),
         ];
         let Some((field, _)) = only_here.iter().find(|(_, asked)| *asked) else {
             return Ok(());

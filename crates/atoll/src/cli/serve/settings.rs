@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use atoll_model::{Bytes, Code, Error, parse_duration};
+use atoll_model::{Bytes, Code, Cpus, EgressException, Error, Limits, parse_duration};
 use atoll_worker::Reserve;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -59,6 +59,22 @@ pub(super) struct Settings {
     /// The same for memory [default: 5 %, 512 MiB to 4 GiB].
     #[arg(long, value_name = "SIZE")]
     pub(super) memory_reserve: Option<Size>,
+    /// The most processors one sandbox may have [default: 4].
+    #[arg(long, value_name = "NUMBER")]
+    pub(super) max_cpus: Option<NonZeroU32>,
+    /// The most memory one sandbox may have [default: 8G].
+    #[arg(long, value_name = "SIZE")]
+    pub(super) max_memory: Option<Size>,
+    /// The most disk space one sandbox may have [default: 50G].
+    #[arg(long, value_name = "SIZE")]
+    pub(super) max_disk: Option<Size>,
+    /// Open addresses that are refused to sandboxes, such as a company's registry, to all sandboxes with a network:
+    /// 10.1.2.3, 10.1.0.0/16, 10.1.2.3:443,8000-8099; may be given again.
+    #[arg(long, value_name = "CIDR[:PORTS]")]
+    pub(super) egress_allow: Option<Vec<EgressException>>,
+    /// Certificate authorities in PEM that every sandbox trusts besides those of its template; may be given again.
+    #[arg(long, value_name = "FILE")]
+    pub(super) ca_file: Option<Vec<PathBuf>>,
     /// How much of a command's output is kept; of all commands of a sandbox 16 times as much [default: 64M].
     #[arg(long, value_name = "SIZE")]
     pub(super) output_window: Option<Size>,
@@ -140,7 +156,11 @@ impl fmt::Display for Time {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0.0)
+        let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+        let Bytes(all) = self.0;
+        let fits = |(_, unit): &&(&str, u64)| all > 0 && all.is_multiple_of(*unit);
+        let (name, unit) = units.iter().find(fits).unwrap_or(&("", 1));
+        write!(f, "{}{name}", all / unit)
     }
 }
 
@@ -198,6 +218,11 @@ impl Settings {
             stopped_retention,
             disk_reserve,
             memory_reserve,
+            max_cpus,
+            max_memory,
+            max_disk,
+            egress_allow,
+            ca_file,
             output_window,
             rate_limit,
             max_connections,
@@ -220,6 +245,11 @@ impl Settings {
             cors_origin: Some(Vec::new()),
             on_exit: Some(OnExit::Keep),
             stopped_retention: Some(Time(Duration::from_hours(30 * 24))),
+            max_cpus: NonZeroU32::new(Limits::MOST.cpus.0 / 1000),
+            max_memory: Some(Size(Limits::MOST.memory)),
+            max_disk: Some(Size(Limits::MOST.disk)),
+            egress_allow: Some(Vec::new()),
+            ca_file: Some(Vec::new()),
             max_connections: NonZeroU32::new(10_000),
             client_timeout: Some(Time(Duration::from_secs(30))),
             body_timeout: Some(Time(Duration::from_mins(5))),
@@ -262,6 +292,9 @@ impl Settings {
                 disk: self.disk_reserve.map(|size| size.0),
                 memory: self.memory_reserve.map(|size| size.0),
             },
+            ceilings: ceilings(self.max_cpus, self.max_memory, self.max_disk)?,
+            exceptions: self.egress_allow.unwrap_or_default(),
+            authorities: self.ca_file.unwrap_or_default(),
             window: self.output_window.map(|size| size.0),
             rules: atoll_core::Config {
                 stopped_retention: self
@@ -285,6 +318,53 @@ impl Settings {
         all.check()?;
         Ok(all)
     }
+}
+
+/// Ceilings of one sandbox: at least what a sandbox has if its caller names no size.
+fn ceilings(
+    cpus: Option<NonZeroU32>,
+    memory: Option<Size>,
+    disk: Option<Size>,
+) -> Result<Limits, Error> {
+    let most = Limits {
+        cpus: cpus.map_or(Limits::MOST.cpus, |cpus| {
+            Cpus(cpus.get().saturating_mul(1000))
+        }),
+        memory: memory.map_or(Limits::MOST.memory, |size| size.0),
+        disk: disk.map_or(Limits::MOST.disk, |size| size.0),
+        pids: Limits::MOST.pids,
+    };
+    let usual = Limits::default();
+    let sizes = [
+        (
+            "max-cpus",
+            most.cpus.to_string(),
+            most.cpus < usual.cpus,
+            usual.cpus.to_string(),
+        ),
+        (
+            "max-memory",
+            most.memory.to_string(),
+            most.memory < usual.memory,
+            usual.memory.to_string(),
+        ),
+        (
+            "max-disk",
+            most.disk.to_string(),
+            most.disk < usual.disk,
+            usual.disk.to_string(),
+        ),
+    ];
+    for (field, given, too_little, least) in sizes {
+        if too_little {
+            return Err(Error::invalid(
+                field,
+                format!("{field} {given} is less than a sandbox has by default"),
+                format!("give at least {least}"),
+            ));
+        }
+    }
+    Ok(most)
 }
 
 /// Neither is of use without the other.
@@ -324,6 +404,12 @@ pub(super) struct Complete {
     pub(super) watching: Watching,
     pub(super) on_exit: OnExit,
     pub(super) reserve: Reserve,
+    /// The most one sandbox may have.
+    pub(super) ceilings: Limits,
+    /// Refused addresses that are opened.
+    pub(super) exceptions: Vec<EgressException>,
+    /// Files with certificate authorities.
+    pub(super) authorities: Vec<PathBuf>,
     pub(super) window: Option<Bytes>,
     pub(super) rules: atoll_core::Config,
     pub(super) patience: atoll_server::Patience,
@@ -415,6 +501,9 @@ mod tests {
         all.memory_reserve = Some(Size(Bytes(5000)));
         all.output_window = Some(Size(Bytes(8 << 20)));
         all.rate_limit = NonZeroU32::new(7);
+        all.egress_allow = Some(vec!["10.0.0.0/8:443".parse().expect("an exception")]);
+        all.ca_file = Some(vec!["ca.pem".into()]);
+        all.max_disk = Some(Size(Bytes(100 << 30)));
         let text = all.to_toml().expect("text");
         let again = read(&text).expect("it is right");
         assert_eq!(again.to_toml().expect("text"), text);
@@ -428,6 +517,10 @@ mod tests {
             ("\nclient-timeout = \"soon\"\n", ["line 2", "soon"]),
             ("disk-reserve = \"much\"\n", ["line 1", "much"]),
             ("on-exit = \"maybe\"\n", ["line 1", "maybe"]),
+            (
+                "egress-allow = [\"127.0.0.1\"]\n",
+                ["line 1", "never opened"],
+            ),
         ] {
             let message = read(text).expect_err("it is wrong").message;
             for word in expected {
@@ -445,12 +538,15 @@ mod tests {
         (open.dev, open.listen) = (Some(true), Some(SocketAddr::from(([0, 0, 0, 0], 1))));
         let mut hasty = usual();
         hasty.client_timeout = Some(Time(Duration::ZERO));
+        let mut small = usual();
+        small.max_memory = Some(Size(Bytes(1 << 30)));
         let mut brief = usual();
         brief.idle_timeout = Some(Time(Duration::ZERO));
         for (settings, field) in [
             (half, "tls-cert"),
             (open, "dev"),
             (hasty, "client-timeout"),
+            (small, "max-memory"),
             (brief, "idle-timeout"),
         ] {
             let error = settings.complete().expect_err("it makes no sense");

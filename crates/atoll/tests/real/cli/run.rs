@@ -65,7 +65,7 @@ fn a_run_ends_as_a_shell_user_expects() {
         ),
         (
             &["--memory", "64G", "--", "true"],
-            "atoll: memory 64 GiB is out of range\n  hint: choose memory from 16 MiB to 8 GiB\nexit 125",
+            "atoll: memory 64 GiB is out of range\n  hint: choose memory from 16 MiB to 8 GiB, the ceiling of this host\nexit 125",
         ),
         (
             &["--mount", "/nowhere:/x", "--", "true"],

@@ -1,0 +1,232 @@
+//! The files of a layer: made from a template's files, which are not trusted. Nothing is looked up outside of the template's
+//! root, and what is no regular file of a usual size is not read.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
+
+use super::VARIABLES;
+use crate::template::Template;
+
+/// Where distributions have their bundle: Debian, Alpine and Arch; Fedora; openSUSE; OpenSSL's own.
+const BUNDLES: [&str; 4] = [
+    "etc/ssl/certs/ca-certificates.crt",
+    "etc/pki/tls/certs/ca-bundle.crt",
+    "etc/ssl/ca-bundle.pem",
+    "etc/ssl/cert.pem",
+];
+
+/// Where distributions look for further authorities when they write their bundle again, and how the names end.
+const SOURCES: [(&str, &str); 3] = [
+    ("usr/local/share/ca-certificates", "crt"),
+    ("etc/pki/ca-trust/source/anchors", "pem"),
+    ("etc/ca-certificates/trust-source/anchors", "crt"),
+];
+
+/// Where sudo, which passes on no variables of its caller, reads settings, and the file with variables that they name.
+const SUDOERS: &str = "etc/sudoers.d";
+const SUDO_VARIABLES: &str = "etc/atoll-authorities.env";
+
+/// A larger file is no bundle.
+const LARGEST: u64 = 16 << 20;
+
+/// Makes the layer for a template in an empty directory; the path of the bundle in sandboxes.
+pub(super) fn make(at: &Path, template: &Template, certificates: &[String]) -> io::Result<String> {
+    let maker = Maker {
+        at,
+        root: &template.root,
+        template: fs::read_link(of_descriptor(&template.root))?,
+    };
+    fs::set_permissions(at, fs::Permissions::from_mode(0o755))?;
+    let named = VARIABLES
+        .iter()
+        .filter_map(|name| template.meta.env.get(*name));
+    let named = named.filter_map(|path| path.strip_prefix('/'));
+    let mut extended = BTreeSet::new();
+    let mut bundle = None;
+    for path in BUNDLES.into_iter().chain(named) {
+        let Some((place, text)) = maker.read(path)? else {
+            continue;
+        };
+        bundle.get_or_insert_with(|| (path, missing(&text, certificates)));
+        if extended.insert(place.clone()) {
+            maker.write(&place, with(&text, certificates).as_bytes(), 0o644)?;
+        }
+    }
+    let (bundle, added) = if let Some(found) = bundle {
+        found
+    } else {
+        let text = with(&of_host(), certificates);
+        maker.write(&maker.new_place(BUNDLES[0])?, text.as_bytes(), 0o644)?;
+        (BUNDLES[0], certificates.iter().collect())
+    };
+    for (directory, ending) in SOURCES {
+        let Some(place) = maker.directory(directory)? else {
+            continue;
+        };
+        for (number, certificate) in added.iter().enumerate() {
+            let name = place.join(format!("atoll-{}.{ending}", number + 1));
+            maker.write(&name, certificate.as_bytes(), 0o644)?;
+        }
+    }
+    let bundle = format!("/{bundle}");
+    if let Some(place) = maker.directory(SUDOERS)? {
+        let lines = VARIABLES.iter().map(|name| format!("{name}={bundle}\n"));
+        let lines: String = lines.collect();
+        maker.write(&maker.new_place(SUDO_VARIABLES)?, lines.as_bytes(), 0o644)?;
+        let setting = format!("Defaults env_file=/{SUDO_VARIABLES}\n");
+        maker.write(&place.join("atoll-authorities"), setting.as_bytes(), 0o440)?;
+    }
+    Ok(bundle)
+}
+
+/// Opens a layer's directory, for mounts.
+pub(super) fn open(at: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, at, flags, Mode::empty())?)
+}
+
+/// The certificates that this host trusts, for templates whose programs bring their own list: a variable that leads to a
+/// bundle takes the place of that list.
+fn of_host() -> String {
+    let mut bundles = BUNDLES
+        .iter()
+        .map(|path| fs::read_to_string(Path::new("/").join(path)));
+    bundles.find_map(Result::ok).unwrap_or_default()
+}
+
+/// The certificates that a bundle does not have.
+fn missing<'a>(bundle: &str, certificates: &'a [String]) -> Vec<&'a String> {
+    let is_missing = |certificate: &&String| !bundle.contains(certificate.trim_end());
+    certificates.iter().filter(is_missing).collect()
+}
+
+/// A bundle with certificates behind it.
+fn with(bundle: &str, certificates: &[String]) -> String {
+    let mut text = bundle.to_owned();
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text.extend(
+        missing(bundle, certificates)
+            .into_iter()
+            .map(String::as_str),
+    );
+    text
+}
+
+fn of_descriptor(descriptor: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", descriptor.as_raw_fd()).into()
+}
+
+struct Maker<'a> {
+    /// The layer's directory.
+    at: &'a Path,
+    /// The template's.
+    root: &'a OwnedFd,
+    /// The path of that.
+    template: PathBuf,
+}
+
+impl Maker<'_> {
+    /// Opens a file of the template as a sandbox would; `None` if there is none.
+    fn open(&self, path: &str, flags: OFlags) -> io::Result<Option<OwnedFd>> {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+        let flags = flags | OFlags::CLOEXEC;
+        match openat2(self.root, path, flags, Mode::empty(), resolve) {
+            Ok(opened) => Ok(Some(opened)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Where in the template an open file is, without symbolic links.
+    fn place(&self, opened: &OwnedFd) -> io::Result<PathBuf> {
+        let path = fs::read_link(of_descriptor(opened))?;
+        let below = path.strip_prefix(&self.template);
+        below.map(Path::to_owned).map_err(io::Error::other)
+    }
+
+    /// Reads a bundle, and where it is.
+    fn read(&self, path: &str) -> io::Result<Option<(PathBuf, String)>> {
+        let Some(opened) = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK)? else {
+            return Ok(None);
+        };
+        let found = rustix::fs::fstat(&opened)?;
+        let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+        if !is_file || found.st_size as u64 > LARGEST {
+            return Ok(None);
+        }
+        let place = self.place(&opened)?;
+        let mut text = Vec::new();
+        File::from(opened).take(LARGEST).read_to_end(&mut text)?;
+        Ok(Some((place, String::from_utf8_lossy(&text).into_owned())))
+    }
+
+    /// Where a directory of the template is; `None` if it has none.
+    fn directory(&self, path: &str) -> io::Result<Option<PathBuf>> {
+        let opened = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
+        opened.map(|opened| self.place(&opened)).transpose()
+    }
+
+    /// Where a file belongs that the template does not have.
+    fn new_place(&self, path: &str) -> io::Result<PathBuf> {
+        let path = Path::new(path);
+        for ancestor in path.ancestors().skip(1) {
+            let name = match ancestor.to_str() {
+                Some("") | None => ".",
+                Some(name) => name,
+            };
+            if let Some(place) = self.directory(name)? {
+                let rest = path.strip_prefix(ancestor).map_err(io::Error::other)?;
+                return Ok(place.join(rest));
+            }
+        }
+        Ok(path.to_owned())
+    }
+
+    /// Writes a file of root into the layer, in directories that look as they do in the template.
+    fn write(&self, place: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+        let mut below = PathBuf::new();
+        let parents = place.parent().unwrap_or(Path::new(""));
+        for part in parents.components() {
+            // Paths of descriptors have no others.
+            let Component::Normal(part) = part else {
+                continue;
+            };
+            below.push(part);
+            let at = self.at.join(&below);
+            match DirBuilder::new().mode(0o700).create(&at) {
+                Ok(()) => self.resemble(&below, &at)?,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(self.at.join(place))?;
+        file.write_all(contents)?;
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    }
+
+    /// Gives a directory of the layer the owner and the mode of the template's.
+    fn resemble(&self, below: &Path, at: &Path) -> io::Result<()> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mode = match openat2(self.root, below, flags, Mode::empty(), resolve) {
+            Ok(opened) => {
+                let found = rustix::fs::fstat(&opened)?;
+                chown(at, Some(found.st_uid), Some(found.st_gid))?;
+                found.st_mode & 0o7777
+            }
+            Err(_) => 0o755,
+        };
+        fs::set_permissions(at, fs::Permissions::from_mode(mode))
+    }
+}

@@ -1,0 +1,32 @@
+//! Addresses that the operator opened with `--egress-allow`, as the log and `atoll doctor` name them.
+
+use std::path::{Path, PathBuf};
+
+use atoll_model::{EgressException, Error};
+
+use super::write_whole;
+
+/// Where a server writes them down, a line each: its rules outlast it as long as sandboxes do.
+fn path(data: &Path) -> PathBuf {
+    data.join("run/egress-allow")
+}
+
+/// Logs the exceptions of a server that starts, and writes them down.
+pub(super) fn record(data: &Path, exceptions: &[EgressException]) -> Result<(), Error> {
+    if exceptions.is_empty() {
+        let _ = std::fs::remove_file(path(data));
+        return Ok(());
+    }
+    let words: Vec<String> = exceptions.iter().map(ToString::to_string).collect();
+    tracing::info!(
+        egress_allow = words.join(" "),
+        "sandboxes with a network also reach these addresses"
+    );
+    write_whole(&path(data), &words.join("\n"))
+}
+
+/// The exceptions of the last server of a data directory.
+pub(crate) fn read(data: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(path(data)).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}

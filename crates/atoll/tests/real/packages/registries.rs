@@ -1,0 +1,135 @@
+//! Packages from registries: sandboxes reach the registries of this machine's own configuration, wherever those are.
+//!
+//! A registry may have an address that is refused to sandboxes, and a certificate of a private authority. Names and addresses
+//! are what npm, pip and apt of this machine say, and authorities what it trusts.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::process::Command;
+
+use atoll_model::is_refused;
+use atoll_testkit::run;
+
+use crate::cli::{done, told};
+
+/// Bundles of certificates of distributions.
+const BUNDLES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+];
+
+/// What a command of this machine prints; it must succeed.
+fn host(line: &str) -> String {
+    let output = run(Command::new("sh").args(["-c", line]));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {said}");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// The IPv4 addresses of the host of a URL, and its port.
+fn addresses(url: &str) -> (Vec<Ipv4Addr>, u16) {
+    let (scheme, rest) = url.split_once("://").unwrap_or_else(|| panic!("{url:?}"));
+    let authority = rest.split(['/', '?', '#']).next().unwrap();
+    let host = authority.rsplit('@').next().unwrap();
+    let usual = if scheme == "http" { 80 } else { 443 };
+    let (name, port) = match host.split_once(':') {
+        Some((name, port)) => (name, port.parse().unwrap()),
+        None => (host, usual),
+    };
+    let all = (name, port).to_socket_addrs();
+    let all = all.unwrap_or_else(|error| panic!("{url}: {error}"));
+    let four = all.filter_map(|address| match address {
+        SocketAddr::V4(address) => Some(*address.ip()),
+        SocketAddr::V6(_) => None,
+    });
+    (four.collect(), port)
+}
+
+/// Runs a line in a sandbox that reaches these URLs, with variables; what it prints.
+fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
+    let mut words = vec!["run".to_owned(), "--net".into(), "internet".into()];
+    let mut option = |name: &str, value: &str| words.extend([name.into(), value.into()]);
+    let mut open = BTreeSet::new();
+    for url in urls {
+        let (all, port) = addresses(url);
+        let refused = all.into_iter().filter(|address| is_refused(*address));
+        open.extend(refused.map(|address| format!("{address}:{port}")));
+    }
+    for exception in &open {
+        option("--egress-allow", exception);
+    }
+    if let Some(bundle) = BUNDLES.iter().find(|path| Path::new(path).exists()) {
+        option("--ca-file", bundle);
+    }
+    for variable in variables {
+        option("--env", variable);
+    }
+    words.extend(["--", "sh", "-ec", line].map(String::from));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = done(&words);
+    assert!(output.status.success(), "{}", told(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn npm_installs_a_package() {
+    let registry = host("npm config get registry 2>/dev/null");
+    let archive = host("npm view lodash dist.tarball 2>/dev/null");
+    let variable = format!("npm_config_registry={registry}");
+    let said = sandbox(
+        &[registry, archive],
+        &[variable],
+        "npm install lodash && node -e 'console.log(require(\"lodash\").add(40, 2))'",
+    );
+    assert!(said.contains("added 1 package"), "{said}");
+    assert!(said.ends_with("42\n"), "{said}");
+}
+
+#[test]
+fn pip_installs_a_package() {
+    let configured = "pip config get global.index-url 2>/dev/null || pip config get install.index-url 2>/dev/null || true";
+    let index = std::env::var("PIP_INDEX_URL").unwrap_or_else(|_| host(configured));
+    let index = if index.is_empty() {
+        host("python3 -c 'from pip._internal.models.index import PyPI; print(PyPI.simple_url)'")
+    } else {
+        index
+    };
+    // Archives may be on another host.
+    let archive = host(&format!(
+        "python3 -c 'import re, sys, urllib.parse, urllib.request as it; at = sys.argv[1].rstrip(\"/\") + \"/six/\"; \
+         page = it.urlopen(at, timeout=60).read().decode(); \
+         print(urllib.parse.urljoin(at, re.search(\"href=.([^\\\"#]+)\", page)[1]))' {index}"
+    ));
+    let variable = format!("PIP_INDEX_URL={index}");
+    let said = sandbox(
+        &[index, archive],
+        &[variable],
+        "python3 -m pip install --quiet --no-deps --target packages six >&2; \
+         PYTHONPATH=packages python3 -c 'import six; print(six.__file__)'",
+    );
+    assert!(said.ends_with("packages/six.py\n"), "{said}");
+}
+
+#[test]
+fn apt_installs_a_package_as_root_and_through_sudo() {
+    // The sources of this machine's own distribution: others may be away.
+    let origin = host(". /etc/os-release && echo $ID");
+    let format = "apt-get indextargets --format '$(ORIGIN)|$(URI)' 'Created-By: Packages'";
+    let all = host(format);
+    let of = |line: &str| {
+        let (from, url) = line.split_once('|')?;
+        from.eq_ignore_ascii_case(&origin).then(|| url.to_owned())
+    };
+    let urls: BTreeSet<String> = all.lines().filter_map(of).collect();
+    assert!(!urls.is_empty(), "{all}");
+    let urls: Vec<String> = urls.into_iter().collect();
+    let said = sandbox(
+        &urls,
+        &[],
+        "sudo apt-get -q update >&2; sudo apt-get -qy install --no-install-recommends hello >&2; hello; \
+         sudo apt-get -qy remove hello >&2; ! hello 2>/dev/null",
+    );
+    assert_eq!(said, "Hello, world!\n");
+}
