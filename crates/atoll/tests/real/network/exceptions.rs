@@ -38,7 +38,7 @@ fn e01_an_exception_opens_nothing_of_the_host_its_neighbours_or_beside_it() {
                 format!("{HOST}:{WEB}"),
                 format!("{near}:{WEB}"),
                 format!("[::ffff:{HOST}]:{WEB}"),
-                format!("[::ffff:10.0.0.1]:81"),
+                "[::ffff:10.0.0.1]:81".to_owned(),
                 "127.0.0.1:80".into(),
             ])
             .collect();
