@@ -1,4 +1,4 @@
-"""Makes what follows from something else: `src/atoll/_sync` from `src/atoll/_async`, and docs/python.md from the
+"""Makes what follows from something else: `src/atoll/_sync` from `src/atoll/_async`, and docs/reference/python.md from the
 docstrings. `python generate.py` writes both, and `--check` says whether they are current."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def reference() -> str:
 
     parts = [
         "# The SDK for Python",
-        "Made from the docstrings by `sdks/python/generate.py`; [its README](../sdks/python/README.md) has examples. "
+        "Made from the docstrings by `sdks/python/generate.py`; [its README](../../sdks/python/README.md) has examples. "
         "Everything is there on an event loop too, with the same names after `Async`: `AsyncSandbox`, `AsyncClient`, "
         "and `await` before what waits.",
     ]
@@ -140,7 +140,7 @@ def outcomes() -> Iterator[tuple[Path, str]]:
         text = waiting((package / "_async" / f"{name}.py").read_text())
         yield package / "_sync" / f"{name}.py", f"# Made from _async/{name}.py by generate.py.\n{text}"
     yield package / "_tools_data.py", tools()
-    yield HERE.parents[1] / "docs" / "python.md", reference()
+    yield HERE.parents[1] / "docs" / "reference" / "python.md", reference()
 
 
 def main() -> int:

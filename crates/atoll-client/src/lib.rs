@@ -1,4 +1,4 @@
-//! Asks a server for what its API has (docs/api.md), and nothing else.
+//! Asks a server for what its API has (docs/reference/http-api.md), and nothing else.
 //!
 //! A line may break at any time and a server may be started again: what can be said twice is said again, streams go on
 //! where they broke off, and nothing waits without an end. What a program shows its user is not decided here.

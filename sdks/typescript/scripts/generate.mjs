@@ -4,7 +4,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 
 const here = new URL("..", import.meta.url);
 const api = JSON.parse(readFileSync(new URL("../../openapi/v1.json", here), "utf8"));
-const meanings = readFileSync(new URL("../../docs/errors.md", here), "utf8");
+const meanings = readFileSync(new URL("../../docs/reference/errors.md", here), "utf8");
 const notice = (from) => `// Made from ${from} by scripts/generate.mjs: do not change it here.\n`;
 
 const comment = (text, indent) => (text ? `${indent}/** ${text.replaceAll("*/", "* /").replace(/\s+/g, " ")} */\n` : "");
@@ -72,13 +72,13 @@ function errors() {
     );
     const classes = codes.map((code) => {
         const row = rows.get(code);
-        if (!row) throw new Error(`${code} has no meaning in docs/errors.md`);
+        if (!row) throw new Error(`${code} has no meaning in docs/reference/errors.md`);
         const base = row.status === "401" ? "UnauthenticatedError" : "AtollError";
         return `${comment(row.meaning, "")}export class ${className(code)} extends ${base} {}\n`;
     });
     const table = codes.map((code) => `    ${code}: ${className(code)},\n`);
     return [
-        notice("openapi/v1.json and docs/errors.md"),
+        notice("openapi/v1.json and docs/reference/errors.md"),
         'import { AtollError, UnauthenticatedError } from "../error.js";\n',
         ...classes,
         `/** The class of each code. */\nexport const errorClasses = {\n${table.join("")}} as const;\n`,

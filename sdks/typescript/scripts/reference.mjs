@@ -1,4 +1,4 @@
-// Writes docs/typescript.md from the comments of what the package exports. `--check` says whether what is committed is current.
+// Writes docs/reference/typescript.md from the comments of what the package exports. `--check` says whether what is committed is current.
 import { readFileSync, writeFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import ts from "typescript";
@@ -85,7 +85,7 @@ const text = [
     "",
     "<!-- Made from the comments of sdks/typescript/src by scripts/reference.mjs: do not change it here. -->",
     "",
-    "How to begin: [its README](../sdks/typescript/README.md). Types of the API itself (`api.Sandbox`, `api.File`, …) are those of [openapi/v1.json](../openapi/v1.json).",
+    "How to begin: [its README](../../sdks/typescript/README.md). Types of the API itself (`api.Sandbox`, `api.File`, …) are those of [openapi/v1.json](../../openapi/v1.json).",
     "",
     "## Classes",
     "",
@@ -104,14 +104,14 @@ const text = [
     "",
 ].join("\n");
 
-const file = new URL("../../docs/typescript.md", here);
+const file = new URL("../../docs/reference/typescript.md", here);
 silent.push(...codes.filter(({ target }) => !said(target)).map(({ symbol }) => symbol.name));
 if (silent.length > 0) {
     console.error(`no comment says what these are:\n${silent.join("\n")}`);
     process.exitCode = 1;
 } else if (process.argv.includes("--check")) {
     if (readFileSync(file, "utf8") !== text) {
-        console.error("docs/typescript.md is not current: run `npm run generate`");
+        console.error("docs/reference/typescript.md is not current: run `npm run generate`");
         process.exitCode = 1;
     }
 } else {

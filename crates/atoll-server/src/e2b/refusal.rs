@@ -56,7 +56,7 @@ impl Refusal {
     /// Something that E2B has and this server does not, yet.
     pub(super) fn not_yet(what: &str) -> Self {
         let message =
-            format!("Atoll does not support {what} yet: see docs/e2b.md for what it does");
+            format!("Atoll does not support {what} yet: see docs/guides/e2b.md for what it does");
         Self::new(StatusCode::NOT_IMPLEMENTED, message)
     }
 }

@@ -12,20 +12,27 @@ use atoll_testkit::{Scratch, run_within};
 use crate::api::Server;
 use crate::world::{self, World};
 
+/// A page with this line has examples that need a server.
+const NEEDS_SERVER: &str = "<!-- examples: server -->";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// README.md and everything for users below docs/.
+/// README.md and every Markdown file below docs/.
 fn documents() -> Vec<PathBuf> {
-    let docs = std::fs::read_dir(root().join("docs"))
-        .unwrap()
-        .flatten()
-        .map(|entry| entry.path());
-    let mut all: Vec<PathBuf> = docs
-        .filter(|path| path.extension().is_some_and(|ending| ending == "md"))
-        .collect();
-    all.push(root().join("README.md"));
+    let mut all = vec![root().join("README.md")];
+    let mut directories = vec![root().join("docs")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "md") {
+                all.push(path);
+            }
+        }
+    }
     all.sort();
     all
 }
@@ -69,8 +76,9 @@ async fn every_example_of_the_documents_does_what_it_shows() {
     for document in documents() {
         let scratch = Scratch::new();
         let text = std::fs::read_to_string(&document).unwrap();
-        // Examples for a server have one, which they reach from their own network too: by its socket.
-        let server = if document.ends_with("client.md") {
+        // Examples of a page with this line have a server, which they reach by its Unix socket: they run in a
+        // network namespace of their own.
+        let server = if text.contains(NEEDS_SERVER) {
             Some(Server::start().await)
         } else {
             None
@@ -115,11 +123,11 @@ async fn every_example_of_the_documents_does_what_it_shows() {
 
 #[test]
 fn every_error_code_is_documented() {
-    let text = std::fs::read_to_string(root().join("docs/errors.md")).unwrap();
+    let text = std::fs::read_to_string(root().join("docs/reference/errors.md")).unwrap();
     for code in atoll_model::Code::ALL {
         assert!(
             text.contains(code.name()),
-            "{} is missing in docs/errors.md",
+            "{} is missing in docs/reference/errors.md",
             code.name()
         );
     }

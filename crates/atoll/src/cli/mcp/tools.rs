@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn every_tool_is_documented() {
-        let text = include_str!("../../../../../docs/mcp.md");
+        let text = include_str!("../../../../../docs/guides/agents-and-mcp.md");
         for About { name, .. } in ABOUT {
             assert!(text.contains(&format!("`{name}`")), "{name}");
         }

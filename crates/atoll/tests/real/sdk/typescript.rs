@@ -29,7 +29,7 @@ impl Package {
         let scratch = Scratch::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let package = Self { scratch };
-        for directory in ["sdks/typescript", "openapi", "docs"] {
+        for directory in ["sdks/typescript", "openapi", "docs/reference"] {
             std::fs::create_dir_all(package.scratch.join(directory)).unwrap();
         }
         let own = ["package.json", "tsconfig.json", "README.md"];
@@ -37,8 +37,8 @@ impl Package {
         let files = own.map(|name| format!("sdks/typescript/{name}"));
         let others = [
             "openapi/v1.json",
-            "docs/errors.md",
-            "docs/typescript.md",
+            "docs/reference/errors.md",
+            "docs/reference/typescript.md",
             "sdks/tools.json",
             "sdks/tools.cases.json",
         ];
