@@ -162,7 +162,7 @@ pub(crate) async fn carry_all(inner: Weak<Inner>) {
         clock.tick().await;
         let Some(inner) = inner.upgrade() else { return };
         let mut failed = None;
-        for id in inner.runtime.unsynced() {
+        for id in inner.runtime.unsynced_sandboxes() {
             let Some(entry) = inner.ledger.get(&id) else {
                 continue;
             };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use atoll_core::{Context, Notice, Use};
 use atoll_model::{Chunk, Code, Error, SandboxState, Stream, TerminalSize};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use axum::body::Bytes;
 use axum::extract::FromRequestParts;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade};
@@ -209,7 +209,7 @@ enum Word {
 
 /// Joins a client with a terminal: what it shows first, then what comes. Binary frames are keys and output;
 /// text that says so is a change of size, other text is keys too.
-pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: Control, mut ends: Ends) {
+pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: ExecHandle, mut ends: Ends) {
     let joined = match exec.attach() {
         Ok(joined) => joined,
         Err(error) => return refuse(socket, &error).await,
@@ -305,11 +305,11 @@ fn unless_over(done: Result<(), Error>) -> Result<(), Error> {
 struct Typing<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
 
 impl<'a> Typing<'a> {
-    fn begin(&mut self, used: &'a Use, exec: &'a Control, keys: Bytes) {
+    fn begin(&mut self, used: &'a Use, exec: &'a ExecHandle, keys: Bytes) {
         self.0 = Some(Box::pin(async move {
             // Input is a use: a paused one goes on.
             used.wake().await?;
-            exec.write_all(&keys).await
+            exec.write_stdin(&keys).await
         }));
     }
 
@@ -360,13 +360,13 @@ mod kind {
 pub(crate) async fn output(
     mut socket: WebSocket,
     used: Use,
-    exec: Control,
+    exec: ExecHandle,
     after: u64,
     mut ends: Ends,
 ) {
     let mut reader = exec.output(after);
     // What was written before now has been told when the position is here.
-    let end = exec.kept().1;
+    let end = exec.output_range().1;
     let mut live = false;
     let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
     loop {
@@ -424,7 +424,7 @@ pub(crate) async fn output(
                 match said {
                     Some(Ok(Message::Binary(frame))) => {
                         let done = match frame.split_first() {
-                            Some((&kind::STDIN, [])) => exec.close_input(),
+                            Some((&kind::STDIN, [])) => exec.close_stdin(),
                             Some((&kind::STDIN, _)) => {
                                 typing.begin(&used, &exec, frame.slice(1..));
                                 Ok(())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_core::{Context, Core, Notice, Use};
 use atoll_model::{Chunk, Error, Stream};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -77,7 +77,7 @@ pub(crate) fn failed(error: &Error) -> String {
     format!("event: error\ndata: {body}\n\n")
 }
 
-pub(crate) fn events(used: Use, exec: &Control, after: u64, encoding: Encoding) -> Response {
+pub(crate) fn events(used: Use, exec: &ExecHandle, after: u64, encoding: Encoding) -> Response {
     let reader = exec.output(after);
     let state = (used, reader, false);
     let stream = futures_util::stream::unfold(state, move |(used, mut reader, over)| async move {

@@ -6,7 +6,7 @@ use std::pin::pin;
 
 use atoll_core::Use;
 use atoll_model::{Caller, Code, Error};
-use atoll_worker::{Reader, Writer};
+use atoll_worker::{FileReader, FileWriter};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -22,7 +22,7 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) enum Opened {
     Read {
-        reader: Reader,
+        reader: FileReader,
         /// First and last byte of a part.
         part: Option<(u64, u64)>,
         size: u64,
@@ -113,7 +113,7 @@ pub(crate) fn placed(mut response: Response, place: &str) -> Response {
 pub(crate) fn bytes(
     kind: &'static str,
     used: Use,
-    reader: Reader,
+    reader: FileReader,
     length: Option<u64>,
 ) -> Response {
     let state = (used, reader, BytesMut::new(), length);
@@ -213,7 +213,7 @@ pub(crate) fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>> + S
 /// Sends all that comes into the sandbox. Broken off: a file that is replaced stays as it was.
 pub(crate) async fn pour(
     chunks: impl Stream<Item = Result<Bytes, Error>>,
-    writer: &mut Writer,
+    writer: &mut FileWriter,
 ) -> Result<(), Error> {
     let mut chunks = pin!(chunks);
     while let Some(chunk) = chunks.next().await {

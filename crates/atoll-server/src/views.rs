@@ -7,7 +7,7 @@ use atoll_model::{
     ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program, SandboxId, SandboxState,
     SessionId, StopReason, Timings,
 };
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -258,9 +258,9 @@ pub(crate) struct Command {
     truncated_before: Option<u64>,
 }
 
-impl From<&Control> for Command {
-    fn from(exec: &Control) -> Self {
-        let (whole, _) = exec.kept();
+impl From<&ExecHandle> for Command {
+    fn from(exec: &ExecHandle) -> Self {
+        let (whole, _) = exec.output_range();
         Self {
             truncated_before: (whole > 0).then_some(whole),
             ..exec.info().into()

@@ -5,13 +5,13 @@
 //! after a kill the next server starts the task again with what the keeper held.
 
 pub(crate) mod budget;
-pub(crate) mod input;
-pub(crate) mod ledger;
-pub(crate) mod log;
-pub(crate) mod logs;
+pub(crate) mod log_lines;
 pub(crate) mod output;
+pub(crate) mod output_log;
 pub(crate) mod record;
+pub(crate) mod record_log;
 pub(crate) mod start;
+pub(crate) mod stdin;
 pub(crate) mod table;
 mod task;
 mod terminal;
@@ -28,12 +28,12 @@ use rustix::pipe::PipeFlags;
 use tokio::sync::watch;
 
 use crate::error::internal;
-use crate::journal::Noted;
+use crate::journal::JournalState;
 use crate::sandbox::Sandbox;
-use input::Input;
-use log::Log;
-use output::{Output, Progress, Reader};
-use record::Record;
+use output::{OutputReader, Progress, StreamReader};
+use output_log::OutputLog;
+use record::ExecRecord;
+use stdin::StdinQueue;
 use terminal::Terminal;
 
 /// How a command ended of which nothing else is known.
@@ -48,7 +48,7 @@ const SIGKILL: i32 = 9;
 
 /// A command, as all who have to do with it see it.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ExecState {
     pub(crate) id: ExecId,
     pub(crate) pid: i32,
     pub(crate) spec: Arc<ExecSpec>,
@@ -56,18 +56,18 @@ pub(crate) struct Shared {
     pub(crate) request: u32,
     /// Nothing if it ended before we were there.
     pub(crate) leaf: Option<Arc<Leaf>>,
-    pub(crate) log: Arc<Log>,
-    input: Option<Input>,
+    pub(crate) log: Arc<OutputLog>,
+    input: Option<StdinQueue>,
     terminal: Option<Terminal>,
     progress: watch::Sender<Progress>,
-    record: Mutex<Record>,
+    record: Mutex<ExecRecord>,
     /// What of it stands in the sandbox's journal.
-    pub(crate) noted: Noted,
+    pub(crate) noted: JournalState,
     /// Somebody had it killed.
     killed: AtomicBool,
 }
 
-impl Shared {
+impl ExecState {
     /// How far it has come.
     pub(crate) fn progress(&self) -> Progress {
         *self.progress.borrow()
@@ -86,7 +86,7 @@ impl Shared {
     }
 
     /// A command that has ended, as its record tells.
-    fn with(record: Record, log: Log) -> Self {
+    fn with(record: ExecRecord, log: OutputLog) -> Self {
         Self {
             id: record.id.clone(),
             pid: record.pid,
@@ -103,7 +103,7 @@ impl Shared {
                 closed: true,
             }),
             record: Mutex::new(record),
-            noted: Noted::default(),
+            noted: JournalState::default(),
             killed: AtomicBool::default(),
         }
     }
@@ -135,46 +135,46 @@ impl Shared {
         self.progress.borrow().status.is_some()
     }
 
-    fn record<T>(&self, with: impl FnOnce(&mut Record) -> T) -> T {
+    fn record<T>(&self, with: impl FnOnce(&mut ExecRecord) -> T) -> T {
         with(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// A running command, as its caller has it. Dropping it changes nothing for the command.
 #[derive(Debug)]
-pub struct Exec {
+pub struct StartedExec {
     /// Its pid inside the sandbox.
     pub pid: i32,
     /// What it writes to standard output.
-    pub stdout: Output,
+    pub stdout: StreamReader,
     /// What it writes to standard error.
-    pub stderr: Output,
+    pub stderr: StreamReader,
     /// How to wait for it, to write to it and to end it.
-    pub control: Control,
+    pub control: ExecHandle,
 }
 
 /// How to wait for a command, to write to it and to end it, apart from its streams.
 #[derive(Debug, Clone)]
-pub struct Control {
-    shared: Arc<Shared>,
+pub struct ExecHandle {
+    shared: Arc<ExecState>,
     /// Nothing if it does not run.
     sandbox: Option<Arc<Sandbox>>,
 }
 
 /// A place at a command's terminal.
 #[derive(Debug)]
-pub struct Attached {
+pub struct TerminalAttachment {
     /// What to send a fresh terminal first.
     pub replay: Vec<u8>,
     /// The size it must have.
     pub size: TerminalSize,
     /// What follows.
-    pub output: Reader,
+    pub output: OutputReader,
 }
 
 /// Everything a command left behind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finished {
+pub struct ExecResult {
     /// How it ended.
     pub status: ExecStatus,
     /// Its standard output.
@@ -187,14 +187,14 @@ pub struct Finished {
 
 /// What the keeper held of a command: its two streams, and the queue and pipe of its input.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct InheritedFds {
     pub(crate) streams: Vec<OwnedFd>,
     pub(crate) input: Vec<OwnedFd>,
 }
 
 /// What the keeper calls the input of a command, which it gives up before the rest: a pipe is at its end
 /// only when nobody holds the other any more.
-pub(crate) fn input_of(request: u32) -> u32 {
+pub(crate) fn stdin_request_id(request: u32) -> u32 {
     request | 1 << 31
 }
 
@@ -202,13 +202,13 @@ pub(crate) fn input_of(request: u32) -> u32 {
 /// with its sandbox.
 pub(crate) fn adopt(
     sandbox: &Arc<Sandbox>,
-    record: Record,
-    held: Held,
+    record: ExecRecord,
+    held: InheritedFds,
     ended: tokio::sync::oneshot::Receiver<i32>,
 ) -> Result<(), Error> {
     let failed = |error: std::io::Error| internal("take a command over", &error);
     let stem = record.stem();
-    let log = Log::open(stem.clone()).map_err(failed)?;
+    let log = OutputLog::open(stem.clone()).map_err(failed)?;
     let log = log
         .patience(sandbox.patience)
         .within(sandbox.execs.budget())
@@ -240,14 +240,14 @@ pub(crate) fn adopt(
     let mut input = held.input.into_iter();
     let (input, stdin) = match (input.next(), input.next()) {
         (Some(queue), Some(pipe)) => (
-            Some(Input::open(stem, queue).map_err(failed)?),
+            Some(StdinQueue::open(stem, queue).map_err(failed)?),
             Some(nonblocking(pipe)?),
         ),
         _ => (None, None),
     };
     let status = record.status;
     let leaf = sandbox.group.named_leaf(&record.leaf, status.is_some());
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ExecState {
         leaf: Some(Arc::new(leaf)),
         input,
         terminal,
@@ -256,7 +256,7 @@ pub(crate) fn adopt(
             ended_at: record.ended_at,
             closed: false,
         }),
-        ..Shared::with(record, log)
+        ..ExecState::with(record, log)
     });
     sandbox.execs.add(Arc::clone(&shared));
     task::Task {
@@ -278,8 +278,8 @@ pub(crate) fn now() -> i64 {
     since.unwrap_or_default().as_micros() as i64
 }
 
-impl Control {
-    pub(crate) fn new(shared: Arc<Shared>, sandbox: Option<Arc<Sandbox>>) -> Self {
+impl ExecHandle {
+    pub(crate) fn new(shared: Arc<ExecState>, sandbox: Option<Arc<Sandbox>>) -> Self {
         Self { shared, sandbox }
     }
 
@@ -294,9 +294,9 @@ impl Control {
     }
 
     /// Everything it wrote and will write, as who started it had it.
-    pub fn follow(self) -> Exec {
-        let output = |stream| Output::new(self.output(0), stream);
-        Exec {
+    pub fn into_streams(self) -> StartedExec {
+        let output = |stream| StreamReader::new(self.output(0), stream);
+        StartedExec {
             pid: self.shared.pid,
             stdout: output(Stream::Stdout),
             stderr: output(Stream::Stderr),
@@ -305,18 +305,18 @@ impl Control {
     }
 
     /// What it wrote and will write, from a position on.
-    pub fn output(&self, after: u64) -> Reader {
+    pub fn output(&self, after: u64) -> OutputReader {
         let progress = self.shared.progress.subscribe();
-        Reader::new(Arc::clone(&self.shared.log), progress, after)
+        OutputReader::new(Arc::clone(&self.shared.log), progress, after)
     }
 
     /// The position from which its output is still whole, and the end of it so far.
-    pub fn kept(&self) -> (u64, u64) {
+    pub fn output_range(&self) -> (u64, u64) {
         self.shared.log.bounds()
     }
 
     /// Nobody saw how it ended: its sandbox was gone before the end was written down.
-    pub fn is_lost(&self) -> bool {
+    pub fn is_status_unknown(&self) -> bool {
         self.shared.closed() && self.shared.record(|record| record.status.is_none())
     }
 
@@ -341,9 +341,9 @@ impl Control {
 
     /// Joins its terminal: what a fresh terminal of this size must be sent to show the same, and what its
     /// program writes from then on.
-    pub fn attach(&self) -> Result<Attached, Error> {
+    pub fn attach(&self) -> Result<TerminalAttachment, Error> {
         let (replay, position, size) = self.terminal()?.replay(&self.shared.log)?;
-        Ok(Attached {
+        Ok(TerminalAttachment {
             replay,
             size,
             output: self.output(position),
@@ -356,7 +356,7 @@ impl Control {
         self.shared.record(|record| record.resize(position, size))
     }
 
-    fn stdin(&self) -> Result<&Input, Error> {
+    fn stdin(&self) -> Result<&StdinQueue, Error> {
         self.shared.input.as_ref().ok_or_else(|| {
             Error::new(
                 Code::StdinClosed,
@@ -368,17 +368,17 @@ impl Control {
 
     /// Writes to its standard input what belongs at an offset; how far input has come then, which may
     /// be less than was offered.
-    pub fn write_input(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
+    pub fn write_stdin_at(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         self.stdin()?.write(offset, bytes)
     }
 
     /// How many bytes of standard input were taken so far; nothing of a terminal.
-    pub fn input_taken(&self) -> Option<u64> {
-        self.shared.input.as_ref().map(Input::taken)
+    pub fn stdin_offset(&self) -> Option<u64> {
+        self.shared.input.as_ref().map(StdinQueue::taken)
     }
 
     /// Writes all of it to its standard input or terminal, waiting for the command to read.
-    pub async fn write_all(&self, bytes: &[u8]) -> Result<(), Error> {
+    pub async fn write_stdin(&self, bytes: &[u8]) -> Result<(), Error> {
         if let Some(terminal) = &self.shared.terminal {
             return terminal.write(bytes).await;
         }
@@ -386,7 +386,7 @@ impl Control {
     }
 
     /// Ends its standard input.
-    pub fn close_input(&self) -> Result<(), Error> {
+    pub fn close_stdin(&self) -> Result<(), Error> {
         self.stdin()?.close()
     }
 
@@ -415,7 +415,7 @@ impl Control {
     }
 }
 
-impl Exec {
+impl StartedExec {
     /// Waits for its end.
     pub async fn wait(&self) -> ExecStatus {
         self.control.wait().await
@@ -432,16 +432,16 @@ impl Exec {
     }
 
     /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
-    pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<Finished, Error> {
+    pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<ExecResult, Error> {
         let write = async {
             if self.control.shared.input.is_some() {
                 // A command need not read its input. Of a request that came again, some may be taken already.
-                let taken = self.control.input_taken().unwrap_or_default();
+                let taken = self.control.stdin_offset().unwrap_or_default();
                 let rest = usize::try_from(taken)
                     .ok()
                     .and_then(|taken| input.get(taken..));
-                let _ = self.control.write_all(rest.unwrap_or_default()).await;
-                let _ = self.control.close_input();
+                let _ = self.control.write_stdin(rest.unwrap_or_default()).await;
+                let _ = self.control.close_stdin();
             }
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -452,7 +452,7 @@ impl Exec {
         );
         let truncated = first? | second?;
         let status = self.control.wait().await;
-        Ok(Finished {
+        Ok(ExecResult {
             status,
             stdout: out,
             stderr: err,

@@ -3,10 +3,10 @@
 
 pub(crate) mod archive;
 mod call;
-mod direct;
 mod entry;
 mod reader;
 mod search;
+mod splice;
 mod writer;
 
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use atoll_jail::wire::{self, FileWork, FromHelper};
 use atoll_model::{Attributes, Caller, Described, Entry, Error, WriteOptions};
 
 use crate::sandbox::Sandbox;
-pub(crate) use call::Call;
+pub(crate) use call::HelperCall;
 use entry::described;
-pub use reader::Reader;
+pub use reader::FileReader;
 pub(crate) use search::search;
-pub use writer::Writer;
+pub use writer::FileWriter;
 
 /// Refuses a path that could be none, whatever is inside.
-pub(crate) fn checked(path: &[u8]) -> Result<Vec<u8>, Error> {
+pub(crate) fn check_path(path: &[u8]) -> Result<Vec<u8>, Error> {
     let wrong = |message: &str| {
         Err(Error::invalid(
             "path",
@@ -44,13 +44,13 @@ pub(crate) async fn read(
     path: &[u8],
     offset: u64,
     length: Option<u64>,
-) -> Result<Reader, Error> {
+) -> Result<FileReader, Error> {
     let work = FileWork::Read {
-        path: checked(path)?,
+        path: check_path(path)?,
         offset,
         length,
     };
-    Reader::open(sandbox, caller, work).await
+    FileReader::open(sandbox, caller, work).await
 }
 
 pub(crate) async fn write(
@@ -58,19 +58,19 @@ pub(crate) async fn write(
     caller: &Caller,
     path: &[u8],
     options: WriteOptions,
-) -> Result<Writer, Error> {
+) -> Result<FileWriter, Error> {
     let WriteOptions {
         mode,
         in_place,
         parents,
     } = options;
     let work = FileWork::Write {
-        path: checked(path)?,
+        path: check_path(path)?,
         mode,
         in_place,
         parents,
     };
-    Writer::open(sandbox, caller, work).await
+    FileWriter::open(sandbox, caller, work).await
 }
 
 pub(crate) async fn put(
@@ -78,10 +78,10 @@ pub(crate) async fn put(
     caller: &Caller,
     path: &[u8],
     attributes: Attributes,
-) -> Result<Writer, Error> {
+) -> Result<FileWriter, Error> {
     let values = attributes.values.into_iter();
     let work = FileWork::Put {
-        path: checked(path)?,
+        path: check_path(path)?,
         attributes: wire::Attributes {
             prefix: attributes.prefix.into(),
             values: values
@@ -89,7 +89,7 @@ pub(crate) async fn put(
                 .collect(),
         },
     };
-    Writer::open(sandbox, caller, work).await
+    FileWriter::open(sandbox, caller, work).await
 }
 
 /// Describes a path, or what is below it: at most so many entries come back, and whether there are more.
@@ -100,7 +100,7 @@ pub(crate) async fn describe(
     prefix: &str,
 ) -> Result<(Vec<Described>, bool), Error> {
     let work = FileWork::Describe {
-        path: checked(path)?,
+        path: check_path(path)?,
         depth,
         limit,
         attributes: prefix.into(),
@@ -109,7 +109,7 @@ pub(crate) async fn describe(
         FromHelper::Described(all) => Some(all.into_iter().map(described).collect()),
         _ => None,
     };
-    let call = Call::start(sandbox, caller, work, None).await?;
+    let call = HelperCall::start(sandbox, caller, work, None).await?;
     call.all(of, limit.max(1) as usize).await
 }
 
@@ -121,9 +121,9 @@ pub(crate) async fn simple(
     most: usize,
 ) -> Result<(Vec<Entry>, bool), Error> {
     for path in paths(&work) {
-        checked(path)?;
+        check_path(path)?;
     }
-    Call::start(sandbox, caller, work, None)
+    HelperCall::start(sandbox, caller, work, None)
         .await?
         .entries(most)
         .await

@@ -18,8 +18,8 @@ use atoll_model::{ExecId, Program, SandboxId};
 use atoll_store::{CommandKind, CommandRow, Error, Journal};
 use tokio::sync::Notify;
 
-use crate::exec::Shared;
-use crate::exec::table::Table;
+use crate::exec::ExecState;
+use crate::exec::table::ExecTable;
 use crate::sandbox::lock;
 use crate::syncer::Syncer;
 
@@ -27,7 +27,7 @@ use crate::syncer::Syncer;
 /// away leaves between two times.
 const WAIT: Duration = Duration::from_secs(15);
 /// How often is looked for news that have waited, and for journals that could not be written.
-pub(crate) const LOOK: Duration = Duration::from_secs(2);
+pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
 /// How many are open at once.
 const MOST: usize = 8;
 /// How long one stays open that nobody needs: those of the few sandboxes in which something is run all the time are not
@@ -38,9 +38,9 @@ const LONGEST: usize = 8 << 10;
 
 /// What of a command stands in its sandbox's journal.
 #[derive(Debug, Default)]
-pub(crate) struct Noted(AtomicU8);
+pub(crate) struct JournalState(AtomicU8);
 
-impl Noted {
+impl JournalState {
     fn level(ended: bool) -> u8 {
         1 + u8::from(ended)
     }
@@ -62,7 +62,7 @@ impl Noted {
 
 /// How the journals are doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Health {
+pub struct JournalHealth {
     /// Sandboxes whose journal does not have everything yet.
     pub behind: usize,
     /// How often one could not be written.
@@ -99,13 +99,13 @@ struct Opened {
 
 /// Where a sandbox's table says that it has news.
 #[derive(Debug, Clone)]
-pub(crate) struct Mark {
+pub(crate) struct JournalNotifier {
     pub(crate) id: SandboxId,
     pub(crate) journals: Arc<Journals>,
     pub(crate) syncer: Arc<Syncer>,
 }
 
-impl Mark {
+impl JournalNotifier {
     pub(crate) fn has_news(&self) {
         self.syncer.note_command(&self.id);
         let mut fresh = lock(&self.journals.fresh);
@@ -132,8 +132,8 @@ impl Mark {
 }
 
 impl Journals {
-    pub(crate) fn health(&self) -> Health {
-        Health {
+    pub(crate) fn health(&self) -> JournalHealth {
+        JournalHealth {
             behind: lock(&self.fresh).len(),
             failures: self.failures.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
@@ -141,24 +141,24 @@ impl Journals {
     }
 
     /// Sandboxes with something that nobody else has.
-    pub(crate) fn unsynced(&self) -> HashSet<SandboxId> {
+    pub(crate) fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
         let mut all = lock(&self.unsynced).clone();
         all.extend(lock(&self.fresh).keys().cloned());
         all
     }
 
     /// Waits for one that presses.
-    pub(crate) async fn pressed(&self) {
+    pub(crate) async fn wait_for_flush_request(&self) {
         self.pressed.notified().await;
     }
 
     /// One that presses.
-    pub(crate) fn pressing(&self) -> Option<SandboxId> {
+    pub(crate) fn next_urgent(&self) -> Option<SandboxId> {
         lock(&self.pressing).pop()
     }
 
     /// Those whose news have waited, which are none for that any more.
-    pub(crate) fn due(&self) -> Vec<SandboxId> {
+    pub(crate) fn take_due(&self) -> Vec<SandboxId> {
         let now = Instant::now();
         let mut fresh = lock(&self.fresh);
         let due = fresh.extract_if(|_, until| *until <= now);
@@ -172,7 +172,7 @@ impl Journals {
     }
 
     /// Writes what a sandbox has and its journal has not.
-    pub(crate) async fn write(&self, id: &SandboxId, table: &Table) -> Result<(), Error> {
+    pub(crate) async fn write(&self, id: &SandboxId, table: &ExecTable) -> Result<(), Error> {
         // Before it is looked at: what happens meanwhile is to be found later.
         lock(&self.fresh).remove(id);
         let news = table.news();
@@ -197,7 +197,7 @@ impl Journals {
     pub(crate) async fn read(
         &self,
         id: &SandboxId,
-        table: &Table,
+        table: &ExecTable,
         most: u32,
     ) -> Result<Vec<CommandRow>, Error> {
         self.write(id, table).await?;
@@ -215,10 +215,10 @@ impl Journals {
     }
 
     /// Somebody else has these now.
-    pub(crate) async fn synced(
+    pub(crate) async fn mark_synced(
         &self,
         id: &SandboxId,
-        table: &Table,
+        table: &ExecTable,
         rows: &[CommandRow],
     ) -> Result<(), Error> {
         let prune = table.taken(rows.len());
@@ -230,13 +230,13 @@ impl Journals {
     }
 
     /// They could not be taken: they are to be read again.
-    pub(crate) fn not_synced(&self, id: &SandboxId) {
+    pub(crate) fn mark_unsynced(&self, id: &SandboxId) {
         lock(&self.unsynced).insert(id.clone());
     }
 
     /// All that nobody else has of a sandbox that is about to be gone, perhaps with something that somebody has. No
     /// file is made for it.
-    pub(crate) async fn last(&self, id: &SandboxId, table: &Table) -> Vec<CommandRow> {
+    pub(crate) async fn drain(&self, id: &SandboxId, table: &ExecTable) -> Vec<CommandRow> {
         let mut rows = Vec::new();
         if table.journal().exists() {
             // If it cannot be read, the news are all that the table and the records know.
@@ -255,7 +255,7 @@ impl Journals {
     }
 
     /// The sandbox is gone.
-    pub(crate) async fn forget(&self, id: &SandboxId) {
+    pub(crate) async fn remove(&self, id: &SandboxId) {
         lock(&self.fresh).remove(id);
         lock(&self.unsynced).remove(id);
         let mut open = self.open.lock().await;
@@ -273,7 +273,7 @@ impl Journals {
     async fn with<T>(
         &self,
         id: &SandboxId,
-        table: &Table,
+        table: &ExecTable,
         work: impl AsyncFnOnce(&mut Journal) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut open = self.open.lock().await;
@@ -356,7 +356,7 @@ fn set_aside(path: &Path) {
 }
 
 /// What history has of a command: not its variables, and not more of its words than is useful.
-fn row(exec: &Shared) -> CommandRow {
+fn row(exec: &ExecState) -> CommandRow {
     let (spec, progress) = (&exec.spec, exec.progress());
     let mut left = LONGEST;
     let mut cut = false;

@@ -31,12 +31,12 @@ mod trash;
 pub mod tree;
 mod watch;
 
-pub use exec::logs::{Logged, Logs};
-pub use exec::output::{Output, Reader as LogReader};
-pub use exec::{Attached, Control, Exec, Finished};
+pub use exec::log_lines::{LogFollower, LogLine};
+pub use exec::output::{OutputReader, StreamReader};
+pub use exec::{ExecHandle, ExecResult, StartedExec, TerminalAttachment};
 pub use files::archive::Unpacking;
-pub use files::{Reader, Writer};
-pub use journal::Health as JournalHealth;
+pub use files::{FileReader, FileWriter};
+pub use journal::JournalHealth;
 pub use outlast::{Outlast, outlast};
 pub use reserve::Reserve;
 pub use runtime::{

@@ -12,20 +12,20 @@
 //! Nothing here trusts what is inside: a sandbox that had every right in its network namespace could
 //! take its own end away, and no more.
 
+mod active;
 mod addresses;
+mod conntrack;
 mod dns;
+pub(crate) mod egress_check;
 mod firewall;
-mod flows;
-mod guard;
 pub(crate) mod inventory;
-mod janitor;
 mod link;
+mod link_reaper;
 mod netlink;
 pub mod ports;
-mod ready;
+mod ruleset_watcher;
 #[cfg(test)]
 mod tests;
-pub(crate) mod trial;
 mod veth;
 
 use std::collections::BTreeSet;
@@ -40,12 +40,12 @@ use atoll_model::{Code, EgressException, Error, Policy};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 
+use self::active::ActiveNetwork;
 use self::addresses::Addresses;
 pub use self::dns::Resolvers;
 use self::firewall::Compiled;
 pub use self::link::Link;
 use self::netlink::{ROUTE, Socket};
-use self::ready::Ready;
 use self::veth::Family;
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
@@ -84,7 +84,7 @@ pub struct Network {
     tag: String,
     config: Config,
     addresses: Arc<Addresses>,
-    ready: OnceCell<Arc<Ready>>,
+    ready: OnceCell<Arc<ActiveNetwork>>,
 }
 
 impl Network {
@@ -132,7 +132,7 @@ impl Network {
             .collect();
         let (tag, config) = (self.tag.clone(), self.config.clone());
         let addresses = Arc::clone(&self.addresses);
-        let ready = Ready::resume(tag, config, addresses, gateway, &compiled)?;
+        let ready = ActiveNetwork::resume(tag, config, addresses, gateway, &compiled)?;
         let links = compiled
             .into_iter()
             .map(|(address, policy)| Link::found(&ready, address, policy))
@@ -144,9 +144,9 @@ impl Network {
     }
 
     /// Nothing of a server before is gone on with: what it left is taken away.
-    pub fn start_over(&self) -> Result<(), Error> {
+    pub fn discard_previous(&self) -> Result<(), Error> {
         self.addresses.inherit(&BTreeSet::new());
-        collect(&self.tag)
+        remove_leftovers(&self.tag)
     }
 
     /// Links a sandbox's network namespace with the world, under a policy. The link is gone some
@@ -156,14 +156,14 @@ impl Network {
         let ready = self.ready.get_or_try_init(|| {
             let (tag, config) = (self.tag.clone(), self.config.clone());
             let addresses = Arc::clone(&self.addresses);
-            blocking(move || Ready::open(tag, config, addresses))
+            blocking(move || ActiveNetwork::open(tag, config, addresses))
         });
         let ready = Arc::clone(ready.await?);
         blocking(move || Link::make(&ready, namespace.as_fd(), &policy)).await
     }
 
     /// Removes links and rules, and releases the blocks of addresses. Sandboxes that still have a link lose it.
-    pub async fn dismantle(&self) -> Result<(), Error> {
+    pub async fn tear_down(&self) -> Result<(), Error> {
         let Some(ready) = self.ready.get().map(Arc::clone) else {
             return Ok(());
         };
@@ -177,12 +177,12 @@ impl Network {
     }
 
     /// Ends our part of it. Links and rules stay for the next server.
-    pub async fn leave(&self) -> Result<(), Error> {
+    pub async fn detach(&self) -> Result<(), Error> {
         let Some(ready) = self.ready.get().map(Arc::clone) else {
             return Ok(());
         };
         blocking(move || {
-            ready.leave();
+            ready.detach();
             Ok(())
         })
         .await
@@ -190,7 +190,7 @@ impl Network {
 }
 
 /// Takes away the links and rules that an instance left. It is dead, or about to be.
-pub fn collect(tag: &str) -> Result<(), Error> {
+pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
     let family = Family::of(tag);
     let links = Socket::open(ROUTE).and_then(|mut socket| {
         let found = veth::list(&mut socket, &family)?;

@@ -29,7 +29,7 @@ use tokio::sync::watch;
 
 use crate::authorities::Authorities;
 use crate::busy::Busy;
-use crate::exec::budget::Kept;
+use crate::exec::budget::OutputRetention;
 use crate::freezer::Freezer;
 use crate::instance::Instance;
 use crate::journal::Journals;
@@ -70,7 +70,7 @@ pub(crate) struct Shared {
     pub(crate) authorities: Authorities,
     pub(crate) patience: Duration,
     /// How much of what commands write is kept.
-    kept: Kept,
+    kept: OutputRetention,
     pub(crate) syncer: Arc<Syncer>,
     /// Nothing if nobody keeps them.
     pub(crate) journals: Option<Arc<Journals>>,

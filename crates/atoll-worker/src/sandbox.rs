@@ -28,7 +28,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::authorities::Mounted;
 use crate::error::{internal, jail};
-use crate::exec::table::Table;
+use crate::exec::table::ExecTable;
 use crate::freezer::Step;
 use crate::init::Init;
 use crate::keeper::{Keeper, Parent};
@@ -54,7 +54,7 @@ pub(crate) struct Sandbox {
     /// PID 1 as the host sees it.
     pub(crate) pid: i32,
     /// Its commands.
-    pub(crate) execs: Arc<Table>,
+    pub(crate) execs: Arc<ExecTable>,
     /// Places for watches of its files.
     pub(crate) watches: Arc<Semaphore>,
     /// Variables of every command: the template's, then the sandbox's own.
@@ -103,7 +103,7 @@ struct Parts {
     group: Group,
     parent: Parent,
     keeper: Arc<Keeper>,
-    execs: Table,
+    execs: ExecTable,
     link: Option<Arc<Link>>,
     directory: PathBuf,
     terminals: Option<OwnedFd>,

@@ -9,7 +9,7 @@
 //! saved of it, the scrolling region, tabulators, character sets, the modes of keys, paste, mouse and
 //! focus, and the title.
 //!
-//! The program is hostile: memory is bounded by [`Size::MOST`] whatever it writes (24 MB for the
+//! The program is hostile: memory is bounded by [`Size::MAX`] whatever it writes (24 MB for the
 //! largest screen, 1 MB for 80 × 24), and no sequence costs more than about one row of cells.
 //! Measured with optimisation in three runs on a machine that was busy with other work: 32–67 MB of plain
 //! lines a second, 30–91 MB with colours; the dearest sequence, a repetition on the largest screen, 0.6
@@ -21,14 +21,14 @@
 //! in xterm; only what is above it is broken into more rows.
 
 mod cell;
-mod look;
-mod obey;
 mod parse;
+mod perform;
+mod print;
 mod replay;
 mod row;
 mod scrollback;
+mod sgr;
 mod terminal;
-mod write;
 
 #[cfg(test)]
 mod tests;
@@ -47,15 +47,15 @@ pub struct Size {
 
 impl Size {
     /// The largest; what is asked for beyond is not given.
-    pub const MOST: Self = Self {
+    pub const MAX: Self = Self {
         rows: 300,
         columns: 800,
     };
 
     fn clamped(self) -> Self {
         Self {
-            rows: self.rows.clamp(1, Self::MOST.rows),
-            columns: self.columns.clamp(1, Self::MOST.columns),
+            rows: self.rows.clamp(1, Self::MAX.rows),
+            columns: self.columns.clamp(1, Self::MAX.columns),
         }
     }
 }
@@ -85,7 +85,7 @@ impl Screen {
         }
     }
 
-    /// Its size, which is what was asked for within [`Size::MOST`].
+    /// Its size, which is what was asked for within [`Size::MAX`].
     pub fn size(&self) -> Size {
         self.terminal.size
     }

@@ -12,7 +12,7 @@ use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::files::{Call, checked};
+use crate::files::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
 /// Events kept for a reader; four times what the kernel keeps.
@@ -27,7 +27,7 @@ const DIRECTORIES: u32 = 1 << 20;
 /// A watch on a directory. Dropping it ends it.
 #[derive(Debug)]
 pub struct Watch {
-    call: Call,
+    call: HelperCall,
     waiting: VecDeque<WatchEvent>,
     /// Bytes of paths in `waiting`.
     bytes: usize,
@@ -49,7 +49,7 @@ pub(crate) async fn watch(
     options: WatchOptions,
 ) -> Result<Watch, Error> {
     let work = FileWork::Watch {
-        path: checked(path)?,
+        path: check_path(path)?,
         recursive: options.recursive,
         limit: options.directories.clamp(1, DIRECTORIES),
     };
@@ -60,7 +60,7 @@ pub(crate) async fn watch(
             .remedy("end some, or watch one directory with all below it")
     })?;
     let mut watch = Watch {
-        call: Call::start(sandbox, caller, work, None).await?,
+        call: HelperCall::start(sandbox, caller, work, None).await?,
         waiting: VecDeque::new(),
         bytes: 0,
         token: 0,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use atoll_core::{Slice, outlast};
 use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Scope};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -268,7 +268,7 @@ pub(super) fn place(info: &ExecInfo) -> (i64, String) {
 }
 
 /// A command by its id; one by its pid or tag has its own prefix.
-fn find(used: &atoll_core::Use, name: &str) -> Result<Control, Error> {
+fn find(used: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
     let runtime = used.runtime();
     if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
         return runtime.find_exec_by_pid(used.id(), pid);
@@ -384,7 +384,7 @@ async fn write(
     Bytes(bytes): Bytes,
 ) -> Answer<Json<StdinOffset>> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let taken = find(&used, &exec)?.write_input(asked.offset, &bytes)?;
+    let taken = find(&used, &exec)?.write_stdin_at(asked.offset, &bytes)?;
     Ok(Json(StdinOffset { taken }))
 }
 
@@ -397,7 +397,7 @@ async fn close(
     _: Body<Nothing>,
 ) -> Answer<StatusCode> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    find(&used, &exec)?.close_input()?;
+    find(&used, &exec)?.close_stdin()?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use atoll_core::{Again, Slice, Use};
 use atoll_model::{Code, Error, ExecInfo, ExecSpec, SandboxId, Scope};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
 use axum::extract::ws::WebSocketUpgrade;
@@ -81,7 +81,7 @@ impl New {
     }
 }
 
-fn find(used: &Use, pty: &str) -> Result<Control, Error> {
+fn find(used: &Use, pty: &str) -> Result<ExecHandle, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
             .remedy("GET …/pty lists those that there are")
@@ -107,7 +107,7 @@ fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
     Ok(all.into_iter().filter(open).collect())
 }
 
-async fn start(used: &Use, asked: &New, again: Option<Again>) -> Result<Control, Error> {
+async fn start(used: &Use, asked: &New, again: Option<Again>) -> Result<ExecHandle, Error> {
     let mut spec = asked.spec()?;
     spec.again = again;
     let exec = used.runtime().exec(used.id(), spec).await?;
@@ -238,7 +238,7 @@ async fn join(
 
 fn upgraded(
     upgrade: WebSocketUpgrade,
-    joined: Result<(Use, Control), Error>,
+    joined: Result<(Use, ExecHandle), Error>,
     ends: Ends,
 ) -> Response {
     upgrade.on_upgrade(|socket| async {

@@ -2,7 +2,7 @@
 
 use atoll_core::Context;
 use atoll_model::{Chunk, Error, ExecId, Sample};
-use atoll_worker::{Logged, Logs};
+use atoll_worker::{LogFollower, LogLine};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -163,8 +163,8 @@ enum What {
     Exit(Exit),
 }
 
-impl From<Logged> for Line {
-    fn from(logged: Logged) -> Self {
+impl From<LogLine> for Line {
+    fn from(logged: LogLine) -> Self {
         let (stream, what) = match logged.what {
             Chunk::Data {
                 stream,
@@ -224,13 +224,13 @@ async fn logs(
     Ok((headers, Json(lines)).into_response())
 }
 
-fn open(app: &App, caller: &Context, id: &str, after: Option<&str>) -> Result<Logs, Error> {
+fn open(app: &App, caller: &Context, id: &str, after: Option<&str>) -> Result<LogFollower, Error> {
     let used = app.core.look(caller, id)?;
     used.runtime().logs(used.id(), after)
 }
 
 /// Server-sent events: what was written, then what is. The `id` of each is where to go on after it.
-fn follow(logs: Logs) -> Response {
+fn follow(logs: LogFollower) -> Response {
     let events = futures_util::stream::unfold(Some(logs), |logs| async {
         let mut logs = logs?;
         match tokio::time::timeout(stream::PING, logs.next()).await {

@@ -12,9 +12,9 @@ use atoll_model::Bytes;
 use crate::storage::Space;
 
 /// How much of a command's output is kept.
-pub(crate) const WINDOW: Bytes = Bytes(64 << 20);
+pub(crate) const DEFAULT_WINDOW: Bytes = Bytes(64 << 20);
 /// The smallest window that there is sense in: more than two pipes hold.
-pub(crate) const SMALLEST: Bytes = Bytes(1 << 20);
+pub(crate) const MIN_WINDOW: Bytes = Bytes(1 << 20);
 /// How many windows the commands of a sandbox have together.
 const WINDOWS: u64 = 16;
 /// What part of its window a command has left when all of them are used.
@@ -22,17 +22,17 @@ const SHARE: u64 = 16;
 
 /// What may be kept, as a runtime is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Kept {
+pub(crate) struct OutputRetention {
     /// Of each command.
     pub(crate) window: Bytes,
     /// What is the host's of the disk; nothing if that is a part of it.
     pub(crate) reserve: Option<Bytes>,
 }
 
-impl Default for Kept {
+impl Default for OutputRetention {
     fn default() -> Self {
         Self {
-            window: WINDOW,
+            window: DEFAULT_WINDOW,
             reserve: None,
         }
     }
@@ -41,7 +41,7 @@ impl Default for Kept {
 /// The budget of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
-    kept: Kept,
+    kept: OutputRetention,
     directory: PathBuf,
     used: AtomicU64,
     /// Only the reserve is left on the disk.
@@ -52,7 +52,7 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// For logs in this directory.
-    pub(crate) fn new(kept: Kept, directory: PathBuf) -> Self {
+    pub(crate) fn new(kept: OutputRetention, directory: PathBuf) -> Self {
         Self {
             kept,
             directory,
@@ -67,7 +67,7 @@ impl Budget {
     /// How much of a command's output is kept now.
     pub(super) fn window(&self) -> u64 {
         let Bytes(window) = self.kept.window;
-        let least = SMALLEST.0.min(window);
+        let least = MIN_WINDOW.0.min(window);
         if self.scarce.load(Ordering::Relaxed) {
             least
         } else if self.tight.load(Ordering::Relaxed) {

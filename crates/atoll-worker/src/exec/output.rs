@@ -6,7 +6,7 @@ use std::sync::Arc;
 use atoll_model::{Chunk, Error, ExecStatus, Stream};
 use tokio::sync::watch;
 
-use super::log::Log;
+use super::output_log::OutputLog;
 use crate::error::internal;
 
 /// The most one chunk holds.
@@ -14,8 +14,8 @@ const MOST: usize = 256 << 10;
 
 /// A reader of both streams, from a position on.
 #[derive(Debug)]
-pub struct Reader {
-    log: Arc<Log>,
+pub struct OutputReader {
+    log: Arc<OutputLog>,
     state: watch::Receiver<Progress>,
     growth: watch::Receiver<u64>,
     position: u64,
@@ -35,8 +35,8 @@ pub(crate) struct Progress {
     pub(crate) closed: bool,
 }
 
-impl Reader {
-    pub(super) fn new(log: Arc<Log>, state: watch::Receiver<Progress>, after: u64) -> Self {
+impl OutputReader {
+    pub(super) fn new(log: Arc<OutputLog>, state: watch::Receiver<Progress>, after: u64) -> Self {
         Self {
             growth: log.growth(),
             log,
@@ -127,7 +127,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for OutputReader {
     fn drop(&mut self) {
         if let Some(number) = self.number {
             self.log.depart(number);
@@ -138,8 +138,8 @@ impl Drop for Reader {
 /// One stream of output. It ends when the command has ended and what was written until then is
 /// read: children that live on may go on writing for ever.
 #[derive(Debug)]
-pub struct Output {
-    reader: Reader,
+pub struct StreamReader {
+    reader: OutputReader,
     stream: Stream,
     /// Bytes that did not fit.
     rest: Vec<u8>,
@@ -147,8 +147,8 @@ pub struct Output {
     lost: u64,
 }
 
-impl Output {
-    pub(super) fn new(reader: Reader, stream: Stream) -> Self {
+impl StreamReader {
+    pub(super) fn new(reader: OutputReader, stream: Stream) -> Self {
         Self {
             reader,
             stream,

@@ -10,16 +10,16 @@ use std::time::Duration;
 use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, ExecStatus, TerminalSize};
 use serde::{Deserialize, Serialize};
 
-use super::input::Input;
-use super::ledger::{self, Ledger};
-use super::log::Log;
+use super::output_log::OutputLog;
+use super::record_log::{self, RecordLog};
 use super::start::Begun;
+use super::stdin::StdinQueue;
 use crate::error::internal;
 
 /// Everything a later server must know of a command.
 #[derive(Debug, Clone)]
-pub(crate) struct Record {
-    ledger: Arc<Ledger>,
+pub(crate) struct ExecRecord {
+    ledger: Arc<RecordLog>,
     /// How many bytes of the ledger are about it.
     size: usize,
     pub(crate) id: ExecId,
@@ -109,9 +109,9 @@ struct Beginning<'a> {
     monotonic: Option<i64>,
 }
 
-impl Record {
+impl ExecRecord {
     pub(super) fn new(
-        ledger: &Arc<Ledger>,
+        ledger: &Arc<RecordLog>,
         id: ExecId,
         begun: &Begun,
         spec: &Arc<ExecSpec>,
@@ -129,7 +129,7 @@ impl Record {
         Self::begun(ledger, id, beginning)
     }
 
-    fn begun(ledger: &Arc<Ledger>, id: ExecId, beginning: Beginning<'_>) -> Self {
+    fn begun(ledger: &Arc<RecordLog>, id: ExecId, beginning: Beginning<'_>) -> Self {
         let (spec, started_at) = (beginning.spec.into_owned(), beginning.started_at);
         Self {
             ledger: Arc::clone(ledger),
@@ -152,7 +152,7 @@ impl Record {
     }
 
     #[cfg(test)]
-    pub(super) fn of(ledger: &Arc<Ledger>, spec: ExecSpec, started_at: i64) -> Self {
+    pub(super) fn of(ledger: &Arc<RecordLog>, spec: ExecSpec, started_at: i64) -> Self {
         let beginning = Beginning {
             version: 1,
             request: 1,
@@ -222,7 +222,7 @@ impl Record {
     }
 
     /// All that are written down, in the order they began.
-    pub(crate) fn all(ledger: &Arc<Ledger>) -> Result<Vec<Self>, Error> {
+    pub(crate) fn read_all(ledger: &Arc<RecordLog>) -> Result<Vec<Self>, Error> {
         let lines = ledger.read()?;
         let mut all: HashMap<&str, Self> = HashMap::new();
         for (name, text) in lines.iter() {
@@ -256,10 +256,10 @@ impl Record {
     }
 
     /// Removes its files; what the ledger is to forget.
-    pub(super) fn remove(&self, log: &Log) -> (ExecId, usize) {
+    pub(super) fn remove(&self, log: &OutputLog) -> (ExecId, usize) {
         log.remove();
         if self.spec.input == atoll_model::Input::Open {
-            Input::remove(&self.stem());
+            StdinQueue::remove(&self.stem());
         }
         (self.id.clone(), self.size)
     }

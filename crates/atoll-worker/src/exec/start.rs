@@ -14,16 +14,18 @@ use rustix::fs::{Gid, Uid};
 use tokio::io::Interest;
 use tokio::sync::{oneshot, watch};
 
-use super::input::Input;
-use super::log::Log;
-use super::record::Record;
+use super::output_log::OutputLog;
+use super::record::ExecRecord;
+use super::stdin::StdinQueue;
 use super::table::Place;
 use super::task::{Pipe, Source, Task};
 use super::terminal::{self, Terminal};
-use super::{Control, Exec, SIGKILL, Shared, input_of, new_pipe, nonblocking, now};
+use super::{
+    ExecHandle, ExecState, SIGKILL, StartedExec, new_pipe, nonblocking, now, stdin_request_id,
+};
 use crate::error::{internal, too_many_processes};
 use crate::init::{Started, gone};
-use crate::journal::Noted;
+use crate::journal::JournalState;
 use crate::keeper::watch_for;
 use crate::sandbox::Sandbox;
 
@@ -32,11 +34,13 @@ use crate::sandbox::Sandbox;
 const LONGEST: usize = 3 << 20;
 
 /// Starts a command.
-pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec, Error> {
+pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<StartedExec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
     let room = match sandbox.execs.place(&spec).await? {
         Place::Free(room) => room,
-        Place::Begun(begun) => return Ok(Control::new(begun, Some(Arc::clone(&sandbox))).follow()),
+        Place::Begun(begun) => {
+            return Ok(ExecHandle::new(begun, Some(Arc::clone(&sandbox))).into_streams());
+        }
     };
     let (id, spec) = (ExecId::random(), Arc::new(spec));
     let stem = sandbox.execs.directory().join(id.as_str());
@@ -44,8 +48,8 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
     let begun = async {
         let streams = Streams::open(&sandbox, &spec, &stem)?;
         let begun = Beginning::new(&sandbox)?.run(exec, &streams).await?;
-        let ledger = sandbox.execs.ledger();
-        let mut record = Record::new(ledger, id.clone(), &begun, &spec, now());
+        let ledger = sandbox.execs.record_log();
+        let mut record = ExecRecord::new(ledger, id.clone(), &begun, &spec, now());
         // What cannot be written down must not run either.
         let written = record.write().and_then(|()| streams.watched());
         match written {
@@ -63,16 +67,16 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
             }
         }
     };
-    let begun = begun.await.inspect_err(|_| Input::remove(&stem));
+    let begun = begun.await.inspect_err(|_| StdinQueue::remove(&stem));
     let (begun, record, streams) = begun?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(ExecState {
         id,
         pid: begun.pid,
         started_at: record.started_at,
         request: begun.request,
         leaf: Some(Arc::new(begun.leaf)),
         log: Arc::new(
-            Log::new(stem)
+            OutputLog::new(stem)
                 .patience(sandbox.patience)
                 .within(sandbox.execs.budget()),
         ),
@@ -80,11 +84,11 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         terminal: streams.terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
-        noted: Noted::default(),
+        noted: JournalState::default(),
         killed: AtomicBool::default(),
         spec,
     });
-    let control = Control::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
+    let control = ExecHandle::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
     sandbox.execs.add(Arc::clone(&shared));
     drop(room);
     Task {
@@ -98,12 +102,12 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Exec,
         before,
     }
     .spawn();
-    Ok(control.follow())
+    Ok(control.into_streams())
 }
 
 /// Runs a program of the template once and to its end, so that what every program needs is known to the
 /// kernel before somebody waits for it. A template without it is not the worse for it.
-pub(crate) async fn exercise(sandbox: &Sandbox) {
+pub(crate) async fn warm_up(sandbox: &Sandbox) {
     let exec = wire::Exec {
         argv: vec![b"/bin/true".to_vec()],
         ..wire::Exec::default()
@@ -129,7 +133,7 @@ enum Ours {
         stdout: OwnedFd,
         stderr: OwnedFd,
         /// What its input comes from, and our end of the pipe.
-        input: Option<(Input, OwnedFd)>,
+        input: Option<(StdinQueue, OwnedFd)>,
     },
     Terminal(terminal::Ends, TerminalSize),
 }
@@ -138,7 +142,7 @@ enum Ours {
 struct Watched {
     stdout: Pipe,
     stderr: Option<Pipe>,
-    input: Option<Input>,
+    input: Option<StdinQueue>,
     stdin: Option<OwnedFd>,
     terminal: Option<Terminal>,
     source: Option<Source>,
@@ -149,7 +153,8 @@ impl Streams {
         if let Some(size) = spec.terminal {
             return Self::terminal(sandbox, size);
         }
-        let input = (spec.input == atoll_model::Input::Open).then(|| Input::new(stem.to_owned()));
+        let input =
+            (spec.input == atoll_model::Input::Open).then(|| StdinQueue::new(stem.to_owned()));
         let input = input.transpose();
         Self::pipes(
             sandbox,
@@ -157,7 +162,7 @@ impl Streams {
         )
     }
 
-    fn pipes(sandbox: &Sandbox, input: Option<Input>) -> Result<Self, Error> {
+    fn pipes(sandbox: &Sandbox, input: Option<StdinQueue>) -> Result<Self, Error> {
         let (stdout, stdout_inside) = stream(sandbox.ids)?;
         let (stderr, stderr_inside) = stream(sandbox.ids)?;
         let mut inside = vec![stdout_inside, stderr_inside];
@@ -213,7 +218,7 @@ impl Streams {
                 if let Some((queue, pipe)) = input {
                     let file = queue.file();
                     let both = [file.as_fd(), pipe.as_fd()];
-                    sandbox.hold(input_of(request), &both).await?;
+                    sandbox.hold(stdin_request_id(request), &both).await?;
                 }
                 let both = [stdout.as_fd(), stderr.as_fd()];
                 sandbox.hold(request, &both).await
@@ -342,7 +347,7 @@ impl Drop for Beginning<'_> {
 fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
     sandbox.leave(leaf.into());
     sandbox.release(request);
-    sandbox.release(input_of(request));
+    sandbox.release(stdin_request_id(request));
     sandbox.forget(request);
 }
 

@@ -11,11 +11,11 @@ use atoll_store::Journal;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::budget::{Budget, Kept};
-use super::ledger::Ledger;
-use super::record::Record;
-use super::{Shared, log::Log};
-use crate::journal::Mark;
+use super::budget::{Budget, OutputRetention};
+use super::record::ExecRecord;
+use super::record_log::RecordLog;
+use super::{ExecState, output_log::OutputLog};
+use crate::journal::JournalNotifier;
 
 #[cfg(test)]
 mod tests;
@@ -35,11 +35,11 @@ const TERMINALS: usize = 20;
 
 /// The commands of a sandbox. They outlast its processes.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct ExecTable {
     /// Where they are written down.
-    ledger: Arc<Ledger>,
+    ledger: Arc<RecordLog>,
     /// Where it says that something happened, if that is written down.
-    mark: Option<Mark>,
+    mark: Option<JournalNotifier>,
     /// What their logs may take.
     budget: Arc<Budget>,
     inner: Mutex<Inner>,
@@ -52,7 +52,7 @@ pub(crate) struct Table {
 #[derive(Debug, Default)]
 struct Inner {
     /// In the order they began.
-    all: BTreeMap<u64, Arc<Shared>>,
+    all: BTreeMap<u64, Arc<ExecState>>,
     /// The number of each.
     numbers: HashMap<ExecId, u64>,
     /// Those of which it is not known that nothing can happen to them any more: few, where all may be many.
@@ -75,22 +75,22 @@ struct Inner {
 
 /// What a journal does not have yet.
 pub(crate) struct News {
-    pub(crate) commands: Vec<Arc<Shared>>,
+    pub(crate) commands: Vec<Arc<ExecState>>,
     /// All those of earlier servers are among them.
     old: bool,
 }
 
-impl Table {
+impl ExecTable {
     /// Of a sandbox with its files in `directory`; `complete` if nobody ran a command in it before.
-    pub(crate) fn new(directory: PathBuf, complete: bool, mark: Option<Mark>) -> Self {
+    pub(crate) fn new(directory: PathBuf, complete: bool, mark: Option<JournalNotifier>) -> Self {
         let inner = Inner {
             complete,
             behind: !complete,
             ..Inner::default()
         };
         let table = Self {
-            budget: Arc::new(Budget::new(Kept::default(), directory.clone())),
-            ledger: Ledger::of(directory),
+            budget: Arc::new(Budget::new(OutputRetention::default(), directory.clone())),
+            ledger: RecordLog::open(directory),
             mark,
             inner: Mutex::new(inner),
             taken: AtomicU32::new(0),
@@ -108,7 +108,7 @@ impl Table {
     }
 
     /// Their logs may take so much.
-    pub(crate) fn keeping(mut self, kept: Kept) -> Self {
+    pub(crate) fn with_retention(mut self, kept: OutputRetention) -> Self {
         self.budget = Arc::new(Budget::new(kept, self.directory().to_owned()));
         self
     }
@@ -153,7 +153,7 @@ impl Table {
         let fresh = inner.all.values();
         // Most have been there for long: whether they have ended need not be asked.
         let fresh = fresh.filter(|exec| !exec.noted.is(true) && !exec.noted.is(exec.ended()));
-        let mut commands: Vec<Arc<Shared>> = fresh.cloned().collect();
+        let mut commands: Vec<Arc<ExecState>> = fresh.cloned().collect();
         let mut old = inner.behind;
         if old {
             let (earlier, all) = inner.earlier(&self.ledger, &self.budget);
@@ -207,7 +207,7 @@ impl Table {
     /// Sees to it that all of them have ended, since their processes are gone: whoever is told that by nobody in time
     /// (its task may wait for room on the disk) was killed.
     pub(crate) async fn see_ends(&self, patience: Duration) {
-        let all: Vec<Arc<Shared>> = self.inner().all.values().cloned().collect();
+        let all: Vec<Arc<ExecState>> = self.inner().all.values().cloned().collect();
         let until = Instant::now() + patience;
         for exec in all.iter().filter(|exec| !exec.ended()) {
             let mut progress = exec.progress.subscribe();
@@ -224,7 +224,7 @@ impl Table {
     }
 
     /// Where they are written down.
-    pub(crate) fn ledger(&self) -> &Arc<Ledger> {
+    pub(crate) fn record_log(&self) -> &Arc<RecordLog> {
         &self.ledger
     }
 
@@ -253,7 +253,7 @@ impl Table {
     }
 
     /// Adds a command that has begun.
-    pub(crate) fn add(&self, shared: Arc<Shared>) {
+    pub(crate) fn add(&self, shared: Arc<ExecState>) {
         self.inner().add(shared);
         self.has_news();
         self.closed.send_modify(|_| {});
@@ -274,8 +274,8 @@ impl Table {
     pub(crate) fn next_after(
         &self,
         other: Option<&ExecId>,
-        left_out: impl Fn(&Shared) -> bool,
-    ) -> Option<Arc<Shared>> {
+        left_out: impl Fn(&ExecState) -> bool,
+    ) -> Option<Arc<ExecState>> {
         let inner = self.complete();
         let other = other.and_then(|id| inner.numbers.get(id));
         let first = other.map_or(0, |number| number + 1);
@@ -284,8 +284,8 @@ impl Table {
     }
 
     /// Adds a command that ended before we were there.
-    pub(crate) fn add_ended(&self, record: Record) {
-        if let Ok(shared) = Shared::of_ended(record, &self.budget) {
+    pub(crate) fn add_ended(&self, record: ExecRecord) {
+        if let Ok(shared) = ExecState::of_ended(record, &self.budget) {
             self.add(Arc::new(shared));
         }
     }
@@ -381,7 +381,7 @@ impl Table {
             heavy -= inner.weight_of(*number);
             forgotten.push(*number);
         }
-        let forgotten: Vec<Arc<Shared>> = forgotten
+        let forgotten: Vec<Arc<ExecState>> = forgotten
             .into_iter()
             .filter_map(|number| inner.remove(number))
             .collect();
@@ -405,7 +405,7 @@ impl Table {
     }
 
     /// The one with this id.
-    pub(crate) fn find(&self, id: &ExecId) -> Result<Arc<Shared>, Error> {
+    pub(crate) fn find(&self, id: &ExecId) -> Result<Arc<ExecState>, Error> {
         let inner = self.complete();
         let number = inner.numbers.get(id);
         let found = number.and_then(|number| inner.all.get(number));
@@ -413,19 +413,19 @@ impl Table {
     }
 
     /// The running one with this pid, or the last that had it.
-    pub(crate) fn find_pid(&self, pid: i32) -> Result<Arc<Shared>, Error> {
+    pub(crate) fn find_pid(&self, pid: i32) -> Result<Arc<ExecState>, Error> {
         self.find_by(|exec| exec.pid == pid && !exec.ended())
             .or_else(|| self.find_by(|exec| exec.pid == pid))
             .ok_or_else(|| unknown("pid", &pid.to_string()))
     }
 
     /// The newest with this tag.
-    pub(crate) fn find_tag(&self, tag: &str) -> Result<Arc<Shared>, Error> {
+    pub(crate) fn find_tag(&self, tag: &str) -> Result<Arc<ExecState>, Error> {
         self.find_by(|exec| exec.spec.tag.as_deref() == Some(tag))
             .ok_or_else(|| unknown("tag", tag))
     }
 
-    fn find_by(&self, fits: impl Fn(&Shared) -> bool) -> Option<Arc<Shared>> {
+    fn find_by(&self, fits: impl Fn(&ExecState) -> bool) -> Option<Arc<ExecState>> {
         let inner = self.complete();
         inner.all.values().rev().find(|exec| fits(exec)).cloned()
     }
@@ -435,12 +435,12 @@ impl Table {
 pub(crate) enum Place<'a> {
     Free(Room<'a>),
     /// It has begun before.
-    Begun(Arc<Shared>),
+    Begun(Arc<ExecState>),
 }
 
 /// A place among the commands that run.
 pub(crate) struct Room<'a> {
-    table: &'a Table,
+    table: &'a ExecTable,
     terminal: usize,
     weight: usize,
     key: Option<String>,
@@ -463,22 +463,22 @@ impl Drop for Room<'_> {
 impl Inner {
     /// Those that are written down and are not here, and whether that is all of them: one without an
     /// end may be about to begin, and is then not one of an earlier server.
-    fn earlier(&self, ledger: &Arc<Ledger>, budget: &Arc<Budget>) -> (Vec<Shared>, bool) {
-        let Ok(records) = Record::all(ledger) else {
+    fn earlier(&self, ledger: &Arc<RecordLog>, budget: &Arc<Budget>) -> (Vec<ExecState>, bool) {
+        let Ok(records) = ExecRecord::read_all(ledger) else {
             return (Vec::new(), false);
         };
         let records = records.into_iter();
         let records = records.filter(|record| !self.numbers.contains_key(&record.id));
-        let begins = |record: &Record| record.status.is_none() && self.beginning.0 > 0;
-        let (doubtful, earlier): (Vec<Record>, Vec<Record>) = records.partition(begins);
+        let begins = |record: &ExecRecord| record.status.is_none() && self.beginning.0 > 0;
+        let (doubtful, earlier): (Vec<ExecRecord>, Vec<ExecRecord>) = records.partition(begins);
         let earlier = earlier
             .into_iter()
-            .map(|record| Shared::of_ended(record, budget));
+            .map(|record| ExecState::of_ended(record, budget));
         (earlier.flatten().collect(), doubtful.is_empty())
     }
 
     /// The command that was asked for by this key; another request by it is refused.
-    fn said(&self, again: &Again) -> Result<Option<Arc<Shared>>, Error> {
+    fn said(&self, again: &Again) -> Result<Option<Arc<ExecState>>, Error> {
         for exec in self.all.values().rev() {
             match &exec.spec.again {
                 Some(known) if known == again => return Ok(Some(Arc::clone(exec))),
@@ -489,7 +489,7 @@ impl Inner {
         Ok(None)
     }
 
-    fn add(&mut self, shared: Arc<Shared>) {
+    fn add(&mut self, shared: Arc<ExecState>) {
         self.next += 1;
         let before = self.numbers.insert(shared.id.clone(), self.next);
         if let Some(before) = before {
@@ -514,7 +514,7 @@ impl Inner {
         self.weight -= self.weights.remove(&number).unwrap_or_default();
     }
 
-    fn remove(&mut self, number: u64) -> Option<Arc<Shared>> {
+    fn remove(&mut self, number: u64) -> Option<Arc<ExecState>> {
         let shared = self.all.remove(&number)?;
         self.lighten(number);
         self.numbers.remove(&shared.id);
@@ -522,10 +522,10 @@ impl Inner {
     }
 }
 
-impl Shared {
+impl ExecState {
     /// A command that ended before we were there; without a word of its end it was killed.
-    fn of_ended(record: Record, budget: &Arc<Budget>) -> std::io::Result<Self> {
-        let log = Log::open(record.stem())?.within(budget);
+    fn of_ended(record: ExecRecord, budget: &Arc<Budget>) -> std::io::Result<Self> {
+        let log = OutputLog::open(record.stem())?.within(budget);
         Ok(Self::with(record, log))
     }
 }

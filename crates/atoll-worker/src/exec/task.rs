@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use super::Shared;
-use super::log::{Log, Room, Taken};
+use super::output_log::{OutputLog, Room, Taken};
 use super::record::Clock;
 use crate::sandbox::Sandbox;
 
@@ -33,7 +33,7 @@ pub(super) type Pipe = AsyncFd<OwnedFd>;
 /// Everything the task of a command works with.
 pub(super) struct Task {
     pub(super) sandbox: Arc<Sandbox>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ExecState>,
     pub(super) stdout: Option<Pipe>,
     pub(super) stderr: Option<Pipe>,
     pub(super) stdin: Option<OwnedFd>,
@@ -106,7 +106,9 @@ impl Task {
             Arc::clone(&sandbox).spawn(async move {
                 if let Some(input) = &shared.input {
                     input.deliver(pipe).await;
-                    sandbox.release_now(super::input_of(shared.request)).await;
+                    sandbox
+                        .release_now(super::stdin_request_id(shared.request))
+                        .await;
                 }
             })
         });
@@ -174,7 +176,7 @@ impl Task {
             tokio::task::yield_now().await;
             if let Some(feeding) = feeding {
                 feeding.abort();
-                sandbox.release(super::input_of(shared.request));
+                sandbox.release(super::stdin_request_id(shared.request));
             }
             shared.end_input();
             // Not written down it stays known to PID 1, for the next server.
@@ -208,7 +210,7 @@ impl Task {
 }
 
 /// Shows on its screen what a terminal's program wrote.
-async fn show(shared: &Shared) {
+async fn show(shared: &ExecState) {
     if let Some(terminal) = &shared.terminal {
         while terminal.show(&shared.log).unwrap_or(false) {
             tokio::task::yield_now().await;
@@ -217,7 +219,7 @@ async fn show(shared: &Shared) {
 }
 
 /// Moves some of what was written, when there is some and room for it.
-async fn flow(log: &Log, flows: &mut [Flow; 2]) {
+async fn flow(log: &OutputLog, flows: &mut [Flow; 2]) {
     if let Room::Full(until) = log.room() {
         tokio::select! {
             () = log.moved.notified() => {}
@@ -234,7 +236,7 @@ async fn flow(log: &Log, flows: &mut [Flow; 2]) {
 
 impl Flow {
     /// Waits for something and moves it; can be given up at any time.
-    async fn take(&mut self, log: &Log) {
+    async fn take(&mut self, log: &OutputLog) {
         let Some(pipe) = &self.pipe else {
             return std::future::pending().await;
         };
@@ -263,7 +265,7 @@ impl Flow {
     }
 
     /// Moves everything that is in the pipe now: more than a pipe can hold was written later.
-    async fn drain(&mut self, log: &Log) {
+    async fn drain(&mut self, log: &OutputLog) {
         let begin = log.bounds().1;
         while let Some(pipe) = &self.pipe
             && log.bounds().1 < begin + TURN as u64
@@ -279,7 +281,7 @@ impl Flow {
     }
 
     /// Moves what is still on its way through a terminal, whose other end its program has just closed.
-    async fn settle(&mut self, log: &Log) {
+    async fn settle(&mut self, log: &OutputLog) {
         let closed = async {
             while self.pipe.is_some() {
                 self.take(log).await;
@@ -293,7 +295,7 @@ impl Flow {
 /// When a command's time is over. The clock stands still while the sandbox is paused, and that is
 /// written down: a later server goes on with what is left.
 struct Deadline {
-    shared: Arc<Shared>,
+    shared: Arc<ExecState>,
     state: watch::Receiver<SandboxState>,
     clock: Option<Running>,
 }
@@ -306,7 +308,7 @@ enum Running {
 }
 
 impl Deadline {
-    fn new(shared: &Arc<Shared>, state: watch::Receiver<SandboxState>) -> Self {
+    fn new(shared: &Arc<ExecState>, state: watch::Receiver<SandboxState>) -> Self {
         let left = shared.record(|record| record.clock.map(|clock| clock.left()));
         Self {
             clock: left.map(|left| Running::Until(Instant::now() + left)),

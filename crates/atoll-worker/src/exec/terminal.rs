@@ -9,7 +9,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-use super::log::Log;
+use super::output_log::OutputLog;
 use super::task::{Pipe, Source};
 use crate::error::{internal, jail};
 use crate::keeper::watch_for;
@@ -95,14 +95,19 @@ impl Terminal {
     }
 
     /// Shows what has come into the log; says whether there is more.
-    pub(crate) fn show(&self, log: &Log) -> io::Result<bool> {
+    pub(crate) fn show(&self, log: &OutputLog) -> io::Result<bool> {
         let mut shown = lock(&self.shown);
         shown.catch_up(log, TURN as u64)?;
         Ok(shown.position < log.bounds().1)
     }
 
     /// Shows everything up to a position, then takes another size: as it happened before we were there.
-    pub(crate) fn resized_at(&self, log: &Log, position: u64, to: TerminalSize) -> io::Result<()> {
+    pub(crate) fn resized_at(
+        &self,
+        log: &OutputLog,
+        position: u64,
+        to: TerminalSize,
+    ) -> io::Result<()> {
         let mut shown = lock(&self.shown);
         let left = position.saturating_sub(shown.position);
         shown.catch_up(log, left)?;
@@ -111,7 +116,7 @@ impl Terminal {
     }
 
     /// Gives it another size; the position in the log at which it has it.
-    pub(crate) fn resize(&self, log: &Log, to: TerminalSize) -> Result<u64, Error> {
+    pub(crate) fn resize(&self, log: &OutputLog, to: TerminalSize) -> Result<u64, Error> {
         let failed = |error: io::Error| internal("read a terminal's log", &error);
         let mut shown = lock(&self.shown);
         shown.catch_up(log, u64::MAX).map_err(failed)?;
@@ -122,7 +127,7 @@ impl Terminal {
     }
 
     /// What a fresh terminal must be sent to show the same, and the position in the log after it.
-    pub(crate) fn replay(&self, log: &Log) -> Result<(Vec<u8>, u64, TerminalSize), Error> {
+    pub(crate) fn replay(&self, log: &OutputLog) -> Result<(Vec<u8>, u64, TerminalSize), Error> {
         let failed = |error: io::Error| internal("read a terminal's log", &error);
         let mut shown = lock(&self.shown);
         shown.catch_up(log, u64::MAX).map_err(failed)?;
@@ -163,7 +168,7 @@ fn closed() -> Error {
 
 impl Shown {
     /// Shows what is in the log, at most so many bytes of it.
-    fn catch_up(&mut self, log: &Log, most: u64) -> io::Result<()> {
+    fn catch_up(&mut self, log: &OutputLog, most: u64) -> io::Result<()> {
         let mut left = most;
         let mut buffer = vec![0; TURN];
         loop {

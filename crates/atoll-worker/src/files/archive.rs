@@ -6,7 +6,7 @@ use atoll_jail::wire::{FileWork, FromHelper};
 use atoll_model::{Caller, Error, Unpacked};
 
 use super::call::nonsense;
-use super::{Reader, Writer, checked};
+use super::{FileReader, FileWriter, check_path};
 use crate::sandbox::Sandbox;
 
 /// More entries that were left out are not told by name.
@@ -16,9 +16,9 @@ pub(crate) async fn pack(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
     path: &[u8],
-) -> Result<Reader, Error> {
-    let path = checked(path)?;
-    Reader::open(sandbox, caller, FileWork::Pack { path }).await
+) -> Result<FileReader, Error> {
+    let path = check_path(path)?;
+    FileReader::open(sandbox, caller, FileWork::Pack { path }).await
 }
 
 pub(crate) async fn unpack(
@@ -26,20 +26,20 @@ pub(crate) async fn unpack(
     caller: &Caller,
     path: &[u8],
 ) -> Result<Unpacking, Error> {
-    let path = checked(path)?;
-    let writer = Writer::open(sandbox, caller, FileWork::Unpack { path }).await?;
+    let path = check_path(path)?;
+    let writer = FileWriter::open(sandbox, caller, FileWork::Unpack { path }).await?;
     Ok(Unpacking { writer })
 }
 
 /// An archive being unpacked. What has come is unpacked at once; dropped half-way, that much stays.
 #[derive(Debug)]
 pub struct Unpacking {
-    writer: Writer,
+    writer: FileWriter,
 }
 
 impl Unpacking {
     /// Where the archive goes.
-    pub fn writer(&mut self) -> &mut Writer {
+    pub fn writer(&mut self) -> &mut FileWriter {
         &mut self.writer
     }
 

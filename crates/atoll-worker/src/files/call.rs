@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 /// A file call under way. Dropping it ends the helper.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct HelperCall {
     sandbox: Arc<Sandbox>,
     request: u32,
     answers: AsyncFd<Channel<ToHelper, FromHelper>>,
@@ -28,7 +28,7 @@ pub(crate) struct Call {
     pub(super) finished: bool,
 }
 
-impl Drop for Call {
+impl Drop for HelperCall {
     fn drop(&mut self) {
         if !self.finished {
             self.sandbox.init.try_send(&ToInit::Cancel {
@@ -38,7 +38,7 @@ impl Drop for Call {
     }
 }
 
-impl Call {
+impl HelperCall {
     pub(crate) async fn start(
         sandbox: Arc<Sandbox>,
         caller: &Caller,

@@ -9,7 +9,7 @@ use bytes::BufMut;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
-use super::Call;
+use super::HelperCall;
 use super::entry::entry;
 use crate::error::internal;
 use crate::exec::{new_pipe, nonblocking};
@@ -17,14 +17,14 @@ use crate::sandbox::Sandbox;
 
 /// A file being read.
 #[derive(Debug)]
-pub struct Reader {
+pub struct FileReader {
     /// The file as it was when it was opened.
     pub entry: Entry,
     pub(super) pipe: pipe::Receiver,
-    pub(super) call: Call,
+    pub(super) call: HelperCall,
 }
 
-impl Reader {
+impl FileReader {
     /// Begins work that describes one thing, then sends its data.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
@@ -35,7 +35,7 @@ impl Reader {
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
         let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
             .map_err(|error| internal("watch a pipe", &error))?;
-        let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+        let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         match call.next().await? {
             FromHelper::Entries(mut entries) if entries.len() == 1 => {
                 let entry = entry(entries.remove(0));

@@ -6,7 +6,7 @@ use atoll_jail::wire::{self, FileWork, FromHelper};
 use atoll_model::{Caller, Error, Found, Search};
 
 use super::entry::entry;
-use super::{Call, checked};
+use super::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
 /// The longest pattern or text that is looked for.
@@ -27,7 +27,7 @@ pub(crate) async fn search(
     }
     let most = wanted.limit as usize;
     let work = FileWork::Search {
-        path: checked(path)?,
+        path: check_path(path)?,
         name: wanted.name,
         text: wanted.text,
         limit: wanted.limit,
@@ -36,7 +36,7 @@ pub(crate) async fn search(
         FromHelper::Found(some) => Some(some.into_iter().map(found).collect()),
         _ => None,
     };
-    let call = Call::start(sandbox, caller, work, None).await?;
+    let call = HelperCall::start(sandbox, caller, work, None).await?;
     call.all(of, most).await
 }
 

@@ -8,19 +8,19 @@ use atoll_model::{Caller, Code, Entry, Error};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
-use super::Call;
+use super::HelperCall;
 use crate::error::internal;
 use crate::exec::{new_pipe, nonblocking};
 use crate::sandbox::Sandbox;
 
 /// A file being written. Nothing has happened until `commit`; dropped before, nothing will have.
 #[derive(Debug)]
-pub struct Writer {
+pub struct FileWriter {
     pub(super) pipe: Option<pipe::Sender>,
-    pub(super) call: Call,
+    pub(super) call: HelperCall,
 }
 
-impl Writer {
+impl FileWriter {
     /// Begins work that takes data, and takes effect when all of it was sent.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
@@ -31,7 +31,7 @@ impl Writer {
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
         let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
             .map_err(|error| internal("watch a pipe", &error))?;
-        let mut call = Call::start(sandbox, caller, work, Some(inside)).await?;
+        let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         // When its pipe and socket are closed, the helper takes away what it has begun; a killed one
         // could not.
         call.finished = true;
@@ -68,7 +68,7 @@ impl Writer {
     }
 
     /// Says that all was sent; what the helper says to that is still to be heard.
-    pub(super) async fn sent(mut self) -> Result<Call, Error> {
+    pub(super) async fn sent(mut self) -> Result<HelperCall, Error> {
         self.pipe = None;
         if self.call.say(&ToHelper::Commit).await.is_err() {
             return Err(self.why().await);

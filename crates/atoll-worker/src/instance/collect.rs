@@ -103,7 +103,7 @@ fn remove_network(tag: &str) -> Result<bool, Error> {
     let Some(_lock) = registry::lock_dead(tag)? else {
         return Ok(false);
     };
-    crate::network::collect(tag)?;
+    crate::network::remove_leftovers(tag)?;
     Ok(true)
 }
 
@@ -133,7 +133,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);
     }
-    crate::network::collect(tag)?;
+    crate::network::remove_leftovers(tag)?;
     // Only a directory of the form that we make for a run is ever removed.
     let for_one_run = directory.file_name().is_some_and(|name| name == tag);
     if lasting || !for_one_run || !directory.exists() {

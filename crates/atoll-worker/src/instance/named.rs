@@ -8,8 +8,8 @@ use atoll_model::{ExecInfo, RunName, SandboxInfo, SandboxSpec, SandboxState};
 
 use super::registry::{self, read_tag};
 use super::remove_directory;
-use crate::exec::ledger::Ledger;
-use crate::exec::record::Record as ExecRecord;
+use crate::exec::record::ExecRecord;
+use crate::exec::record_log::RecordLog;
 use crate::sandbox::{Record, boot};
 use crate::storage;
 
@@ -62,8 +62,8 @@ impl Place {
             if record.boot != boot() || !alive {
                 record.info.state = SandboxState::Stopped;
             }
-            let ledger = Ledger::of(entry.path().join("execs"));
-            let execs = ExecRecord::all(&ledger).unwrap_or_default();
+            let log = RecordLog::open(entry.path().join("execs"));
+            let execs = ExecRecord::read_all(&log).unwrap_or_default();
             let execs = execs.iter().map(ExecRecord::info).collect();
             Some((record.info, record.spec, execs))
         });

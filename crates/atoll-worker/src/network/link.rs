@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use atoll_jail::netns;
 use atoll_model::{Error, Policy};
 
+use super::active::{ActiveNetwork, LinkPolicy};
 use super::firewall::{self, Compiled};
-use super::janitor::Leaving;
+use super::link_reaper::RemovedLink;
 use super::netlink::{ROUTE, Socket};
-use super::ready::{Current, Ready};
 use super::{lock, veth};
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
@@ -20,17 +20,17 @@ use crate::sandbox::blocking;
 /// A sandbox's link. It is taken away when this is dropped, unless it was told to stay.
 #[derive(Debug)]
 pub struct Link {
-    pub(super) ready: Arc<Ready>,
+    pub(super) ready: Arc<ActiveNetwork>,
     pub(super) name: String,
     address: Ipv4Addr,
-    policy: Current,
+    policy: LinkPolicy,
     stays: AtomicBool,
 }
 
 impl Link {
     /// Every failure drops the link, and with it whatever was made.
     pub(super) fn make(
-        ready: &Arc<Ready>,
+        ready: &Arc<ActiveNetwork>,
         namespace: BorrowedFd<'_>,
         policy: &Policy,
     ) -> Result<Self, Error> {
@@ -65,7 +65,11 @@ impl Link {
     }
 
     /// One that is there already, under a policy that is in force.
-    pub(super) fn found(ready: &Arc<Ready>, address: Ipv4Addr, policy: Compiled) -> Option<Self> {
+    pub(super) fn found(
+        ready: &Arc<ActiveNetwork>,
+        address: Ipv4Addr,
+        policy: Compiled,
+    ) -> Option<Self> {
         let name = ready.name(address);
         veth::find(&mut lock(&ready.links), &name).ok()?;
         let link = Self {
@@ -80,12 +84,12 @@ impl Link {
     }
 
     /// It stays when this is dropped: another server will go on with it.
-    pub fn stay(&self) {
+    pub fn keep_on_drop(&self) {
         self.stays.store(true, Ordering::Release);
     }
 
     /// It goes when this is dropped, whatever it was told before.
-    pub fn go(&self) {
+    pub fn remove_on_drop(&self) {
         self.stays.store(false, Ordering::Release);
     }
 
@@ -114,9 +118,9 @@ impl Link {
 }
 
 fn enforce(
-    ready: &Ready,
+    ready: &ActiveNetwork,
     address: Ipv4Addr,
-    current: &Current,
+    current: &LinkPolicy,
     policy: &Policy,
 ) -> Result<(), Error> {
     let mut current = lock(current);
@@ -136,7 +140,7 @@ impl Drop for Link {
             return;
         }
         lock(&self.ready.live).remove(&self.address);
-        self.ready.janitor.take(Leaving {
+        self.ready.janitor.take(RemovedLink {
             name: std::mem::take(&mut self.name),
             address: self.address,
             policy: lock(&self.policy).take().unwrap_or_default(),

@@ -24,19 +24,19 @@ pub fn listening(namespace: BorrowedFd<'_>) -> Result<Vec<SocketAddr>, Error> {
 
 /// A conversation about the servers of a network namespace, which lives as long as that.
 #[derive(Debug)]
-pub(crate) struct Conversation(Socket);
+pub(crate) struct SockDiag(Socket);
 
 /// Begins one.
-pub(crate) fn open(namespace: BorrowedFd<'_>) -> Result<Conversation, Error> {
+pub(crate) fn open(namespace: BorrowedFd<'_>) -> Result<SockDiag, Error> {
     let socket = netns::within(namespace, || Socket::open(SOCK_DIAG));
     let socket = socket.map_err(|error| jail(&error))?;
     socket
-        .map(Conversation)
+        .map(SockDiag)
         .map_err(|error| internal("speak with the kernel about ports", &error))
 }
 
 /// What they listen on now, in order.
-pub(crate) fn list(Conversation(socket): &mut Conversation) -> Result<Vec<SocketAddr>, Error> {
+pub(crate) fn list(SockDiag(socket): &mut SockDiag) -> Result<Vec<SocketAddr>, Error> {
     let found = dump(socket, INET).and_then(|mut found| {
         found.extend(dump(socket, INET6)?);
         Ok(found)

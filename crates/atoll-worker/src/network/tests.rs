@@ -18,7 +18,7 @@ use atoll_testkit::wait_for;
 use tokio::io::AsyncReadExt;
 
 use self::world::{Guest, HOST, PRIVATE, PUBLIC, WEB, World, arrives, copy, echo, serve, sh};
-use super::{Config, Network, Resolvers, collect, dial, inventory, ports};
+use super::{Config, Network, Resolvers, dial, inventory, ports, remove_leftovers};
 
 #[test]
 fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
@@ -234,7 +234,7 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
                 guest.reach(address).expect_err(address);
             }
         }
-        network.dismantle().await.expect("dismantle");
+        network.tear_down().await.expect("dismantle");
         assert_eq!(sh("nft list tables"), "");
         let late = netns::create().expect("a network namespace");
         let late = network.attach(late, Policy::default()).await;
@@ -413,8 +413,8 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         let unused = Network::new("cccc", world.config(), None).expect("a network");
         let guests = [Guest::join(&one).await, Guest::join(&one).await];
         let stranger = Guest::join(&other).await;
-        one.dismantle().await.expect("dismantle");
-        unused.dismantle().await.expect("nothing to do");
+        one.tear_down().await.expect("dismantle");
+        unused.tear_down().await.expect("nothing to do");
         let left = links();
         assert_eq!(left.trim(), stranger.link.name);
         stranger.reach("1.1.1.1").expect("it goes on");
@@ -422,8 +422,8 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         // As if its process had been killed.
         stranger.link.ready.end();
         std::mem::forget(stranger);
-        collect("bbbb").expect("collect");
-        collect("bbbb").expect("nothing left to do");
+        remove_leftovers("bbbb").expect("collect");
+        remove_leftovers("bbbb").expect("nothing left to do");
         assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
     });
 }
@@ -449,7 +449,7 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
         assert!(answers_names(&guest));
         let stale = guest.link.gateway();
         // As a SIGKILL leaves it: rules and gateway stay, locks on addresses do not.
-        killed.leave().await.expect("leave");
+        killed.detach().await.expect("leave");
         drop((guest, killed));
         assert_eq!(
             inventory::tags().expect("tags"),
@@ -465,14 +465,14 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
             let guest = Guest::join(&next).await;
             assert_ne!(guest.link.gateway(), stale);
             assert!(answers_names(&guest), "{tag}");
-            next.dismantle().await.expect("dismantle");
+            next.tear_down().await.expect("dismantle");
         }
-        collect("aaaa").expect("collect");
+        remove_leftovers("aaaa").expect("collect");
         assert!(inventory::tags().expect("tags").is_empty());
         let last = open("dddd");
         let guest = Guest::join(&last).await;
         assert_eq!(guest.link.gateway(), stale, "the block is free again");
-        last.dismantle().await.expect("dismantle");
+        last.tear_down().await.expect("dismantle");
     });
 }
 
@@ -508,7 +508,7 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
             links().is_empty()
         });
         drop(link);
-        network.dismantle().await.expect("dismantle");
+        network.tear_down().await.expect("dismantle");
     });
 }
 
@@ -525,7 +525,7 @@ fn a_failed_attach_leaves_nothing() {
                 .message
                 .contains("link")
         );
-        network.dismantle().await.expect("dismantle");
+        network.tear_down().await.expect("dismantle");
         assert!(links().is_empty());
     });
 }

@@ -16,7 +16,7 @@ use atoll_model::{Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Stop
 use super::apart::Apart;
 use super::{Entry, LocalRuntime, Place};
 use crate::error::host_file;
-use crate::exec::input::Input;
+use crate::exec::stdin::StdinQueue;
 use crate::keeper::Found;
 use crate::keeper::left::Inventory;
 use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
@@ -168,7 +168,7 @@ impl LocalRuntime {
             let _ = group.remove();
         }
         // Nothing reads what its commands were given.
-        Input::sweep(&path.join("execs"), &HashSet::new());
+        StdinQueue::remove_stale(&path.join("execs"), &HashSet::new());
         let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
@@ -256,7 +256,7 @@ impl LocalRuntime {
         });
         let mut live: Vec<_> = live.collect();
         let Some(gateway) = live.first().map(|(_, (linked, _))| linked.gateway) else {
-            return self.shared.network.start_over();
+            return self.shared.network.discard_previous();
         };
         live.retain(|(_, (linked, _))| linked.gateway == gateway);
         let known: Vec<_> = live

@@ -12,7 +12,7 @@ use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 
 use super::{Entry, LocalRuntime, Place, Shared};
 use crate::error::jail;
-use crate::exec::table::Table;
+use crate::exec::table::ExecTable;
 use crate::keeper::left::Foreign;
 use crate::network::Link;
 use crate::sandbox::{Linked, Record, blocking, lock};
@@ -77,7 +77,7 @@ impl Apart {
 
     pub(super) fn relink(&self, link: Option<Link>) {
         if let Some(link) = &link {
-            link.stay();
+            link.keep_on_drop();
         }
         *lock(&self.link) = link;
     }
@@ -87,7 +87,7 @@ impl Apart {
     }
 
     /// Its commands, once they have all ended.
-    pub(super) fn execs(&self, shared: &Shared) -> Arc<Table> {
+    pub(super) fn execs(&self, shared: &Shared) -> Arc<ExecTable> {
         Arc::new(shared.table(&self.record.info.id, &self.directory, false))
     }
 

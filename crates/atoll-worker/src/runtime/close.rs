@@ -72,9 +72,9 @@ impl LocalRuntime {
         }
         if lasting && let Some(own) = &self.shared.instance.lasting {
             if self.has_links() {
-                self.shared.network.leave().await?;
+                self.shared.network.detach().await?;
             } else {
-                self.shared.network.dismantle().await?;
+                self.shared.network.tear_down().await?;
             }
             if !needed {
                 let shared = Arc::clone(&self.shared);
@@ -87,7 +87,7 @@ impl LocalRuntime {
                 .map_err(|error| internal("unlock the data directory", &error));
         }
         let shared = self.shared;
-        shared.network.dismantle().await?;
+        shared.network.tear_down().await?;
         blocking(move || shared.instance.dismantle()).await
     }
 

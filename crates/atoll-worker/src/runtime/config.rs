@@ -81,7 +81,7 @@ impl Config {
             ceilings: Limits::MOST,
             authorities: Vec::new(),
             patience: Duration::from_secs(30),
-            window: budget::WINDOW,
+            window: budget::DEFAULT_WINDOW,
             journal: false,
             amend: None,
         }

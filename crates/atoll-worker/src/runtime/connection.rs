@@ -121,7 +121,7 @@ impl LocalRuntime {
     pub async fn prove_egress(&self, id: &SandboxId) -> Result<Duration, Error> {
         let namespace = self.find(id)?.namespace()?;
         let tag = self.tag().to_owned();
-        blocking(move || network::trial::egress(&tag, namespace.as_fd())).await
+        blocking(move || network::egress_check::run(&tag, namespace.as_fd())).await
     }
 
     /// Watches the ports of a sandbox: first those that are there, then every change.
@@ -153,7 +153,7 @@ fn has_network(info: &SandboxInfo) -> Result<(), Error> {
 /// News about the ports of a sandbox. The kernel is asked only while somebody waits for them.
 #[derive(Debug)]
 pub struct PortWatch {
-    socket: Arc<Mutex<ports::Conversation>>,
+    socket: Arc<Mutex<ports::SockDiag>>,
     /// None before the first look.
     known: Option<BTreeSet<SocketAddr>>,
     news: VecDeque<PortEvent>,

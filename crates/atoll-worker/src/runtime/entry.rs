@@ -6,7 +6,7 @@ use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState};
 
 use super::apart::Apart;
 use super::unknown;
-use crate::exec::table::Table;
+use crate::exec::table::ExecTable;
 use crate::samples::Samples;
 use crate::sandbox::{Record, Sandbox, lock};
 
@@ -24,7 +24,7 @@ pub(crate) enum Place {
     /// It has processes.
     Live(Arc<Sandbox>),
     /// It has only files.
-    Stopped(Box<Record>, Arc<Table>),
+    Stopped(Box<Record>, Arc<ExecTable>),
     /// It has processes, and we cannot speak with it.
     Apart(Arc<Apart>),
     /// It is being deleted, or was.
@@ -72,7 +72,7 @@ impl Entry {
     pub(super) fn execs(
         &self,
         id: &SandboxId,
-    ) -> Result<(Arc<Table>, Option<Arc<Sandbox>>), Error> {
+    ) -> Result<(Arc<ExecTable>, Option<Arc<Sandbox>>), Error> {
         match self.place() {
             Place::Live(sandbox) => Ok((Arc::clone(&sandbox.execs), Some(sandbox))),
             Place::Stopped(_, execs) => Ok((execs, None)),

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use atoll_model::{Error, ExecId, ExecInfo, ExecSpec, SandboxId};
 
 use super::LocalRuntime;
-use crate::exec::table::Table;
-use crate::exec::{self, Control, Exec};
+use crate::exec::table::ExecTable;
+use crate::exec::{self, ExecHandle, StartedExec};
 
 impl LocalRuntime {
     /// Starts a command.
-    pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<Exec, Error> {
+    pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<StartedExec, Error> {
         self.shared.busy.touch();
         let _time = self.time("exec");
         exec::start::start(self.find(id)?, spec).await
@@ -32,32 +32,32 @@ impl LocalRuntime {
         Ok(self.execs_of(id)?.list())
     }
 
-    pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<Table>, Error> {
+    pub(crate) fn execs_of(&self, id: &SandboxId) -> Result<Arc<ExecTable>, Error> {
         let (table, _) = self.entry(id)?.execs(id)?;
         Ok(table)
     }
 
     /// A command of a sandbox, running or ended, by its id.
-    pub fn find_exec(&self, id: &SandboxId, exec: &ExecId) -> Result<Control, Error> {
+    pub fn find_exec(&self, id: &SandboxId, exec: &ExecId) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find(exec))
     }
 
     /// A command by its pid inside.
-    pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<Control, Error> {
+    pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find_pid(pid))
     }
 
     /// The newest command with a tag.
-    pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<Control, Error> {
+    pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find_tag(tag))
     }
 
     fn exec_by(
         &self,
         id: &SandboxId,
-        find: impl FnOnce(&Table) -> Result<Arc<exec::Shared>, Error>,
-    ) -> Result<Control, Error> {
+        find: impl FnOnce(&ExecTable) -> Result<Arc<exec::ExecState>, Error>,
+    ) -> Result<ExecHandle, Error> {
         let (table, sandbox) = self.entry(id)?.execs(id)?;
-        Ok(Control::new(find(&table)?, sandbox))
+        Ok(ExecHandle::new(find(&table)?, sandbox))
     }
 }

@@ -7,7 +7,7 @@ use atoll_model::{
 
 use super::LocalRuntime;
 use crate::files::archive::Unpacking;
-use crate::files::{self, Reader, Writer};
+use crate::files::{self, FileReader, FileWriter};
 
 impl LocalRuntime {
     /// Reads a file as a stream.
@@ -16,7 +16,7 @@ impl LocalRuntime {
         id: &SandboxId,
         caller: &Caller,
         path: &[u8],
-    ) -> Result<Reader, Error> {
+    ) -> Result<FileReader, Error> {
         files::read(self.find(id)?, caller, path, 0, None).await
     }
 
@@ -28,7 +28,7 @@ impl LocalRuntime {
         path: &[u8],
         offset: u64,
         length: u64,
-    ) -> Result<Reader, Error> {
+    ) -> Result<FileReader, Error> {
         files::read(self.find(id)?, caller, path, offset, Some(length)).await
     }
 
@@ -39,7 +39,7 @@ impl LocalRuntime {
         caller: &Caller,
         path: &[u8],
         options: WriteOptions,
-    ) -> Result<Writer, Error> {
+    ) -> Result<FileWriter, Error> {
         files::write(self.find(id)?, caller, path, options).await
     }
 
@@ -51,7 +51,7 @@ impl LocalRuntime {
         caller: &Caller,
         path: &[u8],
         attributes: Attributes,
-    ) -> Result<Writer, Error> {
+    ) -> Result<FileWriter, Error> {
         files::put(self.find(id)?, caller, path, attributes).await
     }
 
@@ -250,7 +250,7 @@ impl LocalRuntime {
         id: &SandboxId,
         caller: &Caller,
         path: &[u8],
-    ) -> Result<Reader, Error> {
+    ) -> Result<FileReader, Error> {
         files::archive::pack(self.find(id)?, caller, path).await
     }
 

@@ -11,16 +11,16 @@ use tokio::time::MissedTickBehavior;
 
 use super::{Entry, Farewell, LocalRuntime, Place, Shared};
 use crate::error::internal;
-use crate::exec::table::Table;
-use crate::journal::{Health, Journals, LOOK, Mark};
+use crate::exec::table::ExecTable;
+use crate::journal::{FLUSH_INTERVAL, JournalHealth, JournalNotifier, Journals};
 
 /// How long the end of a command that was killed with its sandbox may take to be seen.
 const SEEN: Duration = Duration::from_secs(5);
 
 impl Shared {
     /// Where the commands of a sandbox are noted.
-    fn mark(&self, id: &SandboxId) -> Option<Mark> {
-        self.journals.as_ref().map(|journals| Mark {
+    fn mark(&self, id: &SandboxId) -> Option<JournalNotifier> {
+        self.journals.as_ref().map(|journals| JournalNotifier {
             id: id.clone(),
             journals: Arc::clone(journals),
             syncer: Arc::clone(&self.syncer),
@@ -28,8 +28,8 @@ impl Shared {
     }
 
     /// The commands of a sandbox, below its directory; `complete` if nobody ran one in it before.
-    pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> Table {
-        Table::new(directory.join("execs"), complete, self.mark(id)).keeping(self.kept)
+    pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> ExecTable {
+        ExecTable::new(directory.join("execs"), complete, self.mark(id)).with_retention(self.kept)
     }
 }
 
@@ -42,14 +42,14 @@ impl LocalRuntime {
     }
 
     /// How the journals are doing.
-    pub fn journal_health(&self) -> Option<Health> {
+    pub fn journal_health(&self) -> Option<JournalHealth> {
         self.shared.journals.as_ref().map(|all| all.health())
     }
 
     /// Sandboxes in which something was run that nobody has taken yet.
-    pub fn unsynced(&self) -> HashSet<SandboxId> {
+    pub fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
         let journals = self.shared.journals.as_ref();
-        journals.map_or_else(HashSet::new, |journals| journals.unsynced())
+        journals.map_or_else(HashSet::new, |journals| journals.unsynced_sandboxes())
     }
 
     /// What was run in a sandbox and nobody has taken yet, the oldest first, at most so many.
@@ -66,9 +66,9 @@ impl LocalRuntime {
         let Some((journals, table)) = self.journal(id)? else {
             return Ok(());
         };
-        let marked = journals.synced(id, &table, rows).await;
+        let marked = journals.mark_synced(id, &table, rows).await;
         marked.map_err(|error| {
-            journals.not_synced(id);
+            journals.mark_unsynced(id);
             internal("write a journal", &error)
         })
     }
@@ -76,11 +76,11 @@ impl LocalRuntime {
     /// What was read could not be taken.
     pub fn not_taken(&self, id: &SandboxId) {
         if let Some(journals) = &self.shared.journals {
-            journals.not_synced(id);
+            journals.mark_unsynced(id);
         }
     }
 
-    fn journal(&self, id: &SandboxId) -> Result<Option<(&Journals, Arc<Table>)>, Error> {
+    fn journal(&self, id: &SandboxId) -> Result<Option<(&Journals, Arc<ExecTable>)>, Error> {
         let (table, _) = self.entry(id)?.execs(id)?;
         Ok(self.shared.journals.as_deref().map(|all| (all, table)))
     }
@@ -104,9 +104,9 @@ impl LocalRuntime {
             return Ok(());
         };
         table.see_ends(SEEN).await;
-        let kept = farewell(journals.last(id, &table).await).await;
+        let kept = farewell(journals.drain(id, &table).await).await;
         match (&kept, sandbox) {
-            (Ok(()), _) => journals.forget(id).await,
+            (Ok(()), _) => journals.remove(id).await,
             (Err(_), Some(sandbox)) => {
                 let record = sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
                 entry.set(Place::Stopped(Box::new(record), table));
@@ -119,22 +119,22 @@ impl LocalRuntime {
 
 /// Writes what is new and nobody came for, and first what presses, until the runtime is gone.
 async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
-    let mut clock = tokio::time::interval(LOOK);
+    let mut clock = tokio::time::interval(FLUSH_INTERVAL);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let mut due = Vec::new();
         tokio::select! {
-            () = journals.pressed() => {}
+            () = journals.wait_for_flush_request() => {}
             _ = clock.tick() => {
                 journals.close_idle().await;
-                due = journals.due();
+                due = journals.take_due();
             }
         }
         let Some(shared) = shared.upgrade() else {
             return;
         };
         let runtime = LocalRuntime { shared };
-        while let Some(id) = journals.pressing().or_else(|| due.pop()) {
+        while let Some(id) = journals.next_urgent().or_else(|| due.pop()) {
             if let Ok(Some((journals, table))) = runtime.journal(&id) {
                 // What could not be written is due again.
                 let _ = journals.write(&id, &table).await;

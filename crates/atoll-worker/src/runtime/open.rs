@@ -12,7 +12,7 @@ use super::{Config, Entry, LocalRuntime, Place, Shared};
 use crate::authorities::Authorities;
 use crate::busy::{Busy, Work};
 use crate::error::{host_file, internal};
-use crate::exec::budget::{self, Kept};
+use crate::exec::budget::{self, OutputRetention};
 use crate::freezer::Freezer;
 use crate::instance::{DataLock, Instance};
 use crate::keeper::Keeper;
@@ -122,8 +122,8 @@ impl Shared {
             pool: Pool::new(config.warm),
             network: ground.network,
             patience: config.patience,
-            kept: Kept {
-                window: config.window.max(budget::SMALLEST),
+            kept: OutputRetention {
+                window: config.window.max(budget::MIN_WINDOW),
                 reserve: config.reserve.disk,
             },
             syncer: Arc::default(),

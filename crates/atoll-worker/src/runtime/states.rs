@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState, StopReason, Transition};
 
 use super::{Entry, LocalRuntime, Place, Shared, unknown};
-use crate::exec::table::Table;
+use crate::exec::table::ExecTable;
 use crate::freezer::Step;
 use crate::outlast;
 use crate::sandbox::{Record, Sandbox, blocking};
@@ -152,7 +152,7 @@ impl LocalRuntime {
         &self,
         entry: &Entry,
         record: Box<Record>,
-        execs: Arc<Table>,
+        execs: Arc<ExecTable>,
     ) -> Result<(), Error> {
         record.write(&self.shared.instance.sandbox(&record.info.id))?;
         entry.set(Place::Stopped(record, execs));

@@ -46,7 +46,7 @@ impl Sandbox {
         let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
         let terminals = terminals.into_iter().next();
         let execs = shared.table(&record.info.id, &directory, true);
-        let records = exec::record::Record::all(execs.ledger())?;
+        let records = exec::record::ExecRecord::read_all(execs.record_log())?;
         let running: Vec<u32> = records
             .iter()
             .filter(|record| record.status.is_none())
@@ -54,12 +54,12 @@ impl Sandbox {
             .collect();
         let unfinished = records.iter().filter(|record| record.status.is_none());
         let unfinished = unfinished.map(|record| record.id.as_str()).collect();
-        exec::input::Input::sweep(execs.directory(), &unfinished);
+        exec::stdin::StdinQueue::remove_stale(execs.directory(), &unfinished);
         let used = records.iter().map(|record| record.request);
         let held = found
             .execs
             .keys()
-            .map(|request| request & !exec::input_of(0));
+            .map(|request| request & !exec::stdin_request_id(0));
         let used = used.chain(held).max().unwrap_or(0);
         rustix::io::ioctl_fionbio(&found.control, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
@@ -83,9 +83,9 @@ impl Sandbox {
         let sandbox = Arc::new(Self::new(shared, parts));
         for record in records {
             let mut held = |request| found.execs.remove(&request).unwrap_or_default();
-            let held = exec::Held {
+            let held = exec::InheritedFds {
                 streams: held(record.request),
-                input: held(exec::input_of(record.request)),
+                input: held(exec::stdin_request_id(record.request)),
             };
             if let Err(error) = take_exec(&sandbox, record, held, &mut ends) {
                 sandbox.abandon();
@@ -102,8 +102,8 @@ impl Sandbox {
 
 fn take_exec(
     sandbox: &Arc<Sandbox>,
-    record: exec::record::Record,
-    held: exec::Held,
+    record: exec::record::ExecRecord,
+    held: exec::InheritedFds,
     ends: &mut HashMap<u32, oneshot::Receiver<i32>>,
 ) -> Result<(), Error> {
     if record.status.is_some() {

@@ -99,7 +99,7 @@ impl Sandbox {
         let policy = spec.policy.clone();
         let link = shared.network.attach(self.namespace()?, policy).await?;
         if shared.instance.lasting.is_some() {
-            link.stay();
+            link.keep_on_drop();
         }
         lock(&self.record).linked = Some(Linked::from(&link));
         *lock(&self.link) = Some(Arc::new(link));
@@ -167,7 +167,7 @@ impl Sandbox {
 
     /// Gives it a link after a change of servers.
     pub(crate) fn relink(&self, link: Link) -> Result<(), Error> {
-        link.stay();
+        link.keep_on_drop();
         {
             let mut record = lock(&self.record);
             let linked = Some(Linked::from(&link));
@@ -186,7 +186,7 @@ impl Sandbox {
     /// Gives its link up.
     pub(super) fn unlink(&self) {
         if let Some(link) = lock(&self.link).take() {
-            link.go();
+            link.remove_on_drop();
         }
     }
 

@@ -255,7 +255,7 @@ impl Embryo {
         record.linked = self.link.as_deref().map(Linked::from);
         let execs = shared.table(&record.info.id, &files.directory, !files.old);
         if let (Some(link), Some(_)) = (&self.link, &shared.instance.lasting) {
-            link.stay();
+            link.keep_on_drop();
         }
         Sandbox::new(
             shared,

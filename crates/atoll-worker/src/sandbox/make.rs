@@ -89,7 +89,7 @@ impl Sandbox {
             let _ = self.hold(TERMINALS, &[terminals.as_fd()]).await;
         }
         if kind == Kind::Warm {
-            crate::exec::start::exercise(self).await;
+            crate::exec::start::warm_up(self).await;
         }
         match self.tell_names().await {
             // What its own programs made of its files must not keep it from starting.

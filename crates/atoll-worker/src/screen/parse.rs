@@ -7,7 +7,7 @@ const LONGEST: usize = 2048;
 const NUMBERS: usize = 32;
 
 /// What a stream of bytes asks for.
-pub(super) trait Act {
+pub(super) trait Perform {
     /// Printable ASCII.
     fn ascii(&mut self, text: &[u8]);
     /// Any other character.
@@ -111,7 +111,7 @@ impl Parser {
         &self.begun
     }
 
-    pub(super) fn feed(&mut self, mut bytes: &[u8], act: &mut impl Act) {
+    pub(super) fn feed(&mut self, mut bytes: &[u8], act: &mut impl Perform) {
         while let [byte, rest @ ..] = bytes {
             if self.state == State::Ground {
                 bytes = self.text(bytes, act);
@@ -123,7 +123,7 @@ impl Parser {
     }
 
     /// Takes text off the front, or what ends it.
-    fn text<'a>(&mut self, bytes: &'a [u8], act: &mut impl Act) -> &'a [u8] {
+    fn text<'a>(&mut self, bytes: &'a [u8], act: &mut impl Perform) -> &'a [u8] {
         if !self.begun.is_empty() {
             return self.partial(bytes, act);
         }
@@ -162,7 +162,7 @@ impl Parser {
     }
 
     /// Goes on with a character of which only a part was there.
-    fn partial<'a>(&mut self, bytes: &'a [u8], act: &mut impl Act) -> &'a [u8] {
+    fn partial<'a>(&mut self, bytes: &'a [u8], act: &mut impl Perform) -> &'a [u8] {
         self.begun.push(bytes[0]);
         match std::str::from_utf8(&self.begun) {
             Ok(text) => {
@@ -180,7 +180,7 @@ impl Parser {
         }
     }
 
-    fn ground(&mut self, byte: u8, act: &mut impl Act) {
+    fn ground(&mut self, byte: u8, act: &mut impl Perform) {
         match byte {
             0x1b => self.begin(),
             0x7f => {}
@@ -200,7 +200,7 @@ impl Parser {
         self.state = State::Ground;
     }
 
-    fn step(&mut self, byte: u8, act: &mut impl Act) {
+    fn step(&mut self, byte: u8, act: &mut impl Perform) {
         match (self.state, byte) {
             (_, 0x18 | 0x1a) => self.rest(),
             (State::Command, 0x07 | 0x1b) => {

@@ -169,7 +169,7 @@ impl Terminal {
             for _ in 0..count {
                 let mut row = buffer.rows.pop_front().unwrap_or_default();
                 if saving {
-                    row = scrollback.push(row, Size::MOST.rows);
+                    row = scrollback.push(row, Size::MAX.rows);
                 }
                 row.clear(style);
                 buffer.rows.push_back(row);
@@ -181,7 +181,7 @@ impl Terminal {
         let height = region.len();
         for row in &mut region[height - count..] {
             if saving {
-                *row = scrollback.push(std::mem::take(row), Size::MOST.rows);
+                *row = scrollback.push(std::mem::take(row), Size::MAX.rows);
             }
             row.clear(style);
         }
@@ -317,7 +317,7 @@ impl Terminal {
         self.last = None;
         if size.columns < self.size.columns {
             self.scrollback
-                .narrow(self.size.columns, size.columns, Size::MOST.rows);
+                .narrow(self.size.columns, size.columns, Size::MAX.rows);
         } else {
             self.scrollback.widen(self.size.columns);
         }
@@ -335,7 +335,7 @@ impl Terminal {
         if size.columns < self.size.columns {
             // Rows that left just now are as wide as before.
             self.scrollback
-                .narrow(self.size.columns, size.columns, Size::MOST.rows);
+                .narrow(self.size.columns, size.columns, Size::MAX.rows);
         }
         if let Some(alternate) = &mut self.alternate {
             let moved = fit(alternate, old, size, self.cursor.row, None);
@@ -376,7 +376,7 @@ fn fit(
     while buffer.rows.len() > new.rows {
         let row = buffer.rows.pop_front().unwrap_or_default();
         if let Some(scrollback) = &mut scrollback {
-            scrollback.push(row, Size::MOST.rows);
+            scrollback.push(row, Size::MAX.rows);
         }
         moved -= 1;
     }

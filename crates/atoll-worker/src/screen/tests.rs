@@ -138,7 +138,7 @@ fn nothing_a_program_writes_makes_it_large() {
         rows: usize::MAX,
         columns: usize::MAX,
     });
-    assert_eq!(screen.size(), Size::MOST);
+    assert_eq!(screen.size(), Size::MAX);
     screen.resize(Size {
         rows: 0,
         columns: 0,

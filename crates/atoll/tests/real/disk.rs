@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_model::{Bytes, Caller, Code, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
-use atoll_worker::{Finished, Storage};
+use atoll_worker::{ExecResult, Storage};
 
 use crate::world::{DEADLINE, Kind, World, private, said, template};
 
@@ -37,7 +37,7 @@ async fn limited(world: &World, disk: u64) -> SandboxId {
     world.runtime.create(spec).await.unwrap().id
 }
 
-async fn shell(world: &World, id: &SandboxId, line: &str) -> Finished {
+async fn shell(world: &World, id: &SandboxId, line: &str) -> ExecResult {
     world.exec(id, ExecSpec::shell(line)).await
 }
 
@@ -58,7 +58,7 @@ async fn write(
 }
 
 /// Whether the kernel said that there is no room.
-fn no_room(finished: &Finished) -> bool {
+fn no_room(finished: &ExecResult) -> bool {
     let text = String::from_utf8_lossy(&finished.stderr).to_lowercase();
     let text = format!(
         "{text}{}",

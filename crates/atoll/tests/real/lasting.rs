@@ -472,18 +472,18 @@ async fn input_is_taken_once_whoever_writes_it() {
     let id = runtime.create(spec()).await.unwrap().id;
     let cat = probe_spec(&["cat"]).open_input().tag("cat");
     let exec = runtime.exec(&id, cat).await.unwrap();
-    assert_eq!(exec.control.write_input(0, b"hello ").unwrap(), 6);
+    assert_eq!(exec.control.write_stdin_at(0, b"hello ").unwrap(), 6);
     // Sent again, as after an answer that was lost.
-    assert_eq!(exec.control.write_input(0, b"hello wo").unwrap(), 8);
-    assert!(exec.control.write_input(9, b"x").is_err());
+    assert_eq!(exec.control.write_stdin_at(0, b"hello wo").unwrap(), 8);
+    assert!(exec.control.write_stdin_at(9, b"x").is_err());
     drop(exec);
     runtime.close().await.unwrap();
     let runtime = place.open().await;
     let exec = runtime.find_exec_by_tag(&id, "cat").unwrap();
-    assert_eq!(exec.write_input(6, b"world").unwrap(), 11);
-    exec.close_input().unwrap();
+    assert_eq!(exec.write_stdin_at(6, b"world").unwrap(), 11);
+    exec.close_stdin().unwrap();
     assert_eq!(
-        exec.write_input(11, b"x").unwrap_err().code,
+        exec.write_stdin_at(11, b"x").unwrap_err().code,
         Code::StdinClosed
     );
     let mut reader = exec.output(0);

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Bytes, Caller, Code, Cpus, Error, ExecSpec, HostMount, Limits, SandboxSpec};
 use atoll_testkit::{Scratch, wait_for};
-use atoll_worker::Finished;
+use atoll_worker::ExecResult;
 
 use crate::world::{DEADLINE, KINDS, Kind, World, data, probe_spec, said, template};
 
 /// A value of `probe meminfo`.
-fn value(finished: &Finished, name: &str) -> u64 {
+fn value(finished: &ExecResult, name: &str) -> u64 {
     let line = said(finished)
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));

@@ -8,12 +8,12 @@ use std::path::Path;
 
 use atoll_model::{Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, make_deb};
-use atoll_worker::Finished;
+use atoll_worker::ExecResult;
 use atoll_worker::template::{Options, Source, Store};
 
 use crate::world::{Kind, World, data, private, said};
 
-async fn shell(world: &World, id: &SandboxId, user: &str, line: &str) -> Finished {
+async fn shell(world: &World, id: &SandboxId, user: &str, line: &str) -> ExecResult {
     world.exec(id, ExecSpec::shell(line).user(user)).await
 }
 

@@ -10,7 +10,7 @@ use atoll_model::{
     WriteOptions,
 };
 use atoll_testkit::wait_for;
-use atoll_worker::{Control, LocalRuntime, Watch};
+use atoll_worker::{ExecHandle, LocalRuntime, Watch};
 
 use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
@@ -24,8 +24,8 @@ type Done = Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>;
 /// What is open in a sandbox before it falls silent.
 struct Open {
     watch: Watch,
-    terminal: Control,
-    long: Control,
+    terminal: ExecHandle,
+    long: ExecHandle,
 }
 
 impl Open {
@@ -139,10 +139,10 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
         terminal.attach()?;
         let (rows, columns) = (30, 90);
         terminal.resize(TerminalSize { rows, columns })?;
-        terminal.write_all(b"typed").await?;
+        terminal.write_stdin(b"typed").await?;
     });
     call!("input", |_runtime, _id, _caller| {
-        long.write_all(b"some").await?;
+        long.write_stdin(b"some").await?;
         long.signal(rustix::process::Signal::USR1.as_raw()).await?;
     });
     call!("usage", |runtime, id, _caller| {

@@ -2,7 +2,7 @@
 
 use atoll_model::{Chunk, ExecSpec, SandboxId, TerminalSize};
 use atoll_testkit::{STOPS, until_stop};
-use atoll_worker::{Control, LocalRuntime, LogReader, Screen, Size};
+use atoll_worker::{ExecHandle, LocalRuntime, OutputReader, Screen, Size};
 
 use crate::world::{DEADLINE, Kind, World, probe_spec, said};
 
@@ -10,7 +10,7 @@ fn size(rows: u16, columns: u16) -> TerminalSize {
     TerminalSize { rows, columns }
 }
 
-async fn start(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> Control {
+async fn start(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> ExecHandle {
     let spec = ExecSpec::shell(line)
         .terminal(size(30, 100))
         .tag("terminal");
@@ -22,7 +22,7 @@ async fn start(runtime: &LocalRuntime, id: &SandboxId, line: &str) -> Control {
 }
 
 /// Everything that comes until some text has.
-async fn until(output: &mut LogReader, text: &str) -> Vec<u8> {
+async fn until(output: &mut OutputReader, text: &str) -> Vec<u8> {
     let mut heard = Vec::new();
     while !String::from_utf8_lossy(&heard).contains(text) {
         let next = tokio::time::timeout(DEADLINE, output.next()).await;
@@ -51,9 +51,9 @@ async fn a_command_has_a_terminal_of_the_asked_size_that_is_its_own() {
     let expected = "/dev/pts/0\r\n30 100\r\nxterm-256color\r\ncrw--w----\r\nuser tty\r\nerr\r\n";
     assert_eq!(String::from_utf8_lossy(&heard), expected);
     // Typed, echoed, and given to the command.
-    control.write_all(b"hello\r").await.unwrap();
+    control.write_stdin(b"hello\r").await.unwrap();
     until(&mut output, "hello\r\nhello\r\n").await;
-    control.write_all(b"\x04").await.unwrap();
+    control.write_stdin(b"\x04").await.unwrap();
     assert!(control.wait().await.success());
     world.close().await;
 }
@@ -70,7 +70,7 @@ async fn keys_are_signals_and_the_last_size_wins() {
         control.resize(size(rows, columns)).unwrap();
         until(&mut output, &format!("{rows} {columns}\r\n")).await;
     }
-    control.write_all(b"\x03").await.unwrap();
+    control.write_stdin(b"\x03").await.unwrap();
     until(&mut output, "stopped").await;
     assert_eq!(control.wait().await.code, Some(3));
     world.close().await;
@@ -84,8 +84,8 @@ async fn several_terminals_and_several_clients_on_one() {
     let other = start(&world.runtime, &id, "cat").await;
     let mut first = one.output(0);
     let mut second = one.attach().unwrap().output;
-    other.write_all(b"other\r").await.unwrap();
-    one.write_all(b"one\r").await.unwrap();
+    other.write_stdin(b"other\r").await.unwrap();
+    one.write_stdin(b"one\r").await.unwrap();
     for output in [&mut first, &mut second] {
         let heard = until(output, "one\r\none\r\n").await;
         assert!(!String::from_utf8_lossy(&heard).contains("other"));
@@ -93,7 +93,7 @@ async fn several_terminals_and_several_clients_on_one() {
     until(&mut other.output(0), "other\r\nother\r\n").await;
     // A client that goes away ends nothing.
     drop(second);
-    one.write_all(b"two\r").await.unwrap();
+    one.write_stdin(b"two\r").await.unwrap();
     until(&mut first, "two\r\ntwo\r\n").await;
     for control in [one, other] {
         control.kill().unwrap();
@@ -114,23 +114,23 @@ fn shown(bytes: &[u8]) -> Vec<u8> {
 
 /// A program on a terminal that stops here and there in the middle of something, and who looks at it.
 pub struct Watched {
-    control: Control,
-    early: LogReader,
+    control: ExecHandle,
+    early: OutputReader,
     /// Every byte so far.
     seen: Vec<u8>,
     /// Those who came later, with what they were told.
-    late: Vec<(Vec<u8>, LogReader)>,
+    late: Vec<(Vec<u8>, OutputReader)>,
 }
 
 impl Watched {
-    pub async fn start(runtime: &LocalRuntime, id: &SandboxId) -> Control {
+    pub async fn start(runtime: &LocalRuntime, id: &SandboxId) -> ExecHandle {
         let spec = probe_spec(&["full-screen"]).terminal(size(30, 100));
         // Each stop has a minute, all of them have no limit: an emulated machine is slow.
         let spec = spec.tag("terminal");
         runtime.exec(id, spec).await.unwrap().control
     }
 
-    pub fn new(control: Control) -> Self {
+    pub fn new(control: ExecHandle) -> Self {
         Self {
             early: control.output(0),
             control,
@@ -158,7 +158,7 @@ impl Watched {
         assert!(!attached.replay.is_empty());
         assert!(shown(&attached.replay) == shown(&self.seen), "stop {stop}");
         self.late.push((attached.replay, attached.output));
-        self.control.write_all(b"\x04").await.unwrap();
+        self.control.write_stdin(b"\x04").await.unwrap();
     }
 
     /// Everybody sees the same at the end.
@@ -173,7 +173,7 @@ impl Watched {
 }
 
 /// What comes until the command ends.
-async fn rest(bytes: &mut Vec<u8>, output: &mut LogReader) {
+async fn rest(bytes: &mut Vec<u8>, output: &mut OutputReader) {
     loop {
         let next = tokio::time::timeout(DEADLINE, output.next()).await;
         match next.unwrap().unwrap().unwrap() {

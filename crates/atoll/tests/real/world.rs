@@ -11,7 +11,7 @@ use atoll_jail::plan::Plan;
 use atoll_model::{Authority, Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{fnv64, probe, static_layer};
 use atoll_worker::template::{BASE, Meta, Store};
-use atoll_worker::{Amend, Config, Finished, LocalRuntime};
+use atoll_worker::{Amend, Config, ExecResult, LocalRuntime};
 
 /// What a sandbox of a test is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,17 +122,17 @@ impl World {
     }
 
     /// Runs the probe as a user and waits for its end.
-    pub async fn probe(&self, id: &SandboxId, user: &str, args: &[&str]) -> Finished {
+    pub async fn probe(&self, id: &SandboxId, user: &str, args: &[&str]) -> ExecResult {
         self.exec(id, probe_spec(args).user(user)).await
     }
 
     /// Runs a command without input to its end, at most a minute.
-    pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Finished {
+    pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> ExecResult {
         self.exec_with(id, spec, b"").await
     }
 
     /// Runs a command with this input to its end, at most a minute.
-    pub async fn exec_with(&self, id: &SandboxId, mut spec: ExecSpec, input: &[u8]) -> Finished {
+    pub async fn exec_with(&self, id: &SandboxId, mut spec: ExecSpec, input: &[u8]) -> ExecResult {
         spec.deadline.get_or_insert(DEADLINE);
         let exec = self.runtime.exec(id, spec).await.unwrap();
         exec.finish(input, 64 << 20).await.unwrap()
@@ -182,7 +182,7 @@ pub fn probe_spec(args: &[&str]) -> ExecSpec {
 
 /// What a command wrote to standard output, when it ended with 0 and was silent otherwise.
 #[track_caller]
-pub fn said(finished: &Finished) -> &str {
+pub fn said(finished: &ExecResult) -> &str {
     let text = std::str::from_utf8(&finished.stdout).unwrap();
     let complaint = String::from_utf8_lossy(&finished.stderr);
     assert!(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use atoll_model::{Chunk, Code, Error, Sample, Stream};
-use atoll_worker::Logged;
+use atoll_worker::LogLine;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -131,7 +131,7 @@ enum Level {
 
 impl Line {
     /// Ends and gaps are no lines.
-    fn of(logged: &Logged) -> Option<Self> {
+    fn of(logged: &LogLine) -> Option<Self> {
         let Chunk::Data { stream, bytes, .. } = &logged.what else {
             return None;
         };
@@ -173,7 +173,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    fn fits(&self, logged: &Logged, line: &Line) -> bool {
+    fn fits(&self, logged: &LogLine, line: &Line) -> bool {
         let at = logged.started_at / 1000;
         let in_time = self.cursor.is_none_or(|cursor| match self.direction {
             Direction::Forward => at >= cursor,
@@ -188,7 +188,7 @@ impl Wanted {
     /// The first or the last of those that fit, in the order that was asked for.
     fn choose(
         &self,
-        mut lines: impl FnMut() -> Result<Option<Logged>, Error>,
+        mut lines: impl FnMut() -> Result<Option<LogLine>, Error>,
         limit: usize,
     ) -> Result<Vec<Line>, Error> {
         let backward = self.direction == Direction::Backward;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use atoll_core::{Doorstep, Use};
 use atoll_model::{Code, Error, ExecSpec, Program};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
@@ -45,7 +45,7 @@ struct Selector {
 }
 
 impl Selector {
-    fn find(&self, used: &Use) -> Result<Control, Fault> {
+    fn find(&self, used: &Use) -> Result<ExecHandle, Fault> {
         let runtime = used.runtime();
         let found = match (self.pid, &self.tag) {
             (Some(pid), _) => runtime.find_exec_by_pid(used.id(), pid),
@@ -216,7 +216,11 @@ async fn start(
     }
 }
 
-async fn begin(step: &Doorstep, headers: &HeaderMap, body: Body) -> Result<(Use, Control), Fault> {
+async fn begin(
+    step: &Doorstep,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<(Use, ExecHandle), Fault> {
     let asked: Start = Call::new(body).only().await?;
     let spec = asked.spec(headers);
     let used = step.enter().await?;
@@ -240,7 +244,7 @@ async fn join(
     };
     match joined.await {
         Ok((used, control)) => {
-            let now = control.kept().1;
+            let now = control.output_range().1;
             events::stream(used, connection, control, now, &headers)
         }
         Err(fault) => fault.stream(),
@@ -273,7 +277,7 @@ struct Input {
 }
 
 impl Input {
-    async fn write(&self, control: &Control) -> Result<(), Fault> {
+    async fn write(&self, control: &ExecHandle) -> Result<(), Fault> {
         let given = self.stdin.as_ref().or(self.pty.as_ref());
         let bytes = STANDARD.decode(given.map_or("", String::as_str));
         let bytes = bytes.map_err(|_| Fault::new("invalid_argument", "input is not base64"))?;
@@ -286,7 +290,7 @@ impl Input {
             };
             return Err(Fault::new("internal", message));
         }
-        Ok(control.write_all(&bytes).await?)
+        Ok(control.write_stdin(&bytes).await?)
     }
 }
 
@@ -390,6 +394,6 @@ async fn close_stdin(
     Unary(asked): Unary<Selected>,
 ) -> Result<Json<Value>, Fault> {
     let used = step.enter().await?;
-    asked.process.find(&used)?.close_input()?;
+    asked.process.find(&used)?.close_stdin()?;
     Ok(Json(json!({})))
 }

@@ -10,7 +10,7 @@ use crate::journal::Journals;
 struct Place {
     id: SandboxId,
     directory: tempfile::TempDir,
-    ledger: Arc<Ledger>,
+    ledger: Arc<RecordLog>,
     journals: Arc<Journals>,
     next: i64,
 }
@@ -21,7 +21,7 @@ impl Place {
         std::fs::create_dir(directory.path().join("execs")).expect("a directory");
         Self {
             id: SandboxId::random(),
-            ledger: Ledger::of(directory.path().join("execs")),
+            ledger: RecordLog::open(directory.path().join("execs")),
             directory,
             journals: Arc::default(),
             next: 0,
@@ -32,23 +32,23 @@ impl Place {
         self.directory.path().join("execs")
     }
 
-    fn table(&self, complete: bool) -> Table {
-        let mark = Mark {
+    fn table(&self, complete: bool) -> ExecTable {
+        let mark = JournalNotifier {
             id: self.id.clone(),
             journals: Arc::clone(&self.journals),
             syncer: Arc::default(),
         };
-        Table::new(self.execs(), complete, Some(mark))
+        ExecTable::new(self.execs(), complete, Some(mark))
     }
 
     /// Writes down a command that began, and perhaps ended.
-    fn record(&mut self, ended: bool) -> Record {
+    fn record(&mut self, ended: bool) -> ExecRecord {
         self.record_of(&ExecSpec::argv(["true"]), ended)
     }
 
-    fn record_of(&mut self, spec: &ExecSpec, ended: bool) -> Record {
+    fn record_of(&mut self, spec: &ExecSpec, ended: bool) -> ExecRecord {
         self.next += 1;
-        let mut record = Record::of(&self.ledger, spec.clone(), self.next);
+        let mut record = ExecRecord::of(&self.ledger, spec.clone(), self.next);
         record.write().expect("written");
         if ended {
             record.end(ExecStatus::default(), 9).expect("written");
@@ -57,22 +57,22 @@ impl Place {
     }
 
     /// Has commands begin and end, as a server sees them.
-    fn run(&mut self, table: &Table, count: usize) {
+    fn run(&mut self, table: &ExecTable, count: usize) {
         self.run_all(table, count, &ExecSpec::argv(["true"]));
     }
 
-    fn run_all(&mut self, table: &Table, count: usize, spec: &ExecSpec) {
+    fn run_all(&mut self, table: &ExecTable, count: usize, spec: &ExecSpec) {
         for _ in 0..count {
             let record = self.record_of(spec, true);
-            let log = Log::new(record.stem());
-            table.add(Arc::new(Shared::with(record, log)));
+            let log = OutputLog::new(record.stem());
+            table.add(Arc::new(ExecState::with(record, log)));
             table.tidy();
         }
     }
 
     /// How many are written down.
     fn written(&self) -> usize {
-        Record::all(&self.ledger).expect("a ledger").len()
+        ExecRecord::read_all(&self.ledger).expect("a ledger").len()
     }
 
     /// How many files there are of a kind.
@@ -83,13 +83,13 @@ impl Place {
             .count()
     }
 
-    async fn write(&self, table: &Table) {
+    async fn write(&self, table: &ExecTable) {
         let written = self.journals.write(&self.id, table).await;
         written.expect("a journal");
     }
 
     /// Everything the journal has that nobody took.
-    async fn read(&self, table: &Table) -> Vec<CommandRow> {
+    async fn read(&self, table: &ExecTable) -> Vec<CommandRow> {
         let read = self.journals.read(&self.id, table, 10_000).await;
         read.expect("a journal")
     }
@@ -100,19 +100,19 @@ async fn a_table_presses_once_for_all_that_wait() {
     let mut place = Place::new();
     let table = place.table(true);
     place.run(&table, REMEMBERED + PRESSING - 1);
-    assert_eq!(place.journals.pressing(), None);
+    assert_eq!(place.journals.next_urgent(), None);
     place.run(&table, 100);
-    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
-    assert_eq!(place.journals.pressing(), None);
+    assert_eq!(place.journals.next_urgent(), Some(place.id.clone()));
+    assert_eq!(place.journals.next_urgent(), None);
     let all = REMEMBERED + PRESSING + 99;
     assert_eq!((place.written(), table.list().len()), (all, all));
     place.write(&table).await;
     assert_eq!(place.written(), REMEMBERED);
     // The same number again.
     place.run(&table, REMEMBERED + PRESSING - 1);
-    assert_eq!(place.journals.pressing(), None);
+    assert_eq!(place.journals.next_urgent(), None);
     place.run(&table, 1);
-    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
+    assert_eq!(place.journals.next_urgent(), Some(place.id.clone()));
     let rows = place.read(&table).await;
     assert_eq!(rows.len(), all + REMEMBERED + PRESSING);
     assert_eq!(place.written(), REMEMBERED);
@@ -141,9 +141,9 @@ async fn what_is_long_is_remembered_for_shorter() {
     let words = vec!["x"; HEAVY / 16 / 65];
     place.run(&table, 3);
     place.run_all(&table, 10, &ExecSpec::shell(line.as_str()));
-    assert_eq!(place.journals.pressing(), None);
+    assert_eq!(place.journals.next_urgent(), None);
     place.run_all(&table, 10, &ExecSpec::argv(&words));
-    assert_eq!(place.journals.pressing(), Some(place.id.clone()));
+    assert_eq!(place.journals.next_urgent(), Some(place.id.clone()));
     assert_eq!(place.written(), 23);
     // The oldest go first, however short they are.
     place.write(&table).await;
@@ -201,10 +201,10 @@ async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server(
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].id, ended.id);
     assert_eq!(table.list().len(), 1);
-    let log = Log::new(begins.stem());
-    let shared = Shared {
+    let log = OutputLog::new(begins.stem());
+    let shared = ExecState {
         progress: watch::Sender::default(),
-        ..Shared::with(begins.clone(), log)
+        ..ExecState::with(begins.clone(), log)
     };
     table.add(Arc::new(shared));
     drop(room);

@@ -6,7 +6,7 @@ use super::*;
 #[tokio::test]
 async fn output_in_the_pipe_of_a_silent_terminal_is_logged() {
     let scratch = tempfile::tempdir().expect("directory");
-    let log = Log::new(scratch.path().join("log"));
+    let log = OutputLog::new(scratch.path().join("log"));
     // A pipe that nothing is written into stands for the terminal.
     let (master, _program) = new_pipe().expect("pipe");
     let (reader, writer) = new_pipe().expect("pipe");

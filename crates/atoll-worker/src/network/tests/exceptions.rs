@@ -163,16 +163,16 @@ fn exceptions_come_back_with_the_rules_and_end_with_the_server_that_had_them() {
         guest.reach("10.0.0.1").expect("an exception");
         guest.reach("10.0.0.2").expect_err("private");
         // The next server goes on with the link, and was given no exception.
-        guest.link.stay();
+        guest.link.keep_on_drop();
         let (address, gateway) = (guest.link.address(), guest.link.gateway());
         let held = before.claims().try_clone_to_owned().expect("a copy");
-        before.leave().await.expect("leave");
+        before.detach().await.expect("leave");
         let next = Network::new("aaaa", world.config(), Some(held)).expect("a network");
         let links = next.resume(gateway, &[(address, Policy::default())]);
         assert!(links.expect("links")[0].is_some());
         guest.reach("10.0.0.1").expect_err("private again");
         assert!(echo(&stream).is_err(), "what was established is cut");
         guest.reach("1.1.1.1").expect("public");
-        next.dismantle().await.expect("dismantle");
+        next.tear_down().await.expect("dismantle");
     });
 }

@@ -24,7 +24,7 @@ use atoll_model::{
 };
 use atoll_worker::instance::named::Place;
 use atoll_worker::{
-    Config as RuntimeConfig, Control, Exec, LocalRuntime, Storage, network, storage,
+    Config as RuntimeConfig, ExecHandle, LocalRuntime, StartedExec, Storage, network, storage,
 };
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -156,7 +156,7 @@ impl Run {
             Some((info, control)) => {
                 let asked = Asked::read(place)?;
                 self.check_same(&place.name, &control.info(), &exec, &spec, &asked)?;
-                (info, control.follow(), asked, false)
+                (info, control.into_streams(), asked, false)
             }
             None if self.begins() => {
                 let begun = self.begin(runtime, place, spec, exec, signals);
@@ -176,7 +176,7 @@ impl Run {
             Ok(status) => status,
             Err(code) => return Ok(Outcome::Left(code)),
         };
-        if control.is_lost() && info.state == SandboxState::Stopped {
+        if control.is_status_unknown() && info.state == SandboxState::Stopped {
             return Err(lost(place, &info));
         }
         let spec = control.info().spec;
@@ -204,7 +204,7 @@ impl Run {
         spec: SandboxSpec,
         exec: ExecSpec,
         signals: &mut Signals,
-    ) -> Result<(SandboxInfo, Exec, Asked), Error> {
+    ) -> Result<(SandboxInfo, StartedExec, Asked), Error> {
         // A beginning that was cut off: nobody was told of it.
         for info in runtime.list() {
             runtime.delete(&info.id).await?;
@@ -311,7 +311,7 @@ fn digest(variables: &[(Vec<u8>, Vec<u8>)]) -> String {
 }
 
 /// The one sandbox and the one command of a run that has begun.
-pub(crate) fn find(runtime: &LocalRuntime) -> Option<(SandboxInfo, Control)> {
+pub(crate) fn find(runtime: &LocalRuntime) -> Option<(SandboxInfo, ExecHandle)> {
     runtime.list().into_iter().find_map(|info| {
         let control = runtime.find_exec_by_tag(&info.id, TAG).ok()?;
         Some((info, control))

@@ -1,7 +1,7 @@
 //! Signals that the command is sent, and what becomes of them.
 
 use atoll_model::{Code, Error};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// The signals a shell sends to what runs in the foreground.
@@ -57,7 +57,7 @@ impl Signals {
     }
 
     /// Passes the first signal on; a second one means business.
-    pub(super) async fn hand_on(&mut self, number: i32, control: &Control) -> Result<(), Error> {
+    pub(super) async fn hand_on(&mut self, number: i32, control: &ExecHandle) -> Result<(), Error> {
         if std::mem::replace(&mut self.before, true) {
             control.kill()
         } else {

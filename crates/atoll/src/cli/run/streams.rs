@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use atoll_model::{Error, ExecStatus};
-use atoll_worker::{Control, Exec, Output};
+use atoll_worker::{ExecHandle, StartedExec, StreamReader};
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::SignalKind;
 
@@ -12,7 +12,7 @@ use super::{Signals, terminal};
 
 /// Shows the command on our own terminal.
 pub(super) async fn on_terminal(
-    control: &Control,
+    control: &ExecHandle,
     signals: &mut Signals,
 ) -> Result<ExecStatus, Error> {
     let _raw = terminal::Raw::new()?;
@@ -31,7 +31,7 @@ pub(super) async fn on_terminal(
 }
 
 /// Gives a command what we read.
-fn pass_input(control: &Control) {
+fn pass_input(control: &ExecHandle) {
     let (read, given) = tokio::sync::mpsc::channel(4);
     // A thread of its own: a read of a terminal cannot be taken back.
     std::thread::spawn(move || drop(pass_on(std::io::stdin().lock(), &read)));
@@ -39,7 +39,7 @@ fn pass_input(control: &Control) {
 }
 
 /// Gives the command our own input and output, until it has ended and all was written.
-pub(super) async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStatus, Error> {
+pub(super) async fn stream(exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, Error> {
     pass_input(&exec.control);
     let outputs = async {
         tokio::join!(
@@ -62,7 +62,7 @@ pub(super) async fn stream(exec: Exec, signals: &mut Signals) -> Result<ExecStat
 }
 
 /// Passes the first signal on; a second one means business.
-async fn forward(signals: &mut Signals, control: &Control) -> Error {
+async fn forward(signals: &mut Signals, control: &ExecHandle) -> Error {
     loop {
         let number = signals.next().await;
         if let Err(error) = signals.hand_on(number, control).await {
@@ -74,9 +74,9 @@ async fn forward(signals: &mut Signals, control: &Control) -> Error {
 /// Copies output until its end. When our own reader has gone, the command is told so by the signal that
 /// a closed pipe would have sent it without a sandbox around it.
 async fn pass_output(
-    mut output: Output,
+    mut output: StreamReader,
     to: impl tokio::io::AsyncWrite + Unpin,
-    control: &Control,
+    control: &ExecHandle,
 ) -> Result<(), Error> {
     match copy(&mut output, to).await? {
         None => Ok(()),
@@ -91,7 +91,7 @@ async fn pass_output(
 
 /// Copies output until its end, or until our own reader has gone: then it says how.
 pub(super) async fn copy(
-    output: &mut Output,
+    output: &mut StreamReader,
     mut to: impl tokio::io::AsyncWrite + Unpin,
 ) -> Result<Option<std::io::Error>, Error> {
     let mut buffer = vec![0; 64 * 1024];
@@ -125,13 +125,13 @@ pub(crate) fn pass_on(
 }
 
 /// Gives the command what we read, to the end. It need not want it.
-pub(super) async fn feed(control: Control, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
+pub(super) async fn feed(control: ExecHandle, mut given: tokio::sync::mpsc::Receiver<Vec<u8>>) {
     while let Some(bytes) = given.recv().await {
-        if control.write_all(&bytes).await.is_err() {
+        if control.write_stdin(&bytes).await.is_err() {
             return;
         }
     }
-    let _ = control.close_input();
+    let _ = control.close_stdin();
 }
 
 /// There is no input, nor will there be.

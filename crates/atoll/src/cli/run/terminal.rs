@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use atoll_model::{Chunk, Code, Error, ExecStatus, TerminalSize};
-use atoll_worker::{Control, LogReader};
+use atoll_worker::{ExecHandle, OutputReader};
 use rustix::termios::{
     LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr,
 };
@@ -72,8 +72,8 @@ impl Drop for Raw {
 /// Shows what the command writes until it ends, and tells it when our size changes. Nothing comes back
 /// when our terminal has gone.
 pub(super) async fn show(
-    control: &Control,
-    mut output: LogReader,
+    control: &ExecHandle,
+    mut output: OutputReader,
 ) -> Result<Option<ExecStatus>, Error> {
     let mut resized = signal(SignalKind::window_change())
         .map_err(|error| Error::new(Code::Internal, format!("watch signals: {error}")))?;

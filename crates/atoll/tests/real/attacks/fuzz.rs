@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use atoll_jail::seccomp::{Policy, syscall_name};
 use atoll_model::{Bytes, Cpus, SandboxId};
 use atoll_testkit::{Attempt, attempts};
-use atoll_worker::Finished;
+use atoll_worker::ExecResult;
 
 use super::attack;
 use crate::lifecycle::traces;
@@ -76,7 +76,7 @@ struct Found {
 }
 
 impl Found {
-    fn add(&mut self, finished: &Finished) {
+    fn add(&mut self, finished: &ExecResult) {
         self.runs += 1;
         let reports = attempts(&String::from_utf8_lossy(&finished.stdout));
         let Some(last) = reports.iter().rfind(|report| report.what == "fuzz") else {
@@ -97,7 +97,7 @@ async fn run(
     user: &str,
     words: &[&str],
     log: &mut KernelLog,
-) -> (Finished, Vec<Duration>) {
+) -> (ExecResult, Vec<Duration>) {
     // A probe that was stopped ends at its deadline.
     let spec = probe_spec(words).user(user).deadline(3 * RUN);
     let exec = world.runtime.exec(id, spec).await.expect("it starts");

@@ -2,7 +2,7 @@
 
 use atoll_model::{ExecSpec, SandboxId};
 use atoll_testkit::{Attempt, attempts};
-use atoll_worker::Exec;
+use atoll_worker::StartedExec;
 
 use super::{USERS, attack};
 use crate::world::{Kind, World, probe_spec, said};
@@ -10,7 +10,7 @@ use crate::world::{Kind, World, probe_spec, said};
 const CLONE_NEWIPC: u64 = 0x0800_0000;
 
 /// Reads what a program says up to this line.
-async fn until(exec: &mut Exec, last: &str) -> String {
+async fn until(exec: &mut StartedExec, last: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     while !text.lines().any(|line| line == last) {
         let read = exec.stdout.read(&mut buffer).await.expect("it can be read");
@@ -46,7 +46,7 @@ async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String
         ));
     }
     // To its end: only then has it taken everything away again.
-    writer.control.close_input().expect("it can be told");
+    writer.control.close_stdin().expect("it can be told");
     let status = writer.wait().await;
     assert!(status.success(), "{status:?}");
     let elsewhere = found.pop().expect("two boxes");

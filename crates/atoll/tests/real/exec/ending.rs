@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{ExecSpec, ExecStatus, SandboxId};
 use atoll_testkit::wait_for;
-use atoll_worker::Exec;
+use atoll_worker::StartedExec;
 
 use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
 
@@ -16,7 +16,7 @@ fn wait_until_alone(world: &World, id: &SandboxId) {
 }
 
 /// Reads its output until it has said something.
-async fn wait_until_said(exec: &mut Exec, word: &str) {
+async fn wait_until_said(exec: &mut StartedExec, word: &str) {
     let mut heard = String::new();
     while !heard.contains(word) {
         let mut buffer = [0; 4096];

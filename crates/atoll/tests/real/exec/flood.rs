@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Chunk, SandboxId};
 use atoll_testkit::wait_for;
-use atoll_worker::{Control, LogReader};
+use atoll_worker::{ExecHandle, OutputReader};
 
 use crate::world::{DEADLINE, Kind, World, data, probe_spec};
 
@@ -21,14 +21,14 @@ const FLOOD: u64 = 320 * MIB;
 /// What the server may take for it: a few chunks of a reader, whatever is written.
 const MEMORY: u64 = 48 * MIB;
 
-async fn flood(world: &World, id: &SandboxId, bytes: u64) -> Control {
+async fn flood(world: &World, id: &SandboxId, bytes: u64) -> ExecHandle {
     let spec = probe_spec(&["spew", &bytes.to_string()]).deadline(DEADLINE * 2);
     let exec = world.runtime.exec(id, spec).await.unwrap();
     exec.control
 }
 
 /// What the file of a command's output takes on the disk.
-fn on_disk(world: &World, id: &SandboxId, control: &Control) -> u64 {
+fn on_disk(world: &World, id: &SandboxId, control: &ExecHandle) -> u64 {
     let path: PathBuf = [
         data().join("runs").join(world.runtime.tag()),
         "sandboxes".into(),
@@ -50,7 +50,7 @@ fn memory() -> u64 {
 }
 
 /// Waits for a command's end, and sees that neither disk nor memory are taken meanwhile.
-async fn bounded(world: &World, id: &SandboxId, control: &Control, before: u64) {
+async fn bounded(world: &World, id: &SandboxId, control: &ExecHandle, before: u64) {
     let (mut disk, mut most) = (0, 0);
     wait_for("the flood to end", DEADLINE * 2, || {
         disk = disk.max(on_disk(world, id, control));
@@ -66,7 +66,7 @@ async fn bounded(world: &World, id: &SandboxId, control: &Control, before: u64) 
 }
 
 /// Reads to the end without a gap; how many bytes that were.
-async fn rest(reader: &mut LogReader, mut position: u64) -> u64 {
+async fn rest(reader: &mut OutputReader, mut position: u64) -> u64 {
     let begin = position;
     loop {
         match reader.next().await.unwrap().unwrap() {
@@ -104,7 +104,7 @@ async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
     let before = memory();
     let control = flood(&world, &id, FLOOD).await;
     bounded(&world, &id, &control, before).await;
-    let (start, end) = control.kept();
+    let (start, end) = control.output_range();
     assert_eq!(end, FLOOD);
     assert!(
         start > 0 && (WINDOW..=WINDOW + SLACK).contains(&(end - start)),
@@ -135,7 +135,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
     };
     check(0, &bytes);
     let read = bytes.len() as u64;
-    let written = || control.kept().1;
+    let written = || control.output_range().1;
     wait_for("the window to be full", DEADLINE, || {
         written() > WINDOW - MIB
     });
@@ -143,7 +143,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
     let other = flood(&world, &neighbour, 2 * WINDOW).await;
     assert!(other.wait().await.success());
     assert!(written() <= read + WINDOW, "{} bytes", written());
-    assert_eq!((control.kept().0, control.info().status), (0, None));
+    assert_eq!((control.output_range().0, control.info().status), (0, None));
     // It goes on as the reader does.
     assert_eq!(rest(&mut reader, read).await, FLOOD - read);
     assert!(on_disk(&world, &id, &control) <= WINDOW + SLACK);
@@ -163,7 +163,7 @@ async fn a_reader_that_falls_silent_is_let_go_and_told_of_the_gap() {
     let (from, since) = (reader.position(), Instant::now());
     bounded(&world, &id, &control, before).await;
     assert!(since.elapsed() >= PATIENCE, "{:?}", since.elapsed());
-    let (start, end) = control.kept();
+    let (start, end) = control.output_range();
     assert!(end == FLOOD && start > from, "{start} {end}");
     let gap = reader.next().await.unwrap().unwrap();
     assert_eq!(gap, Chunk::Gap { from, to: start });

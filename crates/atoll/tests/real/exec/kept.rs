@@ -1,14 +1,14 @@
 //! How much of what commands wrote is kept.
 
 use atoll_model::{Bytes, Chunk};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 
 use crate::world::{DEADLINE, Kind, World, probe_spec};
 
 const MIB: u64 = 1 << 20;
 
 /// How much of a command's output can still be read, and where that begins.
-async fn kept(exec: &Control) -> (u64, u64) {
+async fn kept(exec: &ExecHandle) -> (u64, u64) {
     let (mut first, mut bytes) = (None, 0);
     let mut reader = exec.output(0);
     while let Some(chunk) = reader.next().await.unwrap() {

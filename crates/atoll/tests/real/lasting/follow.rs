@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use atoll_model::{Chunk, Stream};
-use atoll_worker::{Control, LocalRuntime};
+use atoll_worker::{ExecHandle, LocalRuntime};
 
 use super::{Place, Random, kill, serve as start, spec, word};
 use crate::world::{DEADLINE, probe_spec};
@@ -44,7 +44,7 @@ impl Heard {
     }
 
     /// Listens until the command ends.
-    async fn listen(&mut self, exec: &Control) {
+    async fn listen(&mut self, exec: &ExecHandle) {
         let mut reader = exec.output(self.position);
         loop {
             match reader.next().await.unwrap().unwrap() {
@@ -125,7 +125,7 @@ async fn two_hundred_kills_lose_no_byte() {
     let runtime = place.open().await;
     let control = runtime.find_exec(&id, &exec).unwrap();
     assert_eq!(control.info().status, None, "it writes on");
-    control.close_input().unwrap();
+    control.close_stdin().unwrap();
     Heard::open(&file).listen(&control).await;
     let [out, err] = Heard::paths(&file);
     let (count, last) = lines(&out, "out");

@@ -171,9 +171,13 @@ async fn a_restart_with(storage: &str) {
     }
     // What was said is there; of the other command nobody saw the end.
     let find = |exec| runtime.find_exec(&made.ids[0], exec).unwrap();
-    let said = find(&made.said).follow().finish(b"", 100).await.unwrap();
+    let said = find(&made.said)
+        .into_streams()
+        .finish(b"", 100)
+        .await
+        .unwrap();
     assert_eq!(said.stdout, b"before\n");
-    assert!(find(&made.long).is_lost());
+    assert!(find(&made.long).is_status_unknown());
     for id in &made.ids {
         let info = runtime.start(id).await.unwrap();
         assert_eq!((info.state, info.reason), (SandboxState::Running, None));

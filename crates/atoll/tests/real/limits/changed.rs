@@ -221,8 +221,8 @@ async fn a_program_that_runs_keeps_its_processors() {
         .set_limits(&id, Limits::default())
         .await
         .unwrap();
-    old.control.write_input(0, b"\n").unwrap();
-    old.control.close_input().unwrap();
+    old.control.write_stdin_at(0, b"\n").unwrap();
+    old.control.close_stdin().unwrap();
     assert_eq!(said(&old.finish(b"", 100).await.unwrap()), "1\n");
     let new = world.exec(&id, ExecSpec::shell("nproc")).await;
     assert_eq!(said(&new), "2\n");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use atoll_model::SandboxId;
 use atoll_testkit::{Scratch, attempts, probe, run};
-use atoll_worker::Exec;
+use atoll_worker::StartedExec;
 use rustix::fs::inotify;
 
 use super::scene::{Scene, reach};
@@ -24,7 +24,7 @@ const KINDS: [(&str, &str, usize); 3] = [
 ];
 
 /// Starts a program that takes and holds; what it says when it has all it gets.
-async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (Exec, String) {
+async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (StartedExec, String) {
     let exec = world.runtime.exec(id, probe_spec(words).user(user)).await;
     let mut exec = exec.unwrap();
     let mut text = String::new();
@@ -38,7 +38,7 @@ async fn take(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> (Exe
 }
 
 /// How many of everything one box gets, all of which it holds.
-async fn everything(world: &World, id: &SandboxId, user: &str) -> Vec<Exec> {
+async fn everything(world: &World, id: &SandboxId, user: &str) -> Vec<StartedExec> {
     let words = ["exhaust", "1.1.1.1:80", "500"];
     let (exec, text) = take(world, id, user, &words).await;
     let expected = format!("connect errno ECONNREFUSED\nheld {CONNECTIONS}\n");

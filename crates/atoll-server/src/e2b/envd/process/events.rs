@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_core::Use;
 use atoll_model::{Chunk, ExecStatus, Stream};
-use atoll_worker::{Control, LogReader};
+use atoll_worker::{ExecHandle, OutputReader};
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -43,8 +43,8 @@ struct State {
     /// The sandbox is in use as long as somebody listens.
     used: Use,
     connection: Connection,
-    control: Control,
-    reader: LogReader,
+    control: ExecHandle,
+    reader: OutputReader,
     at: At,
     keepalive: Duration,
 }
@@ -53,7 +53,7 @@ struct State {
 pub(super) fn stream(
     used: Use,
     connection: Connection,
-    control: Control,
+    control: ExecHandle,
     after: u64,
     headers: &HeaderMap,
 ) -> Response {

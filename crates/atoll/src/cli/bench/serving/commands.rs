@@ -47,7 +47,7 @@ pub(super) async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
     let mut samples = Samples::default();
     for _ in 0..500 {
         let begin = Instant::now();
-        control.write_all(b"x").await?;
+        control.write_stdin(b"x").await?;
         match output.next().await? {
             Some(Chunk::Data { .. }) => samples.add(begin),
             other => return Err(Error::new(Code::Internal, format!("{other:?}"))),

@@ -8,7 +8,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use atoll_model::{Bytes, Error, ExecStatus, RunName};
-use atoll_worker::{Control, Exec, Output};
+use atoll_worker::{ExecHandle, StartedExec, StreamReader};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use rustix::termios::isatty;
 use tokio::io::AsyncWriteExt;
@@ -55,7 +55,7 @@ impl Client<'_> {
     /// Passes everything on until the command has ended: how, or the code to leave with.
     pub(super) async fn pass(
         &self,
-        exec: Exec,
+        exec: StartedExec,
         signals: &mut Signals,
     ) -> Result<Result<ExecStatus, u8>, Error> {
         let control = exec.control.clone();
@@ -79,14 +79,14 @@ impl Client<'_> {
         }
     }
 
-    async fn stream(&self, exec: Exec, signals: &mut Signals) -> Result<ExecStatus, Away> {
-        let Exec {
+    async fn stream(&self, exec: StartedExec, signals: &mut Signals) -> Result<ExecStatus, Away> {
+        let StartedExec {
             mut stdout,
             mut stderr,
             control,
             ..
         } = exec;
-        let missing = control.kept().0;
+        let missing = control.output_range().0;
         tell_lost(missing);
         self.pass_input(&control);
         let outputs = async {
@@ -107,7 +107,7 @@ impl Client<'_> {
     }
 
     /// Our own terminal becomes the command's, with what it showed before.
-    async fn show(&self, control: &Control, signals: &mut Signals) -> Result<ExecStatus, Away> {
+    async fn show(&self, control: &ExecHandle, signals: &mut Signals) -> Result<ExecStatus, Away> {
         let size = terminal::size()?;
         let _raw = terminal::Raw::new()?;
         let output = if self.fresh {
@@ -133,14 +133,14 @@ impl Client<'_> {
     }
 
     /// Gives the command what we read. That we are gone does not end its input; the end of ours does.
-    fn pass_input(&self, control: &Control) {
+    fn pass_input(&self, control: &ExecHandle) {
         // Nothing to say is not the end of what somebody else began to say.
         if !self.fresh && stdin_is_null() {
             return;
         }
         let terminal = isatty(std::io::stdin());
         // Who gives the command again gives its input again; what was taken of it is not taken twice.
-        let taken = match control.input_taken() {
+        let taken = match control.stdin_offset() {
             Some(taken) if self.repeated && !self.fresh && !terminal => taken,
             _ => 0,
         };
@@ -161,7 +161,7 @@ impl Client<'_> {
     }
 
     /// Stays without a terminal until the command has ended or another process wants to attach.
-    async fn mind(&self, control: &Control, signals: &mut Signals) {
+    async fn mind(&self, control: &ExecHandle, signals: &mut Signals) {
         let path = minded(self.directory);
         let _ = std::fs::write(&path, std::process::id().to_string());
         let asked = async { while signals.next().await == SignalKind::hangup().as_raw_value() {} };
@@ -174,7 +174,7 @@ impl Client<'_> {
 }
 
 /// Passes the first signal on, as for a run without a name; only a lost terminal is nothing to it.
-async fn hear(signals: &mut Signals, control: &Control) -> Away {
+async fn hear(signals: &mut Signals, control: &ExecHandle) -> Away {
     loop {
         let number = signals.next().await;
         if number == SignalKind::hangup().as_raw_value() {
@@ -187,7 +187,7 @@ async fn hear(signals: &mut Signals, control: &Control) -> Away {
 }
 
 async fn pass_output(
-    output: &mut Output,
+    output: &mut StreamReader,
     to: impl tokio::io::AsyncWrite + Unpin,
 ) -> Result<(), Away> {
     match copy(output, to).await? {

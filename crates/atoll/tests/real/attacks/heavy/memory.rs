@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use atoll_model::{Bytes, SandboxId};
 use atoll_testkit::{Attempt, attempts};
-use atoll_worker::Finished;
+use atoll_worker::ExecResult;
 
 use crate::attacks::USERS;
 use crate::world::{Kind, World, probe_spec, said};
@@ -42,7 +42,7 @@ async fn small(world: &World) -> SandboxId {
         .await
 }
 
-async fn hog(world: &World, id: &SandboxId, user: &str, kind: &str, path: &str) -> Finished {
+async fn hog(world: &World, id: &SandboxId, user: &str, kind: &str, path: &str) -> ExecResult {
     let most = if ["dentries", "pagecache"].contains(&kind) {
         MOST_CACHE
     } else {
@@ -55,7 +55,7 @@ async fn hog(world: &World, id: &SandboxId, user: &str, kind: &str, path: &str) 
 }
 
 /// What the hog said of itself, if it came so far.
-fn last(finished: &Finished, kind: &str) -> Option<Attempt> {
+fn last(finished: &ExecResult, kind: &str) -> Option<Attempt> {
     attempts(&String::from_utf8_lossy(&finished.stdout))
         .into_iter()
         .find(|it| it.what == kind)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use atoll_model::{Authority, Caller, SandboxId, WriteOptions};
-use atoll_worker::Control;
+use atoll_worker::ExecHandle;
 
 use crate::attacks::USERS;
 use crate::attacks::canary::{Canary, HOST, read, upper, write};
@@ -27,7 +27,7 @@ enum Work {
 
 /// The program that swaps, and how often it did.
 struct Swapper {
-    control: Control,
+    control: ExecHandle,
     swaps: Arc<AtomicU64>,
 }
 
@@ -141,7 +141,7 @@ async fn a_race_between_directory_and_link_is_never_won() {
             assert!(worked > 0, "{user} {work:?}: {worked} of {tried}");
             canary.assert_untouched(&format!("{user} {work:?}"));
         }
-        swapper.control.close_input().expect("it hears");
+        swapper.control.close_stdin().expect("it hears");
         let status = swapper.control.wait().await;
         assert!(status.success(), "{user} {status:?}");
         assert!(swapper.count() >= 3 * SWAPS, "{user} {}", swapper.count());

@@ -31,7 +31,7 @@ const MOST: u64 = 4 << 20;
 
 /// The server's side of a standard input.
 #[derive(Debug)]
-pub(crate) struct Input {
+pub(crate) struct StdinQueue {
     state: Mutex<State>,
     stem: PathBuf,
     /// There is more to deliver, or nothing will be any more.
@@ -59,7 +59,7 @@ fn queue(stem: &Path) -> io::Result<File> {
         .open(stem.with_extension("in"))
 }
 
-impl Input {
+impl StdinQueue {
     /// The input of a new command.
     pub(crate) fn new(stem: PathBuf) -> io::Result<Self> {
         let file = queue(&stem)?;
@@ -99,7 +99,7 @@ impl Input {
     }
 
     /// Removes the files of commands that have ended, or never began: an earlier server may have been killed before it did.
-    pub(crate) fn sweep(directory: &Path, running: &HashSet<&str>) {
+    pub(crate) fn remove_stale(directory: &Path, running: &HashSet<&str>) {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             let part = |part: Option<&OsStr>| part.and_then(OsStr::to_str).map(str::to_owned);

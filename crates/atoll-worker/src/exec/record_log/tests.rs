@@ -4,24 +4,24 @@ use std::sync::Arc;
 
 use atoll_model::{ExecSpec, ExecStatus};
 
-use super::super::record::Record;
+use super::super::record::ExecRecord;
 use super::*;
 
-fn ledger() -> (tempfile::TempDir, Arc<Ledger>) {
+fn ledger() -> (tempfile::TempDir, Arc<RecordLog>) {
     let directory = tempfile::tempdir().expect("a directory");
-    let ledger = Ledger::of(directory.path().to_owned());
+    let ledger = RecordLog::open(directory.path().to_owned());
     (directory, ledger)
 }
 
-fn begun(ledger: &Arc<Ledger>, word: &str, at: i64) -> Record {
-    let mut record = Record::of(ledger, ExecSpec::argv([word]), at);
+fn begun(ledger: &Arc<RecordLog>, word: &str, at: i64) -> ExecRecord {
+    let mut record = ExecRecord::of(ledger, ExecSpec::argv([word]), at);
     record.write().expect("written");
     record
 }
 
 /// Which commands are known, and whether each has ended.
-fn known(ledger: &Arc<Ledger>) -> Vec<(ExecId, bool)> {
-    let all = Record::all(ledger).expect("read").into_iter();
+fn known(ledger: &Arc<RecordLog>) -> Vec<(ExecId, bool)> {
+    let all = ExecRecord::read_all(ledger).expect("read").into_iter();
     all.map(|record| (record.id, record.status.is_some()))
         .collect()
 }
@@ -49,10 +49,10 @@ fn a_line_that_was_cut_off_costs_only_itself() {
 #[test]
 fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
     let (directory, _) = ledger();
-    let missing = Ledger::of(directory.path().join("missing"));
+    let missing = RecordLog::open(directory.path().join("missing"));
     assert_eq!(known(&missing), []);
     fs::create_dir_all(missing.path()).expect("made");
-    Record::all(&missing).expect_err("a directory is no file");
+    ExecRecord::read_all(&missing).expect_err("a directory is no file");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
             let expected = [(stays.id.clone(), false)];
             assert_eq!(known(&ledger), expected);
             // Another server knows as much.
-            let other = Arc::new(Ledger::new(ledger.directory().to_owned()));
+            let other = Arc::new(RecordLog::new(ledger.directory().to_owned()));
             assert_eq!(known(&other), expected);
         }
     }
@@ -84,13 +84,13 @@ fn whoever_has_the_ledger_of_a_directory_has_the_same() {
     let path = directory.path().to_owned();
     let mut early = begun(&ledger, "early", 1);
     // A sandbox that was started again has commands of its own, and writes the file anew.
-    let later = Ledger::of(path.clone());
+    let later = RecordLog::open(path.clone());
     let word = "x".repeat(2 * LEAST);
     begun(&later, &word, 2).forget();
     assert!(fs::metadata(later.path()).expect("there").len() < LEAST as u64);
     early.end(ExecStatus::default(), 3).expect("written");
     assert_eq!(
-        known(&Arc::new(Ledger::new(path.clone()))),
+        known(&Arc::new(RecordLog::new(path.clone()))),
         [(early.id.clone(), true)]
     );
     drop((early, ledger, later));
@@ -125,7 +125,10 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
     let both = [(kept.id.clone(), false), (gone.id.clone(), true)];
     assert_eq!(known(&ledger), both);
     // What happens now is written in the new form.
-    let [mut old, _] = Record::all(&ledger).expect("read").try_into().expect("two");
+    let [mut old, _] = ExecRecord::read_all(&ledger)
+        .expect("read")
+        .try_into()
+        .expect("two");
     old.end(ExecStatus::default(), 5).expect("written");
     gone.forget();
     assert_eq!(known(&ledger), [(kept.id.clone(), true)]);

@@ -37,7 +37,7 @@ const PAGE: u64 = 4096;
 
 /// The log of one command.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct OutputLog {
     /// Where its files are, but for what tells them apart.
     stem: PathBuf,
     inner: Mutex<Inner>,
@@ -138,7 +138,7 @@ impl Files {
     }
 }
 
-impl Log {
+impl OutputLog {
     /// The log of a new command.
     pub(crate) fn new(stem: PathBuf) -> Self {
         Self::with(stem, Inner::default())
@@ -398,7 +398,7 @@ impl Log {
     }
 }
 
-impl Drop for Log {
+impl Drop for OutputLog {
     fn drop(&mut self) {
         self.budget.give_back(self.inner().kept());
     }

@@ -27,7 +27,7 @@ const FORGOTTEN: &[u8] = b"-";
 const LEAST: usize = 256 << 10;
 
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct RecordLog {
     directory: PathBuf,
     inner: Mutex<Inner>,
 }
@@ -43,16 +43,16 @@ struct Inner {
 }
 
 /// Those that somebody has.
-static KNOWN: LazyLock<Mutex<HashMap<PathBuf, Weak<Ledger>>>> = LazyLock::new(Mutex::default);
+static KNOWN: LazyLock<Mutex<HashMap<PathBuf, Weak<RecordLog>>>> = LazyLock::new(Mutex::default);
 
-fn known() -> MutexGuard<'static, HashMap<PathBuf, Weak<Ledger>>> {
+fn known() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Ledger {
+impl RecordLog {
     /// The one of a directory. Those who saw a sandbox before it was stopped may still write when it was started again: it is the
     /// same for all of them, since one of them may write the file anew.
-    pub(crate) fn of(directory: PathBuf) -> Arc<Self> {
+    pub(crate) fn open(directory: PathBuf) -> Arc<Self> {
         let mut known = known();
         if let Some(ledger) = known.get(&directory).and_then(Weak::upgrade) {
             return ledger;
@@ -188,7 +188,7 @@ impl Ledger {
     }
 }
 
-impl Drop for Ledger {
+impl Drop for RecordLog {
     fn drop(&mut self) {
         let mut known = known();
         // There may be another by now.

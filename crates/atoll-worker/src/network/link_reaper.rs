@@ -12,8 +12,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::addresses::Addresses;
+use super::conntrack;
 use super::firewall::{self, Compiled};
-use super::flows;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Family};
 
@@ -22,7 +22,7 @@ const GATHERING: Duration = Duration::from_millis(20);
 
 /// A link that nobody needs any more.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct RemovedLink {
     pub(super) name: String,
     pub(super) address: Ipv4Addr,
     pub(super) policy: Compiled,
@@ -30,12 +30,12 @@ pub(super) struct Leaving {
 
 /// The thread that does it.
 #[derive(Debug)]
-pub(super) struct Janitor {
-    queue: Mutex<Option<Sender<Leaving>>>,
+pub(super) struct LinkReaper {
+    queue: Mutex<Option<Sender<RemovedLink>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Janitor {
+impl LinkReaper {
     /// Starts the thread in the network namespace of this one.
     pub(super) fn start(tag: &str, addresses: Arc<Addresses>) -> io::Result<Self> {
         let work = Work {
@@ -57,7 +57,7 @@ impl Janitor {
     }
 
     /// Takes a link away some time soon.
-    pub(super) fn take(&self, leaving: Leaving) {
+    pub(super) fn take(&self, leaving: RemovedLink) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = &*queue {
             // Without a janitor everything was taken away already.
@@ -94,7 +94,7 @@ struct Work {
 }
 
 impl Work {
-    fn run(mut self, leaving: &Receiver<Leaving>) {
+    fn run(mut self, leaving: &Receiver<RemovedLink>) {
         while let Ok(first) = leaving.recv() {
             std::thread::sleep(GATHERING);
             let mut some = vec![first];
@@ -103,7 +103,7 @@ impl Work {
         }
     }
 
-    fn remove(&mut self, leaving: &[Leaving]) {
+    fn remove(&mut self, leaving: &[RemovedLink]) {
         let found = leaving
             .iter()
             .map(|leaving| veth::find(&mut self.links, &leaving.name));
@@ -128,7 +128,7 @@ impl Work {
         for (leaving, used) in leaving.iter().zip(used) {
             if used {
                 // Older kernels cannot: then flows end by their own clocks.
-                let _ = flows::forget(&mut self.rules, leaving.address);
+                let _ = conntrack::delete_flows(&mut self.rules, leaving.address);
             }
             self.addresses.give_back(leaving.address);
         }

@@ -28,7 +28,7 @@ const RANGE: &str = "203.0.113.0/24";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Connects from a sandbox's namespace through the host; how long that took.
-pub(crate) fn egress(tag: &str, sandbox: BorrowedFd<'_>) -> Result<Duration, Error> {
+pub(crate) fn run(tag: &str, sandbox: BorrowedFd<'_>) -> Result<Duration, Error> {
     let name = format!("atd-{tag}");
     let tried = connected(tag, &name, sandbox);
     // It would go with its namespace, a moment later.

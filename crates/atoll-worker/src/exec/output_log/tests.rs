@@ -1,9 +1,9 @@
-use super::super::budget::{self, Kept};
+use super::super::budget::{self, OutputRetention};
 use super::*;
 use std::io::Write;
 use std::os::fd::AsFd;
 
-const WINDOW: u64 = budget::WINDOW.0;
+const WINDOW: u64 = budget::DEFAULT_WINDOW.0;
 
 struct Place(PathBuf);
 
@@ -25,7 +25,7 @@ impl Drop for Place {
     }
 }
 
-fn feed(log: &Log, stream: Stream, bytes: &[u8]) {
+fn feed(log: &OutputLog, stream: Stream, bytes: &[u8]) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     for part in bytes.chunks(60_000) {
         writer.write_all(part).expect("it fits");
@@ -37,7 +37,7 @@ fn feed(log: &Log, stream: Stream, bytes: &[u8]) {
 }
 
 /// Everything that is kept, piece by piece.
-fn pieces(log: &Log) -> Vec<(Stream, Vec<u8>)> {
+fn pieces(log: &OutputLog) -> Vec<(Stream, Vec<u8>)> {
     let (mut position, end) = log.bounds();
     let mut all = Vec::new();
     while position < end {
@@ -53,7 +53,7 @@ fn pieces(log: &Log) -> Vec<(Stream, Vec<u8>)> {
 #[test]
 fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x"));
+    let log = OutputLog::new(place.0.join("x"));
     assert!(!place.0.join("x.log").exists());
     let said = [
         (Stream::Stderr, b"one".to_vec()),
@@ -65,7 +65,7 @@ fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
     }
     assert_eq!(pieces(&log), said);
     assert_eq!(
-        pieces(&Log::open(place.0.join("x")).expect("it opens")),
+        pieces(&OutputLog::open(place.0.join("x")).expect("it opens")),
         said
     );
 }
@@ -73,7 +73,7 @@ fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
 #[test]
 fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x"));
+    let log = OutputLog::new(place.0.join("x"));
     let turn = vec![7; 59_999];
     let turns = (WINDOW + 8 * PIECE) / turn.len() as u64;
     for number in 0..turns {
@@ -92,7 +92,7 @@ fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
         .expect("it is there")
         .blocks();
     assert!(blocks * 512 <= WINDOW + 3 * PIECE, "{blocks} blocks");
-    let again = Log::open(place.0.join("x")).expect("it opens");
+    let again = OutputLog::open(place.0.join("x")).expect("it opens");
     assert_eq!(again.bounds(), (start, end));
     let all = pieces(&again);
     assert_eq!(all, pieces(&log));
@@ -105,7 +105,7 @@ fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
 #[test]
 fn an_entry_without_bytes_changes_nothing() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x"));
+    let log = OutputLog::new(place.0.join("x"));
     feed(&log, Stream::Stdout, b"one");
     // As if we had been killed between the two writes.
     let index = OpenOptions::new()
@@ -115,7 +115,7 @@ fn an_entry_without_bytes_changes_nothing() {
     (&index)
         .write_all(&entry(Stream::Stderr, 3))
         .expect("written");
-    let log = Log::open(place.0.join("x")).expect("it opens");
+    let log = OutputLog::open(place.0.join("x")).expect("it opens");
     feed(&log, Stream::Stdout, b"two");
     let said = pieces(&log);
     assert_eq!(said.concat_bytes(), b"onetwo");
@@ -135,7 +135,7 @@ impl Concat for Vec<(Stream, Vec<u8>)> {
 #[test]
 fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x")).patience(Duration::from_mins(1));
+    let log = OutputLog::new(place.0.join("x")).patience(Duration::from_mins(1));
     let reader = log.arrive(None, 0);
     let turn = vec![7; 60_000];
     while matches!(log.room(), Room::Yes) {
@@ -161,7 +161,7 @@ fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
     let index = (0..changes).flat_map(|at| entry(streams[(at % 2) as usize], at));
     std::fs::write(stem.with_extension("index"), index.collect::<Vec<u8>>()).expect("written");
     std::fs::write(stem.with_extension("log"), vec![7; changes as usize]).expect("written");
-    let log = Log::open(stem).expect("it opens");
+    let log = OutputLog::open(stem).expect("it opens");
     let log = log.patience(Duration::from_mins(1));
     assert!(matches!(log.room(), Room::Yes));
     let reader = log.arrive(None, 0);
@@ -177,7 +177,7 @@ fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
 #[test]
 fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x")).patience(Duration::from_mins(1));
+    let log = OutputLog::new(place.0.join("x")).patience(Duration::from_mins(1));
     let _reader = log.arrive(None, 0);
     let turn = vec![7; 60_000];
     while matches!(log.room(), Room::Yes) {
@@ -185,7 +185,7 @@ fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
     }
     drop(log);
     let open = || {
-        let log = Log::open(place.0.join("x")).expect("it opens");
+        let log = OutputLog::open(place.0.join("x")).expect("it opens");
         log.patience(Duration::from_mins(1))
     };
     assert!(matches!(open().room(), Room::Yes));
@@ -203,7 +203,7 @@ fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
 #[test]
 fn a_closed_pipe_is_told_from_an_empty_one() {
     let place = Place::new();
-    let log = Log::new(place.0.join("x"));
+    let log = OutputLog::new(place.0.join("x"));
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let take = || {
         log.take(Stream::Stdout, reader.as_fd(), 1 << 20)
@@ -221,12 +221,12 @@ fn a_closed_pipe_is_told_from_an_empty_one() {
 fn where_only_the_reserve_is_left_a_log_does_not_grow() {
     let place = Place::new();
     let feed_all = |reserve: u64| {
-        let kept = Kept {
+        let kept = OutputRetention {
             reserve: Some(atoll_model::Bytes(reserve)),
-            ..Kept::default()
+            ..OutputRetention::default()
         };
         let budget = Arc::new(Budget::new(kept, place.0.clone()));
-        let log = Log::new(place.0.join(reserve.to_string())).within(&budget);
+        let log = OutputLog::new(place.0.join(reserve.to_string())).within(&budget);
         let turn = vec![7; 60_000];
         while log.bounds().1 < 8 * PIECE {
             feed(&log, Stream::Stdout, &turn);
@@ -242,14 +242,14 @@ fn where_only_the_reserve_is_left_a_log_does_not_grow() {
 #[test]
 fn what_gives_way_keeps_its_end_also_for_the_next_reader() {
     let place = Place::new();
-    let budget = Arc::new(Budget::new(Kept::default(), place.0.clone()));
-    let log = Log::new(place.0.join("x")).within(&budget);
+    let budget = Arc::new(Budget::new(OutputRetention::default(), place.0.clone()));
+    let log = OutputLog::new(place.0.join("x")).within(&budget);
     feed(&log, Stream::Stdout, &vec![7; 100_000]);
     feed(&log, Stream::Stderr, b"last");
     assert!(log.give_way() && !log.give_way());
     let (start, end) = log.bounds();
     assert_eq!((start, end), (100_004 / PAGE * PAGE, 100_004));
-    let again = Log::open(place.0.join("x")).expect("it opens");
+    let again = OutputLog::open(place.0.join("x")).expect("it opens");
     assert_eq!(again.bounds(), (start, end));
     let all = pieces(&again);
     assert_eq!(all.last(), Some(&(Stream::Stderr, b"last".to_vec())));

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::Shared;
 use super::output::Progress;
-use super::table::Table;
+use super::table::ExecTable;
 use crate::LocalRuntime;
 use crate::error::internal;
 
@@ -25,7 +25,7 @@ const LONGEST: usize = 16 << 10;
 
 /// A line, or a gap, of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logged {
+pub struct LogLine {
     /// Which command.
     pub exec: ExecId,
     /// When that began: microseconds since 1970.
@@ -36,8 +36,8 @@ pub struct Logged {
 
 /// A reader of everything that a sandbox's commands wrote. It can be given up and taken up again by its cursor.
 #[derive(Debug)]
-pub struct Logs {
-    table: Arc<Table>,
+pub struct LogFollower {
+    table: Arc<ExecTable>,
     /// True when no command will be added.
     closed: watch::Receiver<bool>,
     /// The last command that was begun with, in the order of the table.
@@ -51,14 +51,14 @@ pub struct Logs {
 
 #[derive(Debug)]
 struct Open {
-    exec: Arc<Shared>,
+    exec: Arc<ExecState>,
     position: u64,
     growth: watch::Receiver<u64>,
     progress: watch::Receiver<Progress>,
 }
 
 impl Open {
-    fn new(exec: Arc<Shared>, position: u64) -> Self {
+    fn new(exec: Arc<ExecState>, position: u64) -> Self {
         Self {
             growth: exec.log.growth(),
             progress: exec.progress.subscribe(),
@@ -68,7 +68,7 @@ impl Open {
     }
 
     /// What comes next of it before a position.
-    fn read(&mut self, until: u64) -> Result<Option<Logged>, Error> {
+    fn read(&mut self, until: u64) -> Result<Option<LogLine>, Error> {
         let start = self.exec.log.bounds().0;
         let what = if self.position < start {
             let from = std::mem::replace(&mut self.position, start);
@@ -82,7 +82,7 @@ impl Open {
         } else {
             return Ok(None);
         };
-        Ok(Some(Logged {
+        Ok(Some(LogLine {
             exec: self.exec.id.clone(),
             started_at: self.exec.started_at,
             what,
@@ -127,8 +127,8 @@ fn whole_letters(bytes: &[u8]) -> usize {
     }
 }
 
-impl Logs {
-    fn new(table: Arc<Table>, cursor: Option<&str>) -> Result<Self, Error> {
+impl LogFollower {
+    fn new(table: Arc<ExecTable>, cursor: Option<&str>) -> Result<Self, Error> {
         let (newest, positions) = match cursor {
             Some(cursor) => parse(cursor).ok_or_else(|| {
                 Error::invalid(
@@ -164,7 +164,7 @@ impl Logs {
     }
 
     /// What comes next of what is there; nothing if all of it was told.
-    pub fn line(&mut self) -> Result<Option<Logged>, Error> {
+    pub fn line(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
             let Some(open) = self.open.get_mut(self.turn) else {
                 // In this order: one that is added later wakes us.
@@ -195,7 +195,7 @@ impl Logs {
 
     /// Begins with the next command, if there is one.
     fn begin_next(&mut self) -> bool {
-        let begun = |exec: &Shared| {
+        let begun = |exec: &ExecState| {
             exec.spec.terminal.is_some() || self.open.iter().any(|open| open.exec.id == exec.id)
         };
         let Some(next) = self.table.next_after(self.newest.as_ref(), begun) else {
@@ -207,7 +207,7 @@ impl Logs {
     }
 
     /// What comes next, waited for; nothing when nothing can come any more.
-    pub async fn next(&mut self) -> Result<Option<Logged>, Error> {
+    pub async fn next(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
             if let Some(logged) = self.line()? {
                 return Ok(Some(logged));
@@ -265,7 +265,7 @@ fn parse(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
 
 impl LocalRuntime {
     /// What the commands of a sandbox wrote, those that ended included, from a cursor on.
-    pub fn logs(&self, id: &SandboxId, cursor: Option<&str>) -> Result<Logs, Error> {
-        Logs::new(self.execs_of(id)?, cursor)
+    pub fn logs(&self, id: &SandboxId, cursor: Option<&str>) -> Result<LogFollower, Error> {
+        LogFollower::new(self.execs_of(id)?, cursor)
     }
 }

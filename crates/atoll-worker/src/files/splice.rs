@@ -12,14 +12,14 @@ use rustix::pipe::SpliceFlags;
 use tokio::net::unix::pipe;
 
 use super::call::silent;
-use super::{Reader, Writer};
+use super::{FileReader, FileWriter};
 use crate::error::internal;
 use crate::exec::{new_pipe, nonblocking};
 use crate::sandbox::blocking;
 
 const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
-impl Writer {
+impl FileWriter {
     /// Sends a whole file of the host, without copying it through our memory.
     pub async fn send(&mut self, file: File) -> Result<u64, Error> {
         let Some(pipe) = self.pipe.take() else {
@@ -63,7 +63,7 @@ impl Writer {
     }
 }
 
-impl Reader {
+impl FileReader {
     /// Moves everything into a file of the host, without copying it through our memory.
     pub async fn save(mut self, file: File) -> Result<u64, Error> {
         let pipe = self

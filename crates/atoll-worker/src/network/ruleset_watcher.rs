@@ -6,16 +6,16 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
+use super::active::ActiveNetwork;
 use super::firewall;
 use super::netlink::{NETFILTER, Socket};
-use super::ready::Ready;
 
 /// The group that hears about changes of tables.
 const CHANGES: u32 = 1 << 6;
 
 /// Starts the guard of a network, in the network namespace of this thread. It ends when the network
 /// is closed, which deletes the table, or dropped.
-pub(super) fn start(ready: &Arc<Ready>) -> io::Result<()> {
+pub(super) fn start(ready: &Arc<ActiveNetwork>) -> io::Result<()> {
     let events = Socket::listen(NETFILTER, CHANGES)?;
     let questions = firewall::open()?;
     let ready = Arc::downgrade(ready);
@@ -26,7 +26,7 @@ pub(super) fn start(ready: &Arc<Ready>) -> io::Result<()> {
         .map(drop)
 }
 
-fn watch(ready: &Weak<Ready>, mut events: Socket, mut questions: Socket) {
+fn watch(ready: &Weak<ActiveNetwork>, mut events: Socket, mut questions: Socket) {
     loop {
         // Too much at once, or nothing for a while: look oneself.
         let look = events

@@ -17,7 +17,7 @@ const FILTER_ORIG_FLAGS: u16 = 1;
 const BY_SOURCE: u32 = 1;
 
 /// Forgets all flows that this address began.
-pub(super) fn forget(socket: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
+pub(super) fn delete_flows(socket: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
     let inet = rustix::net::AddressFamily::INET.as_raw() as u8;
     let mut batch = Batch::default();
     batch.message(DELETE, ACK, &[inet, 0, 0, 0], |batch| {

@@ -12,28 +12,28 @@ use atoll_model::{Code, Error};
 use super::addresses::{self, Addresses};
 use super::dns::{self, Forwarder, PORT};
 use super::firewall::{self, Begin, Compiled, Terms};
-use super::janitor::Janitor;
+use super::link_reaper::LinkReaper;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Family, Ipv6};
-use super::{Config, collect, guard, inventory, lock};
+use super::{Config, inventory, lock, remove_leftovers, ruleset_watcher};
 use crate::error::internal;
 
 /// The policy of a link; nothing once the link was given up. A change that comes late must not
 /// concern the next sandbox with the same address.
-pub(super) type Current = Arc<Mutex<Option<Compiled>>>;
+pub(super) type LinkPolicy = Arc<Mutex<Option<Compiled>>>;
 
 /// An instance's network that was set up.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct ActiveNetwork {
     pub(super) tag: String,
     pub(super) family: Family,
     pub(super) ipv6: Ipv6,
     pub(super) addresses: Arc<Addresses>,
     pub(super) links: Mutex<Socket>,
     pub(super) rules: Mutex<Socket>,
-    pub(super) janitor: Janitor,
+    pub(super) janitor: LinkReaper,
     /// What sandboxes that are linked have to obey.
-    pub(super) live: Mutex<BTreeMap<Ipv4Addr, Current>>,
+    pub(super) live: Mutex<BTreeMap<Ipv4Addr, LinkPolicy>>,
     terms: Terms,
     forwarder: Mutex<Option<Forwarder>>,
     phase: RwLock<Phase>,
@@ -46,7 +46,7 @@ pub(super) enum Phase {
     Closed,
 }
 
-impl Ready {
+impl ActiveNetwork {
     /// Sets everything up in the network namespace of this thread.
     pub(super) fn open(
         tag: String,
@@ -57,7 +57,7 @@ impl Ready {
         let ready = Self::prepare(tag, config, addresses, gateway)?;
         let installed = firewall::install(&ready.tag, &ready.terms, Begin::Open);
         // The gateway, which nobody else would.
-        installed.inspect_err(|_| drop(collect(&ready.tag)))?;
+        installed.inspect_err(|_| drop(remove_leftovers(&ready.tag)))?;
         Ok(ready)
     }
 
@@ -112,7 +112,7 @@ impl Ready {
         let exceptions = Arc::clone(&config.exceptions);
         let forwarder = Forwarder::start(sockets, config.resolvers, exceptions);
         let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
-        let janitor = Janitor::start(&tag, Arc::clone(&addresses));
+        let janitor = LinkReaper::start(&tag, Arc::clone(&addresses));
         let janitor = janitor.map_err(failed("start the janitor of links"))?;
         let ready = Arc::new(Self {
             family: Family::of(&tag),
@@ -134,7 +134,7 @@ impl Ready {
             forwarder: Mutex::new(Some(forwarder)),
             phase: RwLock::new(Phase::Open),
         });
-        guard::start(&ready).map_err(failed("start the guard of the rules"))?;
+        ruleset_watcher::start(&ready).map_err(failed("start the guard of the rules"))?;
         veth::gate(&mut lock(&ready.links), &ready.family, gateway, ready.ipv6)
             .map_err(failed("make the gateway"))?;
         Ok(ready)
@@ -180,12 +180,12 @@ impl Ready {
 
     /// Takes everything away.
     pub(super) fn close(&self) -> Result<(), Error> {
-        self.leave();
-        collect(&self.tag)
+        self.detach();
+        remove_leftovers(&self.tag)
     }
 
     /// Ends our part, and leaves links and rules to whoever comes next.
-    pub(super) fn leave(&self) {
+    pub(super) fn detach(&self) {
         self.end();
         if let Some(forwarder) = lock(&self.forwarder).take() {
             forwarder.end();

@@ -2,14 +2,14 @@
 
 use unicode_width::UnicodeWidthChar;
 
-use super::parse::{Act, Sequence};
+use super::parse::{Perform, Sequence};
+use super::print::translate;
 use super::terminal::{Charset, PASSIVE, Terminal};
-use super::write::translate;
 
 /// The longest title that is kept.
 const TITLE: usize = 1024;
 
-impl Act for Terminal {
+impl Perform for Terminal {
     fn ascii(&mut self, mut text: &[u8]) {
         let charset = self.cursor.charsets.get(self.cursor.shift);
         let charset = charset.copied().unwrap_or_default();
