@@ -2,7 +2,7 @@
 //!
 //! A command is a few files and not a connection: what was asked for and how it ended (`records`), what
 //! it wrote (`ID.log`), what it was given to read (`ID.in`). A task sees it to its end, whoever listens;
-//! after a kill the next server starts the task again with what the keeper held.
+//! after a kill the next server starts the task again with what the keeper inherited.
 
 pub(crate) mod budget;
 pub(crate) mod log_lines;
@@ -62,7 +62,7 @@ pub(crate) struct ExecState {
     progress: watch::Sender<Progress>,
     record: Mutex<ExecRecord>,
     /// What of it stands in the sandbox's journal.
-    pub(crate) noted: JournalState,
+    pub(crate) journaled: JournalState,
     /// Somebody had it killed.
     killed: AtomicBool,
 }
@@ -86,7 +86,7 @@ impl ExecState {
     }
 
     /// A command that has ended, as its record tells.
-    fn with(record: ExecRecord, log: OutputLog) -> Self {
+    fn from_record(record: ExecRecord, log: OutputLog) -> Self {
         Self {
             id: record.id.clone(),
             pid: record.pid,
@@ -103,20 +103,20 @@ impl ExecState {
                 closed: true,
             }),
             record: Mutex::new(record),
-            noted: JournalState::default(),
+            journaled: JournalState::default(),
             killed: AtomicBool::default(),
         }
     }
 
     /// Removes the command's input from the disk.
-    fn end_input(&self) {
+    fn discard_stdin(&self) {
         if let Some(input) = &self.input {
-            input.end();
+            input.discard();
         }
     }
 
     /// It was killed, and nobody will tell how it ended.
-    fn give_up(&self) {
+    fn assume_killed(&self) {
         self.progress.send_if_modified(|progress| {
             let unknown = progress.status.is_none();
             if unknown {
@@ -127,15 +127,15 @@ impl ExecState {
     }
 
     /// Nothing can happen to it any more.
-    pub(crate) fn closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         self.progress.borrow().closed
     }
 
-    pub(crate) fn ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.progress.borrow().status.is_some()
     }
 
-    fn record<T>(&self, with: impl FnOnce(&mut ExecRecord) -> T) -> T {
+    fn with_record<T>(&self, with: impl FnOnce(&mut ExecRecord) -> T) -> T {
         with(&mut self.record.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -156,7 +156,7 @@ pub struct StartedExec {
 /// How to wait for a command, to write to it and to end it, apart from its streams.
 #[derive(Debug, Clone)]
 pub struct ExecHandle {
-    shared: Arc<ExecState>,
+    state: Arc<ExecState>,
     /// Nothing if it does not run.
     sandbox: Option<Arc<Sandbox>>,
 }
@@ -185,7 +185,7 @@ pub struct ExecResult {
     pub truncated: bool,
 }
 
-/// What the keeper held of a command: its two streams, and the queue and pipe of its input.
+/// What the keeper inherited of a command: its two streams, and the queue and pipe of its input.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedFds {
     pub(crate) streams: Vec<OwnedFd>,
@@ -203,45 +203,45 @@ pub(crate) fn stdin_request_id(request: u32) -> u32 {
 pub(crate) fn adopt(
     sandbox: &Arc<Sandbox>,
     record: ExecRecord,
-    held: InheritedFds,
+    inherited: InheritedFds,
     ended: tokio::sync::oneshot::Receiver<i32>,
 ) -> Result<(), Error> {
     let failed = |error: std::io::Error| internal("take a command over", &error);
     let stem = record.stem();
     let log = OutputLog::open(stem.clone()).map_err(failed)?;
     let log = log
-        .patience(sandbox.patience)
-        .within(sandbox.execs.budget())
-        .expecting_readers();
-    let mut streams = held.streams.into_iter();
+        .with_reader_timeout(sandbox.patience)
+        .with_budget(sandbox.execs.budget())
+        .with_reader_grace();
+    let mut streams = inherited.streams.into_iter();
     let mut next = || streams.next();
     let (first, second, third) = (next(), next(), next());
     let (stdout, stderr, terminal) = match (first, second, third, record.spec.terminal) {
         (Some(master), Some(reader), Some(writer), Some(size)) => {
-            let ends = terminal::Ends {
+            let ends = terminal::TerminalFds {
                 master,
                 reader,
                 writer,
             };
-            let (terminal, (reader, source)) = ends.begin(size)?;
+            let (terminal, (reader, pump)) = ends.open(size)?;
             for (position, size) in &record.resizes {
                 terminal
-                    .resized_at(&log, *position, *size)
+                    .replay_resize(&log, *position, *size)
                     .map_err(failed)?;
             }
-            (Some(reader), None, Some((terminal, source)))
+            (Some(reader), None, Some((terminal, pump)))
         }
         (first, second, ..) => {
-            let watched = |fd: Option<OwnedFd>| fd.map(start::receiver).transpose();
-            (watched(first)?, watched(second)?, None)
+            let watch = |fd: Option<OwnedFd>| fd.map(start::watch_readable).transpose();
+            (watch(first)?, watch(second)?, None)
         }
     };
-    let (terminal, source) = terminal.unzip();
-    let mut input = held.input.into_iter();
+    let (terminal, terminal_pump) = terminal.unzip();
+    let mut input = inherited.input.into_iter();
     let (input, stdin) = match (input.next(), input.next()) {
         (Some(queue), Some(pipe)) => (
             Some(StdinQueue::open(stem, queue).map_err(failed)?),
-            Some(nonblocking(pipe)?),
+            Some(set_nonblocking(pipe)?),
         ),
         _ => (None, None),
     };
@@ -256,18 +256,18 @@ pub(crate) fn adopt(
             ended_at: record.ended_at,
             closed: false,
         }),
-        ..ExecState::with(record, log)
+        ..ExecState::from_record(record, log)
     });
     sandbox.execs.add(Arc::clone(&shared));
-    task::Task {
+    task::ExecTask {
         sandbox: Arc::clone(sandbox),
         shared,
         stdout,
         stderr,
         stdin,
-        source,
+        terminal_pump,
         ended,
-        before: sandbox.group.oom_kills(),
+        oom_kills_at_start: sandbox.group.oom_kills(),
     }
     .spawn();
     Ok(())
@@ -279,25 +279,25 @@ pub(crate) fn now() -> i64 {
 }
 
 impl ExecHandle {
-    pub(crate) fn new(shared: Arc<ExecState>, sandbox: Option<Arc<Sandbox>>) -> Self {
-        Self { shared, sandbox }
+    pub(crate) fn new(state: Arc<ExecState>, sandbox: Option<Arc<Sandbox>>) -> Self {
+        Self { state, sandbox }
     }
 
     /// Its id.
     pub fn id(&self) -> &ExecId {
-        &self.shared.id
+        &self.state.id
     }
 
     /// What it is and how it ended.
     pub fn info(&self) -> ExecInfo {
-        self.shared.info()
+        self.state.info()
     }
 
     /// Everything it wrote and will write, as who started it had it.
     pub fn into_streams(self) -> StartedExec {
         let output = |stream| StreamReader::new(self.output(0), stream);
         StartedExec {
-            pid: self.shared.pid,
+            pid: self.state.pid,
             stdout: output(Stream::Stdout),
             stderr: output(Stream::Stderr),
             control: self,
@@ -306,23 +306,23 @@ impl ExecHandle {
 
     /// What it wrote and will write, from a position on.
     pub fn output(&self, after: u64) -> OutputReader {
-        let progress = self.shared.progress.subscribe();
-        OutputReader::new(Arc::clone(&self.shared.log), progress, after)
+        let progress = self.state.progress.subscribe();
+        OutputReader::new(Arc::clone(&self.state.log), progress, after)
     }
 
     /// The position from which its output is still whole, and the end of it so far.
     pub fn output_range(&self) -> (u64, u64) {
-        self.shared.log.bounds()
+        self.state.log.bounds()
     }
 
     /// Nobody saw how it ended: its sandbox was gone before the end was written down.
     pub fn is_status_unknown(&self) -> bool {
-        self.shared.closed() && self.shared.record(|record| record.status.is_none())
+        self.state.is_closed() && self.state.with_record(|record| record.status.is_none())
     }
 
     /// Waits for its end.
     pub async fn wait(&self) -> ExecStatus {
-        let mut progress = self.shared.progress.subscribe();
+        let mut progress = self.state.progress.subscribe();
         match progress
             .wait_for(|progress| progress.status.is_some())
             .await
@@ -333,7 +333,7 @@ impl ExecHandle {
     }
 
     fn terminal(&self) -> Result<&Terminal, Error> {
-        self.shared.terminal.as_ref().ok_or_else(|| {
+        self.state.terminal.as_ref().ok_or_else(|| {
             Error::new(Code::Conflict, "the command has no terminal, or has ended")
                 .remedy("start it with a terminal")
         })
@@ -342,7 +342,7 @@ impl ExecHandle {
     /// Joins its terminal: what a fresh terminal of this size must be sent to show the same, and what its
     /// program writes from then on.
     pub fn attach(&self) -> Result<TerminalAttachment, Error> {
-        let (replay, position, size) = self.terminal()?.replay(&self.shared.log)?;
+        let (replay, position, size) = self.terminal()?.replay(&self.state.log)?;
         Ok(TerminalAttachment {
             replay,
             size,
@@ -352,12 +352,13 @@ impl ExecHandle {
 
     /// Gives its terminal another size; the last one to ask wins.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
-        let position = self.terminal()?.resize(&self.shared.log, size)?;
-        self.shared.record(|record| record.resize(position, size))
+        let position = self.terminal()?.resize(&self.state.log, size)?;
+        self.state
+            .with_record(|record| record.write_resize(position, size))
     }
 
     fn stdin(&self) -> Result<&StdinQueue, Error> {
-        self.shared.input.as_ref().ok_or_else(|| {
+        self.state.input.as_ref().ok_or_else(|| {
             Error::new(
                 Code::StdinClosed,
                 "the command's standard input is /dev/null",
@@ -374,12 +375,12 @@ impl ExecHandle {
 
     /// How many bytes of standard input were taken so far; nothing of a terminal.
     pub fn stdin_offset(&self) -> Option<u64> {
-        self.shared.input.as_ref().map(StdinQueue::taken)
+        self.state.input.as_ref().map(StdinQueue::accepted_bytes)
     }
 
     /// Writes all of it to its standard input or terminal, waiting for the command to read.
     pub async fn write_stdin(&self, bytes: &[u8]) -> Result<(), Error> {
-        if let Some(terminal) = &self.shared.terminal {
+        if let Some(terminal) = &self.state.terminal {
             return terminal.write(bytes).await;
         }
         self.stdin()?.write_all(bytes).await
@@ -392,10 +393,10 @@ impl ExecHandle {
 
     /// Sends a signal to its process group.
     pub async fn signal(&self, signal: i32) -> Result<(), Error> {
-        let request = self.shared.request;
+        let request = self.state.request;
         let message = ToInit::Signal { request, signal };
         if signal == SIGKILL {
-            self.shared.killed.store(true, Ordering::Relaxed);
+            self.state.killed.store(true, Ordering::Relaxed);
         }
         match &self.sandbox {
             Some(sandbox) => sandbox.say(&message, &[]).await,
@@ -405,8 +406,8 @@ impl ExecHandle {
 
     /// Ends everything it started.
     pub fn kill(&self) -> Result<(), Error> {
-        self.shared.killed.store(true, Ordering::Relaxed);
-        match &self.shared.leaf {
+        self.state.killed.store(true, Ordering::Relaxed);
+        match &self.state.leaf {
             Some(leaf) => leaf
                 .kill()
                 .map_err(|error| internal("kill a command", &error)),
@@ -434,7 +435,7 @@ impl StartedExec {
     /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<ExecResult, Error> {
         let write = async {
-            if self.control.shared.input.is_some() {
+            if self.control.state.input.is_some() {
                 // A command need not read its input. Of a request that came again, some may be taken already.
                 let taken = self.control.stdin_offset().unwrap_or_default();
                 let rest = usize::try_from(taken)
@@ -462,12 +463,12 @@ impl StartedExec {
 }
 
 /// The reading end, then the writing end.
-pub(crate) fn new_pipe() -> Result<(OwnedFd, OwnedFd), Error> {
+pub(crate) fn create_pipe() -> Result<(OwnedFd, OwnedFd), Error> {
     rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
         .map_err(|error| internal("make a pipe", &std::io::Error::from(error)))
 }
 
-pub(crate) fn nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
+pub(crate) fn set_nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
     rustix::io::ioctl_fionbio(&fd, true)
         .map_err(|error| internal("change a pipe", &std::io::Error::from(error)))?;
     Ok(fd)

@@ -1,7 +1,7 @@
 //! The journals of sandboxes: what was run in each, in a file of its own beside its record.
 //!
 //! Nobody who starts a command waits for them. A command's own record says that it began and how it ended, and is
-//! written at once; here only the *sandbox* is noted as one with news. What its table has and its journal has not is
+//! written at once; here only the *sandbox* is noted as one with unjournaled. What its table has and its journal has not is
 //! written all together by whoever reads the journal, or some time later if nobody does. So there is no queue that
 //! could be full: what waits is in the table anyway, and a command is not forgotten there before it stands in the
 //! journal. A journal that cannot be written holds nobody up; it is tried again.
@@ -23,18 +23,18 @@ use crate::exec::table::ExecTable;
 use crate::sandbox::lock;
 use crate::syncer::Syncer;
 
-/// How long news wait for somebody who reads the journal, and writes them with that: longer than one who carries it
+/// How long unjournaled wait for somebody who reads the journal, and writes them with that: longer than one who carries it
 /// away leaves between two times.
-const WAIT: Duration = Duration::from_secs(15);
-/// How often is looked for news that have waited, and for journals that could not be written.
+const FLUSH_DELAY: Duration = Duration::from_secs(15);
+/// How often is looked for unjournaled that have waited, and for journals that could not be written.
 pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
 /// How many are open at once.
-const MOST: usize = 8;
+const MAX_OPEN: usize = 8;
 /// How long one stays open that nobody needs: those of the few sandboxes in which something is run all the time are not
 /// opened again and again.
-const IDLE: Duration = Duration::from_secs(15);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How much of a command's words is kept.
-const LONGEST: usize = 8 << 10;
+const MAX_COMMAND_BYTES: usize = 8 << 10;
 
 /// What of a command stands in its sandbox's journal.
 #[derive(Debug, Default)]
@@ -46,11 +46,11 @@ impl JournalState {
     }
 
     /// It is there as it is now.
-    pub(crate) fn is(&self, ended: bool) -> bool {
+    pub(crate) fn is_current(&self, ended: bool) -> bool {
         self.0.load(Ordering::Acquire) >= Self::level(ended)
     }
 
-    pub(crate) fn set(&self, ended: bool) {
+    pub(crate) fn set_written(&self, ended: bool) {
         self.0.fetch_max(Self::level(ended), Ordering::AcqRel);
     }
 
@@ -75,11 +75,11 @@ pub struct JournalHealth {
 #[derive(Debug, Default)]
 pub(crate) struct Journals {
     /// Sandboxes with something that is not in their journal, and until when that may wait.
-    fresh: Mutex<HashMap<SandboxId, Instant>>,
+    dirty: Mutex<HashMap<SandboxId, Instant>>,
     /// Those that have much of it.
-    pressing: Mutex<Vec<SandboxId>>,
+    urgent: Mutex<Vec<SandboxId>>,
     /// There are some.
-    pressed: Notify,
+    flush_requested: Notify,
     /// Sandboxes with something that only their journal has.
     unsynced: Mutex<HashSet<SandboxId>>,
     /// Those that are open, the one used last at the end. Held while one is used: one at a time.
@@ -97,7 +97,7 @@ struct Opened {
     used: Instant,
 }
 
-/// Where a sandbox's table says that it has news.
+/// Where a sandbox's table says that it has unjournaled.
 #[derive(Debug, Clone)]
 pub(crate) struct JournalNotifier {
     pub(crate) id: SandboxId,
@@ -106,27 +106,27 @@ pub(crate) struct JournalNotifier {
 }
 
 impl JournalNotifier {
-    pub(crate) fn has_news(&self) {
+    pub(crate) fn mark_dirty(&self) {
         self.syncer.note_command(&self.id);
-        let mut fresh = lock(&self.journals.fresh);
-        if !fresh.contains_key(&self.id) {
-            fresh.insert(self.id.clone(), Instant::now() + WAIT);
+        let mut dirty = lock(&self.journals.dirty);
+        if !dirty.contains_key(&self.id) {
+            dirty.insert(self.id.clone(), Instant::now() + FLUSH_DELAY);
         }
     }
 
     /// There is a journal that an earlier server wrote.
-    pub(crate) fn has_journal(&self) {
+    pub(crate) fn mark_unsynced(&self) {
         lock(&self.journals.unsynced).insert(self.id.clone());
     }
 
     /// The table is full of what it cannot forget yet.
-    pub(crate) fn is_urgent(&self) {
-        lock(&self.journals.pressing).push(self.id.clone());
-        self.journals.pressed.notify_one();
+    pub(crate) fn request_flush(&self) {
+        lock(&self.journals.urgent).push(self.id.clone());
+        self.journals.flush_requested.notify_one();
     }
 
     /// A command is forgotten that never came into the journal.
-    pub(crate) fn lost(&self) {
+    pub(crate) fn count_lost(&self) {
         self.journals.lost.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -134,7 +134,7 @@ impl JournalNotifier {
 impl Journals {
     pub(crate) fn health(&self) -> JournalHealth {
         JournalHealth {
-            behind: lock(&self.fresh).len(),
+            behind: lock(&self.dirty).len(),
             failures: self.failures.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
         }
@@ -143,62 +143,62 @@ impl Journals {
     /// Sandboxes with something that nobody else has.
     pub(crate) fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
         let mut all = lock(&self.unsynced).clone();
-        all.extend(lock(&self.fresh).keys().cloned());
+        all.extend(lock(&self.dirty).keys().cloned());
         all
     }
 
     /// Waits for one that presses.
     pub(crate) async fn wait_for_flush_request(&self) {
-        self.pressed.notified().await;
+        self.flush_requested.notified().await;
     }
 
     /// One that presses.
     pub(crate) fn next_urgent(&self) -> Option<SandboxId> {
-        lock(&self.pressing).pop()
+        lock(&self.urgent).pop()
     }
 
-    /// Those whose news have waited, which are none for that any more.
+    /// Those whose unjournaled have waited, which are none for that any more.
     pub(crate) fn take_due(&self) -> Vec<SandboxId> {
         let now = Instant::now();
-        let mut fresh = lock(&self.fresh);
-        let due = fresh.extract_if(|_, until| *until <= now);
+        let mut dirty = lock(&self.dirty);
+        let due = dirty.extract_if(|_, until| *until <= now);
         due.map(|(id, _)| id).collect()
     }
 
     /// Closes those that nobody needs.
     pub(crate) async fn close_idle(&self) {
         let mut open = self.open.lock().await;
-        close(&mut open, |opened| opened.used.elapsed() >= IDLE).await;
+        close_matching(&mut open, |opened| opened.used.elapsed() >= IDLE_TIMEOUT).await;
     }
 
     /// Writes what a sandbox has and its journal has not.
     pub(crate) async fn write(&self, id: &SandboxId, table: &ExecTable) -> Result<(), Error> {
         // Before it is looked at: what happens meanwhile is to be found later.
-        lock(&self.fresh).remove(id);
-        let news = table.news();
-        let rows: Vec<CommandRow> = news.commands.iter().map(|exec| row(exec)).collect();
+        lock(&self.dirty).remove(id);
+        let unjournaled = table.unjournaled();
+        let rows: Vec<CommandRow> = unjournaled.commands.iter().map(|exec| row(exec)).collect();
         if !rows.is_empty() {
             // The table may forget what the journal has: that must be on the disk.
-            let written = self.with(id, table, async |journal| {
+            let written = self.with_journal(id, table, async |journal| {
                 journal.write(&rows).await?;
                 journal.sync().await
             });
             if let Err(error) = written.await {
-                lock(&self.fresh).insert(id.clone(), Instant::now());
+                lock(&self.dirty).insert(id.clone(), Instant::now());
                 return Err(error);
             }
             lock(&self.unsynced).insert(id.clone());
         }
-        table.noted(&news, &rows);
+        table.mark_journaled(&unjournaled, &rows);
         Ok(())
     }
 
-    /// What only the journal has, the oldest first, at most so many; what is new is written first.
+    /// What only the journal has, the oldest first, at max so many; what is new is written first.
     pub(crate) async fn read(
         &self,
         id: &SandboxId,
         table: &ExecTable,
-        most: u32,
+        max: u32,
     ) -> Result<Vec<CommandRow>, Error> {
         self.write(id, table).await?;
         // Before it is read: what is written meanwhile is to be found later.
@@ -206,9 +206,9 @@ impl Journals {
             return Ok(Vec::new());
         }
         let read = self
-            .with(id, table, async |journal| journal.unsynced(most).await)
+            .with_journal(id, table, async |journal| journal.unsynced(max).await)
             .await;
-        if read.as_ref().map_or(most as usize, Vec::len) >= most as usize {
+        if read.as_ref().map_or(max as usize, Vec::len) >= max as usize {
             lock(&self.unsynced).insert(id.clone());
         }
         read
@@ -221,8 +221,8 @@ impl Journals {
         table: &ExecTable,
         rows: &[CommandRow],
     ) -> Result<(), Error> {
-        let prune = table.taken(rows.len());
-        self.with(id, table, async |journal| {
+        let prune = table.count_synced(rows.len());
+        self.with_journal(id, table, async |journal| {
             journal.synced(rows).await?;
             if prune { journal.prune().await } else { Ok(()) }
         })
@@ -239,63 +239,64 @@ impl Journals {
     pub(crate) async fn drain(&self, id: &SandboxId, table: &ExecTable) -> Vec<CommandRow> {
         let mut rows = Vec::new();
         if table.journal().exists() {
-            // If it cannot be read, the news are all that the table and the records know.
-            let read = self.with(id, table, async |journal| journal.unsynced(u32::MAX).await);
+            // If it cannot be read, the unjournaled are all that the table and the records know.
+            let read =
+                self.with_journal(id, table, async |journal| journal.unsynced(u32::MAX).await);
             rows = read.await.unwrap_or_else(|_| {
-                table.forget_noted();
+                table.mark_all_unjournaled();
                 Vec::new()
             });
         }
         // Nobody takes one twice at a time.
-        let news = table.news().commands;
-        let newer: HashSet<&ExecId> = news.iter().map(|exec| &exec.id).collect();
+        let unjournaled = table.unjournaled().commands;
+        let newer: HashSet<&ExecId> = unjournaled.iter().map(|exec| &exec.id).collect();
         rows.retain(|row| !newer.contains(&row.id));
-        rows.extend(news.iter().map(|exec| row(exec)));
+        rows.extend(unjournaled.iter().map(|exec| row(exec)));
         rows
     }
 
     /// The sandbox is gone.
     pub(crate) async fn remove(&self, id: &SandboxId) {
-        lock(&self.fresh).remove(id);
+        lock(&self.dirty).remove(id);
         lock(&self.unsynced).remove(id);
         let mut open = self.open.lock().await;
-        close(&mut open, |opened| opened.id == *id).await;
+        close_matching(&mut open, |opened| opened.id == *id).await;
     }
 
     /// Ends all connections.
     pub(crate) async fn close(&self) {
         let mut open = self.open.lock().await;
-        close(&mut open, |_| true).await;
+        close_matching(&mut open, |_| true).await;
     }
 
     /// Does something with a sandbox's journal, which is made if there is none. One that cannot be understood is set
     /// aside, and begun again from what the records of commands tell.
-    async fn with<T>(
+    async fn with_journal<T>(
         &self,
         id: &SandboxId,
         table: &ExecTable,
         work: impl AsyncFnOnce(&mut Journal) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut open = self.open.lock().await;
-        let done = match opened(&mut open, id, &table.journal()).await {
+        let done = match open_journal(&mut open, id, &table.journal()).await {
             Ok(journal) => work(journal).await,
             Err(error) => Err(error),
         };
         if let Err(error) = &done {
-            close(&mut open, |opened| opened.id == *id).await;
+            close_matching(&mut open, |opened| opened.id == *id).await;
             if error.is_damage() {
-                set_aside(&table.journal());
+                rename_broken(&table.journal());
                 tracing::warn!(sandbox = %id, "its journal cannot be read and is set aside as broken.db");
-                table.forget_noted();
+                table.mark_all_unjournaled();
             }
         }
         drop(open);
-        self.judge(id, done.as_ref().err());
+        self.log_transition(id, done.as_ref().err());
         done
     }
 
     /// Tells the first failure, and that it is over.
-    fn judge(&self, id: &SandboxId, failure: Option<&Error>) {
+    fn log_transition(&self, id: &SandboxId, failure: Option<&Error>) {
         let before = self.failing.swap(failure.is_some(), Ordering::AcqRel);
         let Some(error) = failure else {
             if before {
@@ -312,7 +313,7 @@ impl Journals {
 }
 
 /// The journal of a sandbox, opened if it is not; the one that was used longest ago makes room.
-async fn opened<'a>(
+async fn open_journal<'a>(
     open: &'a mut Vec<Opened>,
     id: &SandboxId,
     path: &Path,
@@ -326,7 +327,7 @@ async fn opened<'a>(
         },
     };
     one.used = Instant::now();
-    if open.len() >= MOST {
+    if open.len() >= MAX_OPEN {
         // Nothing is lost if it cannot be closed in order.
         let _ = open.remove(0).journal.close().await;
     }
@@ -334,14 +335,14 @@ async fn opened<'a>(
 }
 
 /// Closes some.
-async fn close(open: &mut Vec<Opened>, which: impl Fn(&Opened) -> bool) {
+async fn close_matching(open: &mut Vec<Opened>, which: impl Fn(&Opened) -> bool) {
     for opened in open.extract_if(.., |opened| which(opened)) {
         let _ = opened.journal.close().await;
     }
 }
 
 /// Takes a file out of the way that is no journal.
-fn set_aside(path: &Path) {
+fn rename_broken(path: &Path) {
     for part in ["", "-wal", "-shm"] {
         let with = |path: PathBuf| {
             let mut name = path.into_os_string();
@@ -358,7 +359,7 @@ fn set_aside(path: &Path) {
 /// What history has of a command: not its variables, and not more of its words than is useful.
 fn row(exec: &ExecState) -> CommandRow {
     let (spec, progress) = (&exec.spec, exec.progress());
-    let mut left = LONGEST;
+    let mut left = MAX_COMMAND_BYTES;
     let mut cut = false;
     let mut keep = |bytes: &[u8]| {
         let kept = bytes.get(..left).unwrap_or(bytes);
@@ -386,9 +387,9 @@ fn row(exec: &ExecState) -> CommandRow {
         command,
         args,
         cut,
-        cwd: spec.directory.as_deref().map(keep_short),
-        user: spec.user.as_deref().map(str::as_bytes).map(keep_short),
-        tag: spec.tag.as_deref().map(str::as_bytes).map(keep_short),
+        cwd: spec.directory.as_deref().map(truncate_text),
+        user: spec.user.as_deref().map(str::as_bytes).map(truncate_text),
+        tag: spec.tag.as_deref().map(str::as_bytes).map(truncate_text),
         started_at: exec.started_at,
         // One whose end nobody saw ended when that was noticed.
         ended: progress
@@ -400,7 +401,7 @@ fn row(exec: &ExecState) -> CommandRow {
 }
 
 /// The beginning of something that should be short.
-fn keep_short(bytes: &[u8]) -> String {
-    let most = bytes.len().min(LONGEST);
-    String::from_utf8_lossy(bytes.get(..most).unwrap_or(bytes)).into_owned()
+fn truncate_text(bytes: &[u8]) -> String {
+    let max = bytes.len().min(MAX_COMMAND_BYTES);
+    String::from_utf8_lossy(bytes.get(..max).unwrap_or(bytes)).into_owned()
 }

@@ -165,7 +165,7 @@ enum What {
 
 impl From<LogLine> for Line {
     fn from(logged: LogLine) -> Self {
-        let (stream, what) = match logged.what {
+        let (stream, what) = match logged.content {
             Chunk::Data {
                 stream,
                 position,
@@ -211,7 +211,7 @@ async fn logs(
     }
     let mut lines = Vec::new();
     while lines.len() < limit
-        && let Some(logged) = logs.line()?
+        && let Some(logged) = logs.try_next()?
     {
         lines.push(Line::from(logged));
     }

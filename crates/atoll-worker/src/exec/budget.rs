@@ -11,16 +11,16 @@ use atoll_model::Bytes;
 
 use crate::storage::Space;
 
-/// How much of a command's output is kept.
+/// How much of a command's output is retention.
 pub(crate) const DEFAULT_WINDOW: Bytes = Bytes(64 << 20);
 /// The smallest window that there is sense in: more than two pipes hold.
 pub(crate) const MIN_WINDOW: Bytes = Bytes(1 << 20);
 /// How many windows the commands of a sandbox have together.
-const WINDOWS: u64 = 16;
+const WINDOWS_PER_SANDBOX: u64 = 16;
 /// What part of its window a command has left when all of them are used.
-const SHARE: u64 = 16;
+const OVER_BUDGET_DIVISOR: u64 = 16;
 
-/// What may be kept, as a runtime is told.
+/// What may be retention, as a runtime is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputRetention {
     /// Of each command.
@@ -41,37 +41,37 @@ impl Default for OutputRetention {
 /// The budget of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
-    kept: OutputRetention,
+    retention: OutputRetention,
     directory: PathBuf,
     used: AtomicU64,
     /// Only the reserve is left on the disk.
-    scarce: AtomicBool,
+    low_disk: AtomicBool,
     /// There is nothing of ended commands to give up any more.
-    tight: AtomicBool,
+    over_budget: AtomicBool,
 }
 
 impl Budget {
     /// For logs in this directory.
-    pub(crate) fn new(kept: OutputRetention, directory: PathBuf) -> Self {
+    pub(crate) fn new(retention: OutputRetention, directory: PathBuf) -> Self {
         Self {
-            kept,
+            retention,
             directory,
             ..Self::default()
         }
     }
 
-    fn most(&self) -> u64 {
-        self.kept.window.0.saturating_mul(WINDOWS)
+    fn max_bytes(&self) -> u64 {
+        self.retention.window.0.saturating_mul(WINDOWS_PER_SANDBOX)
     }
 
-    /// How much of a command's output is kept now.
+    /// How much of a command's output is retention now.
     pub(super) fn window(&self) -> u64 {
-        let Bytes(window) = self.kept.window;
-        let least = MIN_WINDOW.0.min(window);
-        if self.scarce.load(Ordering::Relaxed) {
-            least
-        } else if self.tight.load(Ordering::Relaxed) {
-            (window / SHARE).max(least)
+        let Bytes(window) = self.retention.window;
+        let min = MIN_WINDOW.0.min(window);
+        if self.low_disk.load(Ordering::Relaxed) {
+            min
+        } else if self.over_budget.load(Ordering::Relaxed) {
+            (window / OVER_BUDGET_DIVISOR).max(min)
         } else {
             window
         }
@@ -81,39 +81,40 @@ impl Budget {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn give_back(&self, bytes: u64) {
+    pub(super) fn release(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Somebody has to give way.
-    pub(super) fn presses(&self) -> bool {
-        self.used.load(Ordering::Relaxed) > self.most() || self.scarce.load(Ordering::Relaxed)
+    pub(super) fn needs_space(&self) -> bool {
+        self.used.load(Ordering::Relaxed) > self.max_bytes()
+            || self.low_disk.load(Ordering::Relaxed)
     }
 
     /// Looks at what the disk has left.
-    pub(super) fn look(&self) {
-        let scarce = Space::of(&self.directory).is_ok_and(|space| {
-            let reserve = self.kept.reserve.unwrap_or(space.reserve);
+    pub(super) fn refresh_disk_space(&self) {
+        let low_disk = Space::of(&self.directory).is_ok_and(|space| {
+            let reserve = self.retention.reserve.unwrap_or(space.reserve);
             // A file system in memory may not know its size.
             space.size > Bytes(0) && space.free <= reserve
         });
-        self.scarce.store(scarce, Ordering::Relaxed);
+        self.low_disk.store(low_disk, Ordering::Relaxed);
     }
 
     /// All that have ended have given way.
-    pub(super) fn settle(&self) {
+    pub(super) fn update_pressure(&self) {
         let used = self.used.load(Ordering::Relaxed);
         // Not back and forth at every byte.
-        let most = if self.tight.load(Ordering::Relaxed) {
-            self.most() / 8 * 7
+        let max = if self.over_budget.load(Ordering::Relaxed) {
+            self.max_bytes() / 8 * 7
         } else {
-            self.most()
+            self.max_bytes()
         };
-        self.tight.store(used > most, Ordering::Relaxed);
+        self.over_budget.store(used > max, Ordering::Relaxed);
     }
 
     /// It has to be looked at again whether there is more room.
-    pub(super) fn is_tight(&self) -> bool {
-        self.tight.load(Ordering::Relaxed)
+    pub(super) fn is_over_budget(&self) -> bool {
+        self.over_budget.load(Ordering::Relaxed)
     }
 }

@@ -13,15 +13,15 @@ use std::task::Poll;
 use atoll_model::{Chunk, Error, ExecId, SandboxId};
 use tokio::sync::watch;
 
-use super::Shared;
+use super::ExecState;
 use super::output::Progress;
 use super::table::ExecTable;
 use crate::LocalRuntime;
 use crate::error::internal;
 
 /// Most lines are shorter; a longer one is told in pieces.
-const SHORT: usize = 1 << 10;
-const LONGEST: usize = 16 << 10;
+const SHORT_LINE_BYTES: usize = 1 << 10;
+const MAX_LINE_BYTES: usize = 16 << 10;
 
 /// A line, or a gap, of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct LogLine {
     /// When that began: microseconds since 1970.
     pub started_at: i64,
     /// A line with its end, as far as it was written; or a gap.
-    pub what: Chunk,
+    pub content: Chunk,
 }
 
 /// A reader of everything that a sandbox's commands wrote. It can be given up and taken up again by its cursor.
@@ -40,27 +40,27 @@ pub struct LogFollower {
     table: Arc<ExecTable>,
     /// True when no command will be added.
     closed: watch::Receiver<bool>,
-    /// The last command that was begun with, in the order of the table.
+    /// The last command that was skip with, in the order of the table.
     newest: Option<ExecId>,
     /// Those that may have more to tell, oldest first.
-    open: Vec<Open>,
-    /// Which of them is being read, and up to where before the next has its turn.
-    turn: usize,
+    open: Vec<OpenExec>,
+    /// Which of them is being read, and up to where before the next has its current.
+    current: usize,
     until: Option<u64>,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenExec {
     exec: Arc<ExecState>,
     position: u64,
     growth: watch::Receiver<u64>,
     progress: watch::Receiver<Progress>,
 }
 
-impl Open {
+impl OpenExec {
     fn new(exec: Arc<ExecState>, position: u64) -> Self {
         Self {
-            growth: exec.log.growth(),
+            growth: exec.log.subscribe_end(),
             progress: exec.progress.subscribe(),
             exec,
             position,
@@ -70,7 +70,7 @@ impl Open {
     /// What comes next of it before a position.
     fn read(&mut self, until: u64) -> Result<Option<LogLine>, Error> {
         let start = self.exec.log.bounds().0;
-        let what = if self.position < start {
+        let content = if self.position < start {
             let from = std::mem::replace(&mut self.position, start);
             Chunk::Gap { from, to: start }
         } else if self.position < until {
@@ -85,29 +85,29 @@ impl Open {
         Ok(Some(LogLine {
             exec: self.exec.id.clone(),
             started_at: self.exec.started_at,
-            what,
+            content,
         }))
     }
 
-    fn line(&mut self, most: usize) -> Result<Option<Chunk>, Error> {
+    fn line(&mut self, max: usize) -> Result<Option<Chunk>, Error> {
         let position = self.position;
-        let part = |most| {
-            let part = self.exec.log.part(position, most);
-            part.map_err(|error| internal("read a command's log", &error))
+        let segment = |max| {
+            let segment = self.exec.log.read_segment(position, max);
+            segment.map_err(|error| internal("read a command's log", &error))
         };
-        let Some((mut stream, mut bytes)) = part(most.min(SHORT))? else {
+        let Some((mut stream, mut bytes)) = segment(max.min(SHORT_LINE_BYTES))? else {
             return Ok(None);
         };
         let end = |bytes: &[u8]| bytes.iter().position(|byte| *byte == b'\n');
-        if end(&bytes).is_none() && bytes.len() == SHORT {
-            let Some(longer) = part(most.min(LONGEST))? else {
+        if end(&bytes).is_none() && bytes.len() == SHORT_LINE_BYTES {
+            let Some(longer) = segment(max.min(MAX_LINE_BYTES))? else {
                 return Ok(None);
             };
             (stream, bytes) = longer;
         }
         match end(&bytes) {
             Some(end) => bytes.truncate(end + 1),
-            None if bytes.len() == LONGEST => bytes.truncate(whole_letters(&bytes)),
+            None if bytes.len() == MAX_LINE_BYTES => bytes.truncate(complete_chars(&bytes)),
             None => {}
         }
         self.position += bytes.len() as u64;
@@ -120,7 +120,7 @@ impl Open {
 }
 
 /// How many bytes there are without a letter that is cut in two at the end.
-fn whole_letters(bytes: &[u8]) -> usize {
+fn complete_chars(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
         _ => bytes.len(),
@@ -130,7 +130,7 @@ fn whole_letters(bytes: &[u8]) -> usize {
 impl LogFollower {
     fn new(table: Arc<ExecTable>, cursor: Option<&str>) -> Result<Self, Error> {
         let (newest, positions) = match cursor {
-            Some(cursor) => parse(cursor).ok_or_else(|| {
+            Some(cursor) => parse_cursor(cursor).ok_or_else(|| {
                 Error::invalid(
                     "after",
                     "this cursor is not one of ours",
@@ -142,19 +142,19 @@ impl LogFollower {
         // What was forgotten meanwhile has nothing more to tell.
         let open = positions.into_iter().filter_map(|(id, position)| {
             let exec = table.find(&id).ok()?;
-            Some(Open::new(exec, position))
+            Some(OpenExec::new(exec, position))
         });
         Ok(Self {
-            closed: table.closed(),
+            closed: table.subscribe(),
             newest,
             open: open.collect(),
             table,
-            turn: 0,
+            current: 0,
             until: None,
         })
     }
 
-    /// Where to go on later: the last command begun with, and the position in each that may have more to tell.
+    /// Where to go on later: the last command skip with, and the position in each that may have more to tell.
     pub fn cursor(&self) -> String {
         let mut cursor = self.newest.as_ref().map_or("", ExecId::as_str).to_owned();
         for open in &self.open {
@@ -164,15 +164,15 @@ impl LogFollower {
     }
 
     /// What comes next of what is there; nothing if all of it was told.
-    pub fn line(&mut self) -> Result<Option<LogLine>, Error> {
+    pub fn try_next(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
-            let Some(open) = self.open.get_mut(self.turn) else {
+            let Some(open) = self.open.get_mut(self.current) else {
                 // In this order: one that is added later wakes us.
                 self.closed.mark_unchanged();
-                if self.begin_next() {
+                if self.open_next() {
                     continue;
                 }
-                (self.turn, self.until) = (0, None);
+                (self.current, self.until) = (0, None);
                 return Ok(None);
             };
             let until = *self.until.get_or_insert_with(|| {
@@ -181,51 +181,51 @@ impl LogFollower {
                 open.progress.mark_unchanged();
                 open.exec.log.bounds().1
             });
-            if let Some(logged) = open.read(until)? {
-                return Ok(Some(logged));
+            if let Some(line) = open.read(until)? {
+                return Ok(Some(line));
             }
             self.until = None;
-            if open.exec.closed() && open.position >= open.exec.log.bounds().1 {
-                self.open.remove(self.turn);
+            if open.exec.is_closed() && open.position >= open.exec.log.bounds().1 {
+                self.open.remove(self.current);
             } else {
-                self.turn += 1;
+                self.current += 1;
             }
         }
     }
 
     /// Begins with the next command, if there is one.
-    fn begin_next(&mut self) -> bool {
-        let begun = |exec: &ExecState| {
+    fn open_next(&mut self) -> bool {
+        let skip = |exec: &ExecState| {
             exec.spec.terminal.is_some() || self.open.iter().any(|open| open.exec.id == exec.id)
         };
-        let Some(next) = self.table.next_after(self.newest.as_ref(), begun) else {
+        let Some(next) = self.table.next_after(self.newest.as_ref(), skip) else {
             return false;
         };
         self.newest = Some(next.id.clone());
-        self.open.push(Open::new(next, 0));
+        self.open.push(OpenExec::new(next, 0));
         true
     }
 
     /// What comes next, waited for; nothing when nothing can come any more.
     pub async fn next(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
-            if let Some(logged) = self.line()? {
-                return Ok(Some(logged));
+            if let Some(line) = self.try_next()? {
+                return Ok(Some(line));
             }
             if *self.closed.borrow() {
                 return Ok(None);
             }
-            self.news().await;
+            self.wait_for_more().await;
         }
     }
 
     /// Waits until there may be more.
-    async fn news(&mut self) {
+    async fn wait_for_more(&mut self) {
         let mut all: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
         let closed = &mut self.closed;
         all.push(Box::pin(async { drop(closed.changed().await) }));
         for open in &mut self.open {
-            let Open {
+            let OpenExec {
                 growth, progress, ..
             } = open;
             all.push(Box::pin(async {
@@ -249,7 +249,7 @@ impl LogFollower {
 type Positions = Vec<(ExecId, u64)>;
 
 /// Reads a cursor.
-fn parse(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
+fn parse_cursor(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
     let mut parts = cursor.split('.');
     let newest = match parts.next()? {
         "" => None,

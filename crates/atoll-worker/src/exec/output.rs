@@ -10,7 +10,7 @@ use super::output_log::OutputLog;
 use crate::error::internal;
 
 /// The most one chunk holds.
-const MOST: usize = 256 << 10;
+const MAX_CHUNK_BYTES: usize = 256 << 10;
 
 /// A reader of both streams, from a position on.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct OutputReader {
     growth: watch::Receiver<u64>,
     position: u64,
     /// Known to the log once something was read: who only could read holds nobody back.
-    number: Option<u64>,
-    told: bool,
+    reader_id: Option<u64>,
+    exit_reported: bool,
 }
 
 /// How far a command has come.
@@ -38,12 +38,12 @@ pub(crate) struct Progress {
 impl OutputReader {
     pub(super) fn new(log: Arc<OutputLog>, state: watch::Receiver<Progress>, after: u64) -> Self {
         Self {
-            growth: log.growth(),
+            growth: log.subscribe_end(),
             log,
             state,
             position: after,
-            number: None,
-            told: false,
+            reader_id: None,
+            exit_reported: false,
         }
     }
 
@@ -55,13 +55,13 @@ impl OutputReader {
     /// What comes next; waits for it. Nothing when nothing can come any more.
     pub async fn next(&mut self) -> Result<Option<Chunk>, Error> {
         loop {
-            // In this order: all that was written before the end is there when the end is told.
+            // In this order: all that was written before the end is there when the end is exit_reported.
             let progress = *self.state.borrow_and_update();
             self.growth.borrow_and_update();
             let (start, end) = self.log.bounds();
             if self.position < start {
                 let from = std::mem::replace(&mut self.position, start);
-                self.arrive();
+                self.report_position();
                 return Ok(Some(Chunk::Gap { from, to: start }));
             }
             if self.position < end {
@@ -71,8 +71,8 @@ impl OutputReader {
                 continue;
             }
             match progress.status {
-                Some(status) if !self.told => {
-                    self.told = true;
+                Some(status) if !self.exit_reported => {
+                    self.exit_reported = true;
                     return Ok(Some(Chunk::Exit(status)));
                 }
                 Some(_) if progress.closed => return Ok(None),
@@ -81,7 +81,7 @@ impl OutputReader {
             tokio::select! {
                 changed = self.growth.changed() => drop(changed),
                 changed = self.state.changed() => {
-                    if changed.is_err() && self.told {
+                    if changed.is_err() && self.exit_reported {
                         return Ok(None);
                     }
                 }
@@ -93,11 +93,15 @@ impl OutputReader {
     fn read(&mut self) -> Result<Option<Chunk>, Error> {
         let failed = |error: std::io::Error| internal("read a command's log", &error);
         let position = self.position;
-        let Some((stream, bytes)) = self.log.part(position, MOST).map_err(failed)? else {
+        let Some((stream, bytes)) = self
+            .log
+            .read_segment(position, MAX_CHUNK_BYTES)
+            .map_err(failed)?
+        else {
             return Ok(None);
         };
         self.position += bytes.len() as u64;
-        self.arrive();
+        self.report_position();
         Ok(Some(Chunk::Data {
             stream,
             position,
@@ -105,32 +109,32 @@ impl OutputReader {
         }))
     }
 
-    /// Goes past a piece of a stream nobody asks for.
-    fn skip_others(&mut self, stream: Stream) -> Result<(), Error> {
+    /// Goes past a segment of a stream nobody asks for.
+    fn skip_other_stream(&mut self, stream: Stream) -> Result<(), Error> {
         loop {
             let (start, end) = self.log.bounds();
             if self.position < start || self.position >= end {
                 return Ok(());
             }
-            let piece = self.log.piece(self.position);
-            let piece = piece.map_err(|error| internal("read a command's log", &error))?;
-            if piece.stream == stream {
+            let segment = self.log.segment_at(self.position);
+            let segment = segment.map_err(|error| internal("read a command's log", &error))?;
+            if segment.stream == stream {
                 return Ok(());
             }
-            self.position = piece.end;
-            self.arrive();
+            self.position = segment.end;
+            self.report_position();
         }
     }
 
-    fn arrive(&mut self) {
-        self.number = Some(self.log.arrive(self.number, self.position));
+    fn report_position(&mut self) {
+        self.reader_id = Some(self.log.update_reader(self.reader_id, self.position));
     }
 }
 
 impl Drop for OutputReader {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            self.log.depart(number);
+        if let Some(reader_id) = self.reader_id {
+            self.log.remove_reader(reader_id);
         }
     }
 }
@@ -142,7 +146,7 @@ pub struct StreamReader {
     reader: OutputReader,
     stream: Stream,
     /// Bytes that did not fit.
-    rest: Vec<u8>,
+    unread: Vec<u8>,
     /// How many bytes, of both streams, were given up before they were read.
     lost: u64,
 }
@@ -152,7 +156,7 @@ impl StreamReader {
         Self {
             reader,
             stream,
-            rest: Vec::new(),
+            unread: Vec::new(),
             lost: 0,
         }
     }
@@ -164,19 +168,19 @@ impl StreamReader {
 
     /// Reads some; 0 at the end.
     pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
-        if self.rest.is_empty() {
-            self.rest = self.more().await?;
+        if self.unread.is_empty() {
+            self.unread = self.next_bytes().await?;
         }
-        let read = self.rest.len().min(buffer.len());
-        buffer[..read].copy_from_slice(&self.rest[..read]);
-        self.rest.drain(..read);
+        let read = self.unread.len().min(buffer.len());
+        buffer[..read].copy_from_slice(&self.unread[..read]);
+        self.unread.drain(..read);
         Ok(read)
     }
 
     /// The next bytes of this stream; none at the end.
-    async fn more(&mut self) -> Result<Vec<u8>, Error> {
-        while !self.reader.told {
-            self.reader.skip_others(self.stream)?;
+    async fn next_bytes(&mut self) -> Result<Vec<u8>, Error> {
+        while !self.reader.exit_reported {
+            self.reader.skip_other_stream(self.stream)?;
             match self.reader.next().await? {
                 Some(Chunk::Data { stream, bytes, .. }) if stream == self.stream => {
                     return Ok(bytes);
@@ -193,10 +197,10 @@ impl StreamReader {
     pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
         let mut truncated = false;
         loop {
-            let bytes = if self.rest.is_empty() {
-                self.more().await?
+            let bytes = if self.unread.is_empty() {
+                self.next_bytes().await?
             } else {
-                std::mem::take(&mut self.rest)
+                std::mem::take(&mut self.unread)
             };
             if bytes.is_empty() {
                 return Ok(truncated || self.lost > 0);

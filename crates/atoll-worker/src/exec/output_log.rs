@@ -25,15 +25,15 @@ use tokio::sync::{Notify, watch};
 use super::budget::Budget;
 
 /// Old bytes are given up in pieces of at least this size.
-const PIECE: u64 = 1 << 20;
+const PUNCH_BYTES: u64 = 1 << 20;
 /// What may still arrive when the window is full: two pipes' contents.
-const REST: u64 = 256 << 10;
+const PIPE_HEADROOM: u64 = 256 << 10;
 /// Changes of stream that are kept.
-const CHANGES: u64 = 1 << 20;
+const MAX_INDEX_ENTRIES: u64 = 1 << 20;
 /// How long readers have to come back after their server was killed, where a log is full.
-const RETURN: Duration = Duration::from_secs(5);
-const ENTRY: u64 = size_of::<u64>() as u64;
-const PAGE: u64 = 4096;
+const READER_GRACE: Duration = Duration::from_secs(5);
+const ENTRY_BYTES: u64 = size_of::<u64>() as u64;
+const PAGE_BYTES: u64 = 4096;
 
 /// The log of one command.
 #[derive(Debug)]
@@ -43,11 +43,11 @@ pub(crate) struct OutputLog {
     inner: Mutex<Inner>,
     readers: Mutex<Readers>,
     /// The end, for those who wait for more.
-    grown: watch::Sender<u64>,
+    end_changed: watch::Sender<u64>,
     /// A reader got on.
-    pub(super) moved: Notify,
+    pub(super) reader_moved: Notify,
     /// A reader that takes nothing for so long does not hold the command back any more.
-    patience: Duration,
+    reader_timeout: Duration,
     budget: Arc<Budget>,
 }
 
@@ -55,15 +55,15 @@ pub(crate) struct OutputLog {
 struct Inner {
     files: Option<Arc<Files>>,
     /// There may be files, or one of them.
-    begun: bool,
+    has_files: bool,
     /// The first byte that is kept.
     start: u64,
     end: u64,
     /// The first entry of the index that is kept.
-    first: u64,
-    /// How many entries there are, those given up included.
-    entries: u64,
-    last: Option<Stream>,
+    first_entry: u64,
+    /// How many entry_count there are, those given up included.
+    entry_count: u64,
+    last_stream: Option<Stream>,
 }
 
 #[derive(Debug)]
@@ -74,43 +74,43 @@ struct Files {
 
 #[derive(Debug, Default)]
 struct Readers {
-    next: u64,
+    next_id: u64,
     /// Where each reader is, and when it last got there.
-    at: HashMap<u64, (u64, Instant)>,
+    positions: HashMap<u64, (u64, Instant)>,
     /// Until when readers may come back that another server had: they may be anywhere in what is kept.
-    expected: Option<Instant>,
+    grace_until: Option<Instant>,
 }
 
 /// What became of an attempt to take bytes out of a pipe.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    Some,
+pub(crate) enum SpliceResult {
+    Moved,
     /// There is nothing in it now.
-    Nothing,
+    Empty,
     /// Nor will there ever be.
     Closed,
 }
 
 /// Whether there is room for more.
-pub(crate) enum Room {
-    Yes,
+pub(crate) enum Backpressure {
+    None,
     /// A reader is far behind; it has until then.
-    Full(Instant),
+    Until(Instant),
 }
 
 /// Bytes of one stream that lie together.
-pub(crate) struct Piece {
+pub(crate) struct Segment {
     pub(crate) stream: Stream,
     pub(crate) end: u64,
 }
 
-fn entry(stream: Stream, position: u64) -> [u8; ENTRY as usize] {
+fn entry(stream: Stream, position: u64) -> [u8; ENTRY_BYTES as usize] {
     (position << 1 | u64::from(stream == Stream::Stderr)).to_le_bytes()
 }
 
 fn read_entry(index: &File, number: u64) -> io::Result<(Stream, u64)> {
-    let mut bytes = [0; ENTRY as usize];
-    index.read_exact_at(&mut bytes, number * ENTRY)?;
+    let mut bytes = [0; ENTRY_BYTES as usize];
+    index.read_exact_at(&mut bytes, number * ENTRY_BYTES)?;
     let value = u64::from_le_bytes(bytes);
     let stream = if value & 1 == 0 {
         Stream::Stdout
@@ -151,7 +151,7 @@ impl OutputLog {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // One that was killed between the two left the first.
                 let inner = Inner {
-                    begun: true,
+                    has_files: true,
                     ..Inner::default()
                 };
                 return Ok(Self::with(stem, inner));
@@ -159,7 +159,7 @@ impl OutputLog {
             Err(error) => return Err(error),
         };
         let end = files.log.metadata()?.len();
-        let entries = files.index.metadata()?.len() / ENTRY;
+        let entry_count = files.index.metadata()?.len() / ENTRY_BYTES;
         // What was given up is a hole; its end is where a page begins.
         let first_byte = |file: &File, length: u64| match rustix::fs::seek(
             file,
@@ -169,20 +169,20 @@ impl OutputLog {
             Err(_) => length,
         };
         let start = first_byte(&files.log, end);
-        let hole = first_byte(&files.index, entries * ENTRY) / ENTRY;
-        let first = find(&files.index, hole, entries, start)?;
-        let last = match entries.checked_sub(1) {
+        let hole = first_byte(&files.index, entry_count * ENTRY_BYTES) / ENTRY_BYTES;
+        let first_entry = find_entry(&files.index, hole, entry_count, start)?;
+        let last_stream = match entry_count.checked_sub(1) {
             Some(last) => Some(read_entry(&files.index, last)?.0),
             None => None,
         };
         let inner = Inner {
             files: Some(Arc::new(files)),
-            begun: true,
+            has_files: true,
             start,
             end,
-            first,
-            entries,
-            last,
+            first_entry,
+            entry_count,
+            last_stream,
         };
         let log = Self::with(stem, inner);
         log.budget.add(end - start);
@@ -190,37 +190,37 @@ impl OutputLog {
     }
 
     fn with(stem: PathBuf, inner: Inner) -> Self {
-        let grown = watch::Sender::new(inner.end);
+        let end_changed = watch::Sender::new(inner.end);
         Self {
             stem,
             inner: Mutex::new(inner),
             readers: Mutex::default(),
-            grown,
-            moved: Notify::new(),
-            patience: Duration::ZERO,
+            end_changed,
+            reader_moved: Notify::new(),
+            reader_timeout: Duration::ZERO,
             budget: Arc::default(),
         }
     }
 
     /// Waits so long for a reader that takes nothing.
-    pub(crate) fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub(crate) fn with_reader_timeout(mut self, reader_timeout: Duration) -> Self {
+        self.reader_timeout = reader_timeout;
         self
     }
 
     /// Readers of the server before may come back: what they have not read is not given up before the first of them did, or had
     /// its time.
-    pub(crate) fn expecting_readers(self) -> Self {
-        self.readers().expected = Some(Instant::now() + RETURN);
+    pub(crate) fn with_reader_grace(self) -> Self {
+        self.readers().grace_until = Some(Instant::now() + READER_GRACE);
         self
     }
 
     /// Takes no more than this has left.
-    pub(crate) fn within(mut self, budget: &Arc<Budget>) -> Self {
-        let kept = self.inner().kept();
-        self.budget.give_back(kept);
+    pub(crate) fn with_budget(mut self, budget: &Arc<Budget>) -> Self {
+        let retained = self.inner().retained_bytes();
+        self.budget.release(retained);
         self.budget = Arc::clone(budget);
-        self.budget.add(kept);
+        self.budget.add(retained);
         self
     }
 
@@ -232,94 +232,96 @@ impl OutputLog {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves what is in the pipe, at most so many bytes, to the end of the log.
-    pub(crate) fn take(
+    /// Moves what is in the pipe, at max so many bytes, to the end of the log.
+    pub(crate) fn splice_from(
         &self,
         stream: Stream,
         pipe: BorrowedFd<'_>,
-        most: usize,
-    ) -> io::Result<Taken> {
-        match look(pipe)? {
-            Taken::Some => {}
+        max: usize,
+    ) -> io::Result<SpliceResult> {
+        match poll_pipe(pipe)? {
+            SpliceResult::Moved => {}
             nothing => return Ok(nothing),
         }
         let mut inner = self.inner();
         let inner = &mut *inner;
-        inner.begun = true;
+        inner.has_files = true;
         let files = match &inner.files {
             Some(files) => files,
             None => inner.files.insert(Arc::new(Files::open(&self.stem, true)?)),
         };
-        if inner.last != Some(stream) {
-            let at = inner.entries * ENTRY;
+        if inner.last_stream != Some(stream) {
+            let at = inner.entry_count * ENTRY_BYTES;
             files.index.write_all_at(&entry(stream, inner.end), at)?;
-            inner.entries += 1;
-            inner.last = Some(stream);
+            inner.entry_count += 1;
+            inner.last_stream = Some(stream);
         }
         let mut offset = inner.end;
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
-        let taken =
-            match rustix::pipe::splice(pipe, None, &files.log, Some(&mut offset), most, flags) {
-                Ok(0) => return Ok(Taken::Closed),
-                Ok(taken) => taken as u64,
+        let moved =
+            match rustix::pipe::splice(pipe, None, &files.log, Some(&mut offset), max, flags) {
+                Ok(0) => return Ok(SpliceResult::Closed),
+                Ok(moved) => moved as u64,
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {
-                    return Ok(Taken::Nothing);
+                    return Ok(SpliceResult::Empty);
                 }
                 Err(error) => return Err(error.into()),
             };
-        self.budget.add(taken);
-        if inner.end / PIECE != (inner.end + taken) / PIECE {
-            self.budget.look();
+        self.budget.add(moved);
+        if inner.end / PUNCH_BYTES != (inner.end + moved) / PUNCH_BYTES {
+            self.budget.refresh_disk_space();
         }
-        inner.end += taken;
-        let given_up = inner.give_up_old(self.budget.window());
-        self.budget.give_back(given_up?);
-        self.grown.send_replace(inner.end);
-        Ok(Taken::Some)
+        inner.end += moved;
+        let dropped = inner.punch_before_window(self.budget.window());
+        self.budget.release(dropped?);
+        self.end_changed.send_replace(inner.end);
+        Ok(SpliceResult::Moved)
     }
 
     /// Whether the command may go on writing: a reader that is attached and reads holds it back, one
     /// that does not read is let go.
-    pub(crate) fn room(&self) -> Room {
-        let far = self.budget.window() - REST;
+    pub(crate) fn backpressure(&self) -> Backpressure {
+        let far = self.budget.window() - PIPE_HEADROOM;
         let (start, end) = {
             let inner = self.inner();
-            (inner.start, inner.reckoned_end(far))
+            (inner.start, inner.effective_end(far))
         };
         let mut readers = self.readers();
         let now = Instant::now();
-        readers.expected = readers.expected.filter(|until| now < *until);
-        readers
-            .at
-            .retain(|_, (position, since)| *position + far > end || now < *since + self.patience);
+        readers.grace_until = readers.grace_until.filter(|until| now < *until);
+        readers.positions.retain(|_, (position, since)| {
+            *position + far > end || now < *since + self.reader_timeout
+        });
         let behind = readers
-            .at
+            .positions
             .values()
             .filter(|(position, _)| *position + far <= end);
-        let awaited = readers.expected.filter(|_| start + far <= end);
+        let awaited = readers.grace_until.filter(|_| start + far <= end);
         match behind
-            .map(|(_, since)| *since + self.patience)
+            .map(|(_, since)| *since + self.reader_timeout)
             .chain(awaited)
             .min()
         {
-            Some(until) => Room::Full(until),
-            None => Room::Yes,
+            Some(until) => Backpressure::Until(until),
+            None => Backpressure::None,
         }
     }
 
     /// Gives up what was written but for the last of it, for others that have no room; false if it has nothing to give.
-    pub(super) fn give_way(&self) -> bool {
+    pub(super) fn drop_old_output(&self) -> bool {
         let mut inner = self.inner();
         let end = inner.end;
         // What cannot be given up takes its room as before.
-        let given_up = inner.give_up_before(end / PAGE * PAGE).unwrap_or(0);
-        self.budget.give_back(given_up);
-        given_up > 0
+        let dropped = inner
+            .punch_before(end / PAGE_BYTES * PAGE_BYTES)
+            .unwrap_or(0);
+        self.budget.release(dropped);
+        dropped > 0
     }
 
     /// Removes its files, if there may be any.
     pub(crate) fn remove(&self) {
-        if self.inner().begun {
+        if self.inner().has_files {
             for kind in ["log", "index"] {
                 let _ = std::fs::remove_file(self.stem.with_extension(kind));
             }
@@ -333,27 +335,27 @@ impl OutputLog {
     }
 
     /// Told whenever there is more.
-    pub(crate) fn growth(&self) -> watch::Receiver<u64> {
-        self.grown.subscribe()
+    pub(crate) fn subscribe_end(&self) -> watch::Receiver<u64> {
+        self.end_changed.subscribe()
     }
 
     /// The piece a position lies in; it must be inside the bounds.
-    pub(crate) fn piece(&self, position: u64) -> io::Result<Piece> {
+    pub(crate) fn segment_at(&self, position: u64) -> io::Result<Segment> {
         let inner = self.inner();
         let Some(files) = &inner.files else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
-        let number = find(&files.index, inner.first, inner.entries, position)?;
+        let number = find_entry(&files.index, inner.first_entry, inner.entry_count, position)?;
         let (stream, _) = read_entry(&files.index, number)?;
-        let end = if number + 1 < inner.entries {
+        let end = if number + 1 < inner.entry_count {
             read_entry(&files.index, number + 1)?.1
         } else {
             inner.end
         };
-        Ok(Piece { stream, end })
+        Ok(Segment { stream, end })
     }
 
-    /// Reads at a position; fewer bytes than asked for only at the end.
+    /// Reads at a position; fewer bytes than poll_fds for only at the end.
     pub(crate) fn read(&self, position: u64, into: &mut [u8]) -> io::Result<usize> {
         let Some(files) = self.inner().files.clone() else {
             return Ok(0);
@@ -362,95 +364,102 @@ impl OutputLog {
         files.log.read_at(into, position)
     }
 
-    /// Bytes of one stream that lie together at a position inside the bounds, at most so many; nothing if they were
+    /// Bytes of one stream that lie together at a position inside the bounds, at max so many; nothing if they were
     /// given up meanwhile.
-    pub(crate) fn part(&self, position: u64, most: usize) -> io::Result<Option<(Stream, Vec<u8>)>> {
-        let piece = self.piece(position)?;
-        let most = (piece.end.saturating_sub(position)).min(most as u64) as usize;
-        let mut bytes = vec![0; most];
+    pub(crate) fn read_segment(
+        &self,
+        position: u64,
+        max: usize,
+    ) -> io::Result<Option<(Stream, Vec<u8>)>> {
+        let segment = self.segment_at(position)?;
+        let max = (segment.end.saturating_sub(position)).min(max as u64) as usize;
+        let mut bytes = vec![0; max];
         let read = self.read(position, &mut bytes)?;
         bytes.truncate(read);
         // What was given up while we read it reads as zeros.
         let gone = self.bounds().0 > position || bytes.is_empty();
-        Ok((!gone).then_some((piece.stream, bytes)))
+        Ok((!gone).then_some((segment.stream, bytes)))
     }
 
     /// A reader has come to a position (its number, if it is known).
-    pub(crate) fn arrive(&self, reader: Option<u64>, position: u64) -> u64 {
+    pub(crate) fn update_reader(&self, reader: Option<u64>, position: u64) -> u64 {
         let number = {
             let mut readers = self.readers();
             let number = reader.unwrap_or_else(|| {
-                readers.next += 1;
-                readers.next
+                readers.next_id += 1;
+                readers.next_id
             });
-            readers.at.insert(number, (position, Instant::now()));
-            readers.expected = None;
+            readers.positions.insert(number, (position, Instant::now()));
+            readers.grace_until = None;
             number
         };
-        self.moved.notify_one();
+        self.reader_moved.notify_one();
         number
     }
 
     /// A reader has gone.
-    pub(crate) fn depart(&self, reader: u64) {
-        self.readers().at.remove(&reader);
-        self.moved.notify_one();
+    pub(crate) fn remove_reader(&self, reader: u64) {
+        self.readers().positions.remove(&reader);
+        self.reader_moved.notify_one();
     }
 }
 
 impl Drop for OutputLog {
     fn drop(&mut self) {
-        self.budget.give_back(self.inner().kept());
+        self.budget.release(self.inner().retained_bytes());
     }
 }
 
 impl Inner {
     /// The end as it counts for readers that must not be `far` behind: who is as many changes of stream behind as are
     /// kept is so far behind, however few bytes that are.
-    fn reckoned_end(&self, far: u64) -> u64 {
+    fn effective_end(&self, far: u64) -> u64 {
         let Some(files) = &self.files else {
             return self.end;
         };
-        if self.entries - self.first <= CHANGES {
+        if self.entry_count - self.first_entry <= MAX_INDEX_ENTRIES {
             return self.end;
         }
-        let oldest = read_entry(&files.index, self.entries - CHANGES);
+        let oldest = read_entry(&files.index, self.entry_count - MAX_INDEX_ENTRIES);
         oldest.map_or(self.end, |(_, oldest)| self.end.max(oldest + far))
     }
 
     /// How much is kept.
-    fn kept(&self) -> u64 {
+    fn retained_bytes(&self) -> u64 {
         self.end - self.start
     }
 
     /// Gives up what is before the window, or before the last changes of stream that are kept; how much that was.
-    fn give_up_old(&mut self, window: u64) -> io::Result<u64> {
+    fn punch_before_window(&mut self, window: u64) -> io::Result<u64> {
         let Some(files) = &self.files else {
             return Ok(0);
         };
         let mut keep = self.end.saturating_sub(window);
-        if self.entries - self.first > CHANGES + CHANGES / 4 {
-            keep = keep.max(read_entry(&files.index, self.entries - CHANGES)?.1);
+        if self.entry_count - self.first_entry > MAX_INDEX_ENTRIES + MAX_INDEX_ENTRIES / 4 {
+            keep = keep.max(read_entry(&files.index, self.entry_count - MAX_INDEX_ENTRIES)?.1);
         }
-        let few = self.entries - self.first <= CHANGES + CHANGES / 4;
-        let keep = keep / PAGE * PAGE;
-        if few && keep < self.start + PIECE {
+        let few = self.entry_count - self.first_entry <= MAX_INDEX_ENTRIES + MAX_INDEX_ENTRIES / 4;
+        let keep = keep / PAGE_BYTES * PAGE_BYTES;
+        if few && keep < self.start + PUNCH_BYTES {
             return Ok(0);
         }
-        self.give_up_before(keep)
+        self.punch_before(keep)
     }
 
     /// Gives up what is before the beginning of a page; how much that was.
-    fn give_up_before(&mut self, keep: u64) -> io::Result<u64> {
+    fn punch_before(&mut self, keep: u64) -> io::Result<u64> {
         let Some(files) = self.files.as_ref().filter(|_| keep > self.start) else {
             return Ok(0);
         };
         punch(&files.log, keep)?;
-        let given_up = keep - self.start;
+        let dropped = keep - self.start;
         self.start = keep;
-        self.first = find(&files.index, self.first, self.entries, keep)?;
-        punch(&files.index, self.first * ENTRY / PAGE * PAGE)?;
-        Ok(given_up)
+        self.first_entry = find_entry(&files.index, self.first_entry, self.entry_count, keep)?;
+        punch(
+            &files.index,
+            self.first_entry * ENTRY_BYTES / PAGE_BYTES * PAGE_BYTES,
+        )?;
+        Ok(dropped)
     }
 }
 
@@ -468,8 +477,8 @@ fn punch(file: &File, before: u64) -> io::Result<()> {
 }
 
 /// The number of the last entry at or before a position.
-fn find(index: &File, first: u64, entries: u64, position: u64) -> io::Result<u64> {
-    let (mut low, mut high) = (first, entries);
+fn find_entry(index: &File, first_entry: u64, entry_count: u64, position: u64) -> io::Result<u64> {
+    let (mut low, mut high) = (first_entry, entry_count);
     while low + 1 < high {
         let middle = low.midpoint(high);
         if read_entry(index, middle)?.1 <= position {
@@ -482,21 +491,21 @@ fn find(index: &File, first: u64, entries: u64, position: u64) -> io::Result<u64
 }
 
 /// What there is in a pipe or terminal.
-fn look(pipe: BorrowedFd<'_>) -> io::Result<Taken> {
+fn poll_pipe(pipe: BorrowedFd<'_>) -> io::Result<SpliceResult> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut asked = [PollFd::new(&pipe, PollFlags::IN)];
+    let mut poll_fds = [PollFd::new(&pipe, PollFlags::IN)];
     let now = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    poll(&mut asked, Some(&now))?;
-    let told = asked[0].revents();
-    Ok(if told.contains(PollFlags::IN) {
-        Taken::Some
-    } else if told.contains(PollFlags::HUP) {
-        Taken::Closed
+    poll(&mut poll_fds, Some(&now))?;
+    let events = poll_fds[0].revents();
+    Ok(if events.contains(PollFlags::IN) {
+        SpliceResult::Moved
+    } else if events.contains(PollFlags::HUP) {
+        SpliceResult::Closed
     } else {
-        Taken::Nothing
+        SpliceResult::Empty
     })
 }
 

@@ -12,16 +12,16 @@ use serde::{Deserialize, Serialize};
 
 use super::output_log::OutputLog;
 use super::record_log::{self, RecordLog};
-use super::start::Begun;
+use super::start::SpawnedExec;
 use super::stdin::StdinQueue;
 use crate::error::internal;
 
 /// Everything a later server must know of a command.
 #[derive(Debug, Clone)]
 pub(crate) struct ExecRecord {
-    ledger: Arc<RecordLog>,
+    log: Arc<RecordLog>,
     /// How many bytes of the ledger are about it.
-    size: usize,
+    bytes_in_log: usize,
     pub(crate) id: ExecId,
     pub(crate) request: u32,
     pub(crate) leaf: String,
@@ -86,7 +86,8 @@ fn monotonic() -> i64 {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Line<'a> {
-    Begun(Beginning<'a>),
+    #[serde(rename = "begun")]
+    Started(StartLine<'a>),
     Clock(Clock),
     Resized(u64, TerminalSize),
     Ended {
@@ -97,7 +98,7 @@ enum Line<'a> {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Beginning<'a> {
+struct StartLine<'a> {
     version: u32,
     request: u32,
     leaf: Cow<'a, str>,
@@ -111,37 +112,37 @@ struct Beginning<'a> {
 
 impl ExecRecord {
     pub(super) fn new(
-        ledger: &Arc<RecordLog>,
+        log: &Arc<RecordLog>,
         id: ExecId,
-        begun: &Begun,
+        spawned: &SpawnedExec,
         spec: &Arc<ExecSpec>,
         started_at: i64,
     ) -> Self {
-        let beginning = Beginning {
+        let start = StartLine {
             version: 1,
-            request: begun.request,
-            leaf: begun.leaf.name().into(),
-            pid: begun.pid,
+            request: spawned.request,
+            leaf: spawned.leaf.name().into(),
+            pid: spawned.pid,
             spec: Cow::Borrowed(spec),
             started_at,
             monotonic: spec.deadline.map(|_| monotonic()),
         };
-        Self::begun(ledger, id, beginning)
+        Self::from_start(log, id, start)
     }
 
-    fn begun(ledger: &Arc<RecordLog>, id: ExecId, beginning: Beginning<'_>) -> Self {
-        let (spec, started_at) = (beginning.spec.into_owned(), beginning.started_at);
+    fn from_start(log: &Arc<RecordLog>, id: ExecId, start: StartLine<'_>) -> Self {
+        let (spec, started_at) = (start.spec.into_owned(), start.started_at);
         Self {
-            ledger: Arc::clone(ledger),
-            size: 0,
+            log: Arc::clone(log),
+            bytes_in_log: 0,
             id,
-            request: beginning.request,
-            leaf: beginning.leaf.into_owned(),
-            pid: beginning.pid,
+            request: start.request,
+            leaf: start.leaf.into_owned(),
+            pid: start.pid,
             clock: spec.deadline.map(|left| Clock {
                 left,
                 at: Some(started_at),
-                monotonic: beginning.monotonic,
+                monotonic: start.monotonic,
             }),
             spec,
             started_at,
@@ -152,8 +153,8 @@ impl ExecRecord {
     }
 
     #[cfg(test)]
-    pub(super) fn of(ledger: &Arc<RecordLog>, spec: ExecSpec, started_at: i64) -> Self {
-        let beginning = Beginning {
+    pub(super) fn for_test(log: &Arc<RecordLog>, spec: ExecSpec, started_at: i64) -> Self {
+        let start = StartLine {
             version: 1,
             request: 1,
             leaf: "1".into(),
@@ -162,7 +163,7 @@ impl ExecRecord {
             started_at,
             monotonic: None,
         };
-        Self::begun(ledger, ExecId::random(), beginning)
+        Self::from_start(log, ExecId::random(), start)
     }
 
     /// What it is and how it ended, as far as it is written down.
@@ -179,12 +180,12 @@ impl ExecRecord {
 
     /// Where its files are, but for what tells them apart.
     pub(crate) fn stem(&self) -> PathBuf {
-        self.ledger.directory().join(self.id.as_str())
+        self.log.directory().join(self.id.as_str())
     }
 
-    /// Writes its beginning down.
-    pub(super) fn write(&mut self) -> Result<(), Error> {
-        let line = serde_json::to_vec(&Line::Begun(Beginning {
+    /// Writes its start down.
+    pub(super) fn write_start(&mut self) -> Result<(), Error> {
+        let line = serde_json::to_vec(&Line::Started(StartLine {
             version: 1,
             request: self.request,
             leaf: Cow::Borrowed(&self.leaf),
@@ -197,18 +198,18 @@ impl ExecRecord {
     }
 
     /// Writes down how long it still has.
-    pub(super) fn set_clock(&mut self, clock: Clock) -> Result<(), Error> {
+    pub(super) fn write_clock(&mut self, clock: Clock) -> Result<(), Error> {
         self.clock = Some(clock);
         self.append(serde_json::to_vec(&Line::Clock(clock)))
     }
 
     /// Writes down that its terminal has another size.
-    pub(super) fn resize(&mut self, position: u64, size: TerminalSize) -> Result<(), Error> {
+    pub(super) fn write_resize(&mut self, position: u64, size: TerminalSize) -> Result<(), Error> {
         self.append(serde_json::to_vec(&Line::Resized(position, size)))
     }
 
     /// Writes its end down.
-    pub(super) fn end(&mut self, status: ExecStatus, at: i64) -> Result<(), Error> {
+    pub(super) fn write_end(&mut self, status: ExecStatus, at: i64) -> Result<(), Error> {
         (self.status, self.ended_at) = (Some(status), Some(at));
         let at = Some(at);
         self.append(serde_json::to_vec(&Line::Ended { status, at }))
@@ -216,20 +217,20 @@ impl ExecRecord {
 
     fn append(&mut self, line: serde_json::Result<Vec<u8>>) -> Result<(), Error> {
         let line = line.map_err(|error| internal("write a record", &error))?;
-        self.ledger.append(&self.id, &line)?;
-        self.size += ledger::size(self.id.as_str(), &line);
+        self.log.append(&self.id, &line)?;
+        self.bytes_in_log += record_log::line_bytes(self.id.as_str(), &line);
         Ok(())
     }
 
     /// All that are written down, in the order they began.
-    pub(crate) fn read_all(ledger: &Arc<RecordLog>) -> Result<Vec<Self>, Error> {
-        let lines = ledger.read()?;
+    pub(crate) fn read_all(log: &Arc<RecordLog>) -> Result<Vec<Self>, Error> {
+        let lines = log.read()?;
         let mut all: HashMap<&str, Self> = HashMap::new();
         for (name, text) in lines.iter() {
             match (serde_json::from_slice(text), all.get_mut(name)) {
-                (Ok(Line::Begun(beginning)), None) => {
+                (Ok(Line::Started(start)), None) => {
                     if let Ok(id) = name.parse() {
-                        all.insert(name, Self::begun(ledger, id, beginning));
+                        all.insert(name, Self::from_start(log, id, start));
                     }
                 }
                 (Ok(Line::Clock(clock)), Some(record)) => record.clock = Some(clock),
@@ -242,7 +243,7 @@ impl ExecRecord {
                 _ => {}
             }
             if let Some(record) = all.get_mut(name) {
-                record.size += ledger::size(name, text);
+                record.bytes_in_log += record_log::line_bytes(name, text);
             }
         }
         let mut all: Vec<Self> = all.into_values().collect();
@@ -251,17 +252,17 @@ impl ExecRecord {
     }
 
     /// It did not begin after all.
-    pub(super) fn forget(&self) {
-        self.ledger.forget(&[(self.id.clone(), self.size)]);
+    pub(super) fn tombstone(&self) {
+        self.log.tombstone(&[(self.id.clone(), self.bytes_in_log)]);
     }
 
     /// Removes its files; what the ledger is to forget.
-    pub(super) fn remove(&self, log: &OutputLog) -> (ExecId, usize) {
+    pub(super) fn remove_files(&self, log: &OutputLog) -> (ExecId, usize) {
         log.remove();
         if self.spec.input == atoll_model::Input::Open {
-            StdinQueue::remove(&self.stem());
+            StdinQueue::remove_files(&self.stem());
         }
-        (self.id.clone(), self.size)
+        (self.id.clone(), self.bytes_in_log)
     }
 }
 

@@ -2,7 +2,7 @@
 //! it. One file for all, because a file for each is what a short command would spend most of its time on.
 //!
 //! A line that was cut off, by a kill or a full disk, counts as not written; what follows begins a new one. What was
-//! forgotten is left out when it is as much as the rest.
+//! deleted is left out when it is as much as the rest.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -18,13 +18,13 @@ use crate::error::host_file;
 #[cfg(test)]
 mod tests;
 
-const NAME: &str = "records";
+const FILE_NAME: &str = "records";
 /// Written beside it, and then put in its place.
-const NEW: &str = "records.new";
-/// What is said of a command that is forgotten. No line about anything else begins so.
-const FORGOTTEN: &[u8] = b"-";
-/// So much may be forgotten before it is worth writing the rest again.
-const LEAST: usize = 256 << 10;
+const NEW_FILE_NAME: &str = "records.new";
+/// What is said of a command that is deleted. No line about anything else begins so.
+const TOMBSTONE: &[u8] = b"-";
+/// So much may be deleted before it is worth writing the rest again.
+const MIN_COMPACTION_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct RecordLog {
@@ -36,30 +36,31 @@ pub(crate) struct RecordLog {
 struct Inner {
     /// Nothing while nobody needs it.
     file: Option<File>,
-    /// How many bytes are in it, as far as is known.
-    all: usize,
-    /// Those about commands that are forgotten.
-    dead: usize,
+    /// How many bytes are in it, as far as is open.
+    total_bytes: usize,
+    /// Those about commands that are deleted.
+    dead_bytes: usize,
 }
 
 /// Those that somebody has.
-static KNOWN: LazyLock<Mutex<HashMap<PathBuf, Weak<RecordLog>>>> = LazyLock::new(Mutex::default);
+static OPEN_LOGS: LazyLock<Mutex<HashMap<PathBuf, Weak<RecordLog>>>> =
+    LazyLock::new(Mutex::default);
 
-fn known() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn open_logs() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
+    OPEN_LOGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl RecordLog {
     /// The one of a directory. Those who saw a sandbox before it was stopped may still write when it was started again: it is the
     /// same for all of them, since one of them may write the file anew.
     pub(crate) fn open(directory: PathBuf) -> Arc<Self> {
-        let mut known = known();
-        if let Some(ledger) = known.get(&directory).and_then(Weak::upgrade) {
-            return ledger;
+        let mut open = open_logs();
+        if let Some(log) = open.get(&directory).and_then(Weak::upgrade) {
+            return log;
         }
-        let ledger = Arc::new(Self::new(directory.clone()));
-        known.insert(directory, Arc::downgrade(&ledger));
-        ledger
+        let log = Arc::new(Self::new(directory.clone()));
+        open.insert(directory, Arc::downgrade(&log));
+        log
     }
 
     fn new(directory: PathBuf) -> Self {
@@ -75,7 +76,7 @@ impl RecordLog {
     }
 
     fn path(&self) -> PathBuf {
-        self.directory.join(NAME)
+        self.directory.join(FILE_NAME)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -84,7 +85,7 @@ impl RecordLog {
 
     /// Writes a line about a command.
     pub(super) fn append(&self, id: &ExecId, line: &[u8]) -> Result<(), Error> {
-        let mut text = Vec::with_capacity(size(id.as_str(), line));
+        let mut text = Vec::with_capacity(line_bytes(id.as_str(), line));
         write_line(&mut text, id.as_str(), line);
         self.write(&mut self.inner(), &text)
     }
@@ -92,7 +93,7 @@ impl RecordLog {
     fn write(&self, inner: &mut Inner, text: &[u8]) -> Result<(), Error> {
         let written = self.file(inner).and_then(|mut file| file.write_all(text));
         written.map_err(|error| host_file("write", &self.path(), &error))?;
-        inner.all += text.len();
+        inner.total_bytes += text.len();
         Ok(())
     }
 
@@ -104,42 +105,42 @@ impl RecordLog {
     }
 
     /// Nothing is to be written for a while.
-    pub(super) fn rest(&self) {
+    pub(super) fn close_when_idle(&self) {
         self.inner().file = None;
     }
 
     /// Forgets commands about which so many bytes were written. Those of which that cannot be said are known to a later
     /// server, which forgets them then.
-    pub(super) fn forget(&self, commands: &[(ExecId, usize)]) {
+    pub(super) fn tombstone(&self, commands: &[(ExecId, usize)]) {
         let mut text = Vec::new();
         for (id, _) in commands {
-            write_line(&mut text, id.as_str(), FORGOTTEN);
+            write_line(&mut text, id.as_str(), TOMBSTONE);
         }
         let mut inner = self.inner();
         if self.write(&mut inner, &text).is_err() {
             return;
         }
         let dead: usize = commands.iter().map(|(_, size)| size).sum();
-        inner.dead += dead + text.len();
-        if inner.dead > LEAST && inner.dead > inner.all / 2 {
+        inner.dead_bytes += dead + text.len();
+        if inner.dead_bytes > MIN_COMPACTION_BYTES && inner.dead_bytes > inner.total_bytes / 2 {
             // Where there is no room for it, it is not tried again before there is as much again.
-            inner.all = self.compact().unwrap_or(inner.all);
-            inner.dead = 0;
+            inner.total_bytes = self.compact().unwrap_or(inner.total_bytes);
+            inner.dead_bytes = 0;
             // It may be another now.
             inner.file = None;
         }
     }
 
-    /// Writes the file again, without what is forgotten; its size.
+    /// Writes the file again, without what is deleted; its size.
     fn compact(&self) -> io::Result<usize> {
-        let (text, old) = self.text()?;
-        let mut kept = Vec::with_capacity(text.len() / 2);
-        for (id, line) in remembered(&text) {
-            write_line(&mut kept, id, line);
+        let (text, old) = self.read_all()?;
+        let mut live = Vec::with_capacity(text.len() / 2);
+        for (id, line) in live_lines(&text) {
+            write_line(&mut live, id, line);
         }
-        let new = self.directory.join(NEW);
+        let new = self.directory.join(NEW_FILE_NAME);
         let written = create(OpenOptions::new().write(true).truncate(true), &new)
-            .and_then(|mut file| file.write_all(&kept))
+            .and_then(|mut file| file.write_all(&live))
             .and_then(|()| fs::rename(&new, self.path()));
         if let Err(error) = written {
             let _ = fs::remove_file(&new);
@@ -148,26 +149,26 @@ impl RecordLog {
         for path in old {
             let _ = fs::remove_file(path);
         }
-        Ok(kept.len())
+        Ok(live.len())
     }
 
-    /// Everything that is written and not forgotten, in the order it was written.
+    /// Everything that is written and not deleted, in the order it was written.
     pub(super) fn read(&self) -> Result<Lines, Error> {
         let mut inner = self.inner();
-        let text = self.text();
+        let text = self.read_all();
         let (text, _) = text.map_err(|error| host_file("read", &self.path(), &error))?;
-        let alive = remembered(&text).map(|(id, line)| size(id, line));
+        let alive = live_lines(&text).map(|(id, line)| line_bytes(id, line));
         let alive: usize = alive.sum();
-        inner.all = text.len();
-        inner.dead = inner.all.saturating_sub(alive);
+        inner.total_bytes = text.len();
+        inner.dead_bytes = inner.total_bytes.saturating_sub(alive);
         Ok(Lines(text))
     }
 
     /// All there is, and which files of earlier versions are in it: those wrote one for each command.
-    fn text(&self) -> io::Result<(Vec<u8>, Vec<PathBuf>)> {
+    fn read_all(&self) -> io::Result<(Vec<u8>, Vec<PathBuf>)> {
         let (mut text, mut old) = (Vec::new(), Vec::new());
         // Where nothing is, nothing was run.
-        let entries = unless_missing(fs::read_dir(&self.directory))?;
+        let entries = none_if_missing(fs::read_dir(&self.directory))?;
         for entry in entries.into_iter().flatten() {
             let path = entry?.path();
             let id = path.file_stem().and_then(|stem| stem.to_str());
@@ -183,20 +184,20 @@ impl RecordLog {
                 old.push(path);
             }
         }
-        text.extend(unless_missing(fs::read(self.path()))?.unwrap_or_default());
+        text.extend(none_if_missing(fs::read(self.path()))?.unwrap_or_default());
         Ok((text, old))
     }
 }
 
 impl Drop for RecordLog {
     fn drop(&mut self) {
-        let mut known = known();
+        let mut open = open_logs();
         // There may be another by now.
-        if known
+        if open
             .get(&self.directory)
-            .is_some_and(|ledger| ledger.strong_count() == 0)
+            .is_some_and(|log| log.strong_count() == 0)
         {
-            known.remove(&self.directory);
+            open.remove(&self.directory);
         }
     }
 }
@@ -207,12 +208,12 @@ pub(super) struct Lines(Vec<u8>);
 impl Lines {
     /// What is said of whom; some of it may be cut off.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        remembered(&self.0)
+        live_lines(&self.0)
     }
 }
 
 /// How many bytes a line takes.
-pub(super) fn size(id: &str, line: &[u8]) -> usize {
+pub(super) fn line_bytes(id: &str, line: &[u8]) -> usize {
     id.len() + line.len() + 3
 }
 
@@ -223,7 +224,7 @@ fn write_line(text: &mut Vec<u8>, id: &str, line: &[u8]) {
     }
 }
 
-fn remembered(text: &[u8]) -> impl Iterator<Item = (&str, &[u8])> {
+fn live_lines(text: &[u8]) -> impl Iterator<Item = (&str, &[u8])> {
     let lines = || {
         text.split(|byte| *byte == b'\n').filter_map(|line| {
             let space = line.iter().position(|byte| *byte == b' ')?;
@@ -231,12 +232,12 @@ fn remembered(text: &[u8]) -> impl Iterator<Item = (&str, &[u8])> {
             Some((std::str::from_utf8(id).ok()?, &line[1..]))
         })
     };
-    let forgotten = lines().filter(|(_, line)| *line == FORGOTTEN);
-    let forgotten: HashSet<&str> = forgotten.map(|(id, _)| id).collect();
-    lines().filter(move |(id, _)| !forgotten.contains(id))
+    let deleted = lines().filter(|(_, line)| *line == TOMBSTONE);
+    let deleted: HashSet<&str> = deleted.map(|(id, _)| id).collect();
+    lines().filter(move |(id, _)| !deleted.contains(id))
 }
 
-fn unless_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+fn none_if_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         found => found.map(Some),

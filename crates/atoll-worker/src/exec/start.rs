@@ -17,11 +17,12 @@ use tokio::sync::{oneshot, watch};
 use super::output_log::OutputLog;
 use super::record::ExecRecord;
 use super::stdin::StdinQueue;
-use super::table::Place;
-use super::task::{Pipe, Source, Task};
+use super::table::Reservation;
+use super::task::{ExecTask, Pipe, TerminalPump};
 use super::terminal::{self, Terminal};
 use super::{
-    ExecHandle, ExecState, SIGKILL, StartedExec, new_pipe, nonblocking, now, stdin_request_id,
+    ExecHandle, ExecState, SIGKILL, StartedExec, create_pipe, now, set_nonblocking,
+    stdin_request_id,
 };
 use crate::error::{internal, too_many_processes};
 use crate::init::{Started, gone};
@@ -31,75 +32,79 @@ use crate::sandbox::Sandbox;
 
 /// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
 /// is not even sent.
-const LONGEST: usize = 3 << 20;
+const MAX_ARGV_ENV_BYTES: usize = 3 << 20;
 
 /// Starts a command.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<StartedExec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
-    let room = match sandbox.execs.place(&spec).await? {
-        Place::Free(room) => room,
-        Place::Begun(begun) => {
-            return Ok(ExecHandle::new(begun, Some(Arc::clone(&sandbox))).into_streams());
+    let reservation = match sandbox.execs.reserve(&spec).await? {
+        Reservation::New(reservation) => reservation,
+        Reservation::Existing(state) => {
+            return Ok(ExecHandle::new(state, Some(Arc::clone(&sandbox))).into_streams());
         }
     };
     let (id, spec) = (ExecId::random(), Arc::new(spec));
     let stem = sandbox.execs.directory().join(id.as_str());
-    let before = sandbox.group.oom_kills();
-    let begun = async {
+    let oom_kills_at_start = sandbox.group.oom_kills();
+    let spawned = async {
         let streams = Streams::open(&sandbox, &spec, &stem)?;
-        let begun = Beginning::new(&sandbox)?.run(exec, &streams).await?;
-        let ledger = sandbox.execs.record_log();
-        let mut record = ExecRecord::new(ledger, id.clone(), &begun, &spec, now());
+        let spawned = PendingSpawn::new(&sandbox)?.run(exec, &streams).await?;
+        let log = sandbox.execs.record_log();
+        let mut record = ExecRecord::new(log, id.clone(), &spawned, &spec, now());
         // What cannot be written down must not run either.
-        let written = record.write().and_then(|()| streams.watched());
+        let written = record
+            .write_start()
+            .and_then(|()| streams.into_host_streams());
         match written {
-            Ok(watched) => Ok((begun, record, watched)),
+            Ok(host) => Ok((spawned, record, host)),
             Err(error) => {
                 let signal = ToInit::Signal {
-                    request: begun.request,
+                    request: spawned.request,
                     signal: SIGKILL,
                 };
                 // PID 1 needs no descriptors for it.
                 let _ = sandbox.say(&signal, &[]).await;
-                let _ = begun.leaf.kill();
-                record.forget();
+                let _ = spawned.leaf.kill();
+                record.tombstone();
                 Err(error)
             }
         }
     };
-    let begun = begun.await.inspect_err(|_| StdinQueue::remove(&stem));
-    let (begun, record, streams) = begun?;
+    let spawned = spawned
+        .await
+        .inspect_err(|_| StdinQueue::remove_files(&stem));
+    let (spawned, record, streams) = spawned?;
     let shared = Arc::new(ExecState {
         id,
-        pid: begun.pid,
+        pid: spawned.pid,
         started_at: record.started_at,
-        request: begun.request,
-        leaf: Some(Arc::new(begun.leaf)),
+        request: spawned.request,
+        leaf: Some(Arc::new(spawned.leaf)),
         log: Arc::new(
             OutputLog::new(stem)
-                .patience(sandbox.patience)
-                .within(sandbox.execs.budget()),
+                .with_reader_timeout(sandbox.patience)
+                .with_budget(sandbox.execs.budget()),
         ),
         input: streams.input,
         terminal: streams.terminal,
         progress: watch::Sender::default(),
         record: Mutex::new(record),
-        noted: JournalState::default(),
+        journaled: JournalState::default(),
         killed: AtomicBool::default(),
         spec,
     });
     let control = ExecHandle::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
     sandbox.execs.add(Arc::clone(&shared));
-    drop(room);
-    Task {
+    drop(reservation);
+    ExecTask {
         sandbox,
         shared,
         stdout: Some(streams.stdout),
         stderr: streams.stderr,
         stdin: streams.stdin,
-        source: streams.source,
-        ended: begun.ended,
-        before,
+        terminal_pump: streams.terminal_pump,
+        ended: spawned.ended,
+        oom_kills_at_start,
     }
     .spawn();
     Ok(control.into_streams())
@@ -112,40 +117,40 @@ pub(crate) async fn warm_up(sandbox: &Sandbox) {
         argv: vec![b"/bin/true".to_vec()],
         ..wire::Exec::default()
     };
-    let begun = async {
+    let spawned = async {
         let streams = Streams::pipes(sandbox, None)?;
-        Beginning::new(sandbox)?.run(exec, &streams).await
+        PendingSpawn::new(sandbox)?.run(exec, &streams).await
     };
-    if let Ok(begun) = begun.await {
-        let _ = begun.ended.await;
-        give_up(sandbox, begun.request, begun.leaf);
+    if let Ok(spawned) = spawned.await {
+        let _ = spawned.ended.await;
+        release_exec(sandbox, spawned.request, spawned.leaf);
     }
 }
 
 /// What a command reads and writes: our ends, and its own.
 struct Streams {
-    ours: Ours,
-    inside: Vec<OwnedFd>,
+    host: HostEnds,
+    sandbox_ends: Vec<OwnedFd>,
 }
 
-enum Ours {
+enum HostEnds {
     Pipes {
         stdout: OwnedFd,
         stderr: OwnedFd,
         /// What its input comes from, and our end of the pipe.
         input: Option<(StdinQueue, OwnedFd)>,
     },
-    Terminal(terminal::Ends, TerminalSize),
+    Terminal(terminal::TerminalFds, TerminalSize),
 }
 
 /// Our ends, as its task works with them.
-struct Watched {
+struct HostStreams {
     stdout: Pipe,
     stderr: Option<Pipe>,
     input: Option<StdinQueue>,
     stdin: Option<OwnedFd>,
     terminal: Option<Terminal>,
-    source: Option<Source>,
+    terminal_pump: Option<TerminalPump>,
 }
 
 impl Streams {
@@ -163,54 +168,54 @@ impl Streams {
     }
 
     fn pipes(sandbox: &Sandbox, input: Option<StdinQueue>) -> Result<Self, Error> {
-        let (stdout, stdout_inside) = stream(sandbox.ids)?;
-        let (stderr, stderr_inside) = stream(sandbox.ids)?;
-        let mut inside = vec![stdout_inside, stderr_inside];
+        let (stdout, stdout_end) = stream_pipe(sandbox.ids)?;
+        let (stderr, stderr_end) = stream_pipe(sandbox.ids)?;
+        let mut sandbox_ends = vec![stdout_end, stderr_end];
         let input = match input {
             Some(input) => {
-                let (stdin_inside, stdin) = stream(sandbox.ids)?;
-                inside.push(stdin_inside);
-                Some((input, nonblocking(stdin)?))
+                let (stdin_end, stdin) = stream_pipe(sandbox.ids)?;
+                sandbox_ends.push(stdin_end);
+                Some((input, set_nonblocking(stdin)?))
             }
             None => None,
         };
-        let ours = Ours::Pipes {
+        let host = HostEnds::Pipes {
             stdout,
             stderr,
             input,
         };
-        Ok(Self { ours, inside })
+        Ok(Self { host, sandbox_ends })
     }
 
     fn terminal(sandbox: &Sandbox, size: TerminalSize) -> Result<Self, Error> {
         let (master, slave) = sandbox.open_terminal()?;
         atoll_jail::terminal::resize(&master, size.rows, size.columns)
             .map_err(|error| crate::error::jail(&error))?;
-        let (reader, writer) = new_pipe()?;
-        let ends = terminal::Ends {
+        let (reader, writer) = create_pipe()?;
+        let ends = terminal::TerminalFds {
             master,
             reader,
             writer,
         };
         Ok(Self {
-            ours: Ours::Terminal(ends, size),
-            inside: vec![slave],
+            host: HostEnds::Terminal(ends, size),
+            sandbox_ends: vec![slave],
         })
     }
 
     fn kind(&self) -> wire::Streams {
-        match &self.ours {
-            Ours::Terminal(..) => wire::Streams::Terminal,
-            Ours::Pipes { input: Some(_), .. } => wire::Streams::All,
-            Ours::Pipes { input: None, .. } => wire::Streams::Output,
+        match &self.host {
+            HostEnds::Terminal(..) => wire::Streams::Terminal,
+            HostEnds::Pipes { input: Some(_), .. } => wire::Streams::All,
+            HostEnds::Pipes { input: None, .. } => wire::Streams::Output,
         }
     }
 
     /// Has the keeper hold our ends, before the command begins: what it does not hold would be lost with us.
-    async fn hold(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
-        match &self.ours {
-            Ours::Terminal(ends, _) => sandbox.hold(request, &ends.all()).await,
-            Ours::Pipes {
+    async fn hand_to_keeper(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
+        match &self.host {
+            HostEnds::Terminal(ends, _) => sandbox.hold(request, &ends.as_fds()).await,
+            HostEnds::Pipes {
                 stdout,
                 stderr,
                 input,
@@ -227,32 +232,32 @@ impl Streams {
     }
 
     /// Gives the command's ends up.
-    fn watched(self) -> Result<Watched, Error> {
-        match self.ours {
-            Ours::Terminal(ends, size) => {
-                let (terminal, (stdout, source)) = ends.begin(size)?;
-                Ok(Watched {
+    fn into_host_streams(self) -> Result<HostStreams, Error> {
+        match self.host {
+            HostEnds::Terminal(ends, size) => {
+                let (terminal, (stdout, pump)) = ends.open(size)?;
+                Ok(HostStreams {
                     stdout,
                     stderr: None,
                     input: None,
                     stdin: None,
                     terminal: Some(terminal),
-                    source: Some(source),
+                    terminal_pump: Some(pump),
                 })
             }
-            Ours::Pipes {
+            HostEnds::Pipes {
                 stdout,
                 stderr,
                 input,
             } => {
                 let (input, stdin) = input.unzip();
-                Ok(Watched {
-                    stdout: receiver(stdout)?,
-                    stderr: Some(receiver(stderr)?),
+                Ok(HostStreams {
+                    stdout: watch_readable(stdout)?,
+                    stderr: Some(watch_readable(stderr)?),
                     input,
                     stdin,
                     terminal: None,
-                    source: None,
+                    terminal_pump: None,
                 })
             }
         }
@@ -260,7 +265,7 @@ impl Streams {
 }
 
 /// A program that runs.
-pub(super) struct Begun {
+pub(super) struct SpawnedExec {
     pub(super) request: u32,
     pub(super) pid: i32,
     pub(super) leaf: Leaf,
@@ -269,17 +274,17 @@ pub(super) struct Begun {
 }
 
 /// A program about to run. If it is given up on the way, nothing stays of it.
-struct Beginning<'a> {
+struct PendingSpawn<'a> {
     sandbox: &'a Sandbox,
     request: u32,
     started: oneshot::Receiver<Started>,
     ended: Option<oneshot::Receiver<i32>>,
     leaf: Option<Leaf>,
     /// PID 1 may know of it.
-    told: bool,
+    sent: bool,
 }
 
-impl<'a> Beginning<'a> {
+impl<'a> PendingSpawn<'a> {
     fn new(sandbox: &'a Sandbox) -> Result<Self, Error> {
         let (request, started, ended) = sandbox.init.expect()?;
         Ok(Self {
@@ -288,23 +293,23 @@ impl<'a> Beginning<'a> {
             request,
             started,
             ended: Some(ended),
-            told: false,
+            sent: false,
         })
     }
 
-    async fn run(mut self, mut exec: wire::Exec, streams: &Streams) -> Result<Begun, Error> {
+    async fn run(mut self, mut exec: wire::Exec, streams: &Streams) -> Result<SpawnedExec, Error> {
         let (sandbox, request) = (self.sandbox, self.request);
-        streams.hold(sandbox, request).await?;
+        streams.hand_to_keeper(sandbox, request).await?;
         exec.streams = streams.kind();
-        let mut handed: Vec<_> = streams.inside.iter().map(AsFd::as_fd).collect();
-        handed.extend(self.leaf.as_ref().and_then(Leaf::directory));
+        let mut descriptors: Vec<_> = streams.sandbox_ends.iter().map(AsFd::as_fd).collect();
+        descriptors.extend(self.leaf.as_ref().and_then(Leaf::directory));
         let message = ToInit::Exec {
             request,
             exec: exec.clone(),
             forget: sandbox.forgotten(),
         };
-        self.told = true;
-        sandbox.say(&message, &handed).await?;
+        self.sent = true;
+        sandbox.say(&message, &descriptors).await?;
         let started = tokio::select! {
             biased;
             started = &mut self.started => started,
@@ -313,7 +318,7 @@ impl<'a> Beginning<'a> {
         };
         match started {
             Ok(Ok(pid)) => match (self.leaf.take(), self.ended.take()) {
-                (Some(leaf), Some(ended)) => Ok(Begun {
+                (Some(leaf), Some(ended)) => Ok(SpawnedExec {
                     request,
                     pid,
                     leaf,
@@ -322,29 +327,29 @@ impl<'a> Beginning<'a> {
                 _ => Err(gone()),
             },
             Ok(Err((part, errno))) => {
-                self.told = false;
-                Err(refused(part, errno, &exec))
+                self.sent = false;
+                Err(spawn_error(part, errno, &exec))
             }
             Err(_) => Err(gone()),
         }
     }
 }
 
-impl Drop for Beginning<'_> {
+impl Drop for PendingSpawn<'_> {
     fn drop(&mut self) {
         let Some(leaf) = self.leaf.take() else {
             return;
         };
-        if self.told {
+        if self.sent {
             // It must not begin later, when nobody knows of it any more.
             let _ = leaf.kill();
         }
-        give_up(self.sandbox, self.request, leaf);
+        release_exec(self.sandbox, self.request, leaf);
     }
 }
 
 /// Takes back what was made for a program that does not run.
-fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
+fn release_exec(sandbox: &Sandbox, request: u32, leaf: Leaf) {
     sandbox.leave(leaf.into());
     sandbox.release(request);
     sandbox.release(stdin_request_id(request));
@@ -353,8 +358,8 @@ fn give_up(sandbox: &Sandbox, request: u32, leaf: Leaf) {
 
 /// A pipe for a standard stream, reading end first. It belongs to root of the sandbox, who gives it
 /// to the program's user: opening `/dev/stdout` asks for rights.
-fn stream(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
-    let pipe = new_pipe()?;
+fn stream_pipe(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
+    let pipe = create_pipe()?;
     let (uid, gid) = (Uid::from_raw(ids.base), Gid::from_raw(ids.base));
     rustix::fs::fchown(&pipe.0, Some(uid), Some(gid))
         .map_err(|error| internal("give a pipe away", &std::io::Error::from(error)))?;
@@ -362,8 +367,8 @@ fn stream(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
 }
 
 /// Watches the reading end of a pipe.
-pub(super) fn receiver(fd: OwnedFd) -> Result<Pipe, Error> {
-    watch_for(nonblocking(fd)?, Interest::READABLE)
+pub(super) fn watch_readable(fd: OwnedFd) -> Result<Pipe, Error> {
+    watch_for(set_nonblocking(fd)?, Interest::READABLE)
 }
 
 fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::Exec, Error> {
@@ -383,7 +388,7 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
         ));
     }
     if argv.iter().any(|word| word.contains(&0)) {
-        return Err(nul("command"));
+        return Err(nul_byte_error("command"));
     }
     for (name, value) in &spec.environment {
         check_variable(name, value)?;
@@ -393,9 +398,9 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
         .as_ref()
         .is_some_and(|directory| directory.contains(&0))
     {
-        return Err(nul("cwd"));
+        return Err(nul_byte_error("cwd"));
     }
-    // What a client of ours is, unless somebody knows better.
+    // What a client of host is, unless somebody knows better.
     let terminal: Vec<_> = spec
         .terminal
         .map(|_| (b"TERM".to_vec(), b"xterm-256color".to_vec()))
@@ -406,8 +411,8 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
         .iter()
         .chain(&spec.environment)
         .map(|(name, value)| name.len() + value.len());
-    if words + variables.sum::<usize>() > LONGEST {
-        return Err(too_long());
+    if words + variables.sum::<usize>() > MAX_ARGV_ENV_BYTES {
+        return Err(too_long_error());
     }
     Ok(wire::Exec {
         argv,
@@ -418,7 +423,7 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
     })
 }
 
-fn nul(field: &str) -> Error {
+fn nul_byte_error(field: &str) -> Error {
     Error::invalid(field, format!("{field} contains a NUL byte"), "remove it")
 }
 
@@ -434,12 +439,12 @@ pub(crate) fn check_variable(name: &[u8], value: &[u8]) -> Result<(), Error> {
         ));
     }
     if name.contains(&0) || value.contains(&0) {
-        return Err(nul("env"));
+        return Err(nul_byte_error("env"));
     }
     Ok(())
 }
 
-fn too_long() -> Error {
+fn too_long_error() -> Error {
     Error::invalid(
         "command",
         "the command's arguments and environment are too long for the kernel",
@@ -447,7 +452,7 @@ fn too_long() -> Error {
     )
 }
 
-fn refused(part: Part, errno: i32, exec: &wire::Exec) -> Error {
+fn spawn_error(part: Part, errno: i32, exec: &wire::Exec) -> Error {
     let cause = std::io::Error::from_raw_os_error(errno);
     let reason = rustix::io::Errno::from_raw_os_error(errno);
     match part {
@@ -469,7 +474,7 @@ fn refused(part: Part, errno: i32, exec: &wire::Exec) -> Error {
             .remedy("name a directory of the sandbox that the user may enter")
             .detail("cwd", directory)
         }
-        Part::Program if reason == rustix::io::Errno::TOOBIG => too_long(),
+        Part::Program if reason == rustix::io::Errno::TOOBIG => too_long_error(),
         Part::Program => {
             let program = exec.argv.first().map_or(&b""[..], |program| program);
             let program = String::from_utf8_lossy(program).into_owned();

@@ -24,10 +24,10 @@ use crate::keeper::watch_for;
 use crate::syncer::create_private;
 
 /// How its files end: what was given, and whether that was all.
-const FILES: [&str; 2] = ["in", "closed"];
+const EXTENSIONS: [&str; 2] = ["in", "closed"];
 
 /// How much may wait for the command to read it.
-const MOST: u64 = 4 << 20;
+const MAX_PENDING_BYTES: u64 = 4 << 20;
 
 /// The server's side of a standard input.
 #[derive(Debug)]
@@ -35,9 +35,9 @@ pub(crate) struct StdinQueue {
     state: Mutex<State>,
     stem: PathBuf,
     /// There is more to deliver, or nothing will be any more.
-    fed: Notify,
+    data_added: Notify,
     /// The command took some.
-    eaten: Notify,
+    data_read: Notify,
 }
 
 #[derive(Debug)]
@@ -46,10 +46,10 @@ struct State {
     length: u64,
     closed: bool,
     /// The command does not read any more.
-    gone: bool,
+    reader_gone: bool,
 }
 
-fn queue(stem: &Path) -> io::Result<File> {
+fn open_file(stem: &Path) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -62,8 +62,8 @@ fn queue(stem: &Path) -> io::Result<File> {
 impl StdinQueue {
     /// The input of a new command.
     pub(crate) fn new(stem: PathBuf) -> io::Result<Self> {
-        let file = queue(&stem)?;
-        Ok(Self::with(stem, file, 0, false))
+        let file = open_file(&stem)?;
+        Ok(Self::from_parts(stem, file, 0, false))
     }
 
     /// The input of a command that somebody else began, by the open file the keeper held.
@@ -71,31 +71,31 @@ impl StdinQueue {
         let file = File::from(file);
         let length = file.metadata()?.len();
         let closed = stem.with_extension("closed").exists();
-        Ok(Self::with(stem, file, length, closed))
+        Ok(Self::from_parts(stem, file, length, closed))
     }
 
-    fn with(stem: PathBuf, file: File, length: u64, closed: bool) -> Self {
+    fn from_parts(stem: PathBuf, file: File, length: u64, closed: bool) -> Self {
         Self {
             state: Mutex::new(State {
                 file: Arc::new(file),
                 length,
                 closed,
-                gone: false,
+                reader_gone: false,
             }),
             stem,
-            fed: Notify::new(),
-            eaten: Notify::new(),
+            data_added: Notify::new(),
+            data_read: Notify::new(),
         }
     }
 
     /// The command has ended: what it was given is kept no longer, and nothing more is taken.
-    pub(crate) fn end(&self) {
+    pub(crate) fn discard(&self) {
         let mut state = self.state();
-        state.gone = true;
+        state.reader_gone = true;
         // An open descriptor of the file must not keep its contents.
         let _ = state.file.set_len(0);
-        Self::remove(&self.stem);
-        self.eaten.notify_one();
+        Self::remove_files(&self.stem);
+        self.data_read.notify_one();
     }
 
     /// Removes the files of commands that have ended, or never began: an earlier server may have been killed before it did.
@@ -106,15 +106,15 @@ impl StdinQueue {
             let (Some(id), Some(kind)) = (part(path.file_stem()), part(path.extension())) else {
                 continue;
             };
-            if FILES.contains(&kind.as_str()) && !running.contains(id.as_str()) {
+            if EXTENSIONS.contains(&kind.as_str()) && !running.contains(id.as_str()) {
                 let _ = std::fs::remove_file(&path);
             }
         }
     }
 
     /// Removes the files of one.
-    pub(crate) fn remove(stem: &Path) {
-        for kind in FILES {
+    pub(crate) fn remove_files(stem: &Path) {
+        for kind in EXTENSIONS {
             let _ = std::fs::remove_file(stem.with_extension(kind));
         }
     }
@@ -129,7 +129,7 @@ impl StdinQueue {
     }
 
     /// How many bytes were taken so far.
-    pub(crate) fn taken(&self) -> u64 {
+    pub(crate) fn accepted_bytes(&self) -> u64 {
         self.state().length
     }
 
@@ -137,13 +137,13 @@ impl StdinQueue {
     /// too much waits already. What was taken before is not taken twice.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         let mut state = self.state();
-        if state.closed || state.gone {
+        if state.closed || state.reader_gone {
             return Err(
                 Error::new(Code::StdinClosed, "the command's standard input is closed")
                     .detail("position", state.length.to_string()),
             );
         }
-        let Some(known) = state.length.checked_sub(offset) else {
+        let Some(repeated) = state.length.checked_sub(offset) else {
             return Err(Error::invalid(
                 "offset",
                 format!("offset {offset} is beyond the {} bytes taken", state.length),
@@ -151,23 +151,23 @@ impl StdinQueue {
             )
             .detail("position", state.length.to_string()));
         };
-        let new = bytes.get(known as usize..).unwrap_or_default();
+        let new = bytes.get(repeated as usize..).unwrap_or_default();
         let failed = |error: io::Error| internal("keep a command's input", &error);
         let delivered = rustix::fs::tell(&*state.file).map_err(|error| failed(error.into()))?;
-        let room = MOST.saturating_sub(state.length - delivered) as usize;
+        let room = MAX_PENDING_BYTES.saturating_sub(state.length - delivered) as usize;
         let new = &new[..new.len().min(room)];
         let at = state.length;
         state.file.write_all_at(new, at).map_err(failed)?;
         state.length += new.len() as u64;
         let length = state.length;
         drop(state);
-        self.fed.notify_one();
+        self.data_added.notify_one();
         Ok(length)
     }
 
     /// Writes all of it at the end, waiting for the command to read.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> Result<(), Error> {
-        let mut position = self.taken();
+        let mut position = self.accepted_bytes();
         loop {
             let now = self.write(position, bytes)?;
             bytes = &bytes[(now - position) as usize..];
@@ -175,29 +175,29 @@ impl StdinQueue {
             if bytes.is_empty() {
                 return Ok(());
             }
-            self.eaten.notified().await;
+            self.data_read.notified().await;
         }
     }
 
     /// After what was taken comes the end.
     pub(crate) fn close(&self) -> Result<(), Error> {
         let mut state = self.state();
-        if !state.gone {
+        if !state.reader_gone {
             let marked = create_private(&self.stem.with_extension("closed"));
             marked.map_err(|error| internal("close a command's input", &error))?;
         }
         state.closed = true;
         drop(state);
-        self.fed.notify_one();
+        self.data_added.notify_one();
         Ok(())
     }
 
     /// Delivers everything that is written, until the end.
-    pub(crate) async fn deliver(&self, pipe: OwnedFd) {
+    pub(crate) async fn splice_into(&self, pipe: OwnedFd) {
         let Ok(pipe) = watch_for(pipe, Interest::WRITABLE) else {
             return;
         };
-        let mut forgotten = 0;
+        let mut punched = 0;
         loop {
             let (file, length, closed) = {
                 let state = self.state();
@@ -208,19 +208,19 @@ impl StdinQueue {
                 if closed {
                     break;
                 }
-                self.fed.notified().await;
+                self.data_added.notified().await;
                 continue;
             }
             let Ok(mut ready) = pipe.writable().await else {
                 break;
             };
-            let most = (length - delivered) as usize;
+            let max = (length - delivered) as usize;
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
             // Without an offset: the file's own position moves with the bytes.
-            match rustix::pipe::splice(&*file, None, pipe.as_fd(), None, most, flags) {
+            match rustix::pipe::splice(&*file, None, pipe.as_fd(), None, max, flags) {
                 Ok(_) => {
-                    forget(&file, &mut forgotten);
-                    self.eaten.notify_one();
+                    punch_delivered(&file, &mut punched);
+                    self.data_read.notify_one();
                 }
                 Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
                 Err(rustix::io::Errno::INTR) => {}
@@ -228,18 +228,18 @@ impl StdinQueue {
                 Err(_) => break,
             }
         }
-        self.state().gone = true;
-        self.eaten.notify_one();
+        self.state().reader_gone = true;
+        self.data_read.notify_one();
     }
 }
 
 /// What was delivered need not be kept; what may still be in the pipe is.
-fn forget(file: &File, forgotten: &mut u64) {
+fn punch_delivered(file: &File, punched: &mut u64) {
     use rustix::fs::FallocateFlags;
     let delivered = rustix::fs::tell(file).unwrap_or(0);
     let before = delivered.saturating_sub(1 << 20) / 4096 * 4096;
-    if before >= *forgotten + MOST {
-        *forgotten = before;
+    if before >= *punched + MAX_PENDING_BYTES {
+        *punched = before;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(file, flags, 0, before);
     }

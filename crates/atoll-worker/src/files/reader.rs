@@ -12,7 +12,7 @@ use tokio::net::unix::pipe;
 use super::HelperCall;
 use super::entry::entry;
 use crate::error::internal;
-use crate::exec::{new_pipe, nonblocking};
+use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::Sandbox;
 
 /// A file being read.
@@ -31,9 +31,9 @@ impl FileReader {
         caller: &Caller,
         work: FileWork,
     ) -> Result<Self, Error> {
-        let (outside, inside) = new_pipe()?;
+        let (outside, inside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
-        let pipe = pipe::Receiver::from_owned_fd(nonblocking(outside)?)
+        let pipe = pipe::Receiver::from_owned_fd(set_nonblocking(outside)?)
             .map_err(|error| internal("watch a pipe", &error))?;
         let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         match call.next().await? {

@@ -14,7 +14,7 @@ use tokio::net::unix::pipe;
 use super::call::silent;
 use super::{FileReader, FileWriter};
 use crate::error::internal;
-use crate::exec::{new_pipe, nonblocking};
+use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::blocking;
 
 const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
@@ -108,7 +108,7 @@ fn comes(pipe: &OwnedFd, what: PollFlags, patience: Duration) -> Result<bool, Er
 
 /// A pipe at its end.
 fn empty_pipe() -> Result<pipe::Receiver, Error> {
-    let (reader, _) = new_pipe()?;
-    pipe::Receiver::from_owned_fd(nonblocking(reader)?)
+    let (reader, _) = create_pipe()?;
+    pipe::Receiver::from_owned_fd(set_nonblocking(reader)?)
         .map_err(|error| internal("watch a pipe", &error))
 }

@@ -10,7 +10,7 @@ use tokio::net::unix::pipe;
 
 use super::HelperCall;
 use crate::error::internal;
-use crate::exec::{new_pipe, nonblocking};
+use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::Sandbox;
 
 /// A file being written. Nothing has happened until `commit`; dropped before, nothing will have.
@@ -27,9 +27,9 @@ impl FileWriter {
         caller: &Caller,
         work: FileWork,
     ) -> Result<Self, Error> {
-        let (inside, outside) = new_pipe()?;
+        let (inside, outside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
-        let pipe = pipe::Sender::from_owned_fd(nonblocking(outside)?)
+        let pipe = pipe::Sender::from_owned_fd(set_nonblocking(outside)?)
             .map_err(|error| internal("watch a pipe", &error))?;
         let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         // When its pipe and socket are closed, the helper takes away what it has begun; a killed one

@@ -44,12 +44,12 @@ impl LocalRuntime {
 
     /// A command by its pid inside.
     pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<ExecHandle, Error> {
-        self.exec_by(id, |table| table.find_pid(pid))
+        self.exec_by(id, |table| table.find_by_pid(pid))
     }
 
     /// The newest command with a tag.
     pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<ExecHandle, Error> {
-        self.exec_by(id, |table| table.find_tag(tag))
+        self.exec_by(id, |table| table.find_by_tag(tag))
     }
 
     fn exec_by(

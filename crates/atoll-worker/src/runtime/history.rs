@@ -103,7 +103,7 @@ impl LocalRuntime {
         let Some(journals) = &self.shared.journals else {
             return Ok(());
         };
-        table.see_ends(SEEN).await;
+        table.wait_for_ends(SEEN).await;
         let kept = farewell(journals.drain(id, &table).await).await;
         match (&kept, sandbox) {
             (Ok(()), _) => journals.remove(id).await,

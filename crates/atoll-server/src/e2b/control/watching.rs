@@ -132,7 +132,7 @@ enum Level {
 impl Line {
     /// Ends and gaps are no lines.
     fn of(logged: &LogLine) -> Option<Self> {
-        let Chunk::Data { stream, bytes, .. } = &logged.what else {
+        let Chunk::Data { stream, bytes, .. } = &logged.content else {
             return None;
         };
         let level = match stream {
@@ -227,7 +227,7 @@ async fn read(
     let used = app.core.look(&caller, id).map_err(about(id))?;
     let mut logs = used.runtime().logs(used.id(), None).map_err(about(id))?;
     // All of it may be read, from files.
-    let read = tokio::task::spawn_blocking(move || wanted.choose(|| logs.line(), limit));
+    let read = tokio::task::spawn_blocking(move || wanted.choose(|| logs.try_next(), limit));
     let lost = |_| Error::new(Code::Internal, "the logs were not read to their end");
     Ok(read.await.map_err(lost)??)
 }

@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 
 const WINDOW: u64 = budget::DEFAULT_WINDOW.0;
 
-struct Place(PathBuf);
+struct Scratch(PathBuf);
 
-impl Place {
+impl Scratch {
     fn new() -> Self {
         let path = std::env::temp_dir().join(format!(
             "atoll-log-{}-{:?}",
@@ -19,7 +19,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -30,52 +30,53 @@ fn feed(log: &OutputLog, stream: Stream, bytes: &[u8]) {
     for part in bytes.chunks(60_000) {
         writer.write_all(part).expect("it fits");
         assert_eq!(
-            log.take(stream, reader.as_fd(), 1 << 20).expect("taken"),
-            Taken::Some
+            log.splice_from(stream, reader.as_fd(), 1 << 20)
+                .expect("taken"),
+            SpliceResult::Moved
         );
     }
 }
 
-/// Everything that is kept, piece by piece.
-fn pieces(log: &OutputLog) -> Vec<(Stream, Vec<u8>)> {
+/// Everything that is kept, segment by segment.
+fn segments(log: &OutputLog) -> Vec<(Stream, Vec<u8>)> {
     let (mut position, end) = log.bounds();
     let mut all = Vec::new();
     while position < end {
-        let piece = log.piece(position).expect("a piece");
-        let mut bytes = vec![0; (piece.end - position) as usize];
+        let segment = log.segment_at(position).expect("a segment");
+        let mut bytes = vec![0; (segment.end - position) as usize];
         assert_eq!(log.read(position, &mut bytes).expect("read"), bytes.len());
-        position = piece.end;
-        all.push((piece.stream, bytes));
+        position = segment.end;
+        all.push((segment.stream, bytes));
     }
     all
 }
 
 #[test]
 fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x"));
-    assert!(!place.0.join("x.log").exists());
-    let said = [
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x"));
+    assert!(!scratch.0.join("x.log").exists());
+    let written = [
         (Stream::Stderr, b"one".to_vec()),
         (Stream::Stdout, b"two".to_vec()),
         (Stream::Stderr, vec![b'x'; 200_000]),
     ];
-    for (stream, bytes) in &said {
+    for (stream, bytes) in &written {
         feed(&log, *stream, bytes);
     }
-    assert_eq!(pieces(&log), said);
+    assert_eq!(segments(&log), written);
     assert_eq!(
-        pieces(&OutputLog::open(place.0.join("x")).expect("it opens")),
-        said
+        segments(&OutputLog::open(scratch.0.join("x")).expect("it opens")),
+        written
     );
 }
 
 #[test]
 fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x"));
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x"));
     let turn = vec![7; 59_999];
-    let turns = (WINDOW + 8 * PIECE) / turn.len() as u64;
+    let turns = (WINDOW + 8 * PUNCH_BYTES) / turn.len() as u64;
     for number in 0..turns {
         let stream = if number % 2 == 0 {
             Stream::Stdout
@@ -86,16 +87,16 @@ fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
     }
     let (start, end) = log.bounds();
     assert_eq!(end, turns * turn.len() as u64);
-    assert!(start > 0 && end - start >= WINDOW && end - start <= WINDOW + 2 * PIECE);
+    assert!(start > 0 && end - start >= WINDOW && end - start <= WINDOW + 2 * PUNCH_BYTES);
     use std::os::unix::fs::MetadataExt;
-    let blocks = std::fs::metadata(place.0.join("x.log"))
+    let blocks = std::fs::metadata(scratch.0.join("x.log"))
         .expect("it is there")
         .blocks();
-    assert!(blocks * 512 <= WINDOW + 3 * PIECE, "{blocks} blocks");
-    let again = OutputLog::open(place.0.join("x")).expect("it opens");
+    assert!(blocks * 512 <= WINDOW + 3 * PUNCH_BYTES, "{blocks} blocks");
+    let again = OutputLog::open(scratch.0.join("x")).expect("it opens");
     assert_eq!(again.bounds(), (start, end));
-    let all = pieces(&again);
-    assert_eq!(all, pieces(&log));
+    let all = segments(&again);
+    assert_eq!(all, segments(&log));
     assert!(
         all.iter()
             .all(|(_, bytes)| bytes.iter().all(|byte| *byte == 7))
@@ -104,22 +105,22 @@ fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
 
 #[test]
 fn an_entry_without_bytes_changes_nothing() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x"));
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x"));
     feed(&log, Stream::Stdout, b"one");
     // As if we had been killed between the two writes.
     let index = OpenOptions::new()
         .append(true)
-        .open(place.0.join("x.index"))
+        .open(scratch.0.join("x.index"))
         .expect("it is there");
     (&index)
         .write_all(&entry(Stream::Stderr, 3))
         .expect("written");
-    let log = OutputLog::open(place.0.join("x")).expect("it opens");
+    let log = OutputLog::open(scratch.0.join("x")).expect("it opens");
     feed(&log, Stream::Stdout, b"two");
-    let said = pieces(&log);
-    assert_eq!(said.concat_bytes(), b"onetwo");
-    assert_eq!(said[0].0, Stream::Stdout);
+    let written = segments(&log);
+    assert_eq!(written.concat_bytes(), b"onetwo");
+    assert_eq!(written[0].0, Stream::Stdout);
 }
 
 trait Concat {
@@ -134,123 +135,123 @@ impl Concat for Vec<(Stream, Vec<u8>)> {
 
 #[test]
 fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x")).patience(Duration::from_mins(1));
-    let reader = log.arrive(None, 0);
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x")).with_reader_timeout(Duration::from_mins(1));
+    let reader = log.update_reader(None, 0);
     let turn = vec![7; 60_000];
-    while matches!(log.room(), Room::Yes) {
+    while matches!(log.backpressure(), Backpressure::None) {
         feed(&log, Stream::Stdout, &turn);
     }
     let (start, end) = log.bounds();
-    assert!(start == 0 && end > WINDOW - PIECE && end < WINDOW);
-    log.arrive(Some(reader), PIECE);
-    assert!(matches!(log.room(), Room::Yes));
-    feed(&log, Stream::Stdout, &vec![7; PIECE as usize]);
-    assert!(matches!(log.room(), Room::Full(_)));
-    log.depart(reader);
-    assert!(matches!(log.room(), Room::Yes));
+    assert!(start == 0 && end > WINDOW - PUNCH_BYTES && end < WINDOW);
+    log.update_reader(Some(reader), PUNCH_BYTES);
+    assert!(matches!(log.backpressure(), Backpressure::None));
+    feed(&log, Stream::Stdout, &vec![7; PUNCH_BYTES as usize]);
+    assert!(matches!(log.backpressure(), Backpressure::Until(_)));
+    log.remove_reader(reader);
+    assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
 /// Two streams that take turns with every byte are given up long before the window is full.
 #[test]
 fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
-    let place = Place::new();
-    let stem = place.0.join("x");
-    let changes = CHANGES + CHANGES / 8;
+    let scratch = Scratch::new();
+    let stem = scratch.0.join("x");
+    let changes = MAX_INDEX_ENTRIES + MAX_INDEX_ENTRIES / 8;
     let streams = [Stream::Stdout, Stream::Stderr];
     let index = (0..changes).flat_map(|at| entry(streams[(at % 2) as usize], at));
     std::fs::write(stem.with_extension("index"), index.collect::<Vec<u8>>()).expect("written");
     std::fs::write(stem.with_extension("log"), vec![7; changes as usize]).expect("written");
     let log = OutputLog::open(stem).expect("it opens");
-    let log = log.patience(Duration::from_mins(1));
-    assert!(matches!(log.room(), Room::Yes));
-    let reader = log.arrive(None, 0);
-    assert!(matches!(log.room(), Room::Full(_)));
+    let log = log.with_reader_timeout(Duration::from_mins(1));
+    assert!(matches!(log.backpressure(), Backpressure::None));
+    let reader = log.update_reader(None, 0);
+    assert!(matches!(log.backpressure(), Backpressure::Until(_)));
     // What it holds back is not given up.
     feed(&log, Stream::Stderr, b"x");
     assert_eq!(log.bounds().0, 0);
-    log.arrive(Some(reader), changes / 2);
-    assert!(matches!(log.room(), Room::Yes));
+    log.update_reader(Some(reader), changes / 2);
+    assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
 /// A server that was killed had a reader that was far behind: the next one waits for it before it gives anything up.
 #[test]
 fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x")).patience(Duration::from_mins(1));
-    let _reader = log.arrive(None, 0);
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x")).with_reader_timeout(Duration::from_mins(1));
+    let _reader = log.update_reader(None, 0);
     let turn = vec![7; 60_000];
-    while matches!(log.room(), Room::Yes) {
+    while matches!(log.backpressure(), Backpressure::None) {
         feed(&log, Stream::Stdout, &turn);
     }
     drop(log);
     let open = || {
-        let log = OutputLog::open(place.0.join("x")).expect("it opens");
-        log.patience(Duration::from_mins(1))
+        let log = OutputLog::open(scratch.0.join("x")).expect("it opens");
+        log.with_reader_timeout(Duration::from_mins(1))
     };
-    assert!(matches!(open().room(), Room::Yes));
-    let log = open().expecting_readers();
-    assert!(matches!(log.room(), Room::Full(_)));
-    let reader = log.arrive(None, PIECE);
-    assert!(matches!(log.room(), Room::Yes));
-    log.depart(reader);
+    assert!(matches!(open().backpressure(), Backpressure::None));
+    let log = open().with_reader_grace();
+    assert!(matches!(log.backpressure(), Backpressure::Until(_)));
+    let reader = log.update_reader(None, PUNCH_BYTES);
+    assert!(matches!(log.backpressure(), Backpressure::None));
+    log.remove_reader(reader);
     // Nobody came.
-    let log = open().expecting_readers();
-    log.readers().expected = Some(Instant::now());
-    assert!(matches!(log.room(), Room::Yes));
+    let log = open().with_reader_grace();
+    log.readers().grace_until = Some(Instant::now());
+    assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
 #[test]
 fn a_closed_pipe_is_told_from_an_empty_one() {
-    let place = Place::new();
-    let log = OutputLog::new(place.0.join("x"));
+    let scratch = Scratch::new();
+    let log = OutputLog::new(scratch.0.join("x"));
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let take = || {
-        log.take(Stream::Stdout, reader.as_fd(), 1 << 20)
+        log.splice_from(Stream::Stdout, reader.as_fd(), 1 << 20)
             .expect("taken")
     };
-    assert_eq!(take(), Taken::Nothing);
+    assert_eq!(take(), SpliceResult::Empty);
     writer.write_all(b"x").expect("written");
     drop(writer);
-    assert_eq!(take(), Taken::Some);
-    assert_eq!(take(), Taken::Closed);
-    assert!(place.0.join("x.log").exists());
+    assert_eq!(take(), SpliceResult::Moved);
+    assert_eq!(take(), SpliceResult::Closed);
+    assert!(scratch.0.join("x.log").exists());
 }
 
 #[test]
 fn where_only_the_reserve_is_left_a_log_does_not_grow() {
-    let place = Place::new();
+    let scratch = Scratch::new();
     let feed_all = |reserve: u64| {
         let kept = OutputRetention {
             reserve: Some(atoll_model::Bytes(reserve)),
             ..OutputRetention::default()
         };
-        let budget = Arc::new(Budget::new(kept, place.0.clone()));
-        let log = OutputLog::new(place.0.join(reserve.to_string())).within(&budget);
+        let budget = Arc::new(Budget::new(kept, scratch.0.clone()));
+        let log = OutputLog::new(scratch.0.join(reserve.to_string())).with_budget(&budget);
         let turn = vec![7; 60_000];
-        while log.bounds().1 < 8 * PIECE {
+        while log.bounds().1 < 8 * PUNCH_BYTES {
             feed(&log, Stream::Stdout, &turn);
         }
         let (start, end) = log.bounds();
         end - start
     };
-    assert!(feed_all(0) > 8 * PIECE - 1);
+    assert!(feed_all(0) > 8 * PUNCH_BYTES - 1);
     let left = feed_all(u64::MAX);
-    assert!(left <= 3 * PIECE, "{left}");
+    assert!(left <= 3 * PUNCH_BYTES, "{left}");
 }
 
 #[test]
 fn what_gives_way_keeps_its_end_also_for_the_next_reader() {
-    let place = Place::new();
-    let budget = Arc::new(Budget::new(OutputRetention::default(), place.0.clone()));
-    let log = OutputLog::new(place.0.join("x")).within(&budget);
+    let scratch = Scratch::new();
+    let budget = Arc::new(Budget::new(OutputRetention::default(), scratch.0.clone()));
+    let log = OutputLog::new(scratch.0.join("x")).with_budget(&budget);
     feed(&log, Stream::Stdout, &vec![7; 100_000]);
     feed(&log, Stream::Stderr, b"last");
-    assert!(log.give_way() && !log.give_way());
+    assert!(log.drop_old_output() && !log.drop_old_output());
     let (start, end) = log.bounds();
-    assert_eq!((start, end), (100_004 / PAGE * PAGE, 100_004));
-    let again = OutputLog::open(place.0.join("x")).expect("it opens");
+    assert_eq!((start, end), (100_004 / PAGE_BYTES * PAGE_BYTES, 100_004));
+    let again = OutputLog::open(scratch.0.join("x")).expect("it opens");
     assert_eq!(again.bounds(), (start, end));
-    let all = pieces(&again);
+    let all = segments(&again);
     assert_eq!(all.last(), Some(&(Stream::Stderr, b"last".to_vec())));
 }

@@ -7,103 +7,105 @@ use atoll_model::{ExecSpec, ExecStatus};
 use super::super::record::ExecRecord;
 use super::*;
 
-fn ledger() -> (tempfile::TempDir, Arc<RecordLog>) {
+fn log() -> (tempfile::TempDir, Arc<RecordLog>) {
     let directory = tempfile::tempdir().expect("a directory");
-    let ledger = RecordLog::open(directory.path().to_owned());
-    (directory, ledger)
+    let log = RecordLog::open(directory.path().to_owned());
+    (directory, log)
 }
 
-fn begun(ledger: &Arc<RecordLog>, word: &str, at: i64) -> ExecRecord {
-    let mut record = ExecRecord::of(ledger, ExecSpec::argv([word]), at);
-    record.write().expect("written");
+fn start(log: &Arc<RecordLog>, word: &str, at: i64) -> ExecRecord {
+    let mut record = ExecRecord::for_test(log, ExecSpec::argv([word]), at);
+    record.write_start().expect("written");
     record
 }
 
 /// Which commands are known, and whether each has ended.
-fn known(ledger: &Arc<RecordLog>) -> Vec<(ExecId, bool)> {
-    let all = ExecRecord::read_all(ledger).expect("read").into_iter();
+fn recorded(log: &Arc<RecordLog>) -> Vec<(ExecId, bool)> {
+    let all = ExecRecord::read_all(log).expect("read").into_iter();
     all.map(|record| (record.id, record.status.is_some()))
         .collect()
 }
 
 #[test]
 fn a_line_that_was_cut_off_costs_only_itself() {
-    let (_directory, ledger) = ledger();
-    let mut first = begun(&ledger, "first", 1);
-    let second = begun(&ledger, "second", 2);
-    let whole = fs::read(ledger.path()).expect("there");
+    let (_directory, log) = log();
+    let mut first = start(&log, "first", 1);
+    let second = start(&log, "second", 2);
+    let whole = fs::read(log.path()).expect("there");
     let begins = whole.windows(2).rposition(|two| two == b"\n\n");
     for end in begins.expect("two lines") + 1..whole.len() {
-        fs::write(ledger.path(), &whole[..end]).expect("written");
-        first.end(ExecStatus::default(), 5).expect("written");
-        let third = begun(&ledger, "third", 3);
+        fs::write(log.path(), &whole[..end]).expect("written");
+        first.write_end(ExecStatus::default(), 5).expect("written");
+        let third = start(&log, "third", 3);
         let mut expected = vec![(first.id.clone(), true), (third.id, false)];
         // Only the end of its line is missing.
         if end == whole.len() - 1 {
             expected.insert(1, (second.id.clone(), false));
         }
-        assert_eq!(known(&ledger), expected, "cut at {end}");
+        assert_eq!(recorded(&log), expected, "cut at {end}");
     }
 }
 
 #[test]
 fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
-    let (directory, _) = ledger();
+    let (directory, _) = log();
     let missing = RecordLog::open(directory.path().join("missing"));
-    assert_eq!(known(&missing), []);
+    assert_eq!(recorded(&missing), []);
     fs::create_dir_all(missing.path()).expect("made");
     ExecRecord::read_all(&missing).expect_err("a directory is no file");
 }
 
 #[test]
 fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
-    let (_directory, ledger) = ledger();
-    let stays = begun(&ledger, "stays", 0);
+    let (_directory, log) = log();
+    let stays = start(&log, "stays", 0);
     let word = "x".repeat(1000);
     let mut longest = 0;
     for at in 1..3000 {
-        let mut record = begun(&ledger, &word, at);
-        record.end(ExecStatus::default(), at).expect("written");
-        record.forget();
-        longest = longest.max(fs::metadata(ledger.path()).expect("there").len());
+        let mut record = start(&log, &word, at);
+        record
+            .write_end(ExecStatus::default(), at)
+            .expect("written");
+        record.tombstone();
+        longest = longest.max(fs::metadata(log.path()).expect("there").len());
         if at % 100 == 0 {
             let expected = [(stays.id.clone(), false)];
-            assert_eq!(known(&ledger), expected);
+            assert_eq!(recorded(&log), expected);
             // Another server knows as much.
-            let other = Arc::new(RecordLog::new(ledger.directory().to_owned()));
-            assert_eq!(known(&other), expected);
+            let other = Arc::new(RecordLog::new(log.directory().to_owned()));
+            assert_eq!(recorded(&other), expected);
         }
     }
-    assert!(longest < 2 * LEAST as u64, "{longest}");
-    assert!(!ledger.directory().join(NEW).exists());
+    assert!(longest < 2 * MIN_COMPACTION_BYTES as u64, "{longest}");
+    assert!(!log.directory().join(NEW_FILE_NAME).exists());
 }
 
 #[test]
 fn whoever_has_the_ledger_of_a_directory_has_the_same() {
-    let (directory, ledger) = ledger();
+    let (directory, log) = log();
     let path = directory.path().to_owned();
-    let mut early = begun(&ledger, "early", 1);
+    let mut early = start(&log, "early", 1);
     // A sandbox that was started again has commands of its own, and writes the file anew.
     let later = RecordLog::open(path.clone());
-    let word = "x".repeat(2 * LEAST);
-    begun(&later, &word, 2).forget();
-    assert!(fs::metadata(later.path()).expect("there").len() < LEAST as u64);
-    early.end(ExecStatus::default(), 3).expect("written");
+    let word = "x".repeat(2 * MIN_COMPACTION_BYTES);
+    start(&later, &word, 2).tombstone();
+    assert!(fs::metadata(later.path()).expect("there").len() < MIN_COMPACTION_BYTES as u64);
+    early.write_end(ExecStatus::default(), 3).expect("written");
     assert_eq!(
-        known(&Arc::new(RecordLog::new(path.clone()))),
+        recorded(&Arc::new(RecordLog::new(path.clone()))),
         [(early.id.clone(), true)]
     );
-    drop((early, ledger, later));
+    drop((early, log, later));
     assert!(
-        !super::known().contains_key(&path),
+        !super::open_logs().contains_key(&path),
         "nobody has it any more"
     );
 }
 
 #[test]
 fn files_of_earlier_versions_are_read_and_taken_in() {
-    let (directory, ledger) = ledger();
-    let (kept, gone) = (begun(&ledger, "kept", 1), begun(&ledger, "gone", 2));
+    let (directory, log) = log();
+    let (kept, gone) = (start(&log, "kept", 1), start(&log, "gone", 2));
     // As they wrote them: a file for each, without ids.
     for (record, end) in [
         (&kept, ""),
@@ -112,7 +114,7 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
             "{\"ended\":{\"code\":0,\"signal\":null,\"oom_killed\":false,\"timed_out\":false,\"at\":9}}\n",
         ),
     ] {
-        let lines = ledger.read().expect("read");
+        let lines = log.read().expect("read");
         let (_, line) = lines
             .iter()
             .find(|(id, _)| *id == record.id.as_str())
@@ -120,30 +122,30 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
         let text = [line, b"\n", end.as_bytes()].concat();
         fs::write(record.stem().with_extension("json"), text).expect("written");
     }
-    fs::remove_file(ledger.path()).expect("removed");
-    ledger.rest();
+    fs::remove_file(log.path()).expect("removed");
+    log.close_when_idle();
     let both = [(kept.id.clone(), false), (gone.id.clone(), true)];
-    assert_eq!(known(&ledger), both);
+    assert_eq!(recorded(&log), both);
     // What happens now is written in the new form.
-    let [mut old, _] = ExecRecord::read_all(&ledger)
+    let [mut old, _] = ExecRecord::read_all(&log)
         .expect("read")
         .try_into()
         .expect("two");
-    old.end(ExecStatus::default(), 5).expect("written");
-    gone.forget();
-    assert_eq!(known(&ledger), [(kept.id.clone(), true)]);
-    ledger.compact().expect("room");
-    assert_eq!(known(&ledger), [(kept.id.clone(), true)]);
+    old.write_end(ExecStatus::default(), 5).expect("written");
+    gone.tombstone();
+    assert_eq!(recorded(&log), [(kept.id.clone(), true)]);
+    log.compact().expect("room");
+    assert_eq!(recorded(&log), [(kept.id.clone(), true)]);
     let files = fs::read_dir(directory.path()).expect("there").count();
     assert_eq!(files, 1);
 }
 
 #[test]
 fn a_ledger_that_cannot_be_written_again_stays_as_it_is() {
-    let (directory, ledger) = ledger();
-    let record = begun(&ledger, "one", 1);
+    let (directory, log) = log();
+    let record = start(&log, "one", 1);
     // Where the new file would be is something else.
-    fs::create_dir(directory.path().join(NEW)).expect("made");
-    ledger.compact().expect_err("no place");
-    assert_eq!(known(&ledger), [(record.id, false)]);
+    fs::create_dir(directory.path().join(NEW_FILE_NAME)).expect("made");
+    log.compact().expect_err("no place");
+    assert_eq!(recorded(&log), [(record.id, false)]);
 }
