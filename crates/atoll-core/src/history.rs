@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use atoll_model::{Code, Error, SandboxId, Scope, SessionId};
 use atoll_store::{CommandKind, CommandRow, Event, Page, SandboxRow, Store};
-use atoll_worker::Farewell;
+use atoll_worker::HistoryFlush;
 
 use crate::slice::Slice;
 use crate::{Context, Core, Inner, error};
@@ -30,7 +30,7 @@ const EVENTS: i64 = 7 * DAY;
 const SAID: i64 = DAY;
 
 /// How long the files of sandboxes without a row are kept.
-const ORPHANS: i64 = atoll_worker::orphans::KEPT.as_micros() as i64;
+const ORPHANS: i64 = atoll_worker::orphans::RETENTION.as_micros() as i64;
 
 /// A session with what there is of it.
 #[derive(Debug, Clone)]
@@ -123,19 +123,19 @@ impl Inner {
         // Whoever asks while somebody else carries waits until all of it is there.
         let _alone = entry.carrying.lock().await;
         loop {
-            let rows = match self.runtime.history(id, BATCH).await {
+            let rows = match self.runtime.unsynced_commands(id, BATCH).await {
                 // It was deleted meanwhile, and everything carried over with that.
                 Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
                 rows => rows?,
             };
             if let Err(failure) = self.store.add_commands(session, &rows).await {
-                self.runtime.not_taken(id);
+                self.runtime.mark_unsynced(id);
                 return Err(error::store(failure));
             }
             if rows.is_empty() {
                 return Ok(());
             }
-            self.runtime.taken(id, &rows).await?;
+            self.runtime.mark_synced(id, &rows).await?;
             if rows.len() < BATCH as usize {
                 return Ok(());
             }
@@ -144,7 +144,7 @@ impl Inner {
 }
 
 /// Keeps what is left of a sandbox's history before its files go.
-pub(crate) fn keep(store: &Store, session: SessionId) -> Farewell {
+pub(crate) fn keep(store: &Store, session: SessionId) -> HistoryFlush {
     let store = store.clone();
     Box::new(move |rows| {
         Box::pin(async move {

@@ -179,5 +179,5 @@ impl Core {
 pub fn outlast<T>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> impl Future<Output = T> + Send {
-    atoll_worker::outlast(work.in_current_span())
+    atoll_worker::run_to_completion(work.in_current_span())
 }

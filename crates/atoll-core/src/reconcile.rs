@@ -94,7 +94,7 @@ pub(crate) async fn join(
         let deleted = store.deleted(id).await.map_err(error::store)?;
         if let Some(session) = deleted {
             let farewell = history::keep(store, session.clone());
-            if runtime.delete_after(id, farewell).await.is_err() {
+            if runtime.delete_after_flush(id, farewell).await.is_err() {
                 leaving.insert(id.clone(), session);
             }
         } else if config.adopt_orphans {
@@ -103,7 +103,7 @@ pub(crate) async fn join(
             ledger.add(row);
         } else {
             tracing::warn!(sandbox = %id, "it has no row: set aside");
-            if let Err(error) = runtime.set_aside(id).await {
+            if let Err(error) = runtime.move_to_orphaned(id).await {
                 tracing::warn!(sandbox = %id, %error, "it stays where it is");
             }
         }
@@ -230,7 +230,7 @@ async fn delete_again(inner: &Inner) {
 /// Writes down which sandboxes' processes have ended by themselves: told by the runtime, and looked for now and
 /// then, in case it could not be written down at once.
 pub(crate) async fn follow(inner: Weak<Inner>) {
-    let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.endings()) else {
+    let Some(mut endings) = inner.upgrade().map(|inner| inner.runtime.subscribe_exits()) else {
         return;
     };
     loop {

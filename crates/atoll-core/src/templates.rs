@@ -1,7 +1,7 @@
 //! Templates: of the machine, seen by all, made and removed by admins.
 
 use atoll_model::{Code, Error, Scope};
-use atoll_worker::template::{BASE, Meta, Options, Stream};
+use atoll_worker::template::{ArchiveReader, BASE, TemplateInfo, TemplateOptions};
 
 use crate::{Context, Core};
 
@@ -11,13 +11,13 @@ pub struct TemplateView {
     /// Its name.
     pub name: String,
     /// What is known of it.
-    pub meta: Meta,
+    pub meta: TemplateInfo,
     /// Sandboxes that nobody gave a template start from it.
     pub is_default: bool,
 }
 
 impl TemplateView {
-    fn new(name: String, meta: Meta) -> Self {
+    fn new(name: String, meta: TemplateInfo) -> Self {
         let is_default = name == BASE;
         Self {
             name,
@@ -56,8 +56,8 @@ impl Core {
         &self,
         context: &Context,
         name: &str,
-        stream: Stream,
-        options: Options,
+        stream: ArchiveReader,
+        options: TemplateOptions,
     ) -> Result<TemplateView, Error> {
         context.require(Scope::Admin)?;
         let meta = self.inner.runtime.add_template(name, stream, options);

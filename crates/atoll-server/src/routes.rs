@@ -159,7 +159,7 @@ struct PoolStatus {
 #[utoipa::path(get, path = "/readyz", security(()),
     responses((status = 200, body = Readiness), (status = 503, description = "Not now", body = Readiness)))]
 async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
-    let (warm, embryos) = app.core.runtime().ready();
+    let (warm, embryos) = app.core.runtime().pool_sizes();
     let error = app.core.is_ready().await.err();
     let (code, status) = match error {
         None => (StatusCode::OK, "ready"),

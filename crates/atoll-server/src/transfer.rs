@@ -48,7 +48,7 @@ pub(crate) async fn open(
         wanted = wanted.filter(|_| version::continues(version.as_ref(), headers));
         if let Some(wanted) = wanted {
             let (first, last) = wanted.within(found.size)?;
-            let reader = runtime.read_part(id, who, path, first, last - first + 1);
+            let reader = runtime.read_range(id, who, path, first, last - first + 1);
             let reader = reader.await?;
             // One that took its place since we looked is no part of what somebody has.
             if version::continues(Version::of(&reader.entry).as_ref(), headers) {

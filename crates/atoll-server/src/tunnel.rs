@@ -64,7 +64,7 @@ pub(crate) async fn join(socket: WebSocket, used: Use, mut stream: TcpStream, mu
             end = down(&mut sink, from_server, &known, &used) => end,
             (code, why) = ends.told() => End::Ended(code, why),
             // Its kernel says goodbye for a server that was killed as for one that has sent all.
-            () = used.runtime().stopped(used.id()) => {
+            () = used.runtime().wait_stopped(used.id()) => {
                 End::Failed(SandboxState::Stopped.refusal("used"))
             }
         };

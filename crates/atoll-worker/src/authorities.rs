@@ -1,14 +1,15 @@
 //! Certificate authorities that the operator adds to every sandbox.
 //!
-//! For each template a small layer is made once, which sandboxes are mounted from above the template's: the template's
-//! bundle of certificates with the added ones behind it, and what keeps it so (`update-ca-certificates`, `sudo`). The
-//! template itself does not change. Variables that programs know lead to the bundle.
+//! For each template a small layer is created once and mounted above the template's layer. It
+//! contains the template's certificate bundle with the added certificates appended, and settings
+//! that preserve them (`update-ca-certificates`, `sudo`). The template itself does not change.
+//! Environment variables such as `SSL_CERT_FILE` name the bundle.
 //!
 //! ```text
 //! INSTANCE/authorities/SERVER/TEMPLATE/etc/ssl/certs/ca-certificates.crt
 //! ```
-//! `SERVER` is another name for each start: a running sandbox stays mounted from what an earlier server made. Those that
-//! no running sandbox needs are removed at a start.
+//! `SERVER` is random for each start, because a running sandbox stays mounted from a layer of an
+//! earlier server. At a start, layers that no running sandbox uses are removed.
 
 mod layer;
 #[cfg(test)]
@@ -28,7 +29,7 @@ use crate::instance::{private_directory, remove_directory};
 use crate::sandbox::lock;
 use crate::template::Template;
 
-/// Variables that name a bundle of certificates to trust.
+/// Variables that name a certificate bundle to trust.
 pub(crate) const VARIABLES: [&str; 10] = [
     "SSL_CERT_FILE",
     "CURL_CA_BUNDLE",
@@ -42,37 +43,37 @@ pub(crate) const VARIABLES: [&str; 10] = [
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH",
 ];
 
-/// The certificates, and the layers made of them.
+/// The added certificates, and the layers created from them.
 #[derive(Debug)]
 pub(crate) struct Authorities {
-    /// Each in PEM.
+    /// In PEM.
     certificates: Vec<String>,
-    /// Where all servers of the instance keep their layers.
+    /// Parent directory of the layers of all servers of the instance.
     directory: PathBuf,
-    /// The name of this one.
+    /// Name of this server's directory.
     server: String,
     /// By the id of the template's layer.
     layers: Mutex<HashMap<String, Arc<Layer>>>,
 }
 
-/// A layer that sandboxes are mounted from.
+/// A layer with the added certificates, for one template.
 #[derive(Debug)]
 pub(crate) struct Layer {
     root: OwnedFd,
     mounted: Mounted,
 }
 
-/// What a sandbox's record says of the layer.
+/// What a sandbox's record contains of its layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mounted {
-    /// The server that made it.
+    /// Name of the directory of the server that created it.
     pub(crate) server: String,
-    /// The path of the bundle in the sandbox.
+    /// Path of the bundle in the sandbox.
     bundle: String,
 }
 
 impl Mounted {
-    /// Variables of every command.
+    /// Environment variables of every command.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         VARIABLES.iter().map(|name| (*name, self.bundle.as_str()))
     }
@@ -84,14 +85,14 @@ impl Layer {
         &self.root
     }
 
-    /// What a sandbox's record says of it.
+    /// What a sandbox's record contains of it.
     pub(crate) fn mounted(&self) -> &Mounted {
         &self.mounted
     }
 }
 
 impl Authorities {
-    /// Certificates, each in PEM, for the sandboxes of an instance with this directory.
+    /// `instance` is the instance's directory; `certificates` are in PEM.
     pub(crate) fn new(instance: &Path, certificates: &[String]) -> Result<Self, Error> {
         let authorities = Self {
             certificates: certificates.to_vec(),
@@ -109,7 +110,7 @@ impl Authorities {
         self.directory.join(&self.server)
     }
 
-    /// Whether a sandbox that is mounted from this, or from none, has what is to be added.
+    /// Whether a sandbox with this layer, or without one, trusts the configured certificates.
     pub(crate) fn agree(&self, mounted: Option<&Mounted>) -> bool {
         match mounted {
             Some(mounted) => mounted.server == self.server,
@@ -117,7 +118,8 @@ impl Authorities {
         }
     }
 
-    /// The layer for sandboxes of a template; `None` if nothing is to be added. It is made at its first use.
+    /// The layer for sandboxes of a template, created at its first use; `None` without
+    /// certificates.
     pub(crate) fn layer(&self, template: &Template) -> Result<Option<Arc<Layer>>, Error> {
         if self.certificates.is_empty() {
             return Ok(None);
@@ -129,7 +131,7 @@ impl Authorities {
         }
         let at = self.place().join(id);
         let failed = |error: std::io::Error| host_file("make", &at, &error);
-        // What an earlier attempt left.
+        // An earlier attempt may have left a part.
         remove_directory(&at)?;
         private_directory(&at)?;
         let bundle = layer::make(&at, template, &self.certificates).map_err(failed)?;
@@ -144,7 +146,8 @@ impl Authorities {
         Ok(Some(layer))
     }
 
-    /// Removes the layers of other servers, but for these. What cannot be removed now is at the next start.
+    /// Removes the layers of other servers that are not in `used`. After an error, the next start
+    /// tries again.
     pub(crate) fn sweep(&self, used: &HashSet<String>) {
         for entry in fs::read_dir(&self.directory)
             .into_iter()

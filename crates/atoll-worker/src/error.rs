@@ -1,11 +1,12 @@
-//! From what went wrong here to what a caller is told.
+//! Conversion of I/O errors, errno values and jail errors to the API's [`Error`].
 
 use std::io;
 use std::path::Path;
 
 use atoll_model::{Code, Error};
 
-/// Something of ours failed: the step, and the whole chain of causes as far as it is safe to tell.
+/// An internal error: the failed step with the chain of its causes. If a cause is that the process
+/// is out of file descriptors, it is `NoCapacity` instead.
 pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
     if has_no_descriptors(error) {
         return Error::new(Code::NoCapacity, "the server has no descriptors left")
@@ -14,7 +15,7 @@ pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) ->
     Error::new(Code::Internal, chain(step, error))
 }
 
-/// It passes by itself, and is nobody's fault who asks.
+/// Whether a cause is EMFILE or ENFILE: temporary, and no fault of the request.
 fn has_no_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustix::io::Errno;
     let mut causes = std::iter::successors(Some(error), |error| error.source());
@@ -26,7 +27,7 @@ fn has_no_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
     })
 }
 
-/// The sandbox has as many processes as its limit allows.
+/// The sandbox is at its pids limit.
 pub(crate) fn too_many_processes() -> Error {
     Error::new(
         Code::QuotaExceeded,
@@ -48,7 +49,7 @@ fn chain(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
     message
 }
 
-/// A step of the jail failed.
+/// Converts an error of `atoll-jail`.
 pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
     match error {
         atoll_jail::Error::Unsupported {
@@ -72,7 +73,7 @@ pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
     }
 }
 
-/// A file operation of ours on the host failed.
+/// A file operation on a path of the host failed.
 pub(crate) fn host_file(step: &str, path: &Path, error: &io::Error) -> Error {
     let message = chain(&format!("{step} {}", path.display()), error);
     if is_full(error) {
@@ -91,7 +92,7 @@ fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// The kernel refused file work inside a sandbox.
+/// The kernel refused a file operation on a path inside a sandbox.
 pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
     let path = String::from_utf8_lossy(path).into_owned();
     let error = io::Error::from_raw_os_error(errno);
@@ -131,7 +132,7 @@ pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
     failed
 }
 
-/// What to do about it.
+/// Remedy by errno.
 fn remedy(errno: rustix::io::Errno) -> Option<&'static str> {
     use rustix::io::Errno;
     Some(match errno {
@@ -154,6 +155,6 @@ fn remedy(errno: rustix::io::Errno) -> Option<&'static str> {
     })
 }
 
-/// For what needs one.
+/// Remedy for operations that need a directory.
 pub(crate) const NAME_A_DIRECTORY: &str =
     "name a directory; all parts of a path but the last are directories";

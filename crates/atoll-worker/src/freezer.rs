@@ -1,6 +1,8 @@
-//! Pausing and resuming, on a thread of its own that goes before all others: sandboxes that spin on
-//! every processor would otherwise keep the one who thaws, or freezes, them waiting. A sandbox that takes long is waited
-//! for elsewhere, so that it keeps no other waiting.
+//! Pauses and resumes sandboxes (cgroup freezer) on a thread with raised scheduling priority.
+//!
+//! Sandboxes that spin on every CPU would otherwise delay the thread that has to freeze or thaw
+//! them. A sandbox that does not freeze at once is waited for on another thread, so that it does
+//! not block the others.
 
 use std::sync::mpsc;
 
@@ -12,16 +14,16 @@ use crate::error::internal;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The thread.
+/// Handle of the freezer thread; the thread ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Freezer {
     jobs: mpsc::Sender<Job>,
 }
 
-/// How far something came on that thread.
+/// Progress of a job on the freezer thread.
 pub(crate) enum Step<T> {
     Done(T),
-    /// The rest takes long.
+    /// The rest may block and runs on a blocking thread of tokio.
     Later(Rest<T>),
 }
 
@@ -31,7 +33,7 @@ impl Freezer {
     pub(crate) fn start() -> Result<Self, Error> {
         let (jobs, todo) = mpsc::channel::<Job>();
         let work = move || {
-            // Where this is not allowed it is merely slower.
+            // Without the privilege the thread is slower and still correct.
             atoll_jail::go_first();
             for job in todo {
                 job();
@@ -44,7 +46,7 @@ impl Freezer {
         Ok(Self { jobs })
     }
 
-    /// Does something there, to its end whether or not the caller waits for it.
+    /// Runs a job on the thread. The job completes even if this future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<Step<T>, Error> + Send + 'static,

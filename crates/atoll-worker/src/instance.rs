@@ -1,10 +1,10 @@
-//! An instance: one data directory and everything the kernel holds for it, named by its tag.
+//! Instances: one data directory and all kernel objects that carry its tag.
 //!
-//! `/run/atoll/instances/TAG` names the data directory of every instance of this host and is locked
-//! by it (and by its keeper) for as long as it lives. Whose lock can be had is dead: then, and only
-//! then, may its control groups and files be taken away.
+//! `/run/atoll/instances/TAG` contains the data directory of every instance of this host. The
+//! instance and its keeper hold a lock on it as long as they live. An instance whose lock can be
+//! taken is dead: then, and only then, its control groups and files may be removed.
 
-mod collect;
+mod gc;
 pub mod named;
 mod registry;
 
@@ -23,34 +23,34 @@ use crate::error::{host_file, jail};
 use crate::sandbox::Record;
 use crate::storage::{self, Disk, Storage};
 use crate::tree;
-pub use collect::{Collected, Scope, collect, stale_networks};
+pub use gc::{Collected, Scope, collect, stale_networks};
 pub use registry::DataLock;
 use registry::{read_tag, register, register_lasting};
 
-/// What all instances of a host share.
+/// Directory that all instances of a host share.
 const SHARED: &str = "/run/atoll";
 
-/// A living instance.
+/// A live instance.
 #[derive(Debug)]
 pub struct Instance {
-    /// Its name in every name we give the kernel.
+    /// Part of the name of each of its kernel objects.
     pub tag: String,
-    /// Its directory.
+    /// Its data directory, or its directory below `runs/`.
     pub directory: PathBuf,
-    /// Held locked.
+    /// Locked entry in the registry.
     pub(crate) lock: File,
-    /// Its claims on user ids.
+    /// Its claims of uid ranges.
     pub(crate) ranges: Ranges,
-    /// The parent of its sandboxes' control groups.
+    /// Parent of its sandboxes' control groups.
     pub(crate) cgroups: Tree,
-    /// What its sandboxes' files are on.
+    /// Storage of its sandboxes' files.
     pub(crate) disk: Box<dyn Disk>,
-    /// It outlives its server; locked against a second one.
+    /// Lock of the data directory of a persistent instance; `None` for an ephemeral one.
     pub(crate) lasting: Option<DataLock>,
 }
 
 impl Instance {
-    /// Makes a small instance of its own below a data directory, for one run.
+    /// Creates an ephemeral instance below a data directory, for one run.
     pub fn ephemeral(data: &Path, storage: Storage, facts: &Facts) -> Result<Self, Error> {
         storage::require(storage, facts)?;
         data_directory(data)?;
@@ -69,7 +69,7 @@ impl Instance {
         let disk = match storage::open(storage, &directory, facts) {
             Ok(disk) => disk,
             Err(error) => {
-                // What cannot be taken away now is left to a collector.
+                // The rest is left to garbage collection.
                 let _ = dismantle(&tag, &directory, &cgroups);
                 return Err(error);
             }
@@ -85,8 +85,8 @@ impl Instance {
         })
     }
 
-    /// The instance of a data directory, which is there for good. `held` is what its keeper held, if there
-    /// is one: the lock of the instance, then the claims on ids.
+    /// Opens the persistent instance of a data directory. `held` are the descriptors of its keeper,
+    /// if there is one: the instance's lock, then the claims of ids.
     pub(crate) fn lasting(
         data: &Path,
         own: DataLock,
@@ -113,7 +113,7 @@ impl Instance {
         let ranges = if let Some(claims) = held.next() {
             Ranges::take_over(claims)
         } else {
-            // Without a keeper nobody lives, whatever is left of their groups.
+            // Without a keeper no sandbox lives; only empty control groups may be left.
             let left = Tree::of(facts, &tag).and_then(|tree| tree.destroy());
             left.map_err(|error| jail(&error))?;
             Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?
@@ -131,39 +131,39 @@ impl Instance {
         })
     }
 
-    /// Where its sandboxes' files are.
+    /// Directory of its sandboxes.
     pub(crate) fn sandboxes(&self) -> PathBuf {
         self.directory.join("sandboxes")
     }
 
-    /// Where those of one of them are.
+    /// Directory of one sandbox.
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes().join(id.as_str())
     }
 
-    /// Where files wait to be removed.
+    /// Directory of files to remove.
     pub(crate) fn trash(&self) -> PathBuf {
         self.directory.join("trash")
     }
 
-    /// Releases what the kernel holds for a lasting instance without processes: control groups, with a keeper that is
-    /// on its way out, and the mount of its storage. The next server makes them again.
+    /// Releases the kernel objects of a persistent instance without processes: control groups and
+    /// the mount of its storage. The next server creates them again.
     pub(crate) fn rest(&self) -> Result<(), Error> {
         self.disk.close();
         self.cgroups.destroy().map_err(|error| jail(&error))?;
         storage::dismantle(&self.directory)
     }
 
-    /// Takes everything of this instance away. Its sandboxes have ended before.
+    /// Removes the instance. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
         self.disk.close();
         if self.lasting.is_none() {
             return dismantle(&self.tag, &self.directory, &self.cgroups);
         }
-        // A keeper that we did not start is on its way out, and in one of these.
+        // A keeper that this server did not start is exiting, in one of these groups.
         self.cgroups.destroy().map_err(|error| jail(&error))?;
         storage::dismantle(&self.directory)?;
-        // At once, so that whoever comes now finds either all of it or a free name.
+        // One rename, so that another process finds the whole directory or a free name.
         let aside = named::aside(&self.directory, &self.tag);
         fs::rename(&self.directory, &aside)
             .map_err(|error| host_file("move to", &aside, &error))?;
@@ -171,25 +171,25 @@ impl Instance {
     }
 }
 
-/// Asks ext4 to put what is made in a directory into block groups far from each other. Otherwise all
-/// sandboxes share one, and every new file there steps over all that were deleted lately.
+/// Sets ext4's TOPDIR flag, which places subdirectories in block groups far from each other.
+/// Otherwise all sandboxes share one, and each new file skips all recently deleted ones.
 fn spread(path: &Path) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     if let Ok(directory) = File::open(path)
         && let Ok(flags) = ioctl_getflags(&directory)
     {
-        // Other file systems do not know the flag, and do not need it.
+        // Other file systems do not support the flag and do not need it.
         let _ = ioctl_setflags(&directory, flags | IFlags::TOPDIR);
     }
 }
 
-/// What is left to sandboxes after the host's reserve.
+/// Memory for sandboxes, without the host's reserve.
 fn for_sandboxes(memory: u64) -> u64 {
     memory.saturating_sub(crate::reserve::memory_reserve(memory))
 }
 
-/// Makes a data directory for root alone. One that is there and open to others is refused: ids in
-/// it start at 0, so a setuid file of a sandbox's root would be one of the host's.
+/// Creates a data directory with mode 700. An existing one that is open to others is refused: ids
+/// in it start at 0, so a setuid file of a sandbox's root would be one of the host's.
 pub fn data_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     private_directory(path)?;
@@ -234,7 +234,7 @@ fn dismantle(tag: &str, directory: &Path, cgroups: &Tree) -> Result<(), Error> {
     }
 }
 
-/// Removes a directory that may hold a hostile tree.
+/// Removes a directory that may contain a hostile tree.
 pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(());
@@ -248,8 +248,8 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     tree::remove(parent.as_fd(), name).map_err(|error| host_file("remove", path, &error))
 }
 
-/// How many sandboxes of a data directory are recorded beside their files. Sandboxes of the warm pool do not count:
-/// they belong to no caller.
+/// Number of sandboxes in a data directory, by their records. Warm sandboxes do not count: they
+/// belong to no caller.
 pub fn count_recorded(data: &Path) -> usize {
     let entries = fs::read_dir(data.join("sandboxes")).into_iter().flatten();
     let is_recorded = |entry: &fs::DirEntry| match Record::read(&entry.path()) {
@@ -259,14 +259,17 @@ pub fn count_recorded(data: &Path) -> usize {
     entries.flatten().filter(is_recorded).count()
 }
 
-/// Where the sandboxes that users chose to keep are.
-pub fn kept(data: &Path) -> PathBuf {
+/// Directory of the sandboxes that users kept with `atoll run --keep`.
+pub fn kept_directory(data: &Path) -> PathBuf {
     data.join("kept")
 }
 
-/// Removes the sandboxes that users chose to keep; how many there were.
+/// Removes the kept sandboxes; returns their number.
 pub fn remove_kept(data: &Path) -> Result<usize, Error> {
-    let entries = fs::read_dir(kept(data)).into_iter().flatten().flatten();
+    let entries = fs::read_dir(kept_directory(data))
+        .into_iter()
+        .flatten()
+        .flatten();
     let paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.iter().try_for_each(|path| remove_directory(path))?;
     Ok(paths.len())

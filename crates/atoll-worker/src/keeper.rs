@@ -1,6 +1,6 @@
-//! The worker's end of its conversation with the keeper. How keepers of earlier servers are found is in `left`.
+//! Channel to a keeper. Keepers of earlier servers are found in `previous`.
 
-pub(crate) mod left;
+pub(crate) mod previous;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,16 +21,17 @@ use crate::sandbox::lock;
 
 type Spawned = Result<(i32, Option<OwnedFd>), Fault>;
 
-/// A PID 1 as the keeper sees it.
+/// A PID 1 and what its keeper reports about it.
 #[derive(Debug)]
 pub(crate) struct Parent {
-    /// What the keeper calls it.
+    /// The keeper's id for it.
     pub(crate) token: u32,
-    /// Its pid on the host; the keeper has not reaped it as long as `died` is empty.
+    /// Its host pid. The keeper does not reap it before `exit_status` is set, so the pid is not
+    /// reused.
     pub(crate) pid: i32,
-    /// Its user namespace.
+    /// Its user namespace; `None` after adoption.
     pub(crate) user_namespace: Option<OwnedFd>,
-    /// Its raw wait status once it and all its processes are gone.
+    /// Raw wait status, once it and all its descendants are gone.
     pub(crate) died: watch::Receiver<Option<i32>>,
 }
 
@@ -39,35 +40,35 @@ struct Waiting {
     next: u32,
     spawns: HashMap<u32, oneshot::Sender<Spawned>>,
     deaths: HashMap<u32, watch::Sender<Option<i32>>>,
-    /// The keeper is gone.
+    /// The keeper has ended.
     closed: bool,
 }
 
-/// The keeper of this instance.
+/// A keeper that this server is connected to.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     channel: Arc<AsyncFd<Channel<ToKeeper, FromKeeper>>>,
     waiting: Arc<Mutex<Waiting>>,
-    /// If it was us who started it.
+    /// `Some` if this server started it.
     child: Mutex<Option<Child>>,
-    /// It is being moved to its control group.
+    /// Task that moves it to its control group.
     settling: Mutex<Option<tokio::task::JoinHandle<()>>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
-/// A sandbox that outlived its server.
+/// A sandbox of an earlier server, as its keeper holds it.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) control: OwnedFd,
-    /// Descriptors of its execs.
+    /// Descriptors of its execs, by request id.
     pub(crate) execs: HashMap<u32, Vec<OwnedFd>>,
     pub(crate) parent: Parent,
     pub(crate) keeper: Arc<Keeper>,
 }
 
 impl Found {
-    /// Its ids, if it lives: PID 1 acts as the first of them from its first moment.
+    /// Its ids while it is alive, from the effective uid of PID 1, which is the first of them.
     pub(crate) fn ids(&self) -> Option<IdRange> {
         let pid = self.parent.pid;
         let status = (pid != 0).then(|| std::fs::read_to_string(format!("/proc/{pid}/status")));
@@ -79,8 +80,8 @@ impl Found {
 }
 
 impl Keeper {
-    /// Starts a keeper that also holds these descriptors (locks) for as long as it lives. With a socket
-    /// to listen at it outlives us.
+    /// Starts a keeper that holds these descriptors (locks) for as long as it lives. With a
+    /// listener it outlives this server.
     pub(crate) fn start(
         binary: &Path,
         tag: &str,
@@ -109,17 +110,17 @@ impl Keeper {
         })
     }
 
-    /// The keeper's pid, if it was us who started it.
+    /// Its pid, if this server started it.
     pub(crate) fn pid(&self) -> Option<u32> {
         lock(&self.child).as_ref().map(Child::id)
     }
 
-    /// Does something to it in the background, which is waited for before it is let go.
+    /// Runs setup work on it in the background; [`Keeper::stop`] waits for it.
     pub(crate) fn settle(&self, work: impl FnOnce() + Send + 'static) {
         *lock(&self.settling) = Some(tokio::task::spawn_blocking(work));
     }
 
-    /// It has ended.
+    /// Whether it has ended.
     pub(crate) fn is_lost(&self) -> bool {
         self.waiting().closed
     }
@@ -128,7 +129,8 @@ impl Keeper {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a PID 1 cloned that speaks over `control`, whose other end is `ours`, in `cgroup`.
+    /// Has the keeper clone a PID 1 in `cgroup`. `control` is PID 1's end of its socket, `ours` the
+    /// server's end, which the keeper holds.
     pub(crate) async fn spawn(
         &self,
         name: &str,
@@ -176,7 +178,7 @@ impl Keeper {
         }
     }
 
-    /// Has the keeper hold descriptors of an exec, and give those of others up.
+    /// Has the keeper hold descriptors of an exec, and close the ones of released execs.
     pub(crate) async fn hold(
         &self,
         token: u32,
@@ -192,13 +194,13 @@ impl Keeper {
         send(&self.channel, &message, descriptors).await
     }
 
-    /// Tells a keeper that was taken over that it need not remember what ended before.
+    /// Tells an adopted keeper that it can forget the sandboxes that ended before.
     pub(crate) async fn accept(&self) -> Result<(), Error> {
         self.hold(0, 0, Vec::new(), &[]).await
     }
 
-    /// Lets the keeper go. One that does not outlive its server ends now, with all its sandboxes, and
-    /// is waited for.
+    /// Disconnects from the keeper. Unless the instance is persistent it ends with all its
+    /// sandboxes, which is waited for.
     pub(crate) async fn stop(&self, lasting: bool) {
         let settling = lock(&self.settling).take();
         if let Some(settling) = settling {
@@ -222,14 +224,14 @@ impl Keeper {
 }
 
 impl Drop for Keeper {
-    /// One that has no sandboxes left ends when we have nothing to say to it any more.
+    /// The keeper ends if it has no sandboxes.
     fn drop(&mut self) {
         self.reader.abort();
         let _ = rustix::net::shutdown(self.channel.get_ref(), rustix::net::Shutdown::Both);
     }
 }
 
-/// A step that failed inside, as a caller is told of it.
+/// Error for a step of the jail that failed in another process.
 pub(crate) fn fault(step: &str, errno: i32) -> Error {
     let source = std::io::Error::from_raw_os_error(errno);
     jail(&atoll_jail::Error::Step {
@@ -242,22 +244,21 @@ fn lost() -> Error {
     Error::new(Code::Internal, "the keeper of the sandboxes has ended").remedy("start atoll again")
 }
 
-/// Registers a channel with the runtime, for what is heard there: who asks for room too is woken for each message that
-/// the other side takes.
+/// Registers a channel with tokio for reading only: with interest in writing too, tokio would wake
+/// the reader whenever the peer has read a message.
 pub(crate) fn watch_channel<S, R>(channel: Channel<S, R>) -> Result<AsyncFd<Channel<S, R>>, Error> {
     watch_for(channel, Interest::READABLE)
 }
 
-/// Registers what owns a descriptor with the runtime.
+/// Registers the owner of a descriptor with tokio.
 #[allow(unsafe_code, reason = "tokio asks for a promise that it cannot check")]
 pub(crate) fn watch_for<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
-    // SAFETY: channels and owned descriptors keep theirs open until they are dropped, and always name
-    // the same.
+    // SAFETY: channels and owned descriptors keep the same descriptor open until they are dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }
         .map_err(|error| internal("watch a descriptor", &error.into_parts().1))
 }
 
-/// Sends, waiting for room if there is none.
+/// Sends a message; waits for space in the socket.
 pub(crate) async fn send<S, R>(
     channel: &AsyncFd<Channel<S, R>>,
     message: &S,
@@ -299,7 +300,7 @@ async fn listen(
             break;
         };
         match message {
-            // Told to a server that takes over, before it listens here.
+            // Part of the inventory, which is read before this loop.
             FromKeeper::Hello(_)
             | FromKeeper::Complete
             | FromKeeper::Sandbox { .. }

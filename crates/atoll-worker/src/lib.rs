@@ -1,25 +1,26 @@
-//! Sandboxes on this machine: instances, templates, root file systems, execs and files.
+//! Runtime of one machine: instances, templates, root file systems, sandboxes, execs and file
+//! calls.
 //!
-//! [`LocalRuntime`] is what the rest of Atoll sees. It carries out and decides nothing about who may
-//! do what. Only `atoll-jail` makes namespace, mount or filter calls; this crate says when.
+//! [`LocalRuntime`] is the interface for the rest of Atoll. It executes requests and authorises
+//! nothing: callers check permissions first. Namespace, mount and seccomp system calls are made
+//! only by `atoll-jail`; this crate decides when.
 
 mod authorities;
-mod busy;
+mod embryo_pool;
 mod error;
 mod exec;
 mod files;
 mod freezer;
-mod init;
+mod in_flight;
+mod init_channel;
 pub mod instance;
 mod journal;
 mod keeper;
-mod meters;
+mod metrics;
 pub mod network;
-mod nursery;
 pub mod orphans;
-mod outlast;
-mod pool;
 mod reserve;
+mod run_to_completion;
 mod runtime;
 mod samples;
 mod sandbox;
@@ -29,6 +30,7 @@ mod syncer;
 pub mod template;
 mod trash;
 pub mod tree;
+mod warm_pool;
 mod watch;
 
 pub use exec::log_lines::{LogFollower, LogLine};
@@ -37,10 +39,11 @@ pub use exec::{ExecHandle, ExecResult, StartedExec, TerminalAttachment};
 pub use files::archive::Unpacking;
 pub use files::{FileReader, FileWriter};
 pub use journal::JournalHealth;
-pub use outlast::{Outlast, outlast};
 pub use reserve::Reserve;
+pub use run_to_completion::{RunToCompletion, run_to_completion};
 pub use runtime::{
-    Amend, Announce, Attention, Config, Farewell, LocalRuntime, PortWatch, check_host,
+    BeforeCreate, Config, ForegroundGuard, HistoryFlush, LocalRuntime, PlanOverride, PortWatch,
+    check_host,
 };
 pub use screen::{Screen, Size};
 pub use storage::Storage;

@@ -1,5 +1,5 @@
-//! Sandboxes that nobody knows of any more, or whose record nobody understands: their files are set aside in `orphaned/`, where
-//! somebody may look for what is missing, and removed after a week.
+//! Files of sandboxes without a row or with a corrupt record. They are moved to `orphaned/`, where
+//! an operator can recover data, and removed after a week.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,64 +14,67 @@ use crate::instance::remove_directory;
 use crate::sandbox::blocking;
 use crate::storage::Disk;
 
-/// How long they are kept.
-pub const KEPT: Duration = Duration::from_hours(7 * 24);
-/// Says when one was set aside, in microseconds since 1970.
+/// Time until the files of an orphan are removed.
+pub const RETENTION: Duration = Duration::from_hours(7 * 24);
+/// File with the time of the move, in microseconds orphaned_at 1970.
 const SINCE: &str = "aside";
 
-/// A sandbox that was set aside.
+/// A sandbox whose files are in `orphaned/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
-    /// Which.
+    /// Id that the sandbox had.
     pub id: SandboxId,
-    /// When it was set aside, in microseconds since 1970.
-    pub since: i64,
-    /// Where its files are.
+    /// Time of the move, in microseconds orphaned_at 1970.
+    pub orphaned_at: i64,
+    /// Directory of its files.
     pub directory: PathBuf,
 }
 
-/// Where those of a data directory are.
-pub(crate) fn place(data: &Path) -> PathBuf {
+/// Directory of the orphans in a data directory.
+pub(crate) fn directory(data: &Path) -> PathBuf {
     data.join("orphaned")
 }
 
-/// Those of a data directory, oldest first.
+/// The orphans of a data directory, oldest first.
 pub fn all(data: &Path) -> Vec<Orphan> {
-    let entries = fs::read_dir(place(data)).into_iter().flatten().flatten();
+    let entries = fs::read_dir(directory(data))
+        .into_iter()
+        .flatten()
+        .flatten();
     let orphan = |entry: fs::DirEntry| {
         Some(Orphan {
             id: entry.file_name().to_str()?.parse().ok()?,
-            since: since(&entry.path())?,
+            orphaned_at: orphaned_at(&entry.path())?,
             directory: entry.path(),
         })
     };
     let mut all: Vec<Orphan> = entries.filter_map(orphan).collect();
-    all.sort_by_key(|orphan| orphan.since);
+    all.sort_by_key(|orphan| orphan.orphaned_at);
     all
 }
 
-/// Of those from before it was written down the kernel knows it: a directory that is moved changes.
-fn since(directory: &Path) -> Option<i64> {
+/// From the marker file. Without one, from the directory's ctime, which a move updates.
+fn orphaned_at(directory: &Path) -> Option<i64> {
     let written = fs::read_to_string(directory.join(SINCE)).ok();
     written
         .and_then(|text| text.trim().parse().ok())
         .or_else(|| Some(fs::metadata(directory).ok()?.ctime() * 1_000_000))
 }
 
-/// Writes down that a sandbox is set aside now.
-pub(crate) fn mark(directory: &Path) {
-    // Where there is no room for it, the directory itself tells.
+/// Writes the marker file with the current time.
+pub(crate) fn write_marker(directory: &Path) {
+    // Without space for the marker, the directory's ctime is used.
     let _ = fs::write(directory.join(SINCE), now().to_string());
 }
 
-/// It is set aside no longer.
-pub(crate) fn unmark(directory: &Path) {
+/// Removes the marker file.
+pub(crate) fn remove_marker(directory: &Path) {
     let _ = fs::remove_file(directory.join(SINCE));
 }
 
 impl LocalRuntime {
-    /// Removes the orphans that were set aside before a time. The caller decides when: it knows whether the clock can
-    /// be trusted.
+    /// Removes orphans that were moved before a time, in microseconds orphaned_at 1970. The caller passes
+    /// it because it knows whether the clock can be trusted.
     pub async fn remove_orphans(&self, before: i64) -> Result<(), Error> {
         let runtime = self.clone();
         blocking(move || {
@@ -85,7 +88,7 @@ impl LocalRuntime {
 
 fn remove(data: &Path, before: i64, disk: &dyn Disk) {
     for orphan in all(data) {
-        if orphan.since < before && disk.remove(&orphan.id).is_ok() {
+        if orphan.orphaned_at < before && disk.remove(&orphan.id).is_ok() {
             let _ = remove_directory(&orphan.directory);
         }
     }

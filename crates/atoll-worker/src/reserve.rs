@@ -1,5 +1,7 @@
-//! What sandboxes leave to the host. Limits of sandboxes are ceilings, not reservations: what decides whether
-//! there is room for one more is what the machine really has left.
+//! Admission of new sandboxes by free memory and disk space of the host.
+//!
+//! Limits of sandboxes are ceilings, not reservations: a sandbox is admitted if the host has more
+//! free than its reserve.
 
 use std::fs;
 use std::path::Path;
@@ -11,19 +13,19 @@ use atoll_model::{Bytes, Code, Error};
 use crate::sandbox::lock;
 use crate::storage::Space;
 
-/// For so long a look at the memory is believed: many creates at once look once.
+/// Cache lifetime of the memory reading, so that concurrent creates read it once.
 const BELIEVED: Duration = Duration::from_millis(100);
 
-/// How much is the host's; what is not said is a part of what it has.
+/// Amounts reserved for the host. `None` means the default share of what the host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reserve {
-    /// Of the data directory's disk.
+    /// Of the data directory's file system.
     pub disk: Option<Bytes>,
-    /// Of its memory.
+    /// Of the host's memory.
     pub memory: Option<Bytes>,
 }
 
-/// Refuses sandboxes for which only the reserve is left.
+/// Checks new sandboxes against the reserve.
 #[derive(Debug)]
 pub(crate) struct Admission {
     disk: Option<Bytes>,
@@ -32,7 +34,7 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// On a host with so much memory.
+    /// `memory` is the host's memory in bytes.
     pub(crate) fn new(reserve: Reserve, memory: u64) -> Self {
         let own = Bytes(memory_reserve(memory));
         Self {
@@ -42,7 +44,7 @@ impl Admission {
         }
     }
 
-    /// There is room for one more whose files are below this directory.
+    /// Fails if only the reserve is left. `data` is a directory on the sandboxes' file system.
     pub(crate) fn check(&self, data: &Path) -> Result<(), Error> {
         let mut space = Space::of(data)?;
         space.reserve = self.disk.unwrap_or(space.reserve);
@@ -64,7 +66,8 @@ impl Admission {
         .detail("resource", "memory"))
     }
 
-    /// What could be used without swapping; a kernel that does not tell is not asked.
+    /// Memory available without swapping. `None` if the kernel does not report it, and then it is
+    /// not checked.
     fn free_memory(&self) -> Option<Bytes> {
         let mut seen = lock(&self.seen);
         if let Some((when, free)) = *seen
@@ -86,8 +89,8 @@ fn available(meminfo: &str) -> Option<Bytes> {
     Some(Bytes(kibibytes << 10))
 }
 
-/// The part of the memory that is the host's: 5 %, at least 512 MiB, at most 4 GiB, and never more than half of
-/// a small one.
+/// Memory reserved for the host by default: 5 %, at least 512 MiB, at most 4 GiB, and never more
+/// than half of it.
 pub(crate) fn memory_reserve(memory: u64) -> u64 {
     (memory / 20).clamp(512 << 20, 4 << 30).min(memory / 2)
 }

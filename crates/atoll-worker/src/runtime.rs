@@ -1,7 +1,6 @@
-//! Sandboxes on this machine: what the parts of a runtime share, and who is in it.
+//! The runtime of one instance: its shared state, and lookup of sandboxes by id.
 
 mod adopt;
-mod apart;
 mod close;
 mod config;
 mod connection;
@@ -14,6 +13,7 @@ mod history;
 mod open;
 mod states;
 mod templates;
+mod unadoptable;
 mod usage;
 
 use std::collections::HashMap;
@@ -28,66 +28,66 @@ use atoll_model::{
 use tokio::sync::watch;
 
 use crate::authorities::Authorities;
-use crate::busy::Busy;
+use crate::embryo_pool::Nursery;
 use crate::exec::budget::OutputRetention;
 use crate::freezer::Freezer;
+use crate::in_flight::Busy;
 use crate::instance::Instance;
 use crate::journal::Journals;
 use crate::keeper::Keeper;
-use crate::keeper::left::Foreign;
-use crate::meters::Meters;
+use crate::keeper::previous::Foreign;
+use crate::metrics::Meters;
 use crate::network;
-use crate::nursery::Nursery;
-use crate::pool::Pool;
 use crate::reserve::Admission;
 use crate::sandbox::{Sandbox, lock};
 use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
-pub use config::{Amend, Config};
+use crate::warm_pool::Pool;
+pub use config::{Config, PlanOverride};
 pub use connection::PortWatch;
-pub use create::Announce;
-pub(crate) use create::nobody;
-pub use delete::Farewell;
+pub use create::BeforeCreate;
+pub(crate) use create::no_hook;
+pub use delete::HistoryFlush;
 pub(crate) use entry::{Entry, Place};
-pub use open::Attention;
+pub use open::ForegroundGuard;
 
-/// What the parts of a runtime share.
+/// State that the parts of a runtime share.
 pub(crate) struct Shared {
     pub(crate) facts: Facts,
     pub(crate) instance: Instance,
-    pub(crate) templates: template::Store,
+    pub(crate) templates: template::TemplateStore,
     pub(crate) keeper: Arc<Keeper>,
-    /// Keepers that we do not speak with.
+    /// Keepers of other protocol versions that this server cannot talk to.
     foreign: Mutex<Vec<Foreign>>,
     pub(crate) nursery: Nursery,
     pub(crate) pool: Pool,
     pub(crate) network: network::Network,
     pub(crate) admission: Admission,
-    /// The most one sandbox may have.
+    /// Largest limits that one sandbox can have.
     pub(crate) ceilings: Limits,
-    /// Certificate authorities of the operator, for every sandbox.
+    /// The operator's certificate authorities, added to every sandbox.
     pub(crate) authorities: Authorities,
     pub(crate) patience: Duration,
-    /// How much of what commands write is kept.
+    /// Limits for the stored output of execs.
     kept: OutputRetention,
     pub(crate) syncer: Arc<Syncer>,
-    /// Nothing if nobody keeps them.
+    /// `None` if the runtime was opened without a journal.
     pub(crate) journals: Option<Arc<Journals>>,
-    pub(crate) amend: Option<Amend>,
+    pub(crate) amend: Option<PlanOverride>,
     freezer: Freezer,
-    /// Creates under way, whose callers may have gone.
+    /// Requests in flight; they continue if the caller goes away.
     pub(crate) busy: Busy,
-    /// What is still cleared away when its caller has been answered.
+    /// Cleanup that continues after the response.
     pub(crate) aftermath: Busy,
-    /// Told when some of that has to wait for descriptors.
+    /// Notified when cleanup has to wait for file descriptors.
     pub(crate) lack: tokio::sync::Notify,
     pub(crate) trash: Trash,
     sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
-    /// Told whenever a sandbox has ended by itself.
+    /// Notified whenever a sandbox has exited by itself.
     ended: watch::Sender<()>,
     pub(crate) meters: Meters,
-    /// Those who make sandboxes in advance.
+    /// Tasks that refill the pools.
     tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
@@ -100,14 +100,14 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// A sandbox's record has changed: it is to be on the disk soon, where anything outlasts this process.
+    /// Schedules a sync of a sandbox's changed record, if the instance is persistent.
     pub(crate) fn note_record(&self, id: &SandboxId) {
         if self.instance.lasting.is_some() {
             self.syncer.note_record(id);
         }
     }
 
-    /// All sandboxes.
+    /// All sandboxes in the table, in no order.
     pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<Entry>)> {
         let all = lock(&self.sandboxes);
         let both = |(id, entry): (&SandboxId, &Arc<Entry>)| (id.clone(), Arc::clone(entry));
@@ -115,7 +115,7 @@ impl Shared {
     }
 }
 
-/// The sandboxes of one instance on this machine.
+/// The sandboxes of one instance on this machine. Clones share it.
 #[derive(Debug, Clone)]
 pub struct LocalRuntime {
     shared: Arc<Shared>,
@@ -126,13 +126,13 @@ impl LocalRuntime {
         &self.shared
     }
 
-    /// Measures one operation until what comes back is dropped.
+    /// Measures one operation until the returned timer is dropped.
     fn time(&self, operation: &'static str) -> Stopwatch {
         self.shared.meters.operations.time(operation)
     }
 
-    /// The age of the oldest acknowledged change of a sandbox that a power cut could still undo. What programs write in
-    /// sandboxes that run does not count.
+    /// Age of the oldest acknowledged change of a sandbox that a power failure could still undo.
+    /// Writes by programs in running sandboxes do not count.
     pub fn oldest_unsynced(&self) -> Duration {
         self.shared.syncer.oldest()
     }
@@ -141,23 +141,23 @@ impl LocalRuntime {
         lock(&self.shared.sandboxes)
     }
 
-    /// What this host can do.
+    /// Kernel features and limits of this host.
     pub fn facts(&self) -> &Facts {
         &self.shared.facts
     }
 
-    /// The instance's tag.
+    /// Tag of the instance, part of the name of each of its kernel objects.
     pub fn tag(&self) -> &str {
         &self.shared.instance.tag
     }
 
-    /// Wakes when a sandbox's processes have ended although nobody asked for that.
-    pub fn endings(&self) -> watch::Receiver<()> {
+    /// Changes whenever a sandbox has exited without a request to stop it.
+    pub fn subscribe_exits(&self) -> watch::Receiver<()> {
         self.shared.ended.subscribe()
     }
 
-    /// How many sandboxes are ready before they are asked for: complete ones, and prepared ones.
-    pub fn ready(&self) -> (usize, usize) {
+    /// Number of warm sandboxes and of embryos.
+    pub fn pool_sizes(&self) -> (usize, usize) {
         (self.shared.pool.len(), self.shared.nursery.len())
     }
 
@@ -169,7 +169,7 @@ impl LocalRuntime {
         all
     }
 
-    /// One sandbox as it is.
+    /// State and limits of one sandbox.
     pub fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         self.entry(id)?.info().ok_or_else(|| unknown(id))
     }
@@ -188,7 +188,7 @@ impl LocalRuntime {
         self.sandboxes().get(id).cloned().ok_or_else(|| unknown(id))
     }
 
-    /// A sandbox that can be used.
+    /// A running sandbox; an error in every other state.
     fn find(&self, id: &SandboxId) -> Result<Arc<Sandbox>, Error> {
         match self.entry(id)?.place() {
             Place::Live(sandbox) if sandbox.died.borrow().is_some() => {
@@ -204,7 +204,7 @@ impl LocalRuntime {
         }
     }
 
-    /// The pid of a sandbox's PID 1, as the host sees it.
+    /// Host pid of a sandbox's PID 1.
     pub fn host_pid(&self, id: &SandboxId) -> Result<i32, Error> {
         match self.entry(id)?.place() {
             Place::Live(sandbox) => Ok(sandbox.pid),
@@ -214,7 +214,7 @@ impl LocalRuntime {
     }
 }
 
-/// Refuses a host on which no sandbox can be made, and says what would help.
+/// Fails if no sandbox can be created on this host; the error has the remedy.
 pub fn check_host() -> Result<(), Error> {
     atoll_jail::plan::require(&Facts::read()).map_err(|error| crate::error::jail(&error))
 }

@@ -1,5 +1,7 @@
-//! What sandboxes use, looked at every few seconds and kept for an hour, in memory: the next server begins anew. One
-//! task looks at all of them; being looked at is no use of a sandbox.
+//! Usage samples of sandboxes: taken every five seconds, kept in memory for an hour.
+//!
+//! One task samples all sandboxes. Sampling does not count as activity, and a new server starts
+//! without samples.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
@@ -14,24 +16,24 @@ use crate::exec::now;
 use crate::runtime::{Entry, Place, Shared, unknown};
 use crate::sandbox::lock;
 
-/// How often.
+/// Interval between two samples of a sandbox.
 const EVERY: Duration = Duration::from_secs(5);
-/// How many are kept: an hour's.
+/// Samples of one hour.
 const KEPT: usize = 720;
-/// How long they are, in microseconds.
+/// How long a sample is kept, in microseconds.
 const HOUR: i64 = 3_600_000_000;
-/// The shortest time that says how much of its processors a sandbox uses, in microseconds.
+/// Shortest interval for a CPU percentage, in microseconds.
 const SHORTEST: i64 = 1_000_000;
-/// How long one round may measure files, some of which are looked at one by one; the rest have their turn later.
+/// Time per pass for measuring files. Sandboxes that were left out come first in the next pass.
 const FILES: Duration = Duration::from_millis(50);
-/// So many times as long as it took, files are not measured again.
+/// A sandbox's files are measured again after this many times the duration of the last measurement.
 const REST: u32 = 100;
 
-/// Small, for there are many: 23 KiB an hour and sandbox. Sizes are in pages.
+/// A compact sample: 23 KiB per sandbox and hour. Sizes are in pages.
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     at: i64,
-    /// In microseconds.
+    /// CPU time since the start, in microseconds.
     cpu: u64,
     memory: u32,
     cache: u32,
@@ -53,9 +55,9 @@ fn bytes(pages: u32) -> Bytes {
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     kept: VecDeque<Kept>,
-    /// What it might use, and from when on.
+    /// Limits, each with the time from which it applied.
     limits: VecDeque<(i64, Limits)>,
-    /// What its files took, and when that is worth another look.
+    /// Disk usage in pages, and when to measure it again.
     disk: Option<(NonZeroU32, Instant)>,
 }
 
@@ -74,7 +76,7 @@ impl Samples {
         self.forget(sample.at);
     }
 
-    /// Forgets what is older than an hour.
+    /// Removes samples that are older than an hour.
     fn forget(&mut self, now: i64) {
         while self.kept.front().is_some_and(|old| old.at < now - HOUR) {
             self.kept.pop_front();
@@ -85,7 +87,7 @@ impl Samples {
         }
     }
 
-    /// Those in a range, oldest first, and perhaps one of this moment.
+    /// Samples in a range, oldest first, followed by `fresh` if that is in range.
     fn between(&mut self, from: i64, to: i64, fresh: Option<(Kept, Limits)>) -> Vec<Sample> {
         self.forget(now());
         let mut before = None;
@@ -102,7 +104,7 @@ impl Samples {
             before = Some(kept);
         }
         if let Some((kept, limits)) = fresh.filter(|(kept, _)| (from..=to).contains(&kept.at)) {
-            // A moment is too short to say how much was used.
+            // A short interval makes the percentage inaccurate.
             let long = |old: &&Kept| kept.at - old.at >= SHORTEST;
             let before = self.kept.iter().rev().find(long).or(before);
             all.push(kept.sample(before, limits));
@@ -125,7 +127,7 @@ impl Kept {
         }
     }
 
-    /// How much of its processors it used since another; of what it started over, nothing.
+    /// CPU usage since an earlier sample in percent of the limit; 0 if the counter was reset.
     fn percent(&self, before: &Self, limits: Limits) -> f64 {
         let time = (self.at - before.at) as f64 / 1e6;
         let cpus = f64::from(limits.cpus.0) / 1000.0;
@@ -136,7 +138,7 @@ impl Kept {
         (used / time / cpus * 10_000.0).round() / 100.0
     }
 
-    /// Looks.
+    /// Reads the current usage.
     fn now(group: &Group, disk: Option<NonZeroU32>) -> Self {
         let usage = group.usage();
         let cache = group.cache().min(usage.memory);
@@ -152,7 +154,7 @@ impl Kept {
 }
 
 impl Entry {
-    /// What it uses now, if it runs.
+    /// Current usage with the limits; `None` unless the sandbox runs.
     fn look(&self) -> Option<(Kept, Limits)> {
         let Place::Live(sandbox) = self.place() else {
             return None;
@@ -167,7 +169,7 @@ impl Entry {
     }
 }
 
-/// Looks at all sandboxes that run, again and again.
+/// Samples all running sandboxes every [`SAMPLE_INTERVAL`] until the runtime is dropped.
 pub(crate) async fn watch(shared: Weak<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -191,7 +193,7 @@ fn round(shared: &Arc<Shared>) {
     }
 }
 
-/// Measures what files take, of those first that were not measured for longest.
+/// Measures disk usage, least recently measured sandboxes first.
 fn measure_files(shared: &Shared, entries: &[(SandboxId, Arc<Entry>)]) {
     let begin = Instant::now();
     let mut due: Vec<_> = entries
@@ -209,7 +211,7 @@ fn measure_files(shared: &Shared, entries: &[(SandboxId, Arc<Entry>)]) {
         let used = shared.instance.disk.usage(id, Bytes(0));
         let next = Instant::now() + start.elapsed() * REST;
         if let Ok(usage) = used {
-            // A directory takes something.
+            // A directory takes at least one page.
             let used = NonZeroU32::new(pages(usage.used.0)).unwrap_or(NonZeroU32::MIN);
             lock(&entry.samples).disk = Some((used, next));
         }
@@ -217,8 +219,9 @@ fn measure_files(shared: &Shared, entries: &[(SandboxId, Arc<Entry>)]) {
 }
 
 impl LocalRuntime {
-    /// What a sandbox used between two times, in microseconds since 1970: a sample every five seconds in which it ran,
-    /// of the last hour and since this server began, oldest first. If it runs, the last one is of this moment.
+    /// Usage of a sandbox between two times, in microseconds since 1970, oldest first: one sample
+    /// per five seconds in which it ran, for the last hour and since this server started. The last
+    /// sample of a running sandbox is taken now.
     pub fn samples(&self, id: &SandboxId, from: i64, to: i64) -> Result<Vec<Sample>, Error> {
         let entry = self.entry(id)?;
         if matches!(entry.place(), Place::Gone) {
@@ -258,7 +261,7 @@ mod tests {
         );
         for number in -100..720 {
             let limits = if number < 700 { small } else { large };
-            // All of two processors.
+            // All of two CPUs.
             let cpu = (number + 100) as u64 * 10;
             samples.add(kept(begin + number * 5 * second, cpu), limits);
         }
@@ -273,7 +276,7 @@ mod tests {
         assert!((last.cpu_percent - 50.0).abs() < 0.1, "{last:?}");
         let some = samples.between(begin + 50 * second, begin + 60 * second, None);
         assert_eq!(some.len(), 3);
-        // One of this moment is told and not kept; what began anew used nothing.
+        // A fresh sample is returned and not stored; a counter that was reset counts as no usage.
         let fresh = samples.between(now, i64::MAX, Some((kept(now + 1, 0), small)));
         assert_eq!(fresh.len(), 1);
         assert!(fresh[0].cpu_percent.abs() < 0.1);

@@ -1,18 +1,19 @@
-//! One sandbox that has processes: what is known of it, how it is paused and how it ends. How it is made
-//! is in `make`, how it is taken over from another server in `adopt`.
+//! A sandbox with processes: its state, pausing, ending, and messages to its PID 1.
+//!
+//! Creation is in `create`, adoption from an earlier server in `adopt`.
 
 mod adopt;
 mod connection;
+mod create;
 mod embryo;
-mod held;
-mod leaves;
-mod make;
+mod exec_cgroups;
+mod keeper_fds;
+mod planned;
 mod process;
 mod record;
-pub(crate) mod size;
+pub(crate) mod resize;
 mod slot;
 mod warm;
-mod wish;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,72 +31,72 @@ use crate::authorities::Mounted;
 use crate::error::{internal, jail};
 use crate::exec::table::ExecTable;
 use crate::freezer::Step;
-use crate::init::Init;
+use crate::init_channel::Init;
 use crate::keeper::{Keeper, Parent};
-use crate::meters::Meters;
+use crate::metrics::Meters;
 use crate::network::Link;
 use crate::runtime::Shared;
 use crate::template::Template;
 pub(crate) use connection::Linked;
 pub(crate) use embryo::Embryo;
-use held::Over;
-use leaves::Leaves;
+use exec_cgroups::Leaves;
+use keeper_fds::Over;
 pub(crate) use record::{Record, Unread, boot};
 
 /// A sandbox with processes.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
-    /// Running or paused.
+    /// Running, paused or stopping.
     pub(crate) state: watch::Sender<SandboxState>,
     pub(crate) init: Init,
     pub(crate) group: Group,
-    /// Set once PID 1 and everything it started are gone.
+    /// Wait status of PID 1, set once PID 1 and all its descendants are gone.
     pub(crate) died: watch::Receiver<Option<i32>>,
-    /// PID 1 as the host sees it.
+    /// Host pid of PID 1.
     pub(crate) pid: i32,
-    /// Its commands.
+    /// Its execs.
     pub(crate) execs: Arc<ExecTable>,
-    /// Places for watches of its files.
+    /// Permits for watches of its files.
     pub(crate) watches: Arc<Semaphore>,
     /// Variables of every command: the template's, then the sandbox's own.
     environment: Mutex<Arc<Variables>>,
     pub(crate) ids: IdRange,
     pub(crate) record: Mutex<Record>,
-    /// Its link with the world, if it has one.
+    /// Its network link; `None` if its network is `none`.
     link: Mutex<Option<Arc<Link>>>,
-    /// The number of its network namespace.
+    /// Inode of its network namespace.
     namespace: Option<u64>,
-    /// What the keeper calls it.
+    /// The keeper's id for it.
     token: u32,
     keeper: Arc<Keeper>,
     pub(crate) meters: Meters,
-    /// How long it may be silent when it is asked for something.
+    /// How long it may take to respond to a message.
     pub(crate) patience: Duration,
-    /// How many of the kernel's kills for want of memory are told of some command.
+    /// OOM kills of the cgroup that were attributed to an exec.
     oom_kills: AtomicU64,
-    /// Directories of ended execs.
+    /// Cgroups of ended execs.
     leaves: Mutex<Leaves>,
-    /// We have nothing to do with it any more: somebody else will.
+    /// True once this server no longer manages it; the next server adopts it.
     abandoned: watch::Sender<bool>,
-    /// Execs that PID 1 and the keeper need not remember any more; told with the next word to them.
+    /// Exec ends that PID 1 and the keeper can forget; sent with the next message.
     over: Mutex<Over>,
     directory: PathBuf,
-    /// Its devpts.
+    /// Descriptor of its devpts mount.
     terminals: Option<OwnedFd>,
-    /// Keeps the template's layer from being removed.
+    /// Leases the template's layer.
     template: Template,
 }
 
 /// Names and values.
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// What the keeper calls a sandbox's devpts, among its execs.
+/// Request id under which the keeper holds a sandbox's devpts. No exec has it.
 const TERMINALS: u32 = 0;
 
-/// How long is waited before another try where there are no descriptors.
+/// Delay between two attempts while the process is out of file descriptors.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// What differs between one that was made and one that was taken over.
+/// What differs between a created and an adopted sandbox.
 struct Parts {
     record: Record,
     environment: Arc<Variables>,
@@ -139,7 +140,7 @@ impl Sandbox {
         }
     }
 
-    /// What it is now.
+    /// Current state and limits.
     pub(crate) fn info(&self) -> SandboxInfo {
         let state = *self.state.borrow();
         SandboxInfo {
@@ -153,7 +154,7 @@ impl Sandbox {
         Arc::clone(&lock(&self.environment))
     }
 
-    /// Writes down what it is now.
+    /// Changes the record and writes it.
     pub(crate) fn write_down(
         &self,
         change: impl FnOnce(&mut SandboxInfo),
@@ -164,7 +165,8 @@ impl Sandbox {
         Ok(record.clone())
     }
 
-    /// Lets all its processes stand still, or go on. Those that take longer than a moment are waited for later.
+    /// Starts to freeze or thaw all its processes. If freezing takes more than a
+    /// moment, the rest is returned as a continuation.
     pub(crate) fn freeze(self: &Arc<Self>, transition: Transition) -> Result<Step<()>, Error> {
         let now = *self.state.borrow();
         let next = now.next(transition)?;
@@ -192,14 +194,14 @@ impl Sandbox {
         self.write_down(|info| info.state = state).map(drop)
     }
 
-    /// Ends all its processes and takes its control groups away; its files stay.
+    /// Kills all its processes and removes its cgroups; its files stay.
     pub(crate) async fn stop(&self, shared: &Arc<Shared>) -> Result<(), Error> {
         let kill = self.group.clone();
         blocking(move || kill.kill().map_err(|error| jail(&error))).await?;
         self.clear(shared).await
     }
 
-    /// Takes one away that nobody was told of, with its files.
+    /// Ends a sandbox that was not acknowledged to a caller, and removes its files.
     pub(crate) async fn undo(self: &Arc<Self>, shared: &Arc<Shared>) {
         let (sandbox, all) = (Arc::clone(self), Arc::clone(shared));
         let undone = async move {
@@ -212,10 +214,10 @@ impl Sandbox {
         give_back(shared, undone).await;
     }
 
-    /// Takes away what is left once its processes are gone, which is waited for.
+    /// Waits until its processes are gone, then removes its cgroups and releases link and ids.
     pub(crate) async fn clear(&self, shared: &Arc<Shared>) -> Result<(), Error> {
         let mut died = self.died.clone();
-        // The keeper tells when the last of its processes is gone.
+        // The keeper reports it when the last process is gone.
         let _ = died.wait_for(Option::is_some).await;
         self.unlink();
         let group = self.group.clone();
@@ -224,8 +226,8 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Says something to its PID 1, which takes it in time or not at all: one that is paused does not, once
-    /// much has been said to it.
+    /// Sends a message to PID 1 within the response timeout. A paused PID 1 reads nothing, so the
+    /// socket may be full.
     pub(crate) async fn say(
         &self,
         message: &ToInit,
@@ -235,17 +237,18 @@ impl Sandbox {
         said.await.unwrap_or_else(|_| Err(self.silent()))
     }
 
-    /// Comes when it is paused: who waits for something inside is told so at once, and not when it goes on.
+    /// Completes when the sandbox is paused, so that a caller that waits for a process in it gets
+    /// an error at once.
     pub(crate) fn paused(&self) -> impl Future<Output = Error> + Send + use<> {
         let mut state = self.state.subscribe();
         async move {
-            // It ends with those who wait for it.
+            // The sender lives as long as the sandbox.
             let _ = state.wait_for(|state| *state == SandboxState::Paused).await;
             SandboxState::Paused.refusal("used")
         }
     }
 
-    /// What a caller is told when nothing came back in time.
+    /// Error for a call that timed out.
     pub(crate) fn silent(&self) -> Error {
         match *self.state.borrow() {
             SandboxState::Running => Error::new(
@@ -259,13 +262,13 @@ impl Sandbox {
         }
     }
 
-    /// Lets it go on without us.
+    /// Stops managing the sandbox; it keeps running.
     pub(crate) fn abandon(&self) {
         self.abandoned.send_replace(true);
         self.init.fall_silent();
     }
 
-    /// Works for it in the background, as long as it is ours.
+    /// Spawns a task that ends when the sandbox is detached.
     pub(crate) fn spawn(
         &self,
         work: impl Future<Output = ()> + Send + 'static,
@@ -279,17 +282,17 @@ impl Sandbox {
         })
     }
 
-    /// Whose child its PID 1 is.
+    /// The keeper that is the parent of its PID 1.
     pub(crate) fn keeper(&self) -> Arc<Keeper> {
         Arc::clone(&self.keeper)
     }
 
-    /// The keeper has ended.
+    /// Whether the keeper has ended.
     pub(crate) fn keeper_is_lost(&self) -> bool {
         self.keeper.is_lost()
     }
 
-    /// Opens a terminal: our end, and the program's.
+    /// Opens a PTY: the server's end, and the program's.
     pub(crate) fn open_terminal(&self) -> Result<(OwnedFd, OwnedFd), Error> {
         let Some(terminals) = &self.terminals else {
             return Err(Error::new(Code::Internal, "the sandbox has no terminals"));
@@ -306,10 +309,10 @@ impl Sandbox {
     }
 }
 
-/// Refuses what no sandbox here can be, without looking at the disk.
+/// Checks a spec against the limits of this host, without disk access to the template.
 pub(crate) fn check(shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
     spec.check_network()?;
-    size::check(shared, &spec.limits)?;
+    resize::check(shared, &spec.limits)?;
     shared.admission.check(&shared.instance.directory)?;
     check_variables(spec)
 }
@@ -320,7 +323,7 @@ fn check_variables(spec: &SandboxSpec) -> Result<(), Error> {
     })
 }
 
-/// A sandbox's variables, checked. Of two with the same name the later one holds.
+/// Checks and merges a sandbox's variables. The last of several values for a name wins.
 fn variables(
     template: &Template,
     authorities: Option<&Mounted>,
@@ -338,7 +341,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs what may block where it may.
+/// Runs blocking work on a blocking thread.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -348,7 +351,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Takes something back that nobody has. Who gave it up does not wait for descriptors, where there are none left.
+/// Runs cleanup in the background and waits for it. The caller stops waiting when the cleanup has
+/// to wait for file descriptors.
 async fn give_back(shared: &Shared, work: impl Future<Output = ()> + Send + 'static) {
     let (aftermath, lack) = (shared.aftermath.begin(), shared.lack.notified());
     let work = tokio::spawn(async move {
@@ -361,7 +365,8 @@ async fn give_back(shared: &Shared, work: impl Future<Output = ()> + Send + 'sta
     }
 }
 
-/// Does what nobody asks for a second time: where there are no descriptors for it, as soon as there are.
+/// Runs cleanup that has no other retry; repeats it every 100 ms while the process is out of file
+/// descriptors.
 async fn insist<W: Future<Output = Result<(), Error>>>(
     shared: &Shared,
     mut work: impl FnMut() -> W,
@@ -377,7 +382,7 @@ async fn insist<W: Future<Output = Result<(), Error>>>(
     }
 }
 
-/// Removes what a sandbox that nobody has was to keep on disk.
+/// Removes the files of a sandbox that has no owner.
 async fn remove_files(shared: &Arc<Shared>, id: &SandboxId, directory: &Path) {
     let removed = || {
         let (shared, id, directory) = (Arc::clone(shared), id.clone(), directory.to_owned());

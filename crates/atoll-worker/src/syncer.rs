@@ -1,8 +1,8 @@
-//! Brings what the server writes about sandboxes to the disk: records and commands in the background, half a second after
-//! they were written at the latest; the files of a sandbox before its stop is acknowledged.
+//! Syncs what the server writes about sandboxes: records and exec records in the background, at
+//! most half a second after the write; a sandbox's files before its stop is acknowledged.
 //!
-//! No create and no command waits for the disk. The names of the files are synced with them: of a sandbox its directory,
-//! and the directory of all.
+//! No create and no exec waits for the disk. Directory entries are synced with their files: the
+//! sandbox's directory and the directory of all sandboxes.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,19 +19,19 @@ use crate::error::host_file;
 use crate::runtime::Shared;
 use crate::sandbox::{Record, blocking, lock};
 
-/// How long changes are gathered for one sync.
+/// Delay after a change, so that one sync covers several.
 const GATHER: Duration = Duration::from_millis(400);
 
 /// Files of a sandbox that need a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// The ledger of its commands.
+    /// The record log of its execs.
     Commands,
-    /// Its record too, and the names of its files.
+    /// Also its record and directory entries.
     All,
 }
 
-/// Knows what is not on the disk yet.
+/// Tracks changes that are not on disk.
 #[derive(Debug, Default)]
 pub(crate) struct Syncer {
     changed: Mutex<HashMap<SandboxId, Part>>,
@@ -40,7 +40,7 @@ pub(crate) struct Syncer {
     files: Files,
 }
 
-/// Syncs of the file system that holds the files of all sandboxes. Stops at the same time share one.
+/// Calls of `syncfs` on the file system of the sandboxes' files. Concurrent stops share one.
 #[derive(Debug, Default)]
 struct Files {
     requested: AtomicU64,
@@ -53,7 +53,7 @@ impl Syncer {
         self.note(id, Part::All);
     }
 
-    /// A command of a sandbox has begun or ended.
+    /// An exec of a sandbox has started or ended.
     pub(crate) fn note_command(&self, id: &SandboxId) {
         self.note(id, Part::Commands);
     }
@@ -65,18 +65,18 @@ impl Syncer {
             Some(known) => *known = part,
             None => drop(changed.insert(id.clone(), part)),
         }
-        // Under the lock: a sync that begins takes the change and the note together.
+        // Under the lock: a sync takes the change and the time together.
         if self.unsynced.note() {
             self.wake.notify_one();
         }
     }
 
-    /// The age of the oldest change that is not on the disk.
+    /// Age of the oldest change that is not on disk.
     pub(crate) fn oldest(&self) -> Duration {
         self.unsynced.age()
     }
 
-    /// Syncs the files of all sandboxes. A sync that begins after this was called is enough.
+    /// Syncs the files of all sandboxes. A sync that starts after this call covers it.
     pub(crate) async fn sync_files(&self, place: PathBuf) -> Result<(), Error> {
         let request = self.files.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut synced = self.files.synced.lock().await;
@@ -93,14 +93,14 @@ impl Syncer {
         Ok(())
     }
 
-    /// Syncs what has changed, as long as the runtime is there.
+    /// Syncs changes until the runtime is dropped.
     pub(crate) async fn tend(shared: Weak<Shared>) {
         let Some(syncer) = shared.upgrade().map(|shared| Arc::clone(&shared.syncer)) else {
             return;
         };
         let mut fails = false;
         loop {
-            // A change may wait already after a failure.
+            // After a failure there are changes already.
             if syncer.oldest().is_zero() {
                 syncer.wake.notified().await;
             }
@@ -118,7 +118,7 @@ impl Syncer {
         }
     }
 
-    /// Syncs what has changed so far.
+    /// Syncs all changes so far.
     pub(crate) async fn sync(&self, sandboxes: PathBuf) -> Result<(), Error> {
         let changed = {
             let mut changed = lock(&self.changed);
@@ -137,7 +137,7 @@ impl Syncer {
     }
 }
 
-/// Syncs the record of a sandbox, what was run in it, and its directories up to that of all sandboxes.
+/// Syncs a sandbox's record, its exec records and the directories above them.
 pub(crate) fn sync_record(directory: &Path) -> Result<(), Error> {
     sync_one(directory, Part::All)?;
     directory.parent().map_or(Ok(()), sync_path)
@@ -165,7 +165,7 @@ fn sync_one(directory: &Path, part: Part) -> Result<(), Error> {
     Ok(())
 }
 
-/// Syncs a file or a directory. What is not there was deleted meanwhile, or never made.
+/// Syncs a file or a directory. An absent one is no error.
 pub(crate) fn sync_path(path: &Path) -> Result<(), Error> {
     match File::open(path).and_then(|opened| opened.sync_all()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -175,7 +175,8 @@ pub(crate) fn sync_path(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Writes a file whole or not at all, for root alone, also over a power cut. For what is written seldom.
+/// Writes a file atomically and durably, readable by root alone. It syncs, so it is for rare
+/// writes.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -189,7 +190,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     path.parent().map_or(Ok(()), sync_path)
 }
 
-/// Makes a file that only root can read, or empties it.
+/// Creates or truncates a file with mode 600.
 pub(crate) fn create_private(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = fs::OpenOptions::new();

@@ -1,20 +1,21 @@
-//! Templates: the sealed file trees that sandboxes start from, one directory each under `templates/`.
+//! Templates: sealed file trees that sandboxes start from, one directory each below `templates/`.
 //!
 //! ```text
 //! templates/.lock            held for the length of a rename or of taking a lease, never longer
-//! templates/.lock-base       held by whoever builds `base`; others wait for the result
+//! templates/.lock-base       held while `base` is built; other processes wait for the result
 //! templates/NAME/            lock  template.json  layer/
-//! templates/.new-XXXX/       the same, being built; its builder holds `lock` exclusively
-//! templates/.old-XXXX/       the same, replaced or removed, waiting until no sandbox needs it
-//! templates/.data-XXXX       names a data directory elsewhere whose sandboxes are made from these
+//! templates/.new-XXXX/       the same, being built; the builder holds `lock` exclusively
+//! templates/.old-XXXX/       the same, replaced or removed, until no sandbox uses it
+//! templates/.data-XXXX       path of another data directory whose sandboxes use these templates
 //! ```
 //!
-//! Invariant: a layer never changes after it got its name, and is deleted only by someone who holds its `lock` exclusively
-//! and finds no record of a sandbox that names it. A server holds that lock shared (its lease) for each running sandbox; a
-//! record counts for those that stand still, and for those whose server is gone. So replacing a template under a sandbox is safe.
-//! Names change by rename under `.lock`, so a template is either complete or absent, whenever a process dies.
+//! Invariant: a layer never changes after its template got its name. It is deleted only by a
+//! process that holds its `lock` exclusively and finds no sandbox record that names it. A server
+//! holds that lock shared (its lease) for each running sandbox; records cover stopped sandboxes and
+//! those whose server has ended. So a template can be replaced while sandboxes use it. Names change
+//! by rename under `.lock`, so a template is either complete or absent, whenever a process dies.
 //!
-//! It does not mount anything, and knows of sandboxes only what their records say of layers.
+//! It mounts nothing, and reads of sandboxes only which layer their record names.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -29,56 +30,56 @@ use crate::tree;
 
 mod accounts;
 mod archive;
+mod archive_channel;
 mod base;
 mod build;
+mod build_limits;
 mod copy;
 mod error;
 mod import;
-mod inside;
+mod layer_path;
 mod lease;
 mod meta;
-mod meter;
-mod stream;
+mod references;
 #[cfg(test)]
 mod tests;
-mod users;
 
-use build::{Build, Taken};
+pub use archive_channel::{ArchiveReader, ArchiveSender, archive_channel};
+use build::{Build, IfExists};
+use build_limits::BuildMeter;
+pub use build_limits::{Progress, Report, Stage};
 pub use error::Error;
 use error::failed;
-use import::Input;
-pub use meta::{Meta, Options, Source, User};
-use meter::Meter;
-pub use meter::{Progress, Report, Stage};
-pub use stream::{Sender, Stream, stream};
+use import::ArchiveSource;
+pub use meta::{Source, TemplateInfo, TemplateOptions, User};
 
-/// The template that is made from the host's own system.
+/// Name of the template that is built from the host's own system.
 pub const BASE: &str = "base";
 
-/// A sandbox knows this many ids; every id in a layer is below it.
-const IDS: u32 = 65_536;
+/// Number of ids in a sandbox; every id in a layer is below it.
+const ID_COUNT: u32 = 65_536;
 
-/// `nobody`: the owner of what belongs to an id that a sandbox does not have.
+/// `nobody`: the owner of files whose owner has an id that a sandbox does not have.
 const NOBODY: u32 = 65_534;
 
-/// A template, leased: its layer stays as it is until this value is dropped.
+/// A leased template: its layer does not change until this value is dropped.
 #[derive(Debug)]
 pub struct Template {
     /// Its name.
     pub name: String,
-    /// The directory that becomes the lowest layer. The path is that of the moment: after a replacement it leads to the new
-    /// layer, so whoever mounts uses `root`.
+    /// Path of the layer, which becomes the lowest layer of the overlay. After a replacement it
+    /// names the new layer, so mounts use `root`.
     pub layer: PathBuf,
-    /// What is known of it.
-    pub meta: Meta,
-    /// The layer by descriptor (`O_PATH`).
+    /// Its description.
+    pub meta: TemplateInfo,
+    /// Descriptor of the layer (`O_PATH`).
     pub root: OwnedFd,
-    /// Keep this open as long as the layer is mounted. It is closed on exec.
+    /// The lease: a shared lock, released when it is closed.
     pub lease: File,
 }
 
 impl Template {
-    /// Another template has its name by now, or none.
+    /// Whether another template has its name, or none.
     pub fn is_replaced(&self) -> bool {
         let identity = |found: rustix::io::Result<rustix::fs::Stat>| {
             found.ok().map(|found| (found.st_dev, found.st_ino))
@@ -87,9 +88,9 @@ impl Template {
     }
 }
 
-/// The templates of one instance.
+/// The templates of one directory.
 #[derive(Debug)]
-pub struct Store {
+pub struct TemplateStore {
     path: PathBuf,
     dir: OwnedFd,
     host: PathBuf,
@@ -100,11 +101,11 @@ const OPEN_DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-impl Store {
-    /// Opens the store in the directory `path`, which is made if it is absent.
+impl TemplateStore {
+    /// Opens the store in the directory `path`, which is created if it is absent.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
-        // Only root may walk in: layers hold setuid files that must not be reachable on the host.
+        // Mode 700: layers contain setuid files that other users of the host must not reach.
         match rustix::fs::mkdir(&path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(failed("make the directory", path)(error)),
@@ -118,19 +119,19 @@ impl Store {
         })
     }
 
-    /// Makes `base` from the system under `root` instead of `/`.
+    /// Builds `base` from the system under `root` instead of `/`.
     #[must_use]
     pub fn with_host_root(mut self, root: impl Into<PathBuf>) -> Self {
         self.host = root.into();
         self
     }
 
-    /// Where they are.
+    /// Directory of the store.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The names of all templates, in order.
+    /// The names of all templates, sorted.
     pub fn list(&self) -> Result<Vec<String>, Error> {
         let mut names: Vec<_> = self
             .entries()?
@@ -141,47 +142,48 @@ impl Store {
         Ok(names)
     }
 
-    /// Makes the template `name` from `source`. When it fails, nothing of it is left.
+    /// Creates the template `name` from `source`. If it fails, nothing is left.
     pub fn add(
         &self,
         name: &str,
         source: &Source,
-        options: &Options,
+        options: &TemplateOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Report, Error> {
         self.add_with(name, options, progress, |layer, meter| match source {
             Source::Directory(path) => {
-                import::directory(path, layer, self.id()?, meter)?;
+                import::directory(path, layer, self.directory_id()?, meter)?;
                 Ok(format!("directory {}", path.display()))
             }
             Source::Archive(path) => {
-                import::archive(Input::File(path), layer, meter)?;
+                import::archive(ArchiveSource::File(path), layer, meter)?;
                 Ok(format!("archive {}", path.display()))
             }
         })
     }
 
-    /// Makes the template `name` from a tar archive (plain, gzip or zstd) that comes from elsewhere. When it fails, also
-    /// because the stream fails before its end, nothing of it is left.
+    /// Creates the template `name` from a tar archive (plain, gzip or zstd). If it fails, also
+    /// because the stream ends too early, nothing is left.
     pub fn add_stream(
         &self,
         name: &str,
         stream: impl Read + 'static,
-        options: &Options,
+        options: &TemplateOptions,
     ) -> Result<Report, Error> {
         self.add_with(name, options, &mut |_| {}, |layer, meter| {
-            import::archive(Input::Stream(Box::new(stream)), layer, meter)?;
+            import::archive(ArchiveSource::Stream(Box::new(stream)), layer, meter)?;
             Ok("uploaded archive".to_owned())
         })
     }
 
-    /// Makes a template by filling its layer; what fills it says what it came from.
+    /// Creates a template whose layer is filled by `fill`, which returns a description of the
+    /// source.
     fn add_with(
         &self,
         name: &str,
-        options: &Options,
+        options: &TemplateOptions,
         progress: &mut dyn FnMut(Progress),
-        fill: impl FnOnce(&OwnedFd, &mut Meter<'_>) -> Result<String, Error>,
+        fill: impl FnOnce(&OwnedFd, &mut BuildMeter<'_>) -> Result<String, Error>,
     ) -> Result<Report, Error> {
         check_name(name)?;
         if name == BASE {
@@ -194,33 +196,33 @@ impl Store {
             });
         }
         let build = Build::begin(self)?;
-        let mut meter = Meter::limited(options.max_bytes, progress);
-        let described = fill(&build.layer()?, &mut meter)?;
-        import::settle(&build.layer()?, &options.user)?;
+        let mut meter = BuildMeter::limited(options.max_bytes, progress);
+        let description = fill(&build.layer()?, &mut meter)?;
+        import::complete(&build.layer()?, &options.user)?;
         let report = meter.finish();
-        let meta = Meta {
+        let meta = TemplateInfo {
             user: options.user.clone(),
             env: options.env.clone(),
             sudo: options.sudo,
             nested_user_namespaces: options.nested_user_namespaces,
-            ..Meta::new(described, report)
+            ..TemplateInfo::new(description, report)
         };
-        let taken = if options.replace {
-            Taken::Replace
+        let if_exists = if options.replace {
+            IfExists::Replace
         } else {
-            Taken::Refuse
+            IfExists::Fail
         };
-        build.place(name, &meta, taken)?;
+        build.publish(name, &meta, if_exists)?;
         Ok(report)
     }
 
-    /// Makes `base` from the host's system, anew if there is one already.
+    /// Builds `base` from the host's system, and replaces an existing one.
     pub fn rebuild_base(&self, progress: &mut dyn FnMut(Progress)) -> Result<Report, Error> {
         let _building = self.lock_base(progress)?;
         self.build_base(progress)
     }
 
-    /// The template `base`, made from the host's system if there is none yet.
+    /// Leases `base`, which is built from the host's system if it is absent.
     pub fn ensure_base(&self, progress: &mut dyn FnMut(Progress)) -> Result<Template, Error> {
         match self.get(BASE) {
             Err(Error::Unknown { .. }) => {}
@@ -235,16 +237,18 @@ impl Store {
         self.get(BASE)
     }
 
-    /// Removes the template `name`, which no sandbox may need, running or not.
+    /// Removes the template `name`. Fails if a sandbox uses it, running or not.
     pub fn remove(&self, name: &str) -> Result<(), Error> {
         check_name(name)?;
         let path = self.path.join(name);
         let names = self.lock_names(FlockOperation::LockExclusive)?;
         let dir = self.open_tree(name)?;
-        let users = self.users()?;
-        // A damaged one can be removed too.
-        let id = Meta::read(&dir, name, &path).ok().and_then(|meta| meta.id);
-        let sandboxes = users.of(name, id.as_deref());
+        let references = self.references()?;
+        // A corrupt one can be removed too.
+        let id = TemplateInfo::read(&dir, name, &path)
+            .ok()
+            .and_then(|meta| meta.id);
+        let sandboxes = references.sandboxes_of(name, id.as_deref());
         let in_use = |sandboxes| Error::InUse {
             name: name.to_owned(),
             sandboxes,
@@ -255,47 +259,52 @@ impl Store {
         let Some(_lock) = try_lock(&dir, &path)? else {
             return Err(in_use(sandboxes));
         };
-        let old = self.set_aside(name)?;
+        let old = self.rename_to_old(name)?;
         drop(names);
         tree::remove(self.dir.as_fd(), old.as_ref()).map_err(failed("remove", self.path.join(&old)))
     }
 
-    /// Removes what killed builds, and replaced templates whose last sandbox is gone, left behind. Answers how many trees it
-    /// removed. What is still in use stays for the next time.
+    /// Removes unfinished builds and replaced templates that no sandbox uses any more. Returns the
+    /// number of removed trees.
     pub fn sweep(&self) -> Result<usize, Error> {
         let names = self.lock_names(FlockOperation::LockExclusive)?;
-        let users = self.users()?;
-        self.forget_data()?;
-        let mut free = Vec::new();
-        for name in self.aside()? {
-            if let Some(lock) = self.free(&name, &users)? {
-                free.push((name, lock));
+        let references = self.references()?;
+        self.unregister_missing_data_dirs()?;
+        let mut unused = Vec::new();
+        for name in self.unnamed_trees()? {
+            if let Some(lock) = self.try_lock_unreferenced(&name, &references)? {
+                unused.push((name, lock));
             }
         }
         drop(names);
-        for (name, _lock) in &free {
+        for (name, _lock) in &unused {
             tree::remove(self.dir.as_fd(), name.as_ref())
                 .map_err(failed("remove", self.path.join(name)))?;
         }
-        Ok(free.len())
+        Ok(unused.len())
     }
 
     fn build_base(&self, progress: &mut dyn FnMut(Progress)) -> Result<Report, Error> {
         let build = Build::begin(self)?;
-        let mut meter = Meter::unlimited(progress);
-        base::build(&self.host, &build.layer()?, self.id()?, &mut meter)?;
+        let mut meter = BuildMeter::unlimited(progress);
+        base::build(
+            &self.host,
+            &build.layer()?,
+            self.directory_id()?,
+            &mut meter,
+        )?;
         let report = meter.finish();
-        let meta = Meta {
+        let meta = TemplateInfo {
             env: BTreeMap::from([("LANG".to_owned(), "C.UTF-8".to_owned())]),
-            ..Meta::new("host system".to_owned(), report)
+            ..TemplateInfo::new("host system".to_owned(), report)
         };
-        build.place(BASE, &meta, Taken::Replace)?;
+        build.publish(BASE, &meta, IfExists::Replace)?;
         Ok(report)
     }
 
-    /// Renames a template out of the way. The caller holds `.lock` exclusively.
-    fn set_aside(&self, name: &str) -> Result<String, Error> {
-        let old = format!(".old-{}", random());
+    /// Renames a template to `.old-…`. The caller holds `.lock` exclusively.
+    fn rename_to_old(&self, name: &str) -> Result<String, Error> {
+        let old = format!(".old-{}", random_hex());
         rustix::fs::renameat(&self.dir, name, &self.dir, &old)
             .map_err(failed("rename", self.path.join(name)))?;
         Ok(old)
@@ -312,8 +321,8 @@ impl Store {
         Ok(names)
     }
 
-    /// The store's own directory, which no copy may walk into.
-    fn id(&self) -> Result<(u64, u64), Error> {
+    /// Device and inode of the store's directory, which a copy must skip.
+    fn directory_id(&self) -> Result<(u64, u64), Error> {
         let stat = rustix::fs::fstat(&self.dir).map_err(failed("examine", &self.path))?;
         Ok((stat.st_dev, stat.st_ino))
     }
@@ -347,7 +356,7 @@ impl Store {
     }
 }
 
-/// Refuses what is not a template name.
+/// Checks the form of a template name.
 fn check_name(name: &str) -> Result<(), Error> {
     let begins =
         name.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit());
@@ -370,7 +379,7 @@ fn open_lock(dir: &OwnedFd, path: &Path) -> Result<File, Error> {
     create_lock(dir, "lock").map_err(failed("open the lock of", path))
 }
 
-/// Takes a tree's lock exclusively, unless someone has it.
+/// Locks a tree exclusively; `None` if another process holds its lock.
 fn try_lock(dir: &OwnedFd, path: &Path) -> Result<Option<File>, Error> {
     let lock = open_lock(dir, path)?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -384,15 +393,15 @@ fn flock(file: &File, operation: FlockOperation) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| rustix::fs::flock(file, operation))
 }
 
-/// Sixteen hexadecimal digits that no other process comes up with.
-fn random() -> String {
+/// Sixteen random hexadecimal digits.
+fn random_hex() -> String {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::hash::RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
     format!("{:016x}", hasher.finish())
 }
 
-/// Whether `name` in `dir` is there, whatever it is.
+/// Whether an entry `name` of any kind exists in `dir`.
 fn exists(dir: &OwnedFd, name: &str) -> bool {
     rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }

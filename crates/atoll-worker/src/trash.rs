@@ -1,5 +1,7 @@
-//! What is left of sandboxes that nobody has. It is taken away when nobody waits for anything, or soon, or at the end: a file
-//! system can take long for it, and keeps others waiting meanwhile.
+//! Removal of deleted sandboxes in the background.
+//!
+//! It starts when the server is quiescent, after [`MAX_DELAY`] at the latest, or at shutdown:
+//! removing many files can slow down all other work on the file system.
 
 use std::path::PathBuf;
 use std::sync::Weak;
@@ -12,38 +14,38 @@ use atoll_model::SandboxId;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::busy::Work;
+use crate::in_flight::Work;
 use crate::runtime::Shared;
 
 const SOON: Duration = Duration::from_millis(100);
 
-/// Where a runtime throws them.
+/// Queue of sandboxes to remove.
 #[derive(Debug)]
 pub(crate) struct Trash {
     thrown: mpsc::UnboundedSender<Item>,
     hurry: watch::Sender<bool>,
 }
 
-/// The directory of a sandbox, under way until it is removed.
+/// The directory of a deleted sandbox.
 #[derive(Debug)]
 pub(crate) struct Item {
     pub(crate) id: SandboxId,
     pub(crate) directory: PathBuf,
-    /// What of it still lives is ended first.
+    /// Processes to kill first.
     pub(crate) living: Option<Living>,
     pub(crate) _work: Work,
 }
 
-/// The processes of a sandbox that nobody was ever told of.
+/// Processes of a sandbox that was never acknowledged to a caller.
 #[derive(Debug)]
 pub(crate) struct Living {
     pub(crate) group: Group,
-    /// They are nobody else's before the processes are gone.
+    /// Claimed until the processes are gone.
     pub(crate) ids: IdRange,
 }
 
 impl Living {
-    /// Those that cannot be ended now are found by the next server.
+    /// Kills the processes. If that fails, the next server finds them.
     fn end(&self, ranges: &Ranges) {
         let ended = self.group.kill().and_then(|()| self.group.remove());
         if ended.is_ok() {
@@ -60,16 +62,17 @@ impl Trash {
     }
 
     pub(crate) fn throw(&self, item: Item) {
-        // What is not removed now is removed with the instance, or at the next start.
+        // If the task has ended, the directory is removed with the instance or at the next start.
         let _ = self.thrown.send(item);
     }
 
-    /// Nobody waits for anything else any more.
+    /// Removes everything without waiting for quiescence.
     pub(crate) fn hurry(&self) {
         self.hurry.send_replace(true);
     }
 
-    /// Empties it again and again. Where no calm came, none is waited for as long as there is always more.
+    /// Removes what is queued until the runtime is dropped. After a wait that timed out, it does
+    /// not wait again until the queue was empty for a while.
     pub(crate) async fn tend(shared: Weak<Shared>, mut waiting: mpsc::UnboundedReceiver<Item>) {
         let mut restless = false;
         loop {
@@ -93,7 +96,7 @@ impl Trash {
             while let Ok(next) = waiting.try_recv() {
                 items.push(next);
             }
-            // Those that come meanwhile need not wait for these.
+            // In the background, so that later items need not wait for these.
             tokio::task::spawn_blocking(move || {
                 for item in items {
                     if let Some(living) = &item.living {

@@ -1,10 +1,12 @@
-//! Work on file trees that may be hostile: a dead sandbox's upper directory, an unpacked archive.
+//! Operations on file trees that may be hostile: the upper directory of a deleted sandbox, an
+//! unpacked archive.
 //!
-//! Invariant: every step goes by descriptor and one name, never by a path, never through a symlink and never into another
-//! mount, so no name in the tree can lead out of it. Stack and descriptors stay constant however deep the tree is: the walk
-//! holds one directory open and goes back up by `..`, which it believes only if it is the very directory it came from.
+//! Invariant: every step uses a descriptor and one name, never a path, never follows a symlink and
+//! never crosses a mount, so no name in the tree can lead out of it. Stack and descriptors stay
+//! constant however deep the tree is: the walk holds one directory open and returns to the parent
+//! by `..`, after a check that it is the directory it came from.
 //!
-//! It does not take locks: a tree that changes meanwhile is an error, and the caller tries again.
+//! It takes no locks: a tree that changes meanwhile is an error, and the caller tries again.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, CString, OsStr};
@@ -18,15 +20,15 @@ use rustix::io::Errno;
 #[cfg(test)]
 mod tests;
 
-/// How often one removal may find a directory filled again behind its back before it gives up.
+/// Number of times one removal may find a directory refilled before it fails.
 const MOST_RETRIES: u32 = 1000;
 
-/// What a tree takes on disk.
+/// Disk usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Allocated bytes; a file with several names counts once.
     pub bytes: u64,
-    /// Inodes, directories included, the top itself not.
+    /// Inodes with directories, without the top directory.
     pub inodes: u64,
 }
 
@@ -74,7 +76,8 @@ pub fn remove_contents(dir: BorrowedFd<'_>) -> io::Result<()> {
             }
             Step::Up(name) => match rustix::fs::unlinkat(&walk.here, &name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // Some file systems show a stream only part of a directory that shrinks while it is read.
+                // Some file systems return only a part of a directory that shrinks while it is
+                // read.
                 Err(Errno::NOTEMPTY | Errno::EXIST) if retries < MOST_RETRIES => {
                     retries += 1;
                     walk.again(name);
@@ -86,14 +89,15 @@ pub fn remove_contents(dir: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// What the tree below `dir` takes on disk.
+/// Disk usage of the tree below `dir`.
 pub fn usage(dir: BorrowedFd<'_>) -> io::Result<Usage> {
     let mut usage = Usage::default();
     usage_while(dir, &mut usage, |_| true)?;
     Ok(usage)
 }
 
-/// Adds up the same as long as `more` says so; whether that was all. What was found before an error counts.
+/// Adds up disk usage as long as `more` returns true. Returns whether that was all; what was
+/// counted before an error stays in `usage`.
 pub fn usage_while(
     dir: BorrowedFd<'_>,
     usage: &mut Usage,
@@ -123,13 +127,13 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK);
 
-/// Opens a directory by its one name: not a symlink, not another mount.
+/// Opens a subdirectory by its name; a symlink or another mount is an error.
 fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV | ResolveFlags::BENEATH;
     rustix::fs::openat2(parent, name, DIRECTORY, Mode::empty(), resolve)
 }
 
-/// Unlinks all that is not a directory and rmdirs what is empty; answers the directories that are left.
+/// Unlinks all files and removes empty directories; returns the remaining directories.
 fn sweep_directory(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
     let mut left = Vec::new();
     for_each_entry(dir, |name, kind| {
@@ -193,26 +197,26 @@ fn for_each_entry(
     Ok(())
 }
 
-/// Device and inode: who a directory is.
+/// Device and inode of a directory.
 type Id = (u64, u64);
 
 /// A depth-first walk with one open directory.
 struct Walk {
     here: OwnedFd,
-    /// The way from the top to `here`, both included.
+    /// Directories from the top to `here`, both included.
     levels: Vec<Level>,
 }
 
 struct Level {
     id: Id,
-    /// Its name in the level above.
+    /// Name in the parent directory.
     name: CString,
-    /// Directories in it that are still to be walked.
+    /// Subdirectories that are still to be visited.
     pending: Vec<CString>,
 }
 
 enum Step {
-    /// `here` is a new directory: look at it and call `enter`.
+    /// `here` is a new directory: read it and call `enter`.
     Down,
     /// `here` is the parent again; the child of this name is finished.
     Up(CString),
@@ -231,14 +235,14 @@ impl Walk {
         })
     }
 
-    /// Notes the directories of `here` that are to be walked.
+    /// Sets the subdirectories of `here` to visit.
     fn enter(&mut self, directories: Vec<CString>) {
         if let Some(level) = self.levels.last_mut() {
             level.pending = directories;
         }
     }
 
-    /// Walks the directory `name` of `here` once more.
+    /// Visits the subdirectory `name` of `here` once more.
     fn again(&mut self, name: CString) {
         if let Some(level) = self.levels.last_mut() {
             level.pending.push(name);

@@ -1,8 +1,8 @@
-//! Watches: the worker's end of a helper that tells what happens in a directory.
+//! Directory watches: the worker's end of a helper that reports file system changes.
 //!
-//! Nothing is read ahead: a reader that is slow lets the helper's socket fill, then the kernel's
-//! queue of events, and is then told that something is missing. Only a drain takes more than is
-//! asked for, and keeps a bounded number of it.
+//! Nothing is read ahead: with a slow reader the helper's socket fills, then the kernel's inotify
+//! queue, and the reader gets an overflow event. Only [`Watch::drain`] reads more than one event,
+//! up to a limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::files::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
-/// Events kept for a reader; four times what the kernel keeps.
+/// Maximum number of buffered events, four times the kernel's inotify queue.
 const MOST: usize = 65_536;
-/// Bytes of their paths.
+/// Maximum bytes of paths in buffered events.
 const BYTES: usize = 16 << 20;
-/// How many watches a sandbox may have at once.
+/// Maximum number of watches per sandbox.
 const PLACES: usize = 64;
-/// More directories than any host lets one user watch.
+/// Above every host's `fs.inotify.max_user_watches`.
 const DIRECTORIES: u32 = 1 << 20;
 
-/// A watch on a directory. Dropping it ends it.
+/// A watch on a directory, until it is dropped.
 #[derive(Debug)]
 pub struct Watch {
     call: HelperCall,
@@ -32,12 +32,12 @@ pub struct Watch {
     /// Bytes of paths in `waiting`.
     bytes: usize,
     token: u32,
-    /// The helper has said its last word.
+    /// No more messages come from the helper.
     ended: bool,
     _place: OwnedSemaphorePermit,
 }
 
-/// Places for all the watches that a sandbox may have.
+/// Permits for the watches of one sandbox.
 pub(crate) fn places() -> Arc<Semaphore> {
     Arc::new(Semaphore::new(PLACES))
 }
@@ -79,7 +79,7 @@ pub(crate) async fn watch(
 }
 
 impl Watch {
-    /// What happened next; `None` after the end.
+    /// Waits for the next event; `None` after the end.
     pub async fn next(&mut self) -> Result<Option<WatchEvent>, Error> {
         loop {
             if let Some(event) = self.waiting.pop_front() {
@@ -94,11 +94,11 @@ impl Watch {
         }
     }
 
-    /// Everything that happened before this call and was not told yet.
+    /// All events before this call that were not returned yet.
     pub async fn drain(&mut self) -> Result<Vec<WatchEvent>, Error> {
         if !self.ended {
             self.token = self.token.wrapping_add(1).max(1);
-            // It may have ended just now: what it said is still to be read.
+            // If it has ended just now, its last messages are still to be read.
             let question = ToHelper::Drain { token: self.token };
             let _ = self.call.say(&question).await;
             self.until(self.token).await?;
@@ -107,7 +107,7 @@ impl Watch {
         Ok(std::mem::take(&mut self.waiting).into())
     }
 
-    /// Listens until this question is answered or the watch has ended.
+    /// Receives until the helper has answered the drain with this token, or the watch has ended.
     async fn until(&mut self, token: u32) -> Result<(), Error> {
         let listen = async {
             while !self.ended {
@@ -118,7 +118,7 @@ impl Watch {
             }
             Ok(())
         };
-        // A hijacked helper could go on for ever.
+        // A compromised helper could send changes for ever.
         match tokio::time::timeout(std::time::Duration::from_mins(2), listen).await {
             Ok(heard) => heard,
             Err(_) => Err(Error::new(
@@ -129,7 +129,7 @@ impl Watch {
         }
     }
 
-    /// Takes a word; the token if it answers a question.
+    /// Handles one message; returns the token of an answered drain.
     fn hear(&mut self, word: FromHelper) -> Option<u32> {
         match word {
             FromHelper::Changes(changes) => {

@@ -9,7 +9,7 @@ use atoll_model::{
     Scope, SessionId,
 };
 use atoll_store::{Again, Claim, SandboxRow};
-use atoll_worker::Announce;
+use atoll_worker::BeforeCreate;
 
 use super::times::{check_timeout, end_of};
 use super::{SandboxView, check_alias, check_metadata, full};
@@ -99,7 +99,7 @@ impl Core {
     async fn make_uncounted(&self, org: Org, asked: NewSandbox) -> Result<SandboxView, Error> {
         let held: Arc<Mutex<Option<Held>>> = Arc::default();
         let spec = asked.spec.clone();
-        let announce: Announce = {
+        let announce: BeforeCreate = {
             let (core, held) = (self.clone(), Arc::clone(&held));
             let begin = Instant::now();
             Box::new(move |id| {
@@ -111,7 +111,7 @@ impl Core {
                 })
             })
         };
-        let made = self.inner.runtime.create_announced(spec, announce).await;
+        let made = self.inner.runtime.create_with_hook(spec, announce).await;
         // Until its row says what became of it, nobody else changes it.
         let held = held.lock().unwrap_or_else(PoisonError::into_inner).take();
         let entry = held.as_ref().map(|held| &held.entry);

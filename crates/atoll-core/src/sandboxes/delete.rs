@@ -80,7 +80,7 @@ impl Inner {
     /// is tried again.
     pub(crate) async fn bury(&self, id: &SandboxId, session: SessionId) -> Result<(), Error> {
         let farewell = history::keep(&self.store, session.clone());
-        let gone = match self.runtime.delete_after(id, farewell).await {
+        let gone = match self.runtime.delete_after_flush(id, farewell).await {
             Err(error) if error.code != Code::SandboxNotFound => Err(error),
             _ => Ok(()),
         };

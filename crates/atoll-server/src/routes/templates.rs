@@ -2,7 +2,7 @@
 
 use atoll_core::TemplateView;
 use atoll_model::{Code, Error, Scope};
-use atoll_worker::template::{self, Options};
+use atoll_worker::template::{self, TemplateOptions};
 use axum::Json;
 use axum::body::Body as RawBody;
 use axum::extract::{FromRequest as _, Request, State};
@@ -186,12 +186,12 @@ async fn make(
     let name = asked
         .name
         .ok_or_else(|| Error::invalid("name", "name is required", "POST /templates?name=NAME"))?;
-    let options = Options {
+    let options = TemplateOptions {
         replace: asked.replace,
         sudo: asked.sudo.unwrap_or(true),
-        ..Options::default()
+        ..TemplateOptions::default()
     };
-    let (sender, stream) = template::stream();
+    let (sender, stream) = template::archive_channel();
     let added = app.core.add_template(&caller, &name, stream, options);
     // Both at once: what is sent is unpacked as it comes.
     let (sent, added) = tokio::join!(send(request.into_body(), sender), added);
@@ -201,7 +201,7 @@ async fn make(
 }
 
 /// Sends a body to be unpacked. If it breaks off, so does what is unpacked.
-async fn send(body: RawBody, sender: template::Sender) -> Result<(), Error> {
+async fn send(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk

@@ -1,5 +1,7 @@
-//! The files of a layer: made from a template's files, which are not trusted. Nothing is looked up outside of the template's
-//! root, and what is no regular file of a usual size is not read.
+//! Contents of a layer, from the files of a template.
+//!
+//! The template is not trusted: no lookup leaves its root, and only regular files up to a maximum
+//! size are read.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -14,7 +16,7 @@ use rustix::io::Errno;
 use super::VARIABLES;
 use crate::template::Template;
 
-/// Where distributions have their bundle: Debian, Alpine and Arch; Fedora; openSUSE; OpenSSL's own.
+/// Paths of bundles: Debian, Alpine and Arch; Fedora; openSUSE; OpenSSL's default.
 const BUNDLES: [&str; 4] = [
     "etc/ssl/certs/ca-certificates.crt",
     "etc/pki/tls/certs/ca-bundle.crt",
@@ -22,21 +24,24 @@ const BUNDLES: [&str; 4] = [
     "etc/ssl/cert.pem",
 ];
 
-/// Where distributions look for further authorities when they write their bundle again, and how the names end.
+/// Directories whose certificates distributions add when they rebuild the bundle, with the file
+/// extension.
 const SOURCES: [(&str, &str); 3] = [
     ("usr/local/share/ca-certificates", "crt"),
     ("etc/pki/ca-trust/source/anchors", "pem"),
     ("etc/ca-certificates/trust-source/anchors", "crt"),
 ];
 
-/// Where sudo, which passes on no variables of its caller, reads settings, and the file with variables that they name.
+/// Directory of sudo's settings, and the file with variables that a setting names: sudo does not
+/// pass on the caller's variables.
 const SUDOERS: &str = "etc/sudoers.d";
 const SUDO_VARIABLES: &str = "etc/atoll-authorities.env";
 
-/// A larger file is no bundle.
+/// Maximum size of a bundle.
 const LARGEST: u64 = 16 << 20;
 
-/// Makes the layer for a template in an empty directory; the path of the bundle in sandboxes.
+/// Fills an empty directory with the layer for a template. Returns the path of the bundle in
+/// sandboxes.
 pub(super) fn make(at: &Path, template: &Template, certificates: &[String]) -> io::Result<String> {
     let maker = Maker {
         at,
@@ -86,14 +91,14 @@ pub(super) fn make(at: &Path, template: &Template, certificates: &[String]) -> i
     Ok(bundle)
 }
 
-/// Opens a layer's directory, for mounts.
+/// Opens a layer's directory as a lower directory of a mount.
 pub(super) fn open(at: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(CWD, at, flags, Mode::empty())?)
 }
 
-/// The certificates that this host trusts, for templates whose programs bring their own list: a variable that leads to a
-/// bundle takes the place of that list.
+/// The certificates that this host trusts, for templates without a bundle: a variable that names a
+/// bundle replaces the list that a program brings.
 fn of_host() -> String {
     let mut bundles = BUNDLES
         .iter()
@@ -101,13 +106,13 @@ fn of_host() -> String {
     bundles.find_map(Result::ok).unwrap_or_default()
 }
 
-/// The certificates that a bundle does not have.
+/// The certificates that a bundle does not contain.
 fn missing<'a>(bundle: &str, certificates: &'a [String]) -> Vec<&'a String> {
     let is_missing = |certificate: &&String| !bundle.contains(certificate.trim_end());
     certificates.iter().filter(is_missing).collect()
 }
 
-/// A bundle with certificates behind it.
+/// The bundle with the missing certificates appended.
 fn with(bundle: &str, certificates: &[String]) -> String {
     let mut text = bundle.to_owned();
     if !text.is_empty() && !text.ends_with('\n') {
@@ -126,16 +131,16 @@ fn of_descriptor(descriptor: &impl AsRawFd) -> PathBuf {
 }
 
 struct Maker<'a> {
-    /// The layer's directory.
+    /// Directory of the new layer.
     at: &'a Path,
-    /// The template's.
+    /// Root of the template.
     root: &'a OwnedFd,
-    /// The path of that.
+    /// Path of `root`.
     template: PathBuf,
 }
 
 impl Maker<'_> {
-    /// Opens a file of the template as a sandbox would; `None` if there is none.
+    /// Opens a file of the template as a program in a sandbox would; `None` if it is absent.
     fn open(&self, path: &str, flags: OFlags) -> io::Result<Option<OwnedFd>> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
         let flags = flags | OFlags::CLOEXEC;
@@ -146,14 +151,14 @@ impl Maker<'_> {
         }
     }
 
-    /// Where in the template an open file is, without symbolic links.
+    /// Path of an open file in the template, without symbolic links.
     fn place(&self, opened: &OwnedFd) -> io::Result<PathBuf> {
         let path = fs::read_link(of_descriptor(opened))?;
         let below = path.strip_prefix(&self.template);
         below.map(Path::to_owned).map_err(io::Error::other)
     }
 
-    /// Reads a bundle, and where it is.
+    /// Reads a bundle; returns its path and text.
     fn read(&self, path: &str) -> io::Result<Option<(PathBuf, String)>> {
         let Some(opened) = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK)? else {
             return Ok(None);
@@ -169,13 +174,13 @@ impl Maker<'_> {
         Ok(Some((place, String::from_utf8_lossy(&text).into_owned())))
     }
 
-    /// Where a directory of the template is; `None` if it has none.
+    /// Path of a directory of the template; `None` if it is absent.
     fn directory(&self, path: &str) -> io::Result<Option<PathBuf>> {
         let opened = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
         opened.map(|opened| self.place(&opened)).transpose()
     }
 
-    /// Where a file belongs that the template does not have.
+    /// Path for a file that the template does not have, through its symbolic links.
     fn new_place(&self, path: &str) -> io::Result<PathBuf> {
         let path = Path::new(path);
         for ancestor in path.ancestors().skip(1) {
@@ -191,12 +196,13 @@ impl Maker<'_> {
         Ok(path.to_owned())
     }
 
-    /// Writes a file of root into the layer, in directories that look as they do in the template.
+    /// Writes a file owned by root into the layer, in directories with the attributes that they
+    /// have in the template.
     fn write(&self, place: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let mut below = PathBuf::new();
         let parents = place.parent().unwrap_or(Path::new(""));
         for part in parents.components() {
-            // Paths of descriptors have no others.
+            // Paths from `/proc/self/fd` have no other components.
             let Component::Normal(part) = part else {
                 continue;
             };
@@ -215,7 +221,7 @@ impl Maker<'_> {
         file.set_permissions(fs::Permissions::from_mode(mode))
     }
 
-    /// Gives a directory of the layer the owner and the mode of the template's.
+    /// Copies owner and mode of the template's directory.
     fn resemble(&self, below: &Path, at: &Path) -> io::Result<()> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;

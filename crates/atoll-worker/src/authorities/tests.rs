@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 
 use super::Authorities;
-use crate::template::{Options, Source, Store, Template};
+use crate::template::{Source, Template, TemplateOptions, TemplateStore};
 
 const ADDED: &str = "-----BEGIN CERTIFICATE-----\nadded\n-----END CERTIFICATE-----\n";
 
@@ -15,7 +15,7 @@ fn write(root: &Path, name: &str, text: &str) {
     fs::write(path, text).expect("written");
 }
 
-/// A template with these files, and what the layer above it is.
+/// A template with the given files, and authorities to layer on it.
 struct Fixture {
     scratch: tempfile::TempDir,
     template: Template,
@@ -28,13 +28,13 @@ impl Fixture {
         let tree = scratch.path().join("tree");
         fs::create_dir(&tree).expect("a directory");
         fill(&tree);
-        let store = Store::open(scratch.path().join("templates")).expect("a store");
-        let options = Options {
+        let store = TemplateStore::open(scratch.path().join("templates")).expect("a store");
+        let options = TemplateOptions {
             env: env
                 .iter()
                 .map(|(k, v)| ((*k).into(), (*v).into()))
                 .collect(),
-            ..Options::default()
+            ..TemplateOptions::default()
         };
         let added = store.add("one", &Source::Directory(tree), &options, &mut |_| {});
         added.expect("a template");
@@ -47,7 +47,7 @@ impl Fixture {
         }
     }
 
-    /// The path of the bundle in sandboxes, and what the layer has at some names.
+    /// Path of the bundle in sandboxes, and the contents of files of the layer.
     fn made(&self, names: &[&str]) -> (String, Vec<Option<String>>) {
         let layer = self.authorities.layer(&self.template).expect("a layer");
         let layer = layer.expect("a layer");
@@ -80,7 +80,7 @@ fn the_bundle_of_a_template_is_extended_where_it_is() {
     let at = at.join(fixture.template.meta.id.as_ref().expect("an id"));
     let found = fs::metadata(at.join("etc/ssl")).expect("a directory");
     assert_eq!(found.mode() & 0o7777, 0o751);
-    // The template's own file is as it was.
+    // The template's own file is unchanged.
     let own = fs::read_to_string(fixture.template.layer.join(DEBIAN));
     assert_eq!(own.expect("a file"), "of the template");
     let other = fixture.authorities.layer(&fixture.template);
@@ -147,7 +147,7 @@ fn nothing_outside_of_a_hostile_template_is_read() {
             ] {
                 symlink(target, tree.join(name)).expect("a link");
             }
-            // What the first link leads to in a sandbox.
+            // The target of the first link as resolved in a sandbox.
             rustix::fs::mknodat(
                 rustix::fs::CWD,
                 tree.join("secret"),

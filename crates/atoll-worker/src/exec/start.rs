@@ -25,7 +25,7 @@ use super::{
     stdin_request_id,
 };
 use crate::error::{internal, too_many_processes};
-use crate::init::{Started, gone};
+use crate::init_channel::{Started, gone};
 use crate::journal::JournalState;
 use crate::keeper::watch_for;
 use crate::sandbox::Sandbox;

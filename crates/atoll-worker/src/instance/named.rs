@@ -1,5 +1,6 @@
-//! Runs with a name: each is a lasting instance of its own below the data directory. Looking at them
-//! changes nothing and waits for nobody.
+//! Named runs: each is a persistent instance of its own in the data directory.
+//!
+//! Inspecting one changes nothing and takes no lock that another process waits for.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,34 +14,34 @@ use crate::exec::record_log::RecordLog;
 use crate::sandbox::{Record, boot};
 use crate::storage;
 
-/// Where they are in a data directory.
+/// Directory of named runs in a data directory.
 pub const DIRECTORY: &str = "named";
 
-/// What a directory that is being removed is called: no name can begin so.
-const ASIDE: &str = ".gone-";
+/// Prefix of directories that are being removed; no run name begins with a dot.
+const REMOVING_PREFIX: &str = ".gone-";
 
-/// Where a run is.
+/// A named run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
-    /// What it is called.
+pub struct NamedRun {
+    /// Its name.
     pub name: RunName,
-    /// The data directory of its instance.
+    /// Data directory of its instance.
     pub directory: PathBuf,
 }
 
-/// What can be seen of an instance from outside.
+/// State of a named run as seen from outside.
 #[derive(Debug, Clone)]
-pub struct Glimpse {
-    /// The process that serves it now.
+pub struct RunStatus {
+    /// Pid of the process that serves it now.
     pub served: Option<i32>,
-    /// It has a server or a keeper.
+    /// Whether it has a server or a keeper.
     pub alive: bool,
-    /// Its sandboxes as they are written down, with what was asked for and their commands.
+    /// Its sandboxes by their records, with spec and execs.
     pub sandboxes: Vec<(SandboxInfo, SandboxSpec, Vec<ExecInfo>)>,
 }
 
-impl Place {
-    /// The place of a name.
+impl NamedRun {
+    /// The run with this name; it need not exist.
     pub fn of(data: &Path, name: &RunName) -> Self {
         Self {
             name: name.clone(),
@@ -48,8 +49,8 @@ impl Place {
         }
     }
 
-    /// Looks at it; nothing if there is nothing.
-    pub fn look(&self) -> Option<Glimpse> {
+    /// Its state; `None` if it does not exist.
+    pub fn inspect(&self) -> Option<RunStatus> {
         if !self.directory.is_dir() {
             return None;
         }
@@ -68,7 +69,7 @@ impl Place {
             Some((record.info, record.spec, execs))
         });
         let sandboxes = sandboxes.collect();
-        Some(Glimpse {
+        Some(RunStatus {
             served,
             alive,
             sandboxes,
@@ -84,35 +85,36 @@ impl Place {
     }
 }
 
-/// All of a data directory, by name.
-pub fn all(data: &Path) -> Vec<Place> {
+/// All named runs of a data directory, by name.
+pub fn all(data: &Path) -> Vec<NamedRun> {
     let entries = fs::read_dir(data.join(DIRECTORY)).into_iter().flatten();
     let names = entries.flatten().filter_map(|entry| {
         let name: RunName = entry.file_name().to_str()?.parse().ok()?;
-        Some(Place::of(data, &name))
+        Some(NamedRun::of(data, &name))
     });
-    let mut all: Vec<Place> = names.collect();
+    let mut all: Vec<NamedRun> = names.collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     all
 }
 
-/// Whether a directory is where runs with a name are.
+/// Whether a directory is one of a named run.
 pub(super) fn holds(directory: &Path) -> bool {
     let parent = directory.parent().and_then(Path::file_name);
     parent.is_some_and(|name| name == DIRECTORY)
 }
 
-/// Where a directory is put while it is removed.
+/// Path of a run's directory while it is removed.
 pub(super) fn aside(directory: &Path, tag: &str) -> PathBuf {
-    directory.with_file_name(format!("{ASIDE}{tag}"))
+    directory.with_file_name(format!("{REMOVING_PREFIX}{tag}"))
 }
 
-/// Removes what is left of directories that were being removed; what could not be.
+/// Removes directories whose removal was interrupted; returns the errors.
 pub(super) fn sweep(data: &Path) -> Vec<String> {
     let entries = fs::read_dir(data.join(DIRECTORY)).into_iter().flatten();
     let gone = entries.flatten().filter(|entry| {
         let name = entry.file_name();
-        name.to_str().is_some_and(|name| name.starts_with(ASIDE))
+        name.to_str()
+            .is_some_and(|name| name.starts_with(REMOVING_PREFIX))
     });
     let removed = gone.map(|entry| {
         storage::dismantle(&entry.path()).and_then(|()| remove_directory(&entry.path()))
@@ -123,7 +125,8 @@ pub(super) fn sweep(data: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Whether somebody holds a file locked. Asked by a lock that others may share for that moment.
+/// Whether another process holds an exclusive lock on a file. Tested with a shared lock for a
+/// moment.
 fn is_locked(path: &Path) -> bool {
     File::open(path).is_ok_and(|file| file.try_lock_shared().is_err())
 }

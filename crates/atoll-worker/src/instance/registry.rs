@@ -1,4 +1,4 @@
-//! Who is who: an instance is known by its tag, and locked by who serves it.
+//! Registry of the host's instances, and locks of data directories.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,15 +11,15 @@ use atoll_model::{Code, Error};
 use super::{SHARED, data_directory, private_directory};
 use crate::error::host_file;
 
-/// How long a keeper that was killed may take to be gone.
+/// Time for a keeper that is exiting to release its lock.
 const KEEPER_ENDS: Duration = Duration::from_secs(10);
 
-/// Where all instances of this host are registered.
+/// Directory in which all instances of this host are registered.
 pub(super) fn path() -> PathBuf {
     Path::new(SHARED).join("instances")
 }
 
-/// The same, made if it is not there.
+/// The same, created if it is absent.
 pub(super) fn open() -> Result<PathBuf, Error> {
     let registry = path();
     private_directory(Path::new(SHARED))?;
@@ -27,7 +27,7 @@ pub(super) fn open() -> Result<PathBuf, Error> {
     Ok(registry)
 }
 
-/// Finds a tag nobody has and takes its lock.
+/// Finds a free tag and locks its entry.
 pub(super) fn register(
     registry: &Path,
     directory: impl Fn(&str) -> PathBuf,
@@ -45,7 +45,7 @@ pub(super) fn register(
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(error) => return Err(host_file("register an instance in", &path, &error)),
         };
-        // Between making and locking it a collector may have found it dead and removed it.
+        // Garbage collection may have removed the entry between creating and locking it.
         let locked = file.try_lock().is_ok() && path.exists();
         if locked {
             let written = file.write_all(directory(&tag).as_os_str().as_encoded_bytes());
@@ -76,7 +76,7 @@ pub(super) fn read_tag(data: &Path) -> Option<String> {
     plain.then_some(tag)
 }
 
-/// Registers a data directory's instance, by the tag it had before if that is still free.
+/// Registers a data directory's instance, with its earlier tag if that is free.
 pub(super) fn register_lasting(
     registry: &Path,
     data: &Path,
@@ -107,8 +107,8 @@ pub(super) fn register_lasting(
     Ok((tag, file))
 }
 
-/// Waits for the lock of an instance that is ours by its data directory's lock: only its keeper, on its way
-/// out, can still have it.
+/// Waits for the lock of an instance whose data directory this process has locked: only its keeper,
+/// which is exiting, can hold it.
 fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
     let until = Instant::now() + KEEPER_ENDS;
     while file.try_lock().is_err() {
@@ -123,18 +123,19 @@ fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// The lock of a data directory: one process serves it. Released when this is dropped.
+/// The lock of a data directory, which one process serves. Released when it is dropped.
 #[derive(Debug)]
 pub struct DataLock {
     file: File,
 }
 
 impl DataLock {
-    /// Locks a data directory, which is made if there is none. A `CONFLICT` names the process that holds the lock.
-    pub fn take(data: &Path) -> Result<Self, Error> {
+    /// Locks a data directory, which is created if it is absent. A `CONFLICT` names the process
+    /// that holds the lock.
+    pub fn acquire(data: &Path) -> Result<Self, Error> {
         loop {
             let file = try_lock_data(data)?;
-            // The directory may have been removed between our opening and our locking the file.
+            // The directory may have been replaced between opening and locking the file.
             let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
             use std::os::unix::fs::MetadataExt;
             if let (Ok(ours), Ok(there)) = (ours, there)
@@ -145,7 +146,7 @@ impl DataLock {
         }
     }
 
-    /// Lets the next server in, although a process that inherited the descriptor may still hold it.
+    /// Unlocks it, although a process that inherited the descriptor may still hold it.
     pub(crate) fn release(&self) -> io::Result<()> {
         self.file.unlock()
     }

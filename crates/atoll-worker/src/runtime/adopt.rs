@@ -1,9 +1,13 @@
-//! Going on with the sandboxes of a server that is gone.
+//! Adoption of the sandboxes of an earlier server process.
 //!
-//! Records say what there should be, keepers what there is. Running and known to a keeper: taken over. Known to none:
-//! stopped, its files are there. Known to the keeper alone: never told to anybody, ended when nobody waits: a server leaves some
-//! hundred embryos, and the next one has more to do than to end them. A record that cannot be understood is
-//! set aside with its files, not removed. One that cannot be read stops everything before it begins.
+//! A record says what should exist, the keeper's inventory what does:
+//!
+//! - record, and alive in a keeper: adopted;
+//! - record, unknown to all keepers: stopped, its files remain;
+//! - no record, alive in a keeper: never acknowledged to a caller, killed when the server is idle
+//!   (an earlier server leaves about a hundred embryos);
+//! - a record that cannot be parsed: moved to `orphaned/` with its files;
+//! - a record that cannot be read: the start fails before anything is changed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -13,17 +17,17 @@ use std::sync::Arc;
 use atoll_jail::plan::IdRange;
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, StopReason, Timings};
 
-use super::apart::Apart;
+use super::unadoptable::Apart;
 use super::{Entry, LocalRuntime, Place};
 use crate::error::host_file;
 use crate::exec::stdin::StdinQueue;
 use crate::keeper::Found;
-use crate::keeper::left::Inventory;
+use crate::keeper::previous::Inventory;
 use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
 use crate::trash::{Item, Living};
 
 impl LocalRuntime {
-    /// Goes on with what the last server left.
+    /// Adopts the sandboxes of the last server.
     pub(super) async fn take_over(&self, mut inventory: Inventory) -> Result<(), Error> {
         let keepers = std::mem::take(&mut inventory.keepers);
         lock(&self.shared.foreign).clone_from(&inventory.foreign);
@@ -35,7 +39,7 @@ impl LocalRuntime {
         })
         .await?;
         for keeper in keepers {
-            // That it is gone will be noticed soon enough.
+            // The keeper's exit is noticed by its channel.
             let _ = keeper.accept().await;
         }
         self.dismiss_keepers(None).await;
@@ -45,11 +49,11 @@ impl LocalRuntime {
         Ok(())
     }
 
-    /// Those that nobody was told of are not ended yet.
+    /// Returns the sandboxes that were never acknowledged; their processes still run.
     fn take_all_over(&self, inventory: Inventory) -> Result<Vec<Item>, Error> {
         let instance = &self.shared.instance;
         let sandboxes = instance.sandboxes();
-        // Before anything is changed: a record that the host does not give us is not one that is not there.
+        // Before anything is changed: an I/O error does not mean that there is no record.
         let records = read_all(&sandboxes)?;
         empty(&instance.trash());
         let mut unknown = Vec::new();
@@ -66,12 +70,12 @@ impl LocalRuntime {
                 Some(Ok(record)) => {
                     unknown.extend(self.take_one_over(path, record, found, (stayed, foreign)));
                 }
-                // It never came to be.
+                // Its create never finished.
                 None => unknown.push(self.unknown(id, &path, found)),
                 Some(Err(Senseless)) => self.orphan(&id, &path),
             }
         }
-        // Without files there is nobody to be.
+        // Processes without a directory were never acknowledged.
         for found in found.into_values() {
             if let Ok(id) = found.name.parse() {
                 let path = instance.sandbox(&id);
@@ -95,7 +99,7 @@ impl LocalRuntime {
         instance.ranges.release_others();
         self.sweep_authorities();
         self.reconnect()?;
-        let aside = crate::orphans::place(&instance.directory);
+        let aside = crate::orphans::directory(&instance.directory);
         let known = |id: &SandboxId| {
             let mut places = [&sandboxes, &aside].into_iter();
             places.any(|at| at.join(id.as_str()).exists()) || ending(id)
@@ -104,7 +108,8 @@ impl LocalRuntime {
         Ok(unknown)
     }
 
-    /// Takes one over. One that cannot be goes on, apart from the others; one that waited in the pool is nobody's.
+    /// Adopts one sandbox. If that fails, an acknowledged one keeps running as unadoptable, and a
+    /// warm one is returned to be discarded.
     fn take_one_over(
         &self,
         path: PathBuf,
@@ -113,7 +118,7 @@ impl LocalRuntime {
         (keeper_stayed, foreign): (bool, Option<u32>),
     ) -> Option<Item> {
         let (id, pooled) = (record.info.id.clone(), record.pooled);
-        // A warm one has the certificate authorities of the server that made it.
+        // A warm sandbox is mounted from the certificate authorities of the server that created it.
         if pooled && !self.shared.authorities.agree(record.authorities.as_ref()) {
             return Some(self.unknown(id, &path, found));
         }
@@ -130,7 +135,7 @@ impl LocalRuntime {
                     let _ = self.shared.pool.add(sandbox);
                 }
                 Ok(sandbox) => drop(self.add(&sandbox)),
-                // Nobody was told of it.
+                // It was never acknowledged to a caller.
                 Err(_) if pooled => return Some(self.unknown(id, &path, None)),
                 Err(error) => self.add_apart(Apart::new(&self.shared, path, as_it_was, error)),
             }
@@ -162,12 +167,12 @@ impl LocalRuntime {
         if ran {
             record.info.state = SandboxState::Stopped;
             record.info.reason = Some(reason);
-            // What cannot be written down now the next server finds as we did.
+            // If the write fails, the next server computes the same.
             let _ = record.write(&path);
             self.shared.note_record(&id);
             let _ = group.remove();
         }
-        // Nothing reads what its commands were given.
+        // Stdin of its execs has no reader any more.
         StdinQueue::remove_stale(&path.join("execs"), &HashSet::new());
         let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = Entry::new(Place::Stopped(Box::new(record), execs));
@@ -175,7 +180,7 @@ impl LocalRuntime {
         None
     }
 
-    /// Removes layers of certificate authorities that no living sandbox is mounted from.
+    /// Removes layers of certificate authorities that no running sandbox is mounted from.
     fn sweep_authorities(&self) {
         let mut used = HashSet::new();
         for (_, entry) in self.shared.entries() {
@@ -189,17 +194,18 @@ impl LocalRuntime {
         self.shared.authorities.sweep(&used);
     }
 
-    /// Sets one aside of which nobody will ever know what it was. If it cannot be, it stays as it is.
+    /// Moves a sandbox with a corrupt record to `orphaned/`. If that fails, it stays as it is.
     fn orphan(&self, id: &SandboxId, path: &Path) {
-        crate::orphans::mark(path);
-        let aside = crate::orphans::place(&self.shared.instance.directory);
+        crate::orphans::write_marker(path);
+        let aside = crate::orphans::directory(&self.shared.instance.directory);
         if fs::rename(path, aside.join(id.as_str())).is_ok() {
             self.kill(id.as_str());
         }
     }
 
-    /// Makes a sandbox a stopped one again whose record a power cut destroyed, from what the control plane knows of it. False
-    /// if there are no files of it. Its variables are lost, and its layer is the one its template has now.
+    /// Restores a sandbox whose record was lost in a power failure as a stopped one, from its row.
+    /// False if it has no files. Its variables are lost, and its layer is the template's current
+    /// one.
     pub async fn recover(
         &self,
         id: &SandboxId,
@@ -217,10 +223,10 @@ impl LocalRuntime {
         created_at: i64,
     ) -> Result<bool, Error> {
         let instance = &self.shared.instance;
-        let aside = crate::orphans::place(&instance.directory).join(id.as_str());
+        let aside = crate::orphans::directory(&instance.directory).join(id.as_str());
         let path = instance.sandbox(&id);
         match fs::rename(&aside, &path) {
-            Ok(()) => crate::orphans::unmark(&path),
+            Ok(()) => crate::orphans::remove_marker(&path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(host_file("move to", &path, &error)),
         }
@@ -243,7 +249,8 @@ impl LocalRuntime {
         Ok(true)
     }
 
-    /// Goes on with the links of sandboxes that live. One whose link is not there any more gets another.
+    /// Adopts the network links of running sandboxes. A link that no longer exists is created
+    /// again.
     fn reconnect(&self) -> Result<(), Error> {
         let entries: Vec<_> = self.sandboxes().values().cloned().collect();
         let live = entries.into_iter().filter_map(|entry| match entry.place() {
@@ -281,13 +288,13 @@ impl LocalRuntime {
                 let link = self.shared.network.attach(namespace, policy).await?;
                 sandbox.relink(link)
             };
-            // One that cannot be linked is on its way out, and with it its link went.
+            // A sandbox that cannot be linked is exiting, and its link with it.
             let _ = tokio::runtime::Handle::current().block_on(another);
         }
         Ok(())
     }
 
-    /// What is to be taken away of a sandbox that no caller was ever told of.
+    /// Moves the files of a sandbox that was never acknowledged to the trash.
     fn unknown(&self, id: SandboxId, path: &Path, found: Option<Found>) -> Item {
         let directory = self.shared.instance.trash().join(id.as_str());
         let _ = fs::rename(path, &directory);
@@ -299,8 +306,8 @@ impl LocalRuntime {
         }
     }
 
-    /// What can be ended later, with its ids, which nobody else gets until then. The rest is ended at once: a keeper of another
-    /// version goes with the last of its own.
+    /// The processes of such a sandbox, to be killed later; their ids stay claimed until then.
+    /// Processes of another keeper are killed at once: that keeper exits with its last sandbox.
     fn living(&self, found: &Found) -> Option<Living> {
         let instance = &self.shared.instance;
         let ours = Arc::ptr_eq(&found.keeper, &self.shared.keeper);
@@ -321,13 +328,13 @@ impl LocalRuntime {
     }
 }
 
-/// A record that nobody will ever understand.
+/// A record that cannot be parsed.
 struct Senseless;
 
-/// A directory of a sandbox, and what stands there.
+/// A sandbox's id and directory, and its record; `None` if it has none.
 type Written = (SandboxId, PathBuf, Option<Result<Record, Senseless>>);
 
-/// All records.
+/// Reads all records.
 fn read_all(sandboxes: &Path) -> Result<Vec<Written>, Error> {
     let failed = |error: std::io::Error| host_file("read", sandboxes, &error);
     let mut all = Vec::new();
@@ -352,7 +359,7 @@ fn name_of(path: &Path) -> Option<SandboxId> {
     path.file_name()?.to_str()?.parse().ok()
 }
 
-/// Empties a directory, off the way of everybody.
+/// Removes the contents of a directory in the background.
 fn empty(directory: &Path) {
     let paths: Vec<_> = fs::read_dir(directory)
         .into_iter()

@@ -1,27 +1,28 @@
-//! How a runtime ends.
+//! Shutdown of a runtime.
 
 use std::sync::Arc;
 
 use atoll_model::{Code, Error, SandboxId};
 
 use super::{Entry, LocalRuntime, Place};
+use crate::embryo_pool::Nursery;
 use crate::error::internal;
 use crate::keeper::Keeper;
-use crate::nursery::Nursery;
-use crate::pool::Pool;
 use crate::sandbox::{blocking, lock};
+use crate::warm_pool::Pool;
 
 impl LocalRuntime {
-    /// Ends the runtime. A lasting one leaves its sandboxes running, and without one that has processes it leaves
-    /// files only; a small one deletes them and takes everything of its instance away.
+    /// Closes the runtime. A persistent instance leaves its sandboxes running; if none has
+    /// processes, only files remain. An ephemeral instance deletes its sandboxes and removes
+    /// itself.
     pub async fn close(self) -> Result<(), Error> {
         let lasting = self.shared.instance.lasting.is_some();
         self.finish(lasting).await
     }
 
-    /// Ends the runtime for good: deletes its sandboxes and takes everything of its instance away, the data
-    /// directory of a lasting one included.
-    pub async fn take_away(self) -> Result<(), Error> {
+    /// Deletes all sandboxes and removes the instance, including the data directory of a persistent
+    /// one.
+    pub async fn destroy(self) -> Result<(), Error> {
         self.finish(false).await
     }
 
@@ -30,7 +31,7 @@ impl LocalRuntime {
         let keepers = self.keepers();
         self.shared.pool.shut();
         self.shared.nursery.shut();
-        // What is just being made is taken back by who makes it.
+        // A create that is in progress is undone by its own task.
         let tending = std::mem::take(&mut *lock(&self.shared.tending));
         for task in tending {
             let _ = task.await;
@@ -63,7 +64,7 @@ impl LocalRuntime {
             keeper.stop(lasting).await;
         }
         if lasting {
-            // What cannot be synced now the kernel writes in its own time.
+            // If the sync fails, the kernel writes the data back later.
             let _ = self
                 .shared
                 .syncer
@@ -81,7 +82,7 @@ impl LocalRuntime {
                 // What cannot be released now is released by the next server or by `atoll gc`.
                 let _ = blocking(move || shared.instance.rest()).await;
             }
-            // The next server may come, whoever still holds something of ours.
+            // Unlocked here: a process that inherited the descriptor may still hold it.
             return own
                 .release()
                 .map_err(|error| internal("unlock the data directory", &error));
@@ -91,13 +92,13 @@ impl LocalRuntime {
         blocking(move || shared.instance.dismantle()).await
     }
 
-    /// Whether a sandbox has processes, which need their keeper. Those of the pool have ended before.
+    /// Whether a sandbox has processes, which need their keeper. Warm sandboxes have ended before.
     fn has_processes(&self) -> bool {
         let has = |entry: &Arc<Entry>| matches!(entry.place(), Place::Live(_) | Place::Apart(_));
         !lock(&self.shared.foreign).is_empty() || self.sandboxes().values().any(has)
     }
 
-    /// Whether a sandbox that goes on has a link with the world.
+    /// Whether a sandbox that keeps running has a network link.
     fn has_links(&self) -> bool {
         self.sandboxes().values().any(|entry| match entry.place() {
             Place::Live(sandbox) => sandbox.linked().is_some(),
@@ -106,7 +107,7 @@ impl LocalRuntime {
         })
     }
 
-    /// Our own keeper, and those of other versions that still have sandboxes.
+    /// Our own keeper, and keepers of other versions that still have sandboxes.
     fn keepers(&self) -> Vec<Arc<Keeper>> {
         let mut all = vec![Arc::clone(&self.shared.keeper)];
         for entry in self.sandboxes().values() {

@@ -1,4 +1,4 @@
-//! How a runtime is set up.
+//! Settings of a runtime.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,78 +12,80 @@ use crate::exec::budget;
 use crate::network;
 use crate::reserve::Reserve;
 
-/// Changes a plan before it is carried out. Attack tests take one defence away with it, to show
-/// that the same attack would then succeed; nothing else has a use for it.
-pub type Amend = Arc<dyn Fn(&mut Plan) + Send + Sync>;
+/// Changes a plan before it is carried out. Only attack tests use it: they remove one defence and
+/// show that the attack then succeeds.
+pub type PlanOverride = Arc<dyn Fn(&mut Plan) + Send + Sync>;
 
-/// How a runtime is set up.
+/// Settings of a runtime.
 #[derive(Clone)]
 pub struct Config {
     /// The data directory.
     pub data: PathBuf,
-    /// Where templates are: by default `templates/` below the data directory.
+    /// Directory of the templates; by default `templates/` in the data directory.
     pub templates: PathBuf,
-    /// The binary keepers are started from; its `main` calls `atoll_jail::keeper::run_if_asked`.
+    /// Binary that keepers are started from; its `main` calls `atoll_jail::keeper::run_if_asked`.
     pub binary: PathBuf,
-    /// Sandboxes outlive this process: the next one that opens the same data directory goes on with them.
-    /// Otherwise they are part of a small instance that ends with it.
-    pub lasting: bool,
-    /// How many sandboxes are made in advance: of `base`, and of what was asked for lately.
-    pub warm: usize,
-    /// How many more are prepared, but for what they are made from.
-    pub embryos: usize,
-    /// How the network `internet` is set up.
+    /// Whether sandboxes outlive this process: the next process that opens the data directory
+    /// adopts them. If false, the instance is ephemeral and ends with the process.
+    pub persistent: bool,
+    /// Number of warm sandboxes, of `base` and of recently used templates.
+    pub warm_count: usize,
+    /// Number of embryo_count, in addition to the warm sandboxes.
+    pub embryo_count: usize,
+    /// Settings of the network `internet`.
     pub network: network::Config,
-    /// What sandboxes' files are on.
+    /// Storage backend of the sandboxes' files.
     pub storage: crate::Storage,
-    /// What is left to the host.
+    /// Disk and memory that sandboxes leave to the host.
     pub reserve: Reserve,
-    /// The most one sandbox may have.
+    /// Largest limits that one sandbox can have.
     pub ceilings: Limits,
-    /// Certificates that every sandbox trusts besides those of its template, each in PEM.
+    /// PEM certificates that every sandbox trusts besides those of its template.
     pub authorities: Vec<String>,
-    /// How long a sandbox may leave a call without a sign of life, and a reader of a command's output take
-    /// nothing while the command waits for it.
-    pub patience: Duration,
-    /// How much of what a command writes is kept: at least 1 MiB, and 16 times as much of all commands of a sandbox.
-    pub window: Bytes,
-    /// What is run in sandboxes is written to a journal beside their files.
+    /// How long a sandbox may not respond during a call, and how long a reader of an exec's output
+    /// may read nothing while the exec waits for it.
+    pub response_timeout: Duration,
+    /// Stored output per exec, at least 1 MiB. All execs of a sandbox together have 16 times as
+    /// much.
+    pub output_window: Bytes,
+    /// Whether commands are written to a journal beside the sandbox's files.
     pub journal: bool,
-    /// See [`Amend`].
-    pub amend: Option<Amend>,
+    /// See [`PlanOverride`].
+    pub plan_override: Option<PlanOverride>,
 }
 
 impl Config {
-    /// What a server has: sandboxes outlive it, and some are ready before they are asked for.
+    /// Settings of a server: persistent, with warm sandboxes, embryo_count and a journal.
     pub fn serving(data: impl Into<PathBuf>) -> Self {
         Self {
-            lasting: true,
-            warm: 16,
-            embryos: 96,
+            persistent: true,
+            warm_count: 16,
+            embryo_count: 96,
             journal: true,
             ..Self::new(data)
         }
     }
 
-    /// The usual for a single run: this very program, below a data directory.
+    /// Settings of a single run: ephemeral, with this program as the keeper's binary and empty
+    /// pools.
     pub fn new(data: impl Into<PathBuf>) -> Self {
         let data = data.into();
         Self {
             templates: data.join("templates"),
             data,
             binary: "/proc/self/exe".into(),
-            lasting: false,
-            warm: 0,
-            embryos: 0,
+            persistent: false,
+            warm_count: 0,
+            embryo_count: 0,
             network: network::Config::default(),
             storage: crate::Storage::default(),
             reserve: Reserve::default(),
             ceilings: Limits::MOST,
             authorities: Vec::new(),
-            patience: Duration::from_secs(30),
-            window: budget::DEFAULT_WINDOW,
+            response_timeout: Duration::from_secs(30),
+            output_window: budget::DEFAULT_WINDOW,
             journal: false,
-            amend: None,
+            plan_override: None,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a sandbox is connected to, and the ports of its servers.
+//! A sandbox's network, network policy and listening ports.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,12 +14,12 @@ use super::{LocalRuntime, Place};
 use crate::network::{self, ports};
 use crate::sandbox::{blocking, lock};
 
-/// How often the kernel is asked while somebody watches.
+/// Poll interval for listening ports while a client watches them.
 const PERIOD: Duration = Duration::from_millis(250);
 
 impl LocalRuntime {
-    /// Changes what a sandbox may reach. It holds when this returns: connections that the new policy
-    /// forbids are cut.
+    /// Changes a sandbox's network policy. When this returns the policy is in force, and
+    /// connections that it forbids are closed.
     pub async fn set_network_policy(
         &self,
         id: &SandboxId,
@@ -45,9 +45,9 @@ impl LocalRuntime {
         .await
     }
 
-    /// Connects a sandbox with another network, under a policy. It holds when this returns; programs that run
-    /// keep the name servers they know. A paused one cannot be given a network: somebody inside has to write
-    /// down whom to ask for names.
+    /// Changes a sandbox's network and policy, in force when this returns. Programs that run keep
+    /// the name servers they have read. A paused sandbox cannot get a network, because a helper in
+    /// it has to write `/etc/resolv.conf`.
     pub async fn set_network(
         &self,
         id: &SandboxId,
@@ -86,13 +86,13 @@ impl LocalRuntime {
         .await
     }
 
-    /// Where TCP servers of a sandbox listen, whatever its network is.
+    /// Addresses on which TCP servers of a sandbox listen, on any interface.
     pub async fn ports(&self, id: &SandboxId) -> Result<Vec<SocketAddr>, Error> {
         let namespace = self.find(id)?.namespace()?;
         blocking(move || ports::listening(namespace.as_fd())).await
     }
 
-    /// Connects to a server on a port of a sandbox's loopback, whatever its network is.
+    /// Connects to a TCP port on a sandbox's loopback interface; its network does not matter.
     pub async fn dial(&self, id: &SandboxId, port: u16) -> Result<TcpStream, Error> {
         let _time = self.time("dial");
         let sandbox = self.find(id)?;
@@ -106,8 +106,8 @@ impl LocalRuntime {
         second.map_err(|_| error)
     }
 
-    /// Waits until a sandbox has no processes any more.
-    pub async fn stopped(&self, id: &SandboxId) {
+    /// Waits until a sandbox has no processes.
+    pub async fn wait_stopped(&self, id: &SandboxId) {
         let place = self.entry(id).map(|entry| entry.place());
         if let Ok(Place::Live(sandbox)) = place {
             let mut died = sandbox.died.clone();
@@ -116,15 +116,16 @@ impl LocalRuntime {
         }
     }
 
-    /// Connects from a sandbox with the network `internet` through this host to a server of our own; how
-    /// long that took. It loosens the instance's rules a little: close it after this.
-    pub async fn prove_egress(&self, id: &SandboxId) -> Result<Duration, Error> {
+    /// Connects from a sandbox with the network `internet` through this host to a server of our
+    /// own, and returns the time that took. It adds an exception to the instance's rules: close the
+    /// runtime after this.
+    pub async fn check_egress(&self, id: &SandboxId) -> Result<Duration, Error> {
         let namespace = self.find(id)?.namespace()?;
         let tag = self.tag().to_owned();
         blocking(move || network::egress_check::run(&tag, namespace.as_fd())).await
     }
 
-    /// Watches the ports of a sandbox: first those that are there, then every change.
+    /// Watches the listening ports of a sandbox: first all current ones, then every change.
     pub async fn watch_ports(&self, id: &SandboxId) -> Result<PortWatch, Error> {
         let sandbox = self.find(id)?;
         let namespace = sandbox.namespace()?;
@@ -138,7 +139,7 @@ impl LocalRuntime {
     }
 }
 
-/// Refuses a policy for a sandbox that reaches nothing anyway.
+/// Fails if the sandbox has no network: a policy would have no effect.
 fn has_network(info: &SandboxInfo) -> Result<(), Error> {
     match info.network {
         Network::Internet => Ok(()),
@@ -150,18 +151,18 @@ fn has_network(info: &SandboxInfo) -> Result<(), Error> {
     }
 }
 
-/// News about the ports of a sandbox. The kernel is asked only while somebody waits for them.
+/// Port events of a sandbox. The kernel is polled only during [`PortWatch::next`].
 #[derive(Debug)]
 pub struct PortWatch {
     socket: Arc<Mutex<ports::SockDiag>>,
-    /// None before the first look.
+    /// Ports at the last poll; `None` before the first.
     known: Option<BTreeSet<SocketAddr>>,
     news: VecDeque<PortEvent>,
     died: watch::Receiver<Option<i32>>,
 }
 
 impl PortWatch {
-    /// What happened next; none once the sandbox does not run any more.
+    /// Waits for the next event; `None` once the sandbox has no processes.
     pub async fn next(&mut self) -> Result<Option<PortEvent>, Error> {
         loop {
             if let Some(event) = self.news.pop_front() {

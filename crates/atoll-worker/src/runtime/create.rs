@@ -1,44 +1,44 @@
-//! Sandboxes are made, or taken from those that are warm.
+//! Creation of sandboxes, from the warm pool if possible.
 
 use std::sync::Arc;
 
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec};
 
 use super::{Entry, LocalRuntime, Place};
-use crate::outlast;
+use crate::run_to_completion;
 use crate::sandbox::Sandbox;
 
-/// Hears the id of a sandbox that is about to be made, and may still say no.
-pub type Announce = Box<
+/// Called with the id of a sandbox before it is created; an error cancels the create.
+pub type BeforeCreate = Box<
     dyn FnOnce(SandboxId) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
         + Send,
 >;
 
-/// Nobody has to know.
-pub(crate) fn nobody() -> Announce {
+/// A hook that does nothing.
+pub(crate) fn no_hook() -> BeforeCreate {
     Box::new(|_| Box::pin(async { Ok(()) }))
 }
 
 impl LocalRuntime {
-    /// Makes a sandbox; an exec works when this returns. A caller that goes away does not leave
-    /// half of one.
+    /// Creates a sandbox and returns when an exec would work. If the caller goes away, the create
+    /// still completes or is undone.
     pub async fn create(&self, spec: SandboxSpec) -> Result<SandboxInfo, Error> {
-        self.create_announced(spec, nobody()).await
+        self.create_with_hook(spec, no_hook()).await
     }
 
-    /// The same, for a caller who has to know the sandbox's id before there is anything of it: whoever
-    /// keeps books writes it down first. If that fails nothing is made.
-    pub async fn create_announced(
+    /// Creates a sandbox whose id the caller has to store first. If the hook fails, nothing is
+    /// created.
+    pub async fn create_with_hook(
         &self,
         spec: SandboxSpec,
-        announce: Announce,
+        announce: BeforeCreate,
     ) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
         let work = async move {
             let _busy = runtime.shared.busy.begin();
             let _time = runtime.time("create");
             let shared = &runtime.shared;
-            // Before a warm one is taken: not every one can be put back.
+            // Before a warm sandbox is taken: not every one can be returned to the pool.
             crate::sandbox::check(shared, &spec)?;
             shared.network.check(&spec.policy)?;
             let begin = std::time::Instant::now();
@@ -55,7 +55,7 @@ impl LocalRuntime {
                     warm.belong(shared, spec, begin).await?
                 }
                 Ok(None) => Sandbox::create(shared, spec, false, announce).await?,
-                // It holds some memory already: a fresh one may be smaller.
+                // The warm sandbox uses more memory than the limit allows; a new one may not.
                 Err(error) if error.code == Code::Conflict => {
                     Sandbox::create(shared, spec, false, announce).await?
                 }
@@ -65,10 +65,10 @@ impl LocalRuntime {
             shared.pool.asked(&info.template);
             Ok(info)
         };
-        outlast(work).await
+        run_to_completion(work).await
     }
 
-    /// Takes a sandbox with processes among ours.
+    /// Adds a sandbox with processes to the table.
     pub(super) fn add(&self, sandbox: &Arc<Sandbox>) -> SandboxInfo {
         let info = sandbox.info();
         let entry = Entry::new(Place::Live(Arc::clone(sandbox)));

@@ -1,4 +1,4 @@
-//! How a sandbox goes: with its files, or leaving them somewhere else.
+//! Deletion of sandboxes, with their files or after moving the files elsewhere.
 
 use std::path::PathBuf;
 
@@ -10,51 +10,53 @@ use crate::error::host_file;
 use crate::sandbox::blocking;
 use crate::trash::Item;
 
-/// Hears what was run in a sandbox that is about to be gone, as far as nobody has taken it yet. Its files go only if
-/// that was kept.
-pub type Farewell = Box<
+/// Called with the commands of a sandbox that the store does not have yet, before its files are
+/// removed. An error keeps the files.
+pub type HistoryFlush = Box<
     dyn FnOnce(Vec<CommandRow>) -> std::pin::Pin<Box<dyn Future<Output = Result<(), Error>> + Send>>
         + Send,
 >;
 
 impl LocalRuntime {
-    /// Deletes a sandbox: its processes, its limits and its files are gone when this returns (the
-    /// disk space a little later).
+    /// Deletes a sandbox. Its processes, limits and directory are gone when this returns; disk
+    /// space is released a little later.
     pub async fn delete(&self, id: &SandboxId) -> Result<(), Error> {
         let _time = self.time("delete");
         self.end(id, None, None).await
     }
 
-    /// The same, for a caller who keeps what was run in it.
-    pub async fn delete_after(&self, id: &SandboxId, farewell: Farewell) -> Result<(), Error> {
+    /// Deletes a sandbox after its remaining commands were passed to `flush`.
+    pub async fn delete_after_flush(
+        &self,
+        id: &SandboxId,
+        flush: HistoryFlush,
+    ) -> Result<(), Error> {
         let _time = self.time("delete");
-        self.end(id, None, Some(farewell)).await
+        self.end(id, None, Some(flush)).await
     }
 
-    /// Ends a sandbox's processes and moves its files to a directory of the caller's choice on the
-    /// same file system.
-    pub async fn keep(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
+    /// Ends a sandbox's processes and moves its files to a directory on the same file system.
+    pub async fn export_files(&self, id: &SandboxId, directory: PathBuf) -> Result<(), Error> {
         if !self.shared.instance.disk.can_keep() {
             return Err(cannot_keep());
         }
         self.end(id, Some(directory), None).await
     }
 
-    /// Ends the processes of a sandbox that nobody knows of, and puts its files where they are found and not
-    /// in the way.
-    pub async fn set_aside(&self, id: &SandboxId) -> Result<(), Error> {
+    /// Ends the processes of a sandbox without a row and moves its files to `orphaned/`.
+    pub async fn move_to_orphaned(&self, id: &SandboxId) -> Result<(), Error> {
         let instance = &self.shared.instance;
-        crate::orphans::mark(&instance.sandbox(id));
-        let aside = crate::orphans::place(&instance.directory).join(id.as_str());
-        // What is in an image stays where it is.
-        self.end(id, Some(aside), None).await
+        crate::orphans::write_marker(&instance.sandbox(id));
+        let target = crate::orphans::directory(&instance.directory).join(id.as_str());
+        // Files in a storage image stay where they are.
+        self.end(id, Some(target), None).await
     }
 
     async fn end(
         &self,
         id: &SandboxId,
-        keep: Option<PathBuf>,
-        farewell: Option<Farewell>,
+        export_to: Option<PathBuf>,
+        flush: Option<HistoryFlush>,
     ) -> Result<(), Error> {
         self.shared.busy.touch();
         let name = id.clone();
@@ -64,7 +66,7 @@ impl LocalRuntime {
                 Place::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
                     sandbox.stop(shared).await?;
-                    if keep.is_some() {
+                    if export_to.is_some() {
                         sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
                     }
                 }
@@ -75,11 +77,11 @@ impl LocalRuntime {
                 }
                 Place::Stopped(..) | Place::Gone => {}
             }
-            if let Some(farewell) = farewell {
-                runtime.part(&name, &entry, &place, farewell).await?;
+            if let Some(flush) = flush {
+                runtime.flush_history(&name, &entry, &place, flush).await?;
             }
-            let (kept, from) = (keep.is_some(), shared.instance.sandbox(&name));
-            let target = keep.unwrap_or_else(|| shared.instance.trash().join(name.as_str()));
+            let (exported, from) = (export_to.is_some(), shared.instance.sandbox(&name));
+            let target = export_to.unwrap_or_else(|| shared.instance.trash().join(name.as_str()));
             let to = target.clone();
             blocking(move || {
                 std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
@@ -90,7 +92,7 @@ impl LocalRuntime {
             }
             entry.set(Place::Gone);
             runtime.sandboxes().remove(&name);
-            if !kept {
+            if !exported {
                 shared.trash.throw(Item {
                     id: name,
                     directory: target,

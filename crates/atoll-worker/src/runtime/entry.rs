@@ -1,19 +1,19 @@
-//! A sandbox among the others, whether or not it has processes, and which of the two it is.
+//! Entry of the sandbox table: a sandbox in any state, with or without processes.
 
 use std::sync::{Arc, Mutex};
 
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState};
 
-use super::apart::Apart;
+use super::unadoptable::Apart;
 use super::unknown;
 use crate::exec::table::ExecTable;
 use crate::samples::Samples;
 use crate::sandbox::{Record, Sandbox, lock};
 
-/// A sandbox, whether or not it has processes.
+/// A sandbox in any state.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Held while it gets from one state to another: one at a time.
+    /// Held during a state transition: one at a time.
     pub(super) gate: Arc<tokio::sync::Mutex<()>>,
     place: Mutex<Place>,
     pub(crate) samples: Mutex<Samples>,
@@ -25,7 +25,7 @@ pub(crate) enum Place {
     Live(Arc<Sandbox>),
     /// It has only files.
     Stopped(Box<Record>, Arc<ExecTable>),
-    /// It has processes, and we cannot speak with it.
+    /// It has processes, and this server cannot talk to it.
     Apart(Arc<Apart>),
     /// It is being deleted, or was.
     Gone,
@@ -68,7 +68,7 @@ impl Entry {
         }
     }
 
-    /// Its commands, and the sandbox itself if it has processes.
+    /// Its execs, and the sandbox itself if it has processes.
     pub(super) fn execs(
         &self,
         id: &SandboxId,

@@ -1,4 +1,4 @@
-//! Commands of sandboxes: started, and found again.
+//! Execs of a sandbox: start and lookup.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ impl LocalRuntime {
         exec::start::start(self.find(id)?, spec).await
     }
 
-    /// The variables that every command of a running sandbox has: the template's and its own.
+    /// Variables of every command of a running sandbox: the template's and its own.
     pub fn variables(&self, id: &SandboxId) -> Result<BTreeMap<String, String>, Error> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let all = self.find(id)?.environment();
@@ -27,7 +27,7 @@ impl LocalRuntime {
             .collect())
     }
 
-    /// The commands of a sandbox, newest first.
+    /// The execs of a sandbox, newest first.
     pub fn execs(&self, id: &SandboxId) -> Result<Vec<ExecInfo>, Error> {
         Ok(self.execs_of(id)?.list())
     }
@@ -37,17 +37,17 @@ impl LocalRuntime {
         Ok(table)
     }
 
-    /// A command of a sandbox, running or ended, by its id.
+    /// A running or ended exec, by its id.
     pub fn find_exec(&self, id: &SandboxId, exec: &ExecId) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find(exec))
     }
 
-    /// A command by its pid inside.
+    /// An exec by its pid in the sandbox.
     pub fn find_exec_by_pid(&self, id: &SandboxId, pid: i32) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find_by_pid(pid))
     }
 
-    /// The newest command with a tag.
+    /// The newest exec with a tag.
     pub fn find_exec_by_tag(&self, id: &SandboxId, tag: &str) -> Result<ExecHandle, Error> {
         self.exec_by(id, |table| table.find_by_tag(tag))
     }

@@ -1,4 +1,4 @@
-//! File calls: each is done inside the sandbox, by a helper of its own.
+//! File calls. Each runs in the sandbox, in a helper process of its own.
 
 use atoll_jail::wire::FileWork;
 use atoll_model::{
@@ -20,8 +20,8 @@ impl LocalRuntime {
         files::read(self.find(id)?, caller, path, 0, None).await
     }
 
-    /// Reads a part of a file as a stream.
-    pub async fn read_part(
+    /// Reads a range of a file as a stream.
+    pub async fn read_range(
         &self,
         id: &SandboxId,
         caller: &Caller,
@@ -43,9 +43,10 @@ impl LocalRuntime {
         files::write(self.find(id)?, caller, path, options).await
     }
 
-    /// Writes as a stream into the file that is there, or a new one, with directories above it. It is the user's and has
-    /// these attributes, and no others with their prefix, before its first byte is written.
-    pub async fn put_file(
+    /// Writes as a stream into an existing or new file; missing parent directories are created.
+    /// Before the first byte is written, the file belongs to the user and has exactly these
+    /// attributes with their prefix.
+    pub async fn write_file_with_attributes(
         &self,
         id: &SandboxId,
         caller: &Caller,
@@ -55,7 +56,7 @@ impl LocalRuntime {
         files::put(self.find(id)?, caller, path, attributes).await
     }
 
-    /// Says all there is to say of a path, with its attributes that begin with a prefix.
+    /// Details of a path, with its extended attributes that begin with `prefix`.
     pub async fn describe(
         &self,
         id: &SandboxId,
@@ -70,9 +71,9 @@ impl LocalRuntime {
             .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
     }
 
-    /// Describes what is below a directory, `depth` levels deep and at most `limit` entries, each directory before what is
-    /// in it and names in order; says whether something was left out.
-    pub async fn describe_below(
+    /// Details of the entries below a directory, up to `depth` levels deep and at most `limit`; a
+    /// directory comes before its entries, names are sorted. True if entries were left out.
+    pub async fn describe_tree(
         &self,
         id: &SandboxId,
         caller: &Caller,
@@ -89,7 +90,7 @@ impl LocalRuntime {
             .map(|_| ())
     }
 
-    /// Describes a path; with `follow`, what a symbolic link points to.
+    /// Metadata of a path; with `follow`, of a symbolic link's target.
     pub async fn stat(
         &self,
         id: &SandboxId,
@@ -108,8 +109,8 @@ impl LocalRuntime {
             .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
     }
 
-    /// Lists what is below a directory, `depth` levels deep and at most `limit` entries; says
-    /// whether something was left out.
+    /// Lists the entries below a directory, up to `depth` levels deep and at most `limit`. True if
+    /// entries were left out.
     pub async fn list_files(
         &self,
         id: &SandboxId,
@@ -126,7 +127,8 @@ impl LocalRuntime {
         files::simple(self.find(id)?, caller, work, limit as usize).await
     }
 
-    /// Makes a directory; with `parents`, missing ones above it too, and it may be there already.
+    /// Creates a directory. With `parents`, missing parents are created and an existing directory
+    /// is no error.
     pub async fn make_directory(
         &self,
         id: &SandboxId,
@@ -147,7 +149,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Removes a file or directory.
+    /// Removes a file or a directory.
     pub async fn remove(
         &self,
         id: &SandboxId,
@@ -166,7 +168,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Renames.
+    /// Renames a file or a directory.
     pub async fn rename(
         &self,
         id: &SandboxId,
@@ -187,7 +189,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Copies a file, or a directory with all that is in it.
+    /// Copies a file, or a directory recursively.
     pub async fn copy(
         &self,
         id: &SandboxId,
@@ -227,7 +229,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Sets owner and group; an empty name leaves one as it is.
+    /// Sets owner and group; an empty name leaves one unchanged.
     pub async fn chown(
         &self,
         id: &SandboxId,
@@ -244,7 +246,7 @@ impl LocalRuntime {
         self.work(id, caller, work).await
     }
 
-    /// Reads a file, or a directory with all that is in it, as a tar archive.
+    /// Reads a file, or a directory recursively, as a tar archive.
     pub async fn pack(
         &self,
         id: &SandboxId,
@@ -264,7 +266,7 @@ impl LocalRuntime {
         files::archive::unpack(self.find(id)?, caller, path).await
     }
 
-    /// Looks for files below a directory; says whether there may be more.
+    /// Searches files below a directory. True if there may be more hits.
     pub async fn search(
         &self,
         id: &SandboxId,
@@ -275,7 +277,7 @@ impl LocalRuntime {
         files::search(self.find(id)?, caller, path, wanted).await
     }
 
-    /// Watches a directory; whatever happens after this returns is told.
+    /// Watches a directory; every change after this returns is reported.
     pub async fn watch(
         &self,
         id: &SandboxId,

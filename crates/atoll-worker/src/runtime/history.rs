@@ -1,4 +1,5 @@
-//! What was run in sandboxes, for whoever keeps it for longer than they live.
+//! Journals of commands: writes them in the background, and hands rows to the control plane until
+//! they are in its store.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -9,16 +10,16 @@ use atoll_model::{Error, SandboxId, SandboxState};
 use atoll_store::CommandRow;
 use tokio::time::MissedTickBehavior;
 
-use super::{Entry, Farewell, LocalRuntime, Place, Shared};
+use super::{Entry, HistoryFlush, LocalRuntime, Place, Shared};
 use crate::error::internal;
 use crate::exec::table::ExecTable;
 use crate::journal::{FLUSH_INTERVAL, JournalHealth, JournalNotifier, Journals};
 
-/// How long the end of a command that was killed with its sandbox may take to be seen.
+/// How long to wait for exec ends to be observed after the sandbox was killed.
 const SEEN: Duration = Duration::from_secs(5);
 
 impl Shared {
-    /// Where the commands of a sandbox are noted.
+    /// Notifier that marks a sandbox's journal as dirty; `None` without a journal.
     fn mark(&self, id: &SandboxId) -> Option<JournalNotifier> {
         self.journals.as_ref().map(|journals| JournalNotifier {
             id: id.clone(),
@@ -27,33 +28,38 @@ impl Shared {
         })
     }
 
-    /// The commands of a sandbox, below its directory; `complete` if nobody ran one in it before.
+    /// The exec table of a sandbox directory. `complete` means that the sandbox is new and no
+    /// journal rows exist.
     pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> ExecTable {
         ExecTable::new(directory.join("execs"), complete, self.mark(id)).with_retention(self.kept)
     }
 }
 
 impl LocalRuntime {
-    /// Begins to write journals.
+    /// Starts the task that writes journals.
     pub(super) fn keep_journals(&self) {
         if let Some(journals) = &self.shared.journals {
             tokio::spawn(tend(Arc::clone(journals), Arc::downgrade(&self.shared)));
         }
     }
 
-    /// How the journals are doing.
+    /// State of the journal writer; `None` without a journal.
     pub fn journal_health(&self) -> Option<JournalHealth> {
         self.shared.journals.as_ref().map(|all| all.health())
     }
 
-    /// Sandboxes in which something was run that nobody has taken yet.
+    /// Sandboxes with commands that the store does not have yet.
     pub fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
         let journals = self.shared.journals.as_ref();
         journals.map_or_else(HashSet::new, |journals| journals.unsynced_sandboxes())
     }
 
-    /// What was run in a sandbox and nobody has taken yet, the oldest first, at most so many.
-    pub async fn history(&self, id: &SandboxId, most: u32) -> Result<Vec<CommandRow>, Error> {
+    /// Commands of a sandbox that the store does not have yet, oldest first, at most `most`.
+    pub async fn unsynced_commands(
+        &self,
+        id: &SandboxId,
+        most: u32,
+    ) -> Result<Vec<CommandRow>, Error> {
         let Some((journals, table)) = self.journal(id)? else {
             return Ok(Vec::new());
         };
@@ -61,8 +67,8 @@ impl LocalRuntime {
         read.map_err(|error| internal("read a journal", &error))
     }
 
-    /// Somebody has taken these.
-    pub async fn taken(&self, id: &SandboxId, rows: &[CommandRow]) -> Result<(), Error> {
+    /// Marks commands as written to the store.
+    pub async fn mark_synced(&self, id: &SandboxId, rows: &[CommandRow]) -> Result<(), Error> {
         let Some((journals, table)) = self.journal(id)? else {
             return Ok(());
         };
@@ -73,8 +79,8 @@ impl LocalRuntime {
         })
     }
 
-    /// What was read could not be taken.
-    pub fn not_taken(&self, id: &SandboxId) {
+    /// Marks a sandbox again after its commands could not be written to the store.
+    pub fn mark_unsynced(&self, id: &SandboxId) {
         if let Some(journals) = &self.shared.journals {
             journals.mark_unsynced(id);
         }
@@ -85,18 +91,19 @@ impl LocalRuntime {
         Ok(self.shared.journals.as_deref().map(|all| (all, table)))
     }
 
-    /// Gives away what was run in a sandbox whose processes are gone. If nobody takes it, the sandbox is a stopped one.
-    pub(super) async fn part(
+    /// Passes the remaining commands of a sandbox without processes to `flush`. If that fails, the
+    /// sandbox becomes a stopped one.
+    pub(super) async fn flush_history(
         &self,
         id: &SandboxId,
         entry: &Entry,
         place: &Place,
-        farewell: Farewell,
+        farewell: HistoryFlush,
     ) -> Result<(), Error> {
         let (table, sandbox) = match place {
             Place::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
             Place::Stopped(_, table) => (Arc::clone(table), None),
-            // Its processes have been ended.
+            // The caller has ended its processes.
             Place::Apart(apart) => (apart.execs(&self.shared), None),
             Place::Gone => return Ok(()),
         };
@@ -117,7 +124,7 @@ impl LocalRuntime {
     }
 }
 
-/// Writes what is new and nobody came for, and first what presses, until the runtime is gone.
+/// Writes journals that are due, urgent ones first, until the runtime is dropped.
 async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
     let mut clock = tokio::time::interval(FLUSH_INTERVAL);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -136,7 +143,7 @@ async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
         let runtime = LocalRuntime { shared };
         while let Some(id) = journals.next_urgent().or_else(|| due.pop()) {
             if let Ok(Some((journals, table))) = runtime.journal(&id) {
-                // What could not be written is due again.
+                // A failed write makes the journal due again.
                 let _ = journals.write(&id, &table).await;
             }
         }

@@ -1,4 +1,4 @@
-//! How a runtime begins: its instance, its keeper, and who goes on by himself in it.
+//! Opens a runtime: instance, keeper, adoption of running sandboxes, background tasks.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,54 +10,55 @@ use tokio::sync::watch;
 
 use super::{Config, Entry, LocalRuntime, Place, Shared};
 use crate::authorities::Authorities;
-use crate::busy::{Busy, Work};
+use crate::embryo_pool::Nursery;
 use crate::error::{host_file, internal};
 use crate::exec::budget::{self, OutputRetention};
 use crate::freezer::Freezer;
+use crate::in_flight::{Busy, Work};
 use crate::instance::{DataLock, Instance};
 use crate::keeper::Keeper;
-use crate::keeper::left::{self, Inventory};
-use crate::meters::Meters;
+use crate::keeper::previous::{self, Inventory};
+use crate::metrics::Meters;
 use crate::network;
-use crate::nursery::Nursery;
-use crate::pool::Pool;
 use crate::reserve::Admission;
 use crate::samples;
 use crate::sandbox::{blocking, lock};
 use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
+use crate::warm_pool::Pool;
 
-/// Somebody who has more to do than to make things ready, or to take them away.
+/// Delays background work (pool refill, removal of files) until it is dropped.
 #[derive(Debug)]
-pub struct Attention {
+pub struct ForegroundGuard {
     _work: Work,
 }
 
 impl LocalRuntime {
-    /// Opens the instance of the data directory, or a small one of its own (see [`Config::lasting`]). End
-    /// it with [`LocalRuntime::close`]: a small one that is merely dropped leaves its directory to
-    /// `atoll gc`.
+    /// Opens the persistent instance of the data directory, or creates an ephemeral one (see
+    /// [`Config::persistent`]). End it with [`LocalRuntime::close`]: the directory of an ephemeral
+    /// instance that is dropped instead stays until `atoll gc`.
     pub async fn open(config: Config) -> Result<Self, Error> {
         let data = config.data.clone();
-        let own = if config.lasting {
-            Some(blocking(move || DataLock::take(&data)).await?)
+        let own = if config.persistent {
+            Some(blocking(move || DataLock::acquire(&data)).await?)
         } else {
             None
         };
         Self::open_with(config, own).await
     }
 
-    /// Opens the lasting instance of a data directory whose lock the caller holds already.
+    /// Opens the persistent instance of a data directory that the caller has locked.
     pub async fn open_locked(config: Config, own: DataLock) -> Result<Self, Error> {
         Self::open_with(config, Some(own)).await
     }
 
     async fn open_with(config: Config, own: Option<DataLock>) -> Result<Self, Error> {
-        // A sandbox takes some ten descriptors of ours, and some of the keeper's, which inherits this.
+        // A sandbox takes about ten descriptors of the server, and some of the keeper, which
+        // inherits the limit.
         allow_many_files();
-        if config.lasting {
-            // A server answers although its sandboxes take all processor time they can get.
+        if config.persistent {
+            // The server has to respond although sandboxes use all the CPU time they can get.
             atoll_jail::go_before_others();
             atoll_jail::put_session_first();
         }
@@ -69,7 +70,7 @@ impl LocalRuntime {
         let shared = Arc::new(Shared::new(&config, ground, keeper, trash)?);
         tokio::spawn(Trash::tend(Arc::downgrade(&shared), thrown));
         let runtime = Self { shared };
-        let attention = runtime.attention();
+        let defer_background_work = runtime.defer_background_work();
         if let Some(inventory) = inventory {
             let begin = std::time::Instant::now();
             runtime.take_over(inventory).await?;
@@ -77,19 +78,19 @@ impl LocalRuntime {
             let adopted = runtime.sandboxes().values().filter(lives).count();
             runtime.shared.meters.adopted(adopted, begin.elapsed());
         }
-        runtime.tend(config.lasting);
-        drop(attention);
+        runtime.tend(config.persistent);
+        drop(defer_background_work);
         Ok(runtime)
     }
 
-    /// While this is kept nothing is begun that nobody waits for.
-    pub fn attention(&self) -> Attention {
-        Attention {
+    /// Background work waits until the returned guard is dropped.
+    pub fn defer_background_work(&self) -> ForegroundGuard {
+        ForegroundGuard {
             _work: self.shared.busy.begin(),
         }
     }
 
-    /// Begins what goes on by itself.
+    /// Starts the tasks that refill the pools, sample usage, sync records and write journals.
     fn tend(&self, lasting: bool) {
         let nursery = tokio::spawn(Nursery::tend(Arc::clone(&self.shared)));
         let pool = tokio::spawn(Pool::tend(Arc::clone(&self.shared)));
@@ -118,17 +119,17 @@ impl Shared {
             templates: ground.templates,
             keeper,
             foreign: Mutex::default(),
-            nursery: Nursery::new(config.embryos),
-            pool: Pool::new(config.warm),
+            nursery: Nursery::new(config.embryo_count),
+            pool: Pool::new(config.warm_count),
             network: ground.network,
-            patience: config.patience,
+            patience: config.response_timeout,
             kept: OutputRetention {
-                window: config.window.max(budget::MIN_WINDOW),
+                window: config.output_window.max(budget::MIN_WINDOW),
                 reserve: config.reserve.disk,
             },
             syncer: Arc::default(),
             journals: config.journal.then(Arc::default),
-            amend: config.amend.clone(),
+            amend: config.plan_override.clone(),
             freezer: Freezer::start()?,
             busy: Busy::default(),
             aftermath: Busy::default(),
@@ -142,15 +143,15 @@ impl Shared {
     }
 }
 
-/// What a runtime stands on.
+/// What has to exist before the runtime.
 struct Ground {
     facts: Facts,
-    templates: template::Store,
+    templates: template::TemplateStore,
     instance: Instance,
     network: network::Network,
 }
 
-/// The same, with the keeper that sandboxes come from, and what keepers kept for us.
+/// Parts, the keeper for new sandboxes, and what earlier keepers hold.
 type Opened = (Ground, Arc<Keeper>, Option<Inventory>);
 
 impl Ground {
@@ -180,13 +181,13 @@ impl Ground {
         crate::instance::private_directory(&run)?;
         let place = run.clone();
         let run = std::fs::File::open(&run).map_err(|error| host_file("open", &run, &error))?;
-        let (found, mut inventory) = left::take_over(&place, run.as_fd())?;
+        let (found, mut inventory) = previous::take_over(&place, run.as_fd())?;
         let mut held = std::mem::take(&mut inventory.held);
         let addresses = (held.len() > 2).then(|| held.remove(2));
         let ground = blocking(move || {
             let facts = Facts::read();
             let templates = open_templates(asked.templates)?;
-            templates.lend_to(&asked.data)?;
+            templates.register_data_dir(&asked.data)?;
             let instance = Instance::lasting(&asked.data, own, held, asked.storage, &facts)?;
             let network = network::Network::new(&instance.tag, asked.network, addresses)?;
             Ok(Self {
@@ -200,14 +201,15 @@ impl Ground {
         let keeper = if let Some(keeper) = found {
             keeper
         } else {
-            let listener = atoll_jail::keeper::listen(run.as_fd(), left::SOCKET);
+            let listener = atoll_jail::keeper::listen(run.as_fd(), previous::SOCKET);
             let listener = listener.map_err(|error| crate::error::jail(&error))?;
             ground.start_keeper(&config.binary, Some(listener))?
         };
         Ok((ground, keeper, Some(inventory)))
     }
 
-    /// Starts a keeper. It holds the instance's locks for as long as it lives, for itself and whoever takes it over.
+    /// Starts a keeper. It holds the instance's locks for as long as it lives, for this server and
+    /// the next ones.
     fn start_keeper(&self, binary: &Path, listener: Option<OwnedFd>) -> Result<Arc<Keeper>, Error> {
         let instance = &self.instance;
         let held = [
@@ -216,8 +218,8 @@ impl Ground {
             self.network.claims(),
         ];
         let keeper = Keeper::start(binary, &instance.tag, listener, &held)?;
-        // It moves to its control group beside the first create: that may take as long as all the rest. A keeper that
-        // stays where it was started works as well.
+        // The keeper is moved to its control group in the background, because that may take as long
+        // as everything else here. A keeper that stays where it was started works as well.
         if let Some(pid) = keeper.pid() {
             let cgroups = instance.cgroups.clone();
             keeper.settle(move || drop(cgroups.adopt(pid)));
@@ -226,7 +228,7 @@ impl Ground {
     }
 }
 
-/// Asks for as many open files as we may have.
+/// Raises RLIMIT_NOFILE to its hard limit.
 fn allow_many_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
@@ -234,10 +236,10 @@ fn allow_many_files() {
         current: maximum,
         maximum,
     };
-    // With fewer there can be fewer sandboxes, which will be told.
+    // With a lower limit there can be fewer sandboxes; creates then fail with `NoCapacity`.
     let _ = setrlimit(Resource::Nofile, all);
 }
 
-fn open_templates(path: PathBuf) -> Result<template::Store, Error> {
-    template::Store::open(path).map_err(|error| internal("open the templates", &error))
+fn open_templates(path: PathBuf) -> Result<template::TemplateStore, Error> {
+    template::TemplateStore::open(path).map_err(|error| internal("open the templates", &error))
 }

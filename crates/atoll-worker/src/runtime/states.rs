@@ -1,4 +1,4 @@
-//! How a sandbox gets from one state to another: one change at a time, each to its end.
+//! State transitions of a sandbox: one at a time per sandbox, each runs to completion.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState, StopReason, Trans
 use super::{Entry, LocalRuntime, Place, Shared, unknown};
 use crate::exec::table::ExecTable;
 use crate::freezer::Step;
-use crate::outlast;
+use crate::run_to_completion;
 use crate::sandbox::{Record, Sandbox, blocking};
 use crate::syncer;
 
 impl LocalRuntime {
-    /// Gets a sandbox from one state to another, one at a time, and to the end whether or not the caller
-    /// waits for it.
+    /// Runs one transition under the sandbox's transition lock. It completes even if the caller
+    /// goes away.
     pub(super) async fn change<F, W>(&self, id: &SandboxId, change: F) -> Result<SandboxInfo, Error>
     where
         F: FnOnce(Self, Arc<Entry>, Place) -> W + Send + 'static,
@@ -32,16 +32,16 @@ impl LocalRuntime {
             shared.note_record(&id);
             Ok(entry.info().unwrap_or(info))
         };
-        outlast(work).await
+        run_to_completion(work).await
     }
 
-    /// Lets all processes of a sandbox stand still.
+    /// Freezes all processes of a sandbox.
     pub async fn pause(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _time = self.time("pause");
         self.freeze(id, Transition::Pause).await
     }
 
-    /// Lets them go on.
+    /// Thaws all processes of a sandbox.
     pub async fn resume(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _time = self.time("resume");
         self.freeze(id, Transition::Resume).await
@@ -75,7 +75,7 @@ impl LocalRuntime {
         self.shared.freezer.run(work).await
     }
 
-    /// Ends a sandbox's processes; its files stay, and are on the disk when this returns.
+    /// Ends a sandbox's processes. Its files stay, and are synced to disk when this returns.
     pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _time = self.time("stop");
         self.change(id, |runtime, entry, place| async move {
@@ -94,7 +94,8 @@ impl LocalRuntime {
             sandbox.state.send_replace(SandboxState::Stopping);
             sandbox.stop(shared).await?;
             let id = sandbox.info().id;
-            // First what it wrote: a record that says stopped says that all of it is on the disk.
+            // Files before the record: a record in state `stopped` promises that the files are on
+            // disk.
             sync_files(shared, &id).await?;
             stopped(shared, &entry, &sandbox, None).await?;
             sync_record(shared, &id).await
@@ -102,7 +103,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Makes a stopped sandbox run again, with its files.
+    /// Starts the processes of a stopped sandbox, on its files.
     pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _busy = self.shared.busy.begin();
         let _time = self.time("start");
@@ -120,7 +121,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Notices when a sandbox's processes end although nobody asked for that.
+    /// Watches for the exit of a sandbox that was not requested, and then marks it stopped.
     pub(super) fn watch_over(&self, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) {
         let (shared, entry) = (Arc::downgrade(&self.shared), Arc::downgrade(entry));
         let mut died = sandbox.died.clone();
@@ -141,13 +142,13 @@ impl LocalRuntime {
                 shared.ended.send_replace(());
                 let id = sandbox.info().id;
                 shared.note_record(&id);
-                // No caller waits for it. What cannot be synced the kernel writes in its own time.
+                // No caller waits for it. If it fails, the kernel writes the data back later.
                 let _ = sync_files(&shared, &id).await;
             }
         });
     }
 
-    /// Has a sandbox without processes be something else.
+    /// Replaces the record of a sandbox without processes.
     pub(super) fn rewrite(
         &self,
         entry: &Entry,
@@ -160,7 +161,7 @@ impl LocalRuntime {
     }
 }
 
-/// Why a sandbox ended by itself.
+/// Reason of an exit that was not requested. `raw` is the wait status of PID 1.
 fn reason(sandbox: &Sandbox, raw: i32) -> StopReason {
     if sandbox.keeper_is_lost() {
         StopReason::KeeperLost
@@ -171,7 +172,7 @@ fn reason(sandbox: &Sandbox, raw: i32) -> StopReason {
     }
 }
 
-/// Brings to the disk what a sandbox wrote whose processes are gone, where it outlasts this process.
+/// Syncs the files of a sandbox without processes, if the instance is persistent.
 async fn sync_files(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     if shared.instance.lasting.is_none() {
         return Ok(());
@@ -180,7 +181,7 @@ async fn sync_files(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     shared.syncer.sync_files(place).await
 }
 
-/// Brings its record to the disk.
+/// Syncs a sandbox's record, if the instance is persistent.
 async fn sync_record(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     if shared.instance.lasting.is_none() {
         return Ok(());
@@ -189,7 +190,7 @@ async fn sync_record(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
     blocking(move || syncer::sync_record(&directory)).await
 }
 
-/// Writes down that only its files are left, once its processes are gone.
+/// Marks a sandbox as stopped after its processes have ended.
 async fn stopped(
     shared: &Arc<Shared>,
     entry: &Entry,

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use atoll_model::Error;
 
 use super::LocalRuntime;
-use crate::pool::Pool;
 use crate::sandbox::blocking;
 use crate::storage::Space;
-use crate::template::{Meta, Options, Stream};
+use crate::template::{ArchiveReader, TemplateInfo, TemplateOptions};
+use crate::warm_pool::Pool;
 
 impl LocalRuntime {
     /// All templates, by name.
-    pub async fn templates(&self) -> Result<Vec<(String, Meta)>, Error> {
+    pub async fn templates(&self) -> Result<Vec<(String, TemplateInfo)>, Error> {
         let shared = Arc::clone(&self.shared);
         blocking(move || {
             let names = shared.templates.list()?;
-            // One that has gone meanwhile, or is damaged, is not there.
+            // A template that was removed meanwhile or is corrupt is left out.
             let known = |name: String| Some((name.clone(), shared.templates.get(&name).ok()?.meta));
             Ok(names.into_iter().filter_map(known).collect())
         })
@@ -24,26 +24,26 @@ impl LocalRuntime {
     }
 
     /// One template.
-    pub async fn template(&self, name: &str) -> Result<Meta, Error> {
+    pub async fn template(&self, name: &str) -> Result<TemplateInfo, Error> {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
         blocking(move || Ok(shared.templates.get(&name)?.meta)).await
     }
 
-    /// Makes a template from an archive that is sent; it is there when all of it was, or not at all. It may be as large
-    /// as the disk allows without the host's reserve.
+    /// Creates a template from an uploaded archive. The template exists after the whole archive was
+    /// unpacked, or not at all. Its size is limited by the disk space beside the host's reserve.
     pub async fn add_template(
         &self,
         name: &str,
-        stream: Stream,
-        options: Options,
-    ) -> Result<Meta, Error> {
+        stream: ArchiveReader,
+        options: TemplateOptions,
+    ) -> Result<TemplateInfo, Error> {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
         blocking(move || {
             let place = shared.templates.path();
             let space = Space::of(place)?;
             space.require(place)?;
             let max_bytes = options.max_bytes.min(space.left().0);
-            let options = Options {
+            let options = TemplateOptions {
                 max_bytes,
                 ..options
             };
@@ -53,7 +53,7 @@ impl LocalRuntime {
         .await
     }
 
-    /// Removes a template that no sandbox runs on. Warm ones of it are ended.
+    /// Removes a template that no sandbox uses. Its warm sandboxes are discarded first.
     pub async fn remove_template(&self, name: &str) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
         let _none_is_made = Pool::dismiss(&shared, name).await;

@@ -1,19 +1,19 @@
-//! How much a sandbox may use, and how much it does.
+//! Resource limits and current usage of a sandbox.
 
 use std::sync::Arc;
 
 use atoll_model::{Bytes, DiskUsage, Error, Limits, SandboxId, SandboxInfo, SandboxState, Usage};
 
 use super::{LocalRuntime, Place};
-use crate::sandbox::{blocking, size};
+use crate::sandbox::{blocking, resize};
 
 impl LocalRuntime {
-    /// Changes what a sandbox may use. It holds when this returns: the kernel keeps it, and commands that begin
-    /// later are told; programs that run keep their processors. For a paused one programs are told when it
-    /// goes on, for a stopped one when it starts. Memory that is in use cannot be taken away.
+    /// Changes a sandbox's limits, in force when this returns. Commands that start later see the
+    /// new size; running programs keep their CPU affinity. A paused sandbox's views are updated
+    /// when it resumes, a stopped one's when it starts. Memory in use cannot be taken away.
     pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<SandboxInfo, Error> {
         let _time = self.time("set_limits");
-        size::check(&self.shared, &limits)?;
+        resize::check(&self.shared, &limits)?;
         self.change(id, move |runtime, entry, place| async move {
             let shared = &runtime.shared;
             match place {
@@ -21,7 +21,7 @@ impl LocalRuntime {
                 Place::Stopped(mut record, execs) => {
                     let name = record.info.id.clone();
                     if record.info.limits.disk != limits.disk {
-                        // Its files are there although it does not run.
+                        // A storage limit applies to files, so also to a stopped sandbox.
                         let shared = Arc::clone(shared);
                         let limit = move || shared.instance.disk.limit(&name, limits.disk);
                         blocking(limit).await?;
@@ -36,7 +36,8 @@ impl LocalRuntime {
         .await
     }
 
-    /// What a sandbox uses now. Its PID 1 counts as a process, what only waits for a command does not.
+    /// Current CPU, memory and process count of a sandbox. PID 1 counts as a process, an idle
+    /// helper does not.
     pub fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
         let place = self.entry(id)?.place();
         let sandbox = match &place {
@@ -52,7 +53,7 @@ impl LocalRuntime {
         })
     }
 
-    /// What a sandbox's files take now, running or not.
+    /// Disk usage of a sandbox's files, in any state.
     pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
         let limit = self.get(id)?.limits.disk;
         let (shared, id) = (Arc::clone(&self.shared), id.clone());

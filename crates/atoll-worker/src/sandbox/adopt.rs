@@ -1,5 +1,5 @@
-//! Taking a sandbox over from a server that is gone: what its record says, what the keeper held and
-//! what its PID 1 tells make it whole again.
+//! Adoption of a running sandbox, from its record, the descriptors that its keeper holds and the
+//! reports of its PID 1.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -12,15 +12,15 @@ use tokio::sync::oneshot;
 use super::{Parts, Record, Sandbox, TERMINALS, variables};
 use crate::error::internal;
 use crate::exec;
-use crate::init::Init;
+use crate::init_channel::Init;
 use crate::keeper::Found;
 use crate::runtime::Shared;
 
-/// Numbers that a server may have used without anybody having written them down.
+/// Upper bound of the request ids that an earlier server may have used and not recorded.
 const MARGIN: u32 = 1000;
 
 impl Sandbox {
-    /// Takes a living sandbox over.
+    /// Adopts a running sandbox.
     pub(crate) fn adopt(
         shared: &Arc<Shared>,
         directory: PathBuf,
@@ -35,8 +35,8 @@ impl Sandbox {
         let ids = record.ids();
         shared.instance.ranges.inherit(ids);
         let group = shared.instance.cgroups.group(record.info.id.as_str(), ids);
-        // What is, not what was to be: we may have been killed between the two, and before its last process stood
-        // still.
+        // The freezer's state counts, not the record's: the earlier server may have been killed
+        // between the two, or before the last process was frozen.
         record.info.state = if group.is_frozen() && group.freeze().is_ok() {
             SandboxState::Paused
         } else {
@@ -74,7 +74,7 @@ impl Sandbox {
             parent: found.parent,
             keeper: found.keeper,
             execs,
-            // All links are taken over together, later.
+            // All links are adopted together, later.
             link: None,
             directory,
             terminals,
@@ -92,7 +92,7 @@ impl Sandbox {
                 return Err(error);
             }
         }
-        // Of those that nobody wrote down nobody was told either.
+        // Execs without a record were never acknowledged to a caller.
         for request in found.execs.into_keys() {
             sandbox.release(request);
         }
@@ -113,7 +113,7 @@ fn take_exec(
             return Ok(());
         }
     }
-    // One whose end PID 1 does not know either ended with nobody there.
+    // If PID 1 does not know its end either, the exec gets no exit status.
     let ended = ends
         .remove(&record.request)
         .unwrap_or_else(|| oneshot::channel().1);

@@ -1,5 +1,5 @@
-//! A sandbox's connection with the world: its link from when it is made to when it is given up, what it
-//! is told about names, and its network namespace, which the host enters for a moment to look or to dial.
+//! A sandbox's network: its link, its `/etc/resolv.conf`, and its network namespace, which the host
+//! enters to list ports and to connect.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::files;
 use crate::network::Link;
 use crate::runtime::Shared;
 
-/// Where programs look for name servers.
+/// Configuration of name servers.
 const RESOLVERS: &[u8] = b"/etc/resolv.conf";
 
-/// What the next server has to know to go on with a link.
+/// What the next server needs to adopt a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Linked {
     pub(crate) address: Ipv4Addr,
@@ -36,7 +36,7 @@ impl From<&Link> for Linked {
     }
 }
 
-/// Links the network namespace of a PID 1 with what is asked for.
+/// Attaches the network namespace of a PID 1 as the spec says.
 pub(super) async fn attach(
     shared: &Shared,
     pid: i32,
@@ -52,15 +52,15 @@ pub(super) async fn attach(
     }
 }
 
-/// The number of a process's network namespace, as long as somebody is in it.
+/// Inode of a process's network namespace; `None` if the process is gone.
 pub(super) fn number(pid: i32) -> Option<u64> {
     let namespace = netns::of(pid).ok()?;
     Some(rustix::fs::fstat(&namespace).ok()?.st_ino)
 }
 
 impl Sandbox {
-    /// Its network namespace. A pid may be another's by the time we look: only the very namespace it was
-    /// made with will do.
+    /// Descriptor of its network namespace. The pid may have been reused, so the inode has to be
+    /// the one at creation.
     pub(crate) fn namespace(&self) -> Result<OwnedFd, Error> {
         let stopped = || SandboxState::Stopped.refusal("connected to");
         if self.died.borrow().is_some() {
@@ -74,8 +74,8 @@ impl Sandbox {
         Ok(namespace)
     }
 
-    /// Tells programs inside whom to ask for names. Written inside, by a helper: the host resolves no path
-    /// of a sandbox.
+    /// Writes `/etc/resolv.conf` in the sandbox. A helper writes it: the host resolves no path of a
+    /// sandbox.
     pub(crate) async fn tell_names(self: &Arc<Self>) -> Result<(), Error> {
         let Some(text) = lock(&self.link).as_ref().map(|link| link.resolv_conf()) else {
             return Ok(());
@@ -91,7 +91,7 @@ impl Sandbox {
         writer.commit().await.map(drop)
     }
 
-    /// Links it with what is asked for; nothing is written down yet.
+    /// Attaches the network of a spec. The caller writes the record.
     pub(crate) async fn link_with(&self, shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
         if spec.network == Network::None {
             return Ok(());
@@ -109,7 +109,7 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Gives it the network `internet`, under a policy.
+    /// Changes the network from `none` to `internet`, under a policy.
     pub(crate) async fn connect(
         self: &Arc<Self>,
         shared: &Shared,
@@ -132,16 +132,16 @@ impl Sandbox {
             record.set_network(Network::None, Policy::default());
             return Err(error);
         }
-        // What its own programs made of its files is their business.
+        // Programs in the sandbox may have made the file unwritable; that is no error of this call.
         let _ = self.tell_names().await;
         Ok(())
     }
 
-    /// Takes the network `internet` from it.
+    /// Changes the network from `internet` to `none`.
     pub(crate) async fn disconnect(&self) -> Result<(), Error> {
         let link = lock(&self.link).clone();
         if let Some(link) = link {
-            // The link itself goes a little later; nothing passes it from here on.
+            // The link is removed a little later; from here on it passes no packet.
             let nothing = Policy {
                 default: Verdict::Deny,
                 ..Policy::default()
@@ -159,13 +159,13 @@ impl Sandbox {
         record.write(&self.directory)
     }
 
-    /// What its record says of its link, and under which policy that is.
+    /// The link and the policy in its record.
     pub(crate) fn linked(&self) -> Option<(Linked, Policy)> {
         let record = lock(&self.record);
         Some((record.linked?, record.spec.policy.clone()))
     }
 
-    /// Gives it a link after a change of servers.
+    /// Gives it an adopted or new link after a change of servers.
     pub(crate) fn relink(&self, link: Link) -> Result<(), Error> {
         link.keep_on_drop();
         {
@@ -183,16 +183,16 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Gives its link up.
+    /// Removes its link.
     pub(super) fn unlink(&self) {
         if let Some(link) = lock(&self.link).take() {
             link.remove_on_drop();
         }
     }
 
-    /// Changes what it may reach, at once and for whoever starts it again.
+    /// Changes its policy, now and in the record.
     pub(crate) async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
-        // Written first: a server that is killed in between is followed by one that obeys.
+        // Record first: if the server is killed in between, the next one applies it.
         let old = self.write_policy(policy.clone())?;
         let link = lock(&self.link).clone();
         let Some(link) = link else { return Ok(()) };
@@ -212,7 +212,7 @@ impl Sandbox {
 }
 
 impl Record {
-    /// Writes another network in, for now and for when it is started again.
+    /// Sets network and policy, in effect now and after a restart.
     pub(crate) fn set_network(&mut self, network: Network, policy: Policy) {
         self.info.network = network;
         self.spec.network = network;

@@ -1,4 +1,5 @@
-//! A PID 1 in its namespaces and limits that waits to be told what to become, and how it becomes a sandbox.
+//! Embryos: PID 1 processes in their namespaces and limits that have no configuration yet, and
+//! their start as a sandbox.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -12,30 +13,30 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::connection::{self, Linked};
+use super::planned::{Kind, Wish};
 use super::process::Process;
 use super::slot::{self, Files};
-use super::wish::{Kind, Wish};
-use super::{Parts, Record, Sandbox, Variables, blocking, give_back, size, variables};
+use super::{Parts, Record, Sandbox, Variables, blocking, give_back, resize, variables};
 use crate::authorities::Layer;
 use crate::error::{internal, jail};
 use crate::network::Link;
 use crate::runtime::Shared;
 
-/// A PID 1 in its namespaces and limits that waits to be told what to become.
+/// A PID 1 in its namespaces and limits that waits for its configuration.
 #[derive(Debug)]
 pub(crate) struct Embryo {
     pub(super) id: SandboxId,
     pub(super) ids: IdRange,
     files: Files,
     process: Process,
-    /// With the world, if it is to have one.
+    /// `None` if its network is `none`, and before it is configured.
     link: Option<Arc<Link>>,
-    /// PID 1 gets into the v1 limits.
+    /// Attaches PID 1 to the v1 control groups.
     attached: JoinHandle<Result<(), Error>>,
 }
 
 impl Embryo {
-    /// Makes one that can become this.
+    /// Creates an embryo for a planned sandbox.
     pub(super) async fn make(
         shared: &Arc<Shared>,
         wish: &Wish,
@@ -45,7 +46,7 @@ impl Embryo {
         Self::conceive(shared, wish, Some(boot), begin).await
     }
 
-    /// Makes one that nobody has asked for yet.
+    /// Creates an embryo for the pool, with the default plan.
     pub(crate) async fn in_advance(shared: &Arc<Shared>) -> Result<Self, Error> {
         let wish = {
             let shared = Arc::clone(shared);
@@ -68,7 +69,7 @@ impl Embryo {
             blocking(move || Files::make(&shared, id, &plan, disk, old))
         };
         let process = Process::make(shared, wish, boot, begin);
-        // They need nothing of each other.
+        // The two are independent.
         match tokio::join!(files, process) {
             (Ok(files), Ok(process)) => {
                 let (group, pid) = (process.group.clone(), process.parent.pid);
@@ -97,7 +98,7 @@ impl Embryo {
         }
     }
 
-    /// It is complete, but for what it is to become.
+    /// Waits until PID 1 is in its control groups.
     pub(crate) async fn settle(&mut self) -> Result<(), Error> {
         match (&mut self.attached).await {
             Ok(attached) => {
@@ -108,7 +109,7 @@ impl Embryo {
         }
     }
 
-    /// PID 1 still waits.
+    /// Whether PID 1 still runs.
     pub(crate) fn lives(&self) -> bool {
         self.process.parent.died.borrow().is_none()
     }
@@ -119,7 +120,7 @@ impl Embryo {
         wish: Wish,
         begin: Instant,
     ) -> Result<Arc<Sandbox>, Error> {
-        // One that was made for this wish has its own times.
+        // An embryo that was created for this sandbox has its own timings.
         if !self.process.told {
             self.process.timings = Timings {
                 slot: begin.elapsed(),
@@ -148,7 +149,7 @@ impl Embryo {
         }
     }
 
-    /// Gives PID 1 everything it needs to become a sandbox.
+    /// Sends PID 1 its configuration, root and mounts; returns the variables of its commands.
     async fn grow(&mut self, shared: &Arc<Shared>, wish: &Wish) -> Result<Arc<Variables>, Error> {
         let mounted = wish.authorities.as_deref().map(Layer::mounted);
         let environment = variables(&wish.template, mounted, &wish.spec)?;
@@ -171,7 +172,7 @@ impl Embryo {
                 self.link = link;
                 root
             }
-            // If PID 1 gave up meanwhile, its own words say more.
+            // If PID 1 has failed meanwhile, its own error is more precise.
             Err(error) => return Err(self.process.init.last_words().await.unwrap_or(error)),
         };
         self.process.timings.root = begin.elapsed();
@@ -184,19 +185,19 @@ impl Embryo {
         Ok(environment)
     }
 
-    /// Sets the limits that are asked for, where they are not those it was made with.
+    /// Applies the spec's limits if they differ from the defaults, which an embryo is created with.
     async fn limit(&self, shared: &Arc<Shared>, wish: &Wish) -> Result<(), Error> {
         if wish.spec.limits == atoll_model::Limits::default() {
             return Ok(());
         }
         let usual = atoll_model::Limits::default();
-        let from = size::plan(shared, &wish.template, (&self.id, self.ids), usual)?;
+        let from = resize::plan(shared, &wish.template, (&self.id, self.ids), usual)?;
         let from = (from.limits, usual.disk);
         let to = (wish.plan.limits.clone(), wish.spec.limits.disk);
-        size::enforce(shared, &self.id, &self.process.group, from, to).await
+        resize::enforce(shared, &self.id, &self.process.group, from, to).await
     }
 
-    /// Work that mounts the root.
+    /// Blocking work that mounts the root.
     fn root(
         &mut self,
         wish: &Wish,
@@ -275,7 +276,7 @@ impl Embryo {
         )
     }
 
-    /// Takes back everything of a sandbox that did not come to be.
+    /// Ends PID 1 and removes everything of a sandbox that was not started.
     pub(crate) async fn give_back(mut self, shared: &Arc<Shared>) {
         let all = Arc::clone(shared);
         let given = async move {
@@ -288,10 +289,11 @@ impl Embryo {
     }
 }
 
-/// A root, and what it was made of.
+/// A mounted root, and the descriptors that it was mounted from.
 type Mounted = (OwnedFd, Vec<OwnedFd>);
 
-/// Does blocking work that makes two things. Only the first is waited for, before the second is dropped.
+/// Runs blocking work with two results and returns the first; the second is dropped on the blocking
+/// thread.
 async fn first_of<A: Send + 'static, B>(
     shared: &Shared,
     work: impl FnOnce() -> Result<(A, B), Error> + Send + 'static,
@@ -303,7 +305,7 @@ async fn first_of<A: Send + 'static, B>(
             Ok((first, second)) => (Ok(first), Some(second)),
             Err(error) => (Err(error), None),
         };
-        // Whoever asked may have gone.
+        // The caller may have gone away.
         let _ = sender.send(first);
         drop(second);
         drop(aftermath);

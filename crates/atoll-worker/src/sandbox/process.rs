@@ -1,4 +1,5 @@
-//! PID 1 before it is a sandbox: cloned by the keeper into its namespaces and its control group.
+//! A sandbox's PID 1 before the sandbox exists: cloned by the keeper into its namespaces and its
+//! control group.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,26 +8,26 @@ use atoll_jail::cgroup::Group;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{Error, Timings};
 
-use super::wish::Wish;
+use super::planned::Wish;
 use super::{blocking, give_back, insist};
 use crate::error::{internal, jail};
-use crate::init::Init;
+use crate::init_channel::Init;
 use crate::keeper::Parent;
 use crate::runtime::Shared;
 
-/// PID 1 in its namespaces and, on cgroup2, in its limits.
+/// PID 1 in its namespaces and, on cgroup v2, in its limits.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) group: Group,
     pub(super) init: Init,
     pub(super) parent: Parent,
-    /// It has been told what to become.
+    /// Whether it has got its boot configuration.
     pub(super) told: bool,
     pub(super) timings: Timings,
 }
 
 impl Process {
-    /// Has PID 1 cloned, and tells it what to become if that is known.
+    /// Has the keeper clone PID 1, and sends the boot configuration if there is one.
     pub(super) async fn make(
         shared: &Arc<Shared>,
         wish: &Wish,
@@ -94,7 +95,7 @@ impl Process {
         Ok((init, parent))
     }
 
-    /// Ends it and takes its control group away.
+    /// Kills it and removes its control group.
     pub(super) async fn give_back(mut self, shared: &Shared) {
         let _ = insist(shared, || with(&self.group, Group::kill)).await;
         let _ = self.parent.died.wait_for(Option::is_some).await;
@@ -102,7 +103,7 @@ impl Process {
     }
 }
 
-/// Does something to a control group.
+/// Runs blocking work with a control group.
 async fn with(
     group: &Group,
     work: impl FnOnce(&Group) -> Result<(), atoll_jail::Error> + Send + 'static,

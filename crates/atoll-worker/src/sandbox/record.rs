@@ -1,4 +1,4 @@
-//! What stands beside a sandbox's files and says what it is, for whoever comes after us.
+//! The record of a sandbox: `record.json` in its directory, from which the next server adopts it.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::error::{host_file, internal};
 use crate::syncer::create_private;
 
 const NAME: &str = "record.json";
-/// The last one that was synced.
+/// Hard link to the last record that was synced.
 const SYNCED: &str = "record.synced";
 
 /// A sandbox's record.
@@ -23,24 +23,24 @@ pub(crate) struct Record {
     version: u32,
     #[serde(flatten)]
     pub(crate) info: SandboxInfo,
-    /// What was asked for, to start it again.
+    /// Spec of the create, for a restart.
     pub(crate) spec: SandboxSpec,
-    /// The first of its ids on the host, while it runs.
+    /// First of its uids and gids on the host, while it runs.
     id_base: u32,
     id_count: u32,
-    /// The id of the template's layer it was made from, whatever has the template's name now. Those from before layers had
-    /// ids have none.
+    /// Id of the template's layer that it was created from, which a later template of the same name
+    /// does not have. `None` for sandboxes from before layers had ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) layer: Option<String>,
     /// The layer with the operator's certificate authorities, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) authorities: Option<Mounted>,
-    /// Its link with the world, while it runs.
+    /// Its network link, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) linked: Option<Linked>,
-    /// Which start of the host it runs in.
+    /// `boot_id` of the host when the record was created.
     pub(crate) boot: String,
-    /// It waits for somebody to ask for it.
+    /// Whether it is in the warm pool.
     #[serde(default)]
     pub(crate) pooled: bool,
 }
@@ -68,18 +68,19 @@ impl Record {
         }
     }
 
-    /// Puts it in a directory, whole or not at all.
+    /// Writes it to a directory, atomically.
     pub(crate) fn write(&self, directory: &Path) -> Result<(), Error> {
         let text = serde_json::to_vec(self).map_err(|error| internal("write a record", &error))?;
         let (new, path) = (directory.join("record.json.new"), directory.join(NAME));
-        // Its variables may be secrets. One that an earlier version left may be open to others.
+        // Variables may be secrets, and a file of an earlier version may have a wider mode.
         let _ = fs::remove_file(&new);
         let written = create_private(&new).and_then(|mut file| file.write_all(&text));
         written.map_err(|error| host_file("write", &new, &error))?;
         fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
     }
 
-    /// Keeps a name for the record as it is, now that it is on the disk: a power cut may empty the file that replaces it.
+    /// Links the record that was just synced to a second name: after a power failure the file that
+    /// replaces it may be empty.
     pub(crate) fn keep_synced(directory: &Path) -> Result<(), Error> {
         let (new, path) = (directory.join("record.synced.new"), directory.join(SYNCED));
         let _ = fs::remove_file(&new);
@@ -92,13 +93,13 @@ impl Record {
         }
     }
 
-    /// Takes it away: who finds nothing was never told of the sandbox.
+    /// Removes it: a sandbox without a record was never acknowledged to a caller.
     pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
         let path = directory.join(NAME);
         fs::remove_file(&path).map_err(|error| host_file("remove", &path, &error))
     }
 
-    /// Reads it back; `None` if there is none.
+    /// Reads it; `None` if there is none. A corrupt one is replaced by the last synced one.
     pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Unread> {
         match Self::read_file(&directory.join(NAME)) {
             Err(Unread::Senseless) => match Self::read_file(&directory.join(SYNCED)) {
@@ -121,16 +122,16 @@ impl Record {
     }
 }
 
-/// Why there is no record although there should be one.
+/// Why a record could not be read.
 #[derive(Debug)]
 pub(crate) enum Unread {
-    /// It cannot be understood, nor ever will.
+    /// It cannot be parsed.
     Senseless,
-    /// The host did not give it to us: what it says is not known.
+    /// The file cannot be read; the record may be intact.
     Unknown(Error),
 }
 
-/// Which start of the host this is.
+/// The kernel's `boot_id`, different after each boot.
 pub(crate) fn boot() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()

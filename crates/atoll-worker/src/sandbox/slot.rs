@@ -1,4 +1,4 @@
-//! Where a sandbox's files will be, and its first mounts: what needs no process.
+//! Files of a slot: a sandbox's directory, its storage and the mounts that need no process.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -14,15 +14,15 @@ use crate::error::{host_file, jail};
 use crate::runtime::Shared;
 use crate::storage;
 
-/// Where a sandbox's files will be, and its first mounts: everything that needs no process.
+/// Files of a slot, open and ready for PID 1.
 #[derive(Debug)]
 pub(super) struct Files {
     id: SandboxId,
     pub(super) directory: PathBuf,
     pub(super) opened: OwnedFd,
-    /// Those that PID 1 cannot make itself, in the plan's order.
+    /// Mounts that PID 1 cannot make itself, in the plan's order.
     pub(super) mounts: Vec<OwnedFd>,
-    /// They were there before.
+    /// Whether the files existed before, as at a restart.
     pub(super) old: bool,
 }
 
@@ -42,13 +42,14 @@ impl Files {
             let files = disk.place(&id);
             if old {
                 if files.exists() {
-                    // What the last mount left there would make the next one fail.
+                    // overlayfs refuses the `work` directory of an earlier mount.
                     crate::instance::remove_directory(&files.join("work"))?;
                     for part in ["upper", "work"] {
                         make_unless_there(&files.join(part))?;
                     }
                 } else {
-                    // Only a power cut takes the place of a sandbox away, of one that was just made.
+                    // Only a power failure shortly after the create removes the storage of a
+                    // sandbox.
                     disk.make(&id, size)?;
                 }
             } else {
@@ -76,7 +77,7 @@ impl Files {
         }
     }
 
-    /// Removes those that are new.
+    /// Removes the files unless they existed before.
     pub(super) async fn give_back(self, shared: &Arc<Shared>) {
         if self.old {
             return;
@@ -87,7 +88,7 @@ impl Files {
     }
 }
 
-/// Of a sandbox that was just made, a power cut may have left less than all.
+/// Creates a directory of the overlay. After a power failure one may be missing.
 fn make_unless_there(path: &Path) -> Result<(), Error> {
     match storage::make_directory(path) {
         Err(_) if path.is_dir() => Ok(()),
@@ -105,8 +106,8 @@ fn open_directory(path: &Path) -> Result<OwnedFd, Error> {
     .map_err(|error| host_file("open", path, &error.into()))
 }
 
-/// Prepares the mounts that PID 1 cannot make itself, in the plan's order. `ready` are those that every
-/// sandbox has, which come first, if they were made before.
+/// Prepares the mounts that PID 1 cannot make itself, in the plan's order. `ready` are the ones
+/// that every sandbox has, if they exist; they come first.
 pub(super) fn handed(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Error> {
     let mut ready = ready.into_iter();
     let mounts = plan
@@ -128,7 +129,7 @@ pub(super) fn handed(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, E
         .collect()
 }
 
-/// The devpts among the mounts that were prepared.
+/// The devpts among the prepared mounts.
 pub(super) fn terminals(plan: &Plan, mounts: Vec<OwnedFd>) -> Option<OwnedFd> {
     let prepared = plan.inside.mounts.iter().filter(|mount| {
         use wire::Source::{Devices, Handed, Terminals};

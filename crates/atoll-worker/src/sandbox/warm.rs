@@ -1,4 +1,4 @@
-//! A sandbox that is made before anybody asks for it, and becomes somebody's.
+//! Warm sandboxes: claim for a create, and return to the pool.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,20 +9,20 @@ use super::{Record, Sandbox, lock, variables};
 use crate::runtime::Shared;
 
 impl Sandbox {
-    /// It is alive, and made from this template as that is now.
+    /// Whether it is alive and from the current layer of this template.
     pub(crate) fn is_made_from(&self, template: &str) -> bool {
         self.died.borrow().is_none()
             && lock(&self.record).spec.template == template
             && !self.template.is_replaced()
     }
 
-    /// It is as it was made, and so could be anybody's.
+    /// Whether the spec needs no other limits and no network.
     fn suits(&self, spec: &SandboxSpec) -> bool {
         spec.limits == lock(&self.record).info.limits && spec.network == Network::None
     }
 
-    /// Gets the size and the network that somebody asks for: until now it was only warm. What is asked for is
-    /// checked; if it cannot be given after all, nothing is left of it.
+    /// Applies the limits and the network of a spec that was checked. If that fails, the sandbox is
+    /// discarded.
     pub(crate) async fn fit(
         self: Arc<Self>,
         shared: &Arc<Shared>,
@@ -34,8 +34,8 @@ impl Sandbox {
             if self.suits(spec) {
                 return Ok(());
             }
-            // A server that is killed from here on leaves one that is neither warm nor somebody's: without
-            // a record the next one ends it.
+            // From here on it is neither warm nor acknowledged. If the server is killed, the next
+            // one kills a sandbox without a record.
             Record::remove(&self.directory)?;
             let usual = lock(&self.record).info.limits;
             self.resize_in_memory(usual.memory, spec.limits.memory)?;
@@ -52,7 +52,7 @@ impl Sandbox {
         }
     }
 
-    /// Nobody wants it after all.
+    /// Returns it to the pool after a create failed. If it was changed already, it is discarded.
     pub(crate) async fn put_back(self: Arc<Self>, shared: &Arc<Shared>, spec: &SandboxSpec) {
         let late = if self.suits(spec) {
             shared.pool.add(self).err()
@@ -64,7 +64,7 @@ impl Sandbox {
         }
     }
 
-    /// Becomes somebody's.
+    /// Gives it to a create: writes the record with the spec.
     pub(crate) async fn belong(
         self: Arc<Self>,
         shared: &Arc<Shared>,

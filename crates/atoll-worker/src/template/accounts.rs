@@ -1,17 +1,19 @@
-//! The account files of a template: the host's system users, none of its people, and the sandbox's own user.
+//! Account files of a template: the host's system users, no accounts of people, and the sandbox's
+//! own user.
 //!
-//! Pure: text in, text out. No password of the host is ever read; every account is locked.
+//! Pure: text in, text out. No password of the host is read; every account is locked.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::{IDS, NOBODY, User};
+use super::{ID_COUNT, NOBODY, User};
 
-/// Ids below this belong to the system, the rest to people.
-const FIRST_PERSON: u32 = 1000;
+/// Ids below this are system accounts.
+const FIRST_REGULAR_ID: u32 = 1000;
 
-/// Day of the last password change, since 1970: any day but the first, which would mean "must be changed now".
-const CHANGED: u32 = 19_700;
+/// Day of the last password change, since 1970. It must not be 0, which means that the password has
+/// to be changed at login.
+const PASSWORD_CHANGED_DAY: u32 = 19_700;
 
 /// `/etc/passwd`, `/etc/group` and `/etc/shadow` of a template.
 #[derive(Debug)]
@@ -24,7 +26,7 @@ pub(super) struct Accounts {
 }
 
 impl Accounts {
-    /// Makes them from the host's `passwd` and `group`.
+    /// Creates them from the host's `passwd` and `group`.
     pub(super) fn new(host_passwd: &str, host_group: &str, user: &User, shell: &str) -> Self {
         let mut accounts = Self {
             passwd: String::new(),
@@ -38,12 +40,12 @@ impl Accounts {
         accounts
     }
 
-    /// The id of a user, if there is one of that name.
+    /// Id of a user, if it exists.
     pub(super) fn uid(&self, name: &str) -> Option<u32> {
         self.users.get(name).copied()
     }
 
-    /// The id of a group, if there is one of that name.
+    /// Id of a group, if it exists.
     pub(super) fn gid(&self, name: &str) -> Option<u32> {
         self.groups.get(name).copied()
     }
@@ -58,8 +60,8 @@ impl Accounts {
             let (Ok(uid), Ok(gid)) = (uid.parse(), gid.parse::<u32>()) else {
                 continue;
             };
-            if is_name(name) && is_system(uid) && name != user.name {
-                let gid = if gid < IDS { gid } else { NOBODY };
+            if is_account_name(name) && is_system(uid) && name != user.name {
+                let gid = if gid < ID_COUNT { gid } else { NOBODY };
                 self.add_user(name, uid, &format!("{gid}:{comment}:{home}:{its_shell}"));
             }
         }
@@ -76,7 +78,7 @@ impl Accounts {
     fn add_user(&mut self, name: &str, uid: u32, rest: &str) {
         if self.users.insert(name.to_owned(), uid).is_none() {
             let _ = writeln!(self.passwd, "{name}:x:{uid}:{rest}");
-            let _ = writeln!(self.shadow, "{name}:*:{CHANGED}:0:99999:7:::");
+            let _ = writeln!(self.shadow, "{name}:*:{PASSWORD_CHANGED_DAY}:0:99999:7:::");
         }
     }
 
@@ -86,7 +88,7 @@ impl Accounts {
                 continue;
             };
             let Ok(gid) = gid.parse() else { continue };
-            if is_name(name) && is_system(gid) && name != user.name {
+            if is_account_name(name) && is_system(gid) && name != user.name {
                 let members: Vec<_> = members
                     .split(',')
                     .filter(|member| *member != user.name && self.users.contains_key(*member))
@@ -107,8 +109,8 @@ impl Accounts {
     }
 }
 
-/// The lines that make `user` known to an imported tree, by file.
-pub(super) fn with_user(user: &User) -> [(&'static str, String); 3] {
+/// Lines that add `user` to an imported tree, by file.
+pub(super) fn account_lines(user: &User) -> [(&'static str, String); 3] {
     let User {
         name,
         uid,
@@ -121,15 +123,18 @@ pub(super) fn with_user(user: &User) -> [(&'static str, String); 3] {
             format!("{name}:x:{uid}:{gid}::{}:/bin/sh\n", home.display()),
         ),
         ("etc/group", format!("{name}:x:{gid}:\n")),
-        ("etc/shadow", format!("{name}:*:{CHANGED}:0:99999:7:::\n")),
+        (
+            "etc/shadow",
+            format!("{name}:*:{PASSWORD_CHANGED_DAY}:0:99999:7:::\n"),
+        ),
     ]
 }
 
 fn is_system(id: u32) -> bool {
-    id < FIRST_PERSON || id == NOBODY
+    id < FIRST_REGULAR_ID || id == NOBODY
 }
 
-/// Lines of network directories begin with `+` or `-`.
-fn is_name(name: &str) -> bool {
+/// Lines of network directories (NIS) begin with `+` or `-`.
+fn is_account_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with(['+', '-', '#'])
 }

@@ -1,8 +1,9 @@
-//! The template `base`: a sealed tree made from the host's own system, so that a sandbox has the host's tools without a
-//! download.
+//! The template `base`: a sealed tree built from the host's own system, so that a sandbox has the
+//! host's programs without a download.
 //!
-//! Invariant: nothing is in it that an ordinary user of the host could not read, nothing of the host's people and secrets, and
-//! of `/etc` and `/var` only what the tables below name. The tables are the policy; the code only follows them.
+//! Invariant: it contains nothing that an ordinary user of the host could not read, no data of
+//! users, no secrets, and of `/etc` and `/var` only what the tables below name. The tables are the
+//! policy; the code only follows them.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,16 +15,16 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::accounts::Accounts;
-use super::copy::{Copier, Rules, count, is_listed, names};
-use super::inside;
-use super::meter::Meter;
+use super::build_limits::BuildMeter;
+use super::copy::{Copier, Rules, count, matches_any, names};
+use super::layer_path;
 use super::{Error, OPEN_DIRECTORY, User, exists, failed};
 
-/// Directories of the system: as they are on the host, links on a merged `/usr`, else real.
+/// System directories, copied as on the host: symlinks with a merged `/usr`, otherwise directories.
 const SYSTEM: &[&str] = &["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-/// What of them is of no use in a sandbox, or is the host's configuration.
-const NOT_OF_SYSTEM: &[&str] = &[
+/// Parts of them that are useless in a sandbox or are the host's configuration.
+const SYSTEM_EXCLUDED: &[&str] = &[
     "usr/lib/modules",
     "usr/lib/firmware",
     "usr/lib/debug",
@@ -34,8 +35,8 @@ const NOT_OF_SYSTEM: &[&str] = &[
     "lib/firmware",
 ];
 
-/// What of `/etc` is copied. Everything else of it is not: passwords, keys, hosts, networks, services, tokens of package
-/// managers (`npmrc`, `pip.conf`, `gitconfig`, `maven`), proxies.
+/// Files of `/etc` to copy. All others are left out: passwords, keys, hosts, networks, services,
+/// tokens of package managers (`npmrc`, `pip.conf`, `gitconfig`, `maven`), proxies.
 #[rustfmt::skip]
 const ETC: &[&str] = &[
     // programs and libraries
@@ -47,37 +48,38 @@ const ETC: &[&str] = &[
     "pki/tls/cert.pem", "pki/tls/openssl.cnf", "pki/ca-trust", "crypto-policies",
     // packages
     "apt", "dpkg", "debconf.conf", "ucf.conf", "apk/keys", "apk/arch", "apk/repositories", "apk/world", "pki/rpm-gpg",
-    // shells and people
+    // shells and accounts
     "profile", "profile.d", "bash.bashrc", "bashrc", "bash_completion", "bash_completion.d", "skel", "shells", "login.defs",
     "adduser.conf", "deluser.conf", "default/locale", "default/useradd", "sudo.conf", "pam.d", "pam.conf", "security",
-    // names of things
+    // names and identification
     "nsswitch.conf", "host.conf", "gai.conf", "protocols", "services", "rpc", "ethertypes", "networks", "netconfig",
     "localtime", "timezone", "locale.alias", "locale.gen", "locale.conf", "os-release", "debian_version", "lsb-release",
     "alpine-release", "redhat-release", "system-release", "fedora-release", "arch-release", "issue",
 ];
 
-/// What of those is not: passwords, once more by name.
-const NOT_OF_ETC: &[&str] = &["etc/apt/auth.conf*", "etc/security/opasswd*"];
+/// Exceptions from these: files with passwords.
+const ETC_EXCLUDED: &[&str] = &["etc/apt/auth.conf*", "etc/security/opasswd*"];
 
-/// State of the package manager and of its tools: copied, for a sandbox changes it.
+/// State of the package manager and its tools. It is copied, not linked, because a sandbox changes
+/// it.
 #[rustfmt::skip]
 const VAR: &[&str] = &[
     "lib/dpkg", "lib/apt/extended_states", "lib/pam", "lib/ucf", "lib/shells.state", "lib/python", "lib/xml-core",
     "lib/sgml-base", "lib/emacsen-common", "lib/dictionaries-common", "lib/vim", "cache/debconf",
 ];
 
-const NOT_OF_VAR: &[&str] = &[
+const VAR_EXCLUDED: &[&str] = &[
     "var/lib/dpkg/lock*",
     "var/lib/dpkg/triggers/Lock",
-    // What a dpkg of the host has under way; inside it would look like one that was interrupted.
+    // Operations of the host's dpkg in progress, which would look interrupted in the sandbox.
     "var/lib/dpkg/updates/*",
     "var/cache/debconf/passwords.dat*",
 ];
 
-/// A directory that every base has: name, mode, owner and group by name.
+/// A directory of every `base`: path, mode, owner and group by name.
 type Directory = (&'static str, u32, &'static str, &'static str);
 
-/// They are empty, but for what the copies above put there.
+/// Empty except for the files that are copied above.
 const DIRECTORIES: &[Directory] = &[
     ("boot", 0o755, "root", "root"),
     ("dev", 0o755, "root", "root"),
@@ -134,7 +136,7 @@ user ALL=(ALL:ALL) NOPASSWD: ALL
 @includedir /etc/sudoers.d
 ";
 
-/// Says to package scripts that services are not to be started: nothing in a sandbox would supervise them.
+/// Policy for package scripts: start no services, because nothing in a sandbox supervises them.
 const POLICY_RC_D: &str = "#!/bin/sh\nexit 101\n";
 
 /// Fills `layer` from the system under `host`.
@@ -142,14 +144,14 @@ pub(super) fn build(
     host: &Path,
     layer: &OwnedFd,
     avoid: (u64, u64),
-    meter: &mut Meter<'_>,
+    meter: &mut BuildMeter<'_>,
 ) -> Result<(), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let host_path = host;
     let host = rustix::fs::open(host, flags, Mode::empty()).map_err(failed("open", host))?;
     let usr = open_below(&host, "usr").ok_or_else(|| Error::Host(host_path.join("usr")))?;
     meter.total_files = Some(count(&usr));
-    meter.tell();
+    meter.report_progress();
     let public = Rules {
         public_only: true,
         avoid,
@@ -159,7 +161,7 @@ pub(super) fn build(
     let system = Rules {
         link: true,
         edited: Some("usr/local/"),
-        excluded: NOT_OF_SYSTEM,
+        excluded: SYSTEM_EXCLUDED,
         ..public
     };
     for name in SYSTEM {
@@ -172,7 +174,7 @@ pub(super) fn build(
         ETC,
         &Rules {
             no_credentials: true,
-            excluded: NOT_OF_ETC,
+            excluded: ETC_EXCLUDED,
             ..public
         },
     )?;
@@ -182,7 +184,7 @@ pub(super) fn build(
         "var",
         VAR,
         &Rules {
-            excluded: NOT_OF_VAR,
+            excluded: VAR_EXCLUDED,
             ..public
         },
     )?;
@@ -200,13 +202,14 @@ pub(super) fn build(
             copier.contents(&skeleton, home, &rules)?;
         }
     }
-    hasten_logins(layer)?;
+    replace_id_in_profile(layer)?;
     write_files(layer, &accounts, copier.meter)
 }
 
-/// Debian's `/etc/profile` has every login shell start `id` to learn who it is, which takes as long as all else the shell does, and
-/// programs of agents often run each command in one. Bash knows it already.
-fn hasten_logins(layer: &OwnedFd) -> Result<(), Error> {
+/// Removes a process from login shells: Debian's `/etc/profile` runs `id`, which takes as long as
+/// the rest of the shell's start, and agents often run each command in a login shell. Bash has the
+/// value in `EUID`.
+fn replace_id_in_profile(layer: &OwnedFd) -> Result<(), Error> {
     const PROFILE: &str = "etc/profile";
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(layer, PROFILE, flags, Mode::empty()) else {
@@ -217,21 +220,21 @@ fn hasten_logins(layer: &OwnedFd) -> Result<(), Error> {
     if file.read_to_string(&mut text).is_err() {
         return Ok(());
     }
-    let mut hastened = text.clone();
-    for asked in ["\"$(id -u)\"", "\"`id -u`\""] {
-        hastened = hastened.replace(asked, "\"${EUID:-$(id -u)}\"");
+    let mut replaced = text.clone();
+    for call in ["\"$(id -u)\"", "\"`id -u`\""] {
+        replaced = replaced.replace(call, "\"${EUID:-$(id -u)}\"");
     }
-    if hastened == text {
+    if replaced == text {
         return Ok(());
     }
-    // A copy of the host's: it is not linked to.
+    // It is a copy, not a hard link to the host's file.
     let written = rustix::fs::unlinkat(layer, PROFILE, AtFlags::empty())
         .map_err(std::io::Error::from)
-        .and_then(|()| inside::write_file(layer, PROFILE, hastened.as_bytes(), 0o644, 0));
+        .and_then(|()| layer_path::write_file(layer, PROFILE, replaced.as_bytes(), 0o644, 0));
     written.map_err(failed("write", format!("/{PROFILE}")))
 }
 
-/// Copies what `patterns` name in the directory `top`.
+/// Copies the entries of the directory `top` that match `patterns`.
 fn copy_listed(
     copier: &mut Copier<'_, '_>,
     host: &OwnedFd,
@@ -246,7 +249,7 @@ fn copy_listed(
             continue;
         };
         for name in names(&from).map_err(failed("list", directory))? {
-            if is_listed(name.to_bytes(), &[last]) {
+            if matches_any(name.to_bytes(), &[last]) {
                 copier.entry(&from, &name, directory, rules)?;
             }
         }
@@ -254,7 +257,7 @@ fn copy_listed(
     Ok(())
 }
 
-/// The accounts of the template, with a shell that it has.
+/// The accounts of the template, with a shell that exists in it.
 fn accounts(host: &OwnedFd, layer: &OwnedFd, user: &User) -> Result<Accounts, Error> {
     let shell = if exists(layer, "usr/bin/bash") || exists(layer, "bin/bash") {
         "/bin/bash"
@@ -272,43 +275,47 @@ fn accounts(host: &OwnedFd, layer: &OwnedFd, user: &User) -> Result<Accounts, Er
 fn make_directories(
     layer: &OwnedFd,
     accounts: &Accounts,
-    meter: &mut Meter<'_>,
+    meter: &mut BuildMeter<'_>,
 ) -> Result<(), Error> {
     for (name, mode, owner, group) in DIRECTORIES {
         meter.entry()?;
         let uid = accounts.uid(owner).unwrap_or(0);
         let gid = accounts.gid(group).unwrap_or(0);
-        inside::make_directories(layer, name.as_bytes())
-            .and_then(|dir| inside::set_owner_and_mode(&dir, uid, gid, *mode))
+        layer_path::make_directories(layer, name.as_bytes())
+            .and_then(|dir| layer_path::set_owner_and_mode(&dir, uid, gid, *mode))
             .map_err(failed("make the directory", format!("/{name}")))?;
     }
     for (name, target) in LINKS {
         meter.entry()?;
         let (directory, last) = name.rsplit_once('/').unwrap_or(("", name));
-        inside::open_directory(layer, directory.as_bytes())
+        layer_path::open_directory(layer, directory.as_bytes())
             .and_then(|dir| rustix::fs::symlinkat(*target, dir, last))
             .map_err(failed("make the link", format!("/{name}")))?;
     }
-    name_python(layer, meter)
+    add_python_link(layer, meter)
 }
 
-/// People and their programs say `python`, where many systems have `python3` only.
-fn name_python(layer: &OwnedFd, meter: &mut Meter<'_>) -> Result<(), Error> {
+/// Many systems have only `python3`; programs and users call `python`.
+fn add_python_link(layer: &OwnedFd, meter: &mut BuildMeter<'_>) -> Result<(), Error> {
     const NAME: &str = "usr/local/bin/python";
-    let is_there = |name| exists(layer, name);
-    if !is_there("usr/bin/python3") || is_there("usr/bin/python") || is_there(NAME) {
+    let is_present = |name| exists(layer, name);
+    if !is_present("usr/bin/python3") || is_present("usr/bin/python") || is_present(NAME) {
         return Ok(());
     }
     meter.entry()?;
-    inside::make_directories(layer, b"usr/local/bin")
+    layer_path::make_directories(layer, b"usr/local/bin")
         .and_then(|dir| rustix::fs::symlinkat("/usr/bin/python3", dir, "python"))
         .map_err(failed("make the link", format!("/{NAME}")))
 }
 
-fn write_files(layer: &OwnedFd, accounts: &Accounts, meter: &mut Meter<'_>) -> Result<(), Error> {
+fn write_files(
+    layer: &OwnedFd,
+    accounts: &Accounts,
+    meter: &mut BuildMeter<'_>,
+) -> Result<(), Error> {
     let mut write = |name: &str, contents: &str, mode: u32, gid: u32| {
         meter.entry()?;
-        inside::write_file(layer, name, contents.as_bytes(), mode, gid)
+        layer_path::write_file(layer, name, contents.as_bytes(), mode, gid)
             .map_err(failed("write", format!("/{name}")))
     };
     write("etc/passwd", &accounts.passwd, 0o644, 0)?;
@@ -325,11 +332,11 @@ fn write_files(layer: &OwnedFd, accounts: &Accounts, meter: &mut Meter<'_>) -> R
     write("etc/machine-id", "", 0o444, 0)?;
     if exists(layer, "usr/bin/sudo") {
         write("etc/sudoers", SUDOERS, 0o440, 0)?;
-        inside::make_directories(layer, b"etc/sudoers.d")
-            .and_then(|dir| inside::set_owner_and_mode(&dir, 0, 0, 0o750))
+        layer_path::make_directories(layer, b"etc/sudoers.d")
+            .and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, 0o750))
             .map_err(failed("make the directory", "/etc/sudoers.d"))?;
     }
-    let programs = inside::open_directory(layer, b"usr/sbin");
+    let programs = layer_path::open_directory(layer, b"usr/sbin");
     if exists(layer, "var/lib/dpkg")
         && programs.is_ok_and(|programs| !exists(&programs, "policy-rc.d"))
     {
@@ -338,7 +345,8 @@ fn write_files(layer: &OwnedFd, accounts: &Accounts, meter: &mut Meter<'_>) -> R
     Ok(())
 }
 
-/// Opens a directory of the host by name, without following links; `None` if there is none that everyone may read.
+/// Opens a directory of the host without following links; `None` if it is absent or not readable
+/// for everyone.
 fn open_below(host: &OwnedFd, path: &str) -> Option<OwnedFd> {
     let mut here = rustix::fs::openat(host, ".", OPEN_DIRECTORY, Mode::empty()).ok()?;
     for part in path.split('/') {
@@ -350,7 +358,7 @@ fn open_below(host: &OwnedFd, path: &str) -> Option<OwnedFd> {
     Some(here)
 }
 
-/// A text file of the host; an absent one is empty.
+/// Reads a text file of the host; an absent one is empty.
 fn read(host: &OwnedFd, path: &str) -> Result<String, Error> {
     let file = match rustix::fs::openat(host, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
     {

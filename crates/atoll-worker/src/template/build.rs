@@ -1,4 +1,4 @@
-//! A template being built: a `.new-…` directory that either gets its name by one rename or is gone.
+//! A template being built: a `.new-…` directory that gets its name by one rename or is removed.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,34 +7,37 @@ use std::path::PathBuf;
 use rustix::fs::{FlockOperation, Mode, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Error, Meta, OPEN_DIRECTORY, Store, create_lock, exists, failed, flock, random};
+use super::{
+    Error, OPEN_DIRECTORY, TemplateInfo, TemplateStore, create_lock, exists, failed, flock,
+    random_hex,
+};
 use crate::tree;
 
-/// What happens to a template that has the name already.
+/// What to do if a template of the name exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Taken {
-    /// It is set aside.
+pub(super) enum IfExists {
+    /// Rename the existing one out of the way.
     Replace,
-    /// It stays, and the build fails.
-    Refuse,
+    /// Fail, and keep the existing one.
+    Fail,
 }
 
-/// The directory, and the sign that its builder lives. Dropped before it is placed, it is removed.
+/// The directory of a build. It is removed unless it was published.
 pub(super) struct Build<'a> {
-    store: &'a Store,
+    store: &'a TemplateStore,
     name: String,
     dir: OwnedFd,
-    /// Says that the builder lives.
+    /// Locked while the builder lives.
     lock: File,
-    placed: bool,
+    published: bool,
 }
 
 impl<'a> Build<'a> {
-    /// Makes the directory with its lock held and an empty `layer/`.
-    pub(super) fn begin(store: &'a Store) -> Result<Self, Error> {
-        let name = format!(".new-{}", random());
+    /// Creates the directory with its lock held and an empty `layer/`.
+    pub(super) fn begin(store: &'a TemplateStore) -> Result<Self, Error> {
+        let name = format!(".new-{}", random_hex());
         let path = store.path.join(&name);
-        // A sweep in between would take the directory for one that nobody builds any more.
+        // Under `.lock`, so that a sweep does not find the directory before its lock is held.
         let names = store.lock_names(FlockOperation::LockExclusive)?;
         rustix::fs::mkdirat(&store.dir, &name, Mode::RWXU)
             .map_err(failed("make the directory", &path))?;
@@ -48,7 +51,7 @@ impl<'a> Build<'a> {
             name,
             dir,
             lock,
-            placed: false,
+            published: false,
         };
         rustix::fs::mkdirat(&build.dir, "layer", Mode::RWXU)
             .map_err(failed("make a layer in", &path))?;
@@ -63,8 +66,13 @@ impl<'a> Build<'a> {
             .map_err(failed("open", self.path().join("layer")))
     }
 
-    /// Describes the template and gives it its name, in place of what had it.
-    pub(super) fn place(mut self, name: &str, meta: &Meta, taken: Taken) -> Result<(), Error> {
+    /// Writes the description and gives the template its name.
+    pub(super) fn publish(
+        mut self,
+        name: &str,
+        meta: &TemplateInfo,
+        if_exists: IfExists,
+    ) -> Result<(), Error> {
         meta.write(&self.dir, &self.path())?;
         let target = self.store.path.join(name);
         let names = self.store.lock_names(FlockOperation::LockExclusive)?;
@@ -73,23 +81,24 @@ impl<'a> Build<'a> {
         if !exists(dir, name) {
             rustix::fs::renameat(dir, &self.name, dir, name)
                 .map_err(failed("put in place", target))?;
-            self.placed = true;
+            self.published = true;
             return Ok(());
         }
-        if taken == Taken::Refuse {
+        if if_exists == IfExists::Fail {
             return Err(Error::Exists {
                 name: name.to_owned(),
             });
         }
         let old = match rustix::fs::renameat_with(dir, &self.name, dir, name, RenameFlags::EXCHANGE)
         {
-            // From here on the old template has this build's name, which a sweep treats the same way.
+            // The exchange gave the old template this build's name; a sweep removes it under that
+            // name too.
             Ok(()) => self
                 .store
-                .set_aside(&self.name)
+                .rename_to_old(&self.name)
                 .unwrap_or_else(|_| self.name.clone()),
             Err(Errno::INVAL | Errno::NOSYS) => {
-                let old = self.store.set_aside(name)?;
+                let old = self.store.rename_to_old(name)?;
                 if let Err(error) = rustix::fs::renameat(dir, &self.name, dir, name) {
                     let _ = rustix::fs::renameat(dir, &old, dir, name);
                     return Err(failed("put in place", target)(error));
@@ -98,14 +107,15 @@ impl<'a> Build<'a> {
             }
             Err(error) => return Err(failed("put in place", target)(error)),
         };
-        self.placed = true;
-        // The new template is in place, which is what was asked for: what is in use, and what fails, is left to a sweep.
-        let free = self
+        self.published = true;
+        // The new template is in place. If the old one is in use, or a step fails, a sweep removes
+        // it later.
+        let unused = self
             .store
-            .users()
-            .and_then(|users| self.store.free(&old, &users));
+            .references()
+            .and_then(|references| self.store.try_lock_unreferenced(&old, &references));
         drop(names);
-        if let Ok(Some(_lock)) = free {
+        if let Ok(Some(_lock)) = unused {
             let _ = tree::remove(dir.as_fd(), old.as_ref());
         }
         Ok(())
@@ -118,8 +128,9 @@ impl<'a> Build<'a> {
 
 impl Drop for Build<'_> {
     fn drop(&mut self) {
-        if !self.placed {
-            // What cannot be removed now is removed by a sweep: its lock is free once this value is gone.
+        if !self.published {
+            // What cannot be removed now is removed by a sweep, because its lock is released with
+            // this value.
             let _ = tree::remove(self.store.dir.as_fd(), self.name.as_ref());
         }
     }

@@ -1,7 +1,7 @@
-//! Copies a directory tree into a layer, by descriptor: by hard link or reflink where that is possible and safe.
+//! Copies a directory tree into a layer, by hard link or reflink where that is possible and safe.
 //!
-//! Invariant: a hard link is made only to a file that nobody but root can change, and such a file is never changed by us (no
-//! chmod, no chown, no write): it is the host's own inode.
+//! Invariant: hard links are created only to files that only root can change, and such a file is
+//! never changed here (no chmod, no chown, no write), because it is the host's own inode.
 
 mod rules;
 
@@ -17,34 +17,34 @@ use atoll_jail::archive::CAPABILITY;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, XattrFlags};
 use rustix::io::Errno;
 
-use super::inside::{self, NEW_FILE};
-use super::meter::Meter;
+use super::build_limits::BuildMeter;
+use super::layer_path::{self, NEW_FILE};
 use super::{Error, OPEN_DIRECTORY, failed};
-pub(super) use rules::{Rules, is_listed};
+pub(super) use rules::{Rules, matches_any};
 
-/// Deepest tree that is copied: two descriptors a level must fit a usual limit of 1,024.
-const MOST_LEVELS: usize = 256;
+/// Maximum depth of a copied tree: two descriptors a level must fit the default limit of 1,024.
+const MAX_DEPTH: usize = 256;
 
-/// One run of copying into one layer.
+/// Copies into one layer.
 pub(super) struct Copier<'a, 'b> {
     layer: &'a OwnedFd,
-    pub(super) meter: &'a mut Meter<'b>,
+    pub(super) meter: &'a mut BuildMeter<'b>,
     device: u64,
     reflink: bool,
-    /// Where the first copy of a file with several names is.
-    firsts: HashMap<(u64, u64), CString>,
-    /// Files with several names whose size is counted already.
+    /// Path of the first copy of a file with several names.
+    first_copies: HashMap<(u64, u64), CString>,
+    /// Files with several names whose size was counted.
     counted: HashSet<(u64, u64)>,
 }
 
-/// A directory of the source beside its copy.
+/// A directory of the source and its copy.
 struct Pair<'a> {
     from: &'a OwnedFd,
     to: &'a OwnedFd,
 }
 
 impl<'a, 'b> Copier<'a, 'b> {
-    pub(super) fn new(layer: &'a OwnedFd, meter: &'a mut Meter<'b>) -> Result<Self, Error> {
+    pub(super) fn new(layer: &'a OwnedFd, meter: &'a mut BuildMeter<'b>) -> Result<Self, Error> {
         let device = rustix::fs::fstat(layer)
             .map_err(failed("examine", "the layer"))?
             .st_dev;
@@ -53,12 +53,13 @@ impl<'a, 'b> Copier<'a, 'b> {
             meter,
             device,
             reflink: true,
-            firsts: HashMap::new(),
+            first_copies: HashMap::new(),
             counted: HashSet::new(),
         })
     }
 
-    /// Copies the entry `name` of the directory `from` to the directory `path` of the layer. An absent entry is fine.
+    /// Copies the entry `name` of the directory `from` to the directory `path` of the layer. An
+    /// absent entry is no error.
     pub(super) fn entry(
         &mut self,
         from: &OwnedFd,
@@ -66,7 +67,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         path: &str,
         rules: &Rules,
     ) -> Result<(), Error> {
-        let to = inside::make_directories(self.layer, path.as_bytes())
+        let to = layer_path::make_directories(self.layer, path.as_bytes())
             .map_err(failed("make the directory", path))?;
         let mut at = path.as_bytes().to_vec();
         self.copy(&Pair { from, to: &to }, name, &mut at, rules, 0)
@@ -79,7 +80,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         path: &str,
         rules: &Rules,
     ) -> Result<(), Error> {
-        let to = inside::make_directories(self.layer, path.as_bytes())
+        let to = layer_path::make_directories(self.layer, path.as_bytes())
             .map_err(failed("make the directory", path))?;
         let mut at = path.as_bytes().to_vec();
         self.walk(&Pair { from, to: &to }, &mut at, rules, 0)
@@ -92,7 +93,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
         level: usize,
     ) -> Result<(), Error> {
-        for name in names(pair.from).map_err(failed("list", shown(at)))? {
+        for name in names(pair.from).map_err(failed("list", display_path(at)))? {
             self.copy(pair, &name, at, rules, level)?;
         }
         Ok(())
@@ -109,7 +110,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         let stat = match rustix::fs::statat(pair.from, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(failed("examine", shown(at).join(os(name)))(error)),
+            Err(error) => return Err(failed("examine", display_path(at).join(os(name)))(error)),
         };
         let length = at.len();
         if !at.is_empty() {
@@ -130,7 +131,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
         level: usize,
     ) -> Result<(), Error> {
-        if rules.leaves_out(stat, at) {
+        if rules.excludes(stat, at) {
             self.meter.skip();
             return Ok(());
         }
@@ -154,24 +155,24 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
         level: usize,
     ) -> Result<(), Error> {
-        if level >= MOST_LEVELS {
+        if level >= MAX_DEPTH {
             let why =
-                format!("it is more than {MOST_LEVELS} directories deep; make the tree flatter");
+                format!("it is more than {MAX_DEPTH} directories deep; make the tree flatter");
             return Err(Error::Refused {
-                entry: shown(at).display().to_string(),
+                entry: display_path(at).display().to_string(),
                 why,
             });
         }
         self.meter.entry()?;
         match rustix::fs::mkdirat(pair.to, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed("make the directory", shown(at))(error)),
+            Err(error) => return Err(failed("make the directory", display_path(at))(error)),
         }
-        let to =
-            inside::open_directory(pair.to, name.to_bytes()).map_err(failed("open", shown(at)))?;
+        let to = layer_path::open_directory(pair.to, name.to_bytes())
+            .map_err(failed("open", display_path(at)))?;
         let from = rustix::fs::openat(pair.from, name, OPEN_DIRECTORY, Mode::empty());
-        let from = from.map_err(failed("open", shown(at)))?;
-        let parent = rustix::fs::fstat(pair.from).map_err(failed("examine", shown(at)))?;
+        let from = from.map_err(failed("open", display_path(at)))?;
+        let parent = rustix::fs::fstat(pair.from).map_err(failed("examine", display_path(at)))?;
         if rules.one_file_system && stat.st_dev != parent.st_dev {
             self.meter.skip();
         } else {
@@ -186,9 +187,9 @@ impl<'a, 'b> Copier<'a, 'b> {
             )?;
         }
         let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
-        inside::set_owner_and_mode(&to, uid, gid, stat.st_mode)
+        layer_path::set_owner_and_mode(&to, uid, gid, stat.st_mode)
             .and_then(|()| rustix::fs::futimens(&to, &times(stat)))
-            .map_err(failed("set the attributes of", shown(at)))
+            .map_err(failed("set the attributes of", display_path(at)))
     }
 
     fn symlink(
@@ -200,25 +201,26 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
     ) -> Result<(), Error> {
         self.meter.entry()?;
-        // A symlink cannot be changed in place, so a link to the host's own saves an inode.
-        if rules.shares_symlink(stat, self.device)
-            && self.linked(pair.from, name, pair, name, at)?
+        // A symlink cannot be changed in place, so a hard link to the host's symlink is safe and
+        // saves an inode.
+        if rules.can_link_symlink(stat, self.device)
+            && self.try_link(pair.from, name, pair, name, at)?
         {
             return Ok(());
         }
         let target = match rustix::fs::readlinkat(pair.from, name, Vec::new()) {
             Ok(target) => target,
-            Err(error) => return Err(failed("read the link", shown(at))(error)),
+            Err(error) => return Err(failed("read the link", display_path(at))(error)),
         };
         let owner = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
-        inside::make_symlink(
+        layer_path::make_symlink(
             pair.to,
             name.to_bytes(),
             target.to_bytes(),
             owner,
             &times(stat),
         )
-        .map_err(failed("make the link", shown(at)))
+        .map_err(failed("make the link", display_path(at)))
     }
 
     fn file(
@@ -229,56 +231,56 @@ impl<'a, 'b> Copier<'a, 'b> {
         at: &[u8],
         rules: &Rules,
     ) -> Result<(), Error> {
-        // Not blocking, should it have become a pipe since it was examined.
+        // Non-blocking in case it was replaced by a FIFO since the examination.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let from = match rustix::fs::openat(pair.from, name, flags, Mode::empty()) {
             Ok(from) => File::from(from),
             Err(Errno::NOENT) => return Ok(()),
-            Err(error) => return Err(failed("open", shown(at))(error)),
+            Err(error) => return Err(failed("open", display_path(at))(error)),
         };
-        let now = rustix::fs::fstat(&from).map_err(failed("examine", shown(at)))?;
+        let now = rustix::fs::fstat(&from).map_err(failed("examine", display_path(at)))?;
         if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
             let why = "it was replaced while it was copied; try again when nothing writes there"
                 .to_owned();
             return Err(Error::Refused {
-                entry: shown(at).display().to_string(),
+                entry: display_path(at).display().to_string(),
                 why,
             });
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if rules
-            .hides(&from, size)
-            .map_err(failed("read", shown(at)))?
+            .has_credentials(&from, size)
+            .map_err(failed("read", display_path(at)))?
         {
             self.meter.skip();
             return Ok(());
         }
         self.meter.entry()?;
-        if let Some(first) = self.firsts.get(&(stat.st_dev, stat.st_ino)).cloned()
-            && self.linked(self.layer, &first, pair, name, at)?
+        if let Some(first) = self.first_copies.get(&(stat.st_dev, stat.st_ino)).cloned()
+            && self.try_link(self.layer, &first, pair, name, at)?
         {
             return Ok(());
         }
         if stat.st_nlink <= 1 || self.counted.insert((stat.st_dev, stat.st_ino)) {
             self.meter.bytes(size)?;
         }
-        if rules.shares_file(stat, &from, at, self.device)
-            && self.linked(pair.from, name, pair, name, at)?
+        if rules.can_link_file(stat, &from, at, self.device)
+            && self.try_link(pair.from, name, pair, name, at)?
         {
             return Ok(());
         }
         self.write(pair, name, stat, &from, rules)
-            .map_err(failed("copy", shown(at)))?;
+            .map_err(failed("copy", display_path(at)))?;
         if stat.st_nlink > 1
             && let Ok(first) = CString::new(at)
         {
-            self.firsts.insert((stat.st_dev, stat.st_ino), first);
+            self.first_copies.insert((stat.st_dev, stat.st_ino), first);
         }
         Ok(())
     }
 
-    /// Whether a hard link was made; if not, a copy does.
-    fn linked(
+    /// Tries a hard link; false if the file has to be copied.
+    fn try_link(
         &mut self,
         directory: &OwnedFd,
         original: &CStr,
@@ -291,9 +293,9 @@ impl<'a, 'b> Copier<'a, 'b> {
                 self.meter.report.hard_linked += 1;
                 Ok(true)
             }
-            // Another mount of the same disk, an immutable file, too many names.
+            // Another mount of the same disk, an immutable file, too many links.
             Err(Errno::XDEV | Errno::PERM | Errno::MLINK | Errno::OPNOTSUPP) => Ok(false),
-            Err(error) => Err(failed("link", shown(at))(error)),
+            Err(error) => Err(failed("link", display_path(at))(error)),
         }
     }
 
@@ -311,13 +313,13 @@ impl<'a, 'b> Copier<'a, 'b> {
             NEW_FILE,
             Mode::RUSR | Mode::WUSR,
         )?);
-        if !self.reflinked(from, &to) {
+        if !self.try_reflink(from, &to) {
             let size = u64::try_from(stat.st_size).unwrap_or(0);
-            // The standard library lets the kernel copy between two files.
+            // The standard library uses copy_file_range.
             std::io::copy(&mut from.take(size), &mut to)?;
         }
         let (uid, gid) = rules.owner.unwrap_or((stat.st_uid, stat.st_gid));
-        inside::set_owner_and_mode(&to, uid, gid, stat.st_mode)?;
+        layer_path::set_owner_and_mode(&to, uid, gid, stat.st_mode)?;
         let mut capability = [0_u8; 64];
         if let Ok(length) = rustix::fs::fgetxattr(from, CAPABILITY, &mut capability[..]) {
             rustix::fs::fsetxattr(&to, CAPABILITY, &capability[..length], XattrFlags::empty())?;
@@ -326,7 +328,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         Ok(())
     }
 
-    fn reflinked(&mut self, from: &File, to: &File) -> bool {
+    fn try_reflink(&mut self, from: &File, to: &File) -> bool {
         if !self.reflink {
             return false;
         }
@@ -340,7 +342,8 @@ impl<'a, 'b> Copier<'a, 'b> {
     }
 }
 
-/// About how many entries are below `dir`: for a progress bar, so what cannot be read counts as nothing.
+/// Approximate number of entries below `dir`, for a progress bar; directories that cannot be read
+/// count as empty.
 pub(super) fn count(dir: &OwnedFd) -> u64 {
     fn below(dir: OwnedFd, level: usize) -> u64 {
         let Ok(mut entries) = Dir::new(dir) else {
@@ -354,7 +357,7 @@ pub(super) fn count(dir: &OwnedFd) -> u64 {
             }
             found += 1;
             if entry.file_type() == FileType::Directory
-                && level < MOST_LEVELS
+                && level < MAX_DEPTH
                 && let Ok(dir) = entries.fd()
                 && let Ok(child) = rustix::fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty())
             {
@@ -366,7 +369,7 @@ pub(super) fn count(dir: &OwnedFd) -> u64 {
     rustix::fs::openat(dir, ".", OPEN_DIRECTORY, Mode::empty()).map_or(0, |dir| below(dir, 0))
 }
 
-/// The names in a directory, in the order of their inodes: a cold disk is then read in one direction.
+/// The names in a directory, in the order of their inodes, so that a disk reads sequentially.
 pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(dir)? {
@@ -380,10 +383,10 @@ pub(super) fn names(dir: &OwnedFd) -> rustix::io::Result<Vec<CString>> {
 }
 
 fn times(stat: &Stat) -> rustix::fs::Timestamps {
-    inside::modified(stat.st_mtime, stat.st_mtime_nsec as u32)
+    layer_path::modified(stat.st_mtime, stat.st_mtime_nsec as u32)
 }
 
-fn shown(at: &[u8]) -> PathBuf {
+fn display_path(at: &[u8]) -> PathBuf {
     Path::new("/").join(std::ffi::OsStr::from_bytes(at))
 }
 

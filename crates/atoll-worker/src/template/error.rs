@@ -1,22 +1,22 @@
-//! What can go wrong with a template, said to whoever asked for it.
+//! Errors of template operations.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a template could not be made, found or removed.
+/// Why a template could not be created, found or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The name is not one a template can have.
+    /// Malformed template name.
     #[error(
         "{0:?} is not a template name: use 1 to 63 of a-z 0-9 . _ - and begin with a letter or a digit, such as \"node-22\""
     )]
     Name(String),
-    /// The name belongs to the template that is made from this machine.
+    /// The name is reserved for the template that is built from this machine.
     #[error(
         "\"base\" is made from this machine's own system: choose another name, or run `atoll template rebuild base`"
     )]
     Reserved,
-    /// The user is not one that can have an account.
+    /// The user cannot have an account.
     #[error(
         "user {0:?} cannot be: a name is 1 to 32 of a-z 0-9 _ - and begins with a letter or _, ids are below 65536, \
          and a home is an absolute path without `..`, colons and line ends"
@@ -25,9 +25,9 @@ pub enum Error {
     /// There is no such template.
     #[error("no template is called {name:?}; {}", known_names(.known))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// Names of existing templates.
         known: Vec<String>,
     },
     /// The name is taken.
@@ -36,23 +36,24 @@ pub enum Error {
         /// The taken name.
         name: String,
     },
-    /// Sandboxes need it.
+    /// Sandboxes use it.
     #[error(
-        "template {name:?} is in use by {}: delete the sandboxes that were made from it first", who(.sandboxes)
+        "template {name:?} is in use by {}: delete the sandboxes that were made from it first", in_use_by(.sandboxes)
     )]
     InUse {
         /// The template.
         name: String,
-        /// Those that are known, running or not; nobody if one runs that has no record.
+        /// Known sandboxes that use it, running or not; empty if the only one is running and has no
+        /// record.
         sandboxes: Vec<String>,
     },
-    /// What a sandbox was made from is gone, whatever has its name now.
+    /// The layer that a sandbox was created from is gone; the template's name may have another one.
     #[error("the layer of template {name:?} that the sandbox was made from is gone")]
-    Gone {
-        /// What the template was called.
+    LayerMissing {
+        /// Name of the template.
         name: String,
     },
-    /// The template's description cannot be read.
+    /// The template's description cannot be parsed.
     #[error(
         "the description of template {name:?} is damaged ({path}): add the template again with replace"
     )]
@@ -61,20 +62,20 @@ pub enum Error {
         name: String,
         /// Its `template.json`.
         path: PathBuf,
-        /// What is wrong in it.
+        /// Parse error.
         source: serde_json::Error,
     },
-    /// The host's system is not one that `base` can be made from.
+    /// The host has no system that `base` can be built from.
     #[error(
         "{0} is not there, so no template can be made from this machine's system: add one from an archive instead"
     )]
     Host(PathBuf),
-    /// An entry of an archive or a directory was refused.
+    /// An entry of an archive or a directory is not allowed.
     #[error("entry {entry:?} is refused: {why}")]
     Refused {
-        /// Its name, as it stands in the archive.
+        /// Its name in the archive.
         entry: String,
-        /// The reason and the remedy.
+        /// Reason and remedy.
         why: String,
     },
     /// The archive cannot be read.
@@ -90,29 +91,29 @@ pub enum Error {
     TooLarge(u64),
     /// The tree has more entries than allowed.
     #[error("the template would have more than {0} entries: remove files from it")]
-    TooMany(u64),
-    /// There is no room for it.
+    TooManyEntries(u64),
+    /// The disk is full.
     #[error("the disk of the data directory is full")]
     Full,
-    /// The system refused a step.
+    /// A system call failed.
     #[error("cannot {step} {path}")]
     Io {
-        /// What was being done.
+        /// The operation.
         step: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The error of the system call.
         source: io::Error,
     },
 }
 
 impl From<Error> for atoll_model::Error {
-    /// As a caller is told of it.
+    /// The error for API clients.
     fn from(error: Error) -> Self {
         use atoll_model::Code;
         let full = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
         let code = match &error {
-            Error::Unknown { .. } | Error::Gone { .. } => Code::TemplateNotFound,
+            Error::Unknown { .. } | Error::LayerMissing { .. } => Code::TemplateNotFound,
             Error::Exists { .. } | Error::InUse { .. } => Code::Conflict,
             Error::Full => Code::DiskFull,
             Error::Io { source, .. } if full(source) => Code::DiskFull,
@@ -129,8 +130,8 @@ impl From<Error> for atoll_model::Error {
     }
 }
 
-/// Sandboxes by name, as far as one wants to read that.
-fn who(sandboxes: &[String]) -> String {
+/// The first sandbox and the number of others.
+fn in_use_by(sandboxes: &[String]) -> String {
     match sandboxes {
         [] => "a running sandbox".to_owned(),
         [one] => format!("sandbox {one}"),
@@ -146,7 +147,7 @@ fn known_names(known: &[String]) -> String {
     }
 }
 
-/// Makes an [`Error::Io`] of a failed step on `path`.
+/// Creates an [`Error::Io`] for a failed operation on `path`.
 pub(super) fn failed<E: Into<io::Error>>(
     step: &'static str,
     path: impl Into<PathBuf>,

@@ -1,8 +1,9 @@
-//! Makes a layer from what someone brings: a directory or an archive.
+//! Fills a layer from a directory or an archive.
 //!
-//! Invariant: an archive's entry is placed by descriptor in a directory that was reached without a symlink, so it cannot land
-//! outside the layer. What a layer may not have (devices, pipes, sockets, foreign attributes) is left out and counted; what is
-//! an attempt to get out is refused, and with it the whole import.
+//! Invariant: an archive's entry is created by descriptor in a directory that was reached without a
+//! symlink, so it cannot land outside the layer. Entries that a layer must not have (devices,
+//! FIFOs, sockets, other attributes) are skipped and counted; an entry that leads out of the layer
+//! fails the whole import.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,14 +16,14 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, XattrFlags};
 use rustix::io::Errno;
 use tar::EntryType;
 
-use super::accounts::with_user;
+use super::accounts::account_lines;
 use super::archive::{self, Entries};
+use super::build_limits::{BuildMeter, Stage};
 use super::copy::{Copier, Rules, count};
-use super::inside::{self, NEW_FILE};
-use super::meter::{Meter, Stage};
+use super::layer_path::{self, NEW_FILE};
 use super::{Error, User, failed};
 
-/// Directories that a sandbox mounts something on.
+/// Mount points of a sandbox, with their modes.
 const MOUNT_POINTS: &[(&str, u32)] = &[
     ("dev", 0o755),
     ("proc", 0o555),
@@ -31,18 +32,19 @@ const MOUNT_POINTS: &[(&str, u32)] = &[
     ("tmp", 0o1777),
 ];
 
-/// Copies the tree in the directory `path`. Other file systems in it, and the directory `avoid`, are left out.
+/// Copies the tree in the directory `path`, without other file systems in it and without the
+/// directory `avoid`.
 pub(super) fn directory(
     path: &Path,
     layer: &OwnedFd,
     avoid: (u64, u64),
-    meter: &mut Meter<'_>,
+    meter: &mut BuildMeter<'_>,
 ) -> Result<(), Error> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let from =
         rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open the directory", path))?;
     meter.total_files = Some(count(&from));
-    meter.tell();
+    meter.report_progress();
     let rules = Rules {
         one_file_system: true,
         avoid,
@@ -51,25 +53,25 @@ pub(super) fn directory(
     Copier::new(layer, meter)?.contents(&from, "", &rules)
 }
 
-/// What an archive is read from.
-pub(super) enum Input<'a> {
+/// Source of an archive.
+pub(super) enum ArchiveSource<'a> {
     File(&'a Path),
-    /// Something that comes from elsewhere.
+    /// An upload.
     Stream(Box<dyn Read>),
 }
 
 /// Unpacks an archive.
 pub(super) fn archive(
-    input: Input<'_>,
+    input: ArchiveSource<'_>,
     layer: &OwnedFd,
-    meter: &mut Meter<'_>,
+    meter: &mut BuildMeter<'_>,
 ) -> Result<(), Error> {
     meter.stage = Stage::Unpacking;
-    meter.tell();
+    meter.report_progress();
     let max_bytes = meter.max_bytes();
     let path = match input {
-        Input::File(path) => path,
-        Input::Stream(_) => Path::new("what was sent"),
+        ArchiveSource::File(path) => path,
+        ArchiveSource::Stream(_) => Path::new("what was sent"),
     };
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::FileTooLarge => Error::TooLarge(max_bytes),
@@ -86,8 +88,8 @@ pub(super) fn archive(
         },
     };
     let entries = match input {
-        Input::File(path) => archive::open(path, max_bytes),
-        Input::Stream(stream) => archive::read(stream, max_bytes),
+        ArchiveSource::File(path) => archive::open(path, max_bytes),
+        ArchiveSource::Stream(stream) => archive::from_reader(stream, max_bytes),
     };
     let mut entries = entries.map_err(unreadable)?;
     let mut unpacking = Unpacking {
@@ -99,16 +101,16 @@ pub(super) fn archive(
     let mut empty = true;
     while let Some(entry) = entries.next().map_err(unreadable)? {
         empty = false;
-        match unpacking.place(&entry, &mut entries) {
+        match unpacking.create_entry(&entry, &mut entries) {
             Ok(()) => {}
-            Err(Fault::Refused(why)) => {
+            Err(EntryError::Refused(why)) => {
                 return Err(Error::Refused {
                     entry: String::from_utf8_lossy(&entry.name).into_owned(),
                     why,
                 });
             }
-            Err(Fault::Read(error)) => return Err(unreadable(error)),
-            Err(Fault::Limit(error)) => return Err(error),
+            Err(EntryError::Read(error)) => return Err(unreadable(error)),
+            Err(EntryError::Build(error)) => return Err(error),
         }
     }
     if empty {
@@ -118,22 +120,22 @@ pub(super) fn archive(
         });
     }
     unpacking.set_directory_times();
-    // What comes after the end belongs to it: whoever sends it must not have broken off there.
+    // Bytes after the end of the archive belong to the upload, which must be complete.
     io::copy(&mut entries.into_inner(), &mut io::sink()).map_err(unreadable)?;
     Ok(())
 }
 
-/// Gives an imported tree what a sandbox needs: places to mount on, and an account and a home for its user.
-pub(super) fn settle(layer: &OwnedFd, user: &User) -> Result<(), Error> {
+/// Completes an imported tree: mount points, and an account and a home directory for its user.
+pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
     for (name, mode) in MOUNT_POINTS {
-        // A symlink of that name is the sandbox's matter: it mounts without following any.
+        // A symlink of that name may stay: the sandbox mounts without following symlinks.
         if rustix::fs::mkdirat(layer, *name, Mode::RWXU).is_ok() {
-            let made = inside::open_directory(layer, name.as_bytes());
-            made.and_then(|dir| inside::set_owner_and_mode(&dir, 0, 0, *mode))
+            let made = layer_path::open_directory(layer, name.as_bytes());
+            made.and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, *mode))
                 .map_err(failed("make", *name))?;
         }
     }
-    for (name, line) in with_user(user) {
+    for (name, line) in account_lines(user) {
         append_account(layer, name, &line, user)
             .map_err(failed("add the user to", format!("/{name}")))?;
     }
@@ -144,21 +146,22 @@ pub(super) fn settle(layer: &OwnedFd, user: &User) -> Result<(), Error> {
     })?;
     if home.is_root()
         || !matches!(
-            inside::open(layer, home.bytes(), OFlags::PATH),
+            layer_path::open(layer, home.bytes(), OFlags::PATH),
             Err(Errno::NOENT)
         )
     {
         return Ok(());
     }
-    inside::make_directories(layer, home.bytes())
-        .and_then(|dir| inside::set_owner_and_mode(&dir, user.uid, user.gid, 0o755))
+    layer_path::make_directories(layer, home.bytes())
+        .and_then(|dir| layer_path::set_owner_and_mode(&dir, user.uid, user.gid, 0o755))
         .map_err(failed("make the home directory", &user.home))
 }
 
-/// Adds a line to an account file, unless the file is absent, not a plain file, or knows the name or the id already.
+/// Adds a line to an account file, unless the file is absent or not regular, or has the name or the
+/// id already.
 fn append_account(layer: &OwnedFd, name: &str, line: &str, user: &User) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::APPEND | OFlags::NONBLOCK;
-    let Ok(file) = inside::open(layer, name.as_bytes(), flags) else {
+    let Ok(file) = layer_path::open(layer, name.as_bytes(), flags) else {
         return Ok(());
     };
     let stat = rustix::fs::fstat(&file)?;
@@ -187,17 +190,17 @@ fn append_account(layer: &OwnedFd, name: &str, line: &str, user: &User) -> io::R
     file.write_all(line.as_bytes())
 }
 
-/// Why an entry was not placed.
-enum Fault {
+/// Why an entry was not created.
+enum EntryError {
     Refused(String),
     Read(io::Error),
-    Limit(Error),
+    Build(Error),
 }
 
-impl From<Errno> for Fault {
+impl From<Errno> for EntryError {
     fn from(error: Errno) -> Self {
         if matches!(error, Errno::NOSPC | Errno::DQUOT) {
-            return Self::Limit(Error::Full);
+            return Self::Build(Error::Full);
         }
         Self::Refused(match error {
             Errno::LOOP => {
@@ -215,18 +218,19 @@ impl From<Errno> for Fault {
 
 struct Unpacking<'a, 'b> {
     layer: &'a OwnedFd,
-    meter: &'a mut Meter<'b>,
-    /// The directory that the last entry went into: mostly the next one's too.
+    meter: &'a mut BuildMeter<'b>,
+    /// Directory of the last entry, which is often the directory of the next one too.
     parent: Option<(Vec<u8>, OwnedFd)>,
-    /// Set at the end: every file made in a directory changes its time.
+    /// Set at the end, because every file created in a directory changes its time.
     directory_times: HashMap<Vec<u8>, (i64, u32)>,
 }
 
 impl Unpacking<'_, '_> {
-    fn place(&mut self, entry: &Entry, contents: &mut Entries) -> Result<(), Fault> {
-        let name = Name::parse(&entry.name).map_err(|why| Fault::Refused(why.to_owned()))?;
+    fn create_entry(&mut self, entry: &Entry, contents: &mut Entries) -> Result<(), EntryError> {
+        let name = Name::parse(&entry.name).map_err(|why| EntryError::Refused(why.to_owned()))?;
         if name.is_root() {
-            // The layer's own directory stays root's, mode 755: an archive of a private directory must work too.
+            // The layer's own directory stays owned by root with mode 755, even if the archive has
+            // a private one.
             return Ok(());
         }
         match entry.kind {
@@ -241,81 +245,87 @@ impl Unpacking<'_, '_> {
                 return Ok(());
             }
         }
-        self.meter.entry().map_err(Fault::Limit)
+        self.meter.entry().map_err(EntryError::Build)
     }
 
-    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+    fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         let (parent, last) = self.parent(name)?;
-        let made = clearing_the_way(parent, last, || {
+        let made = replace_existing(parent, last, || {
             match rustix::fs::mkdirat(parent, last, Mode::RWXU) {
                 Err(Errno::EXIST) if is_directory(parent, last) => Ok(()),
                 answer => answer,
             }
         });
         made?;
-        let dir = inside::open_directory(parent, last)?;
-        inside::set_owner_and_mode(&dir, entry.uid, entry.gid, entry.mode)?;
+        let dir = layer_path::open_directory(parent, last)?;
+        layer_path::set_owner_and_mode(&dir, entry.uid, entry.gid, entry.mode)?;
         self.directory_times
             .insert(name.bytes().to_vec(), entry.modified);
         Ok(())
     }
 
-    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+    fn symlink(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         if entry.link.is_empty() || entry.link.contains(&0) {
-            return Err(Fault::Refused("it is a symlink to nothing".to_owned()));
+            return Err(EntryError::Refused("it is a symlink to nothing".to_owned()));
         }
-        self.forget_parent();
+        self.clear_parent();
         let (parent, last) = self.parent(name)?;
-        let times = inside::modified(entry.modified.0, entry.modified.1);
+        let times = layer_path::modified(entry.modified.0, entry.modified.1);
         let owner = (entry.uid, entry.gid);
-        clearing_the_way(parent, last, || {
-            inside::make_symlink(parent, last, &entry.link, owner, &times)
+        replace_existing(parent, last, || {
+            layer_path::make_symlink(parent, last, &entry.link, owner, &times)
         })
     }
 
-    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), Fault> {
+    fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         let missing = || {
-            Fault::Refused(format!(
+            EntryError::Refused(format!(
                 "it is a hard link to {:?}, which the archive does not have before it",
-                lossy(&entry.link)
+                display_name(&entry.link)
             ))
         };
         let target = Name::parse(&entry.link)
-            .map_err(|why| Fault::Refused(format!("as a hard link's target: {why}")))?;
+            .map_err(|why| EntryError::Refused(format!("as a hard link's target: {why}")))?;
         let (directory, file) = target.split();
-        let from = inside::open_directory(self.layer, directory).map_err(|error| match error {
-            Errno::NOENT => missing(),
-            error => error.into(),
-        })?;
+        let from =
+            layer_path::open_directory(self.layer, directory).map_err(|error| match error {
+                Errno::NOENT => missing(),
+                error => error.into(),
+            })?;
         if target == *name {
             return Ok(());
         }
         match rustix::fs::statat(&from, file, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {}
             Ok(_) => {
-                return Err(Fault::Refused(
+                return Err(EntryError::Refused(
                     "it is a hard link to a directory".to_owned(),
                 ));
             }
             Err(_) => return Err(missing()),
         }
         let (parent, last) = self.parent(name)?;
-        clearing_the_way(parent, last, || {
+        replace_existing(parent, last, || {
             rustix::fs::linkat(&from, file, parent, last, AtFlags::empty())
         })?;
         self.meter.report.hard_linked += 1;
         Ok(())
     }
 
-    fn file(&mut self, name: &Name, entry: &Entry, contents: &mut Entries) -> Result<(), Fault> {
-        // First the count: a file that is too large must not be written.
+    fn file(
+        &mut self,
+        name: &Name,
+        entry: &Entry,
+        contents: &mut Entries,
+    ) -> Result<(), EntryError> {
+        // Counted first: a file that is too large must not be written.
         self.meter
             .entry()
             .and_then(|()| self.meter.bytes(entry.size))
-            .map_err(Fault::Limit)?;
+            .map_err(EntryError::Build)?;
         let (parent, last) = self.parent(name)?;
         let mut made = None;
-        clearing_the_way(parent, last, || {
+        replace_existing(parent, last, || {
             made = Some(rustix::fs::openat(
                 parent,
                 last,
@@ -331,24 +341,28 @@ impl Unpacking<'_, '_> {
         if let Some(pieces) = &entry.pieces {
             rustix::fs::ftruncate(&file, entry.size)?;
             for (offset, length) in pieces {
-                file.seek(SeekFrom::Start(*offset)).map_err(Fault::Read)?;
-                pour(contents, *length, &mut file)?;
+                file.seek(SeekFrom::Start(*offset))
+                    .map_err(EntryError::Read)?;
+                copy_contents(contents, *length, &mut file)?;
             }
         } else {
-            pour(contents, entry.size, &mut file)?;
+            copy_contents(contents, entry.size, &mut file)?;
         }
-        inside::set_owner_and_mode(&file, entry.uid, entry.gid, entry.mode)?;
+        layer_path::set_owner_and_mode(&file, entry.uid, entry.gid, entry.mode)?;
         if let Some(capability) = &entry.capability
             && rustix::fs::fsetxattr(&file, CAPABILITY, capability, XattrFlags::empty()).is_err()
         {
             self.meter.skip();
         }
-        rustix::fs::futimens(&file, &inside::modified(entry.modified.0, entry.modified.1))?;
+        rustix::fs::futimens(
+            &file,
+            &layer_path::modified(entry.modified.0, entry.modified.1),
+        )?;
         Ok(())
     }
 
-    /// The directory that `name` goes into, made if it is missing, and its last part.
-    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), Fault> {
+    /// The directory of `name`, created if it is absent, and the last component of `name`.
+    fn parent<'n>(&mut self, name: &'n Name) -> Result<(&OwnedFd, &'n [u8]), EntryError> {
         let (directory, last) = name.split();
         if self
             .parent
@@ -357,7 +371,7 @@ impl Unpacking<'_, '_> {
         {
             self.parent = Some((
                 directory.to_vec(),
-                inside::make_directories(self.layer, directory)?,
+                layer_path::make_directories(self.layer, directory)?,
             ));
         }
         match &self.parent {
@@ -366,33 +380,33 @@ impl Unpacking<'_, '_> {
         }
     }
 
-    fn forget_parent(&mut self) {
+    fn clear_parent(&mut self) {
         self.parent = None;
     }
 
-    /// Times are a nicety: a directory that a later entry replaced has none to set.
+    /// A directory that was replaced by a later entry has no times to set; errors are ignored.
     fn set_directory_times(&self) {
         for (name, (seconds, nanoseconds)) in &self.directory_times {
-            if let Ok(dir) = inside::open_directory(self.layer, name) {
-                let _ = rustix::fs::futimens(&dir, &inside::modified(*seconds, *nanoseconds));
+            if let Ok(dir) = layer_path::open_directory(self.layer, name) {
+                let _ = rustix::fs::futimens(&dir, &layer_path::modified(*seconds, *nanoseconds));
             }
         }
     }
 }
 
-/// Makes an entry; what has its name already gives way, as in `tar`, unless it is a directory.
-fn clearing_the_way(
+/// Creates an entry and replaces an existing file or symlink, as `tar` does, but no directory.
+fn replace_existing(
     parent: &OwnedFd,
     last: &[u8],
     mut make: impl FnMut() -> rustix::io::Result<()>,
-) -> Result<(), Fault> {
+) -> Result<(), EntryError> {
     match make() {
         Err(Errno::EXIST) => {}
         answer => return Ok(answer?),
     }
     match rustix::fs::unlinkat(parent, last, AtFlags::empty()) {
         Ok(()) => Ok(make()?),
-        Err(Errno::ISDIR) => Err(Fault::Refused(
+        Err(Errno::ISDIR) => Err(EntryError::Refused(
             "a directory of that name came before it".to_owned(),
         )),
         Err(error) => Err(error.into()),
@@ -404,25 +418,27 @@ fn is_directory(parent: &OwnedFd, last: &[u8]) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Writes the next `length` bytes of contents.
-fn pour(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), Fault> {
+/// Copies the next `length` bytes of contents.
+fn copy_contents(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), EntryError> {
     let mut buffer = vec![0; 1 << 17];
     let mut left = length;
     while left > 0 {
-        let most = usize::try_from(left)
+        let size = usize::try_from(left)
             .unwrap_or(usize::MAX)
             .min(buffer.len());
-        let read = contents.read(&mut buffer[..most]).map_err(Fault::Read)?;
+        let read = contents
+            .read(&mut buffer[..size])
+            .map_err(EntryError::Read)?;
         file.write_all(&buffer[..read])
             .map_err(|error| match error.raw_os_error() {
                 Some(errno) => Errno::from_raw_os_error(errno).into(),
-                None => Fault::Refused(format!("it cannot be written: {error}")),
+                None => EntryError::Refused(format!("it cannot be written: {error}")),
             })?;
         left -= read as u64;
     }
     Ok(())
 }
 
-fn lossy(name: &[u8]) -> String {
+fn display_name(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }

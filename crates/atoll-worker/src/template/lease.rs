@@ -1,4 +1,5 @@
-//! Who holds a layer: by the template's name for a new sandbox, by the layer's own id for one that was made before.
+//! Leases of layers: by the template's name for a new sandbox, by the layer's id for an existing
+//! one.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -6,62 +7,62 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::users::Users;
+use super::references::LayerReferences;
 use super::{
-    Error, Meta, OPEN_DIRECTORY, Store, Template, check_name, failed, flock, open_lock, random,
-    try_lock,
+    Error, OPEN_DIRECTORY, Template, TemplateInfo, TemplateStore, check_name, failed, flock,
+    open_lock, random_hex, try_lock,
 };
 
-impl Store {
-    /// The template `name`, leased.
+impl TemplateStore {
+    /// Leases the template `name`.
     pub fn get(&self, name: &str) -> Result<Template, Error> {
         check_name(name)?;
         let names = self.lock_names(FlockOperation::LockShared)?;
         let mut template = self.lease(name, name)?;
         drop(names);
         if template.meta.id.is_none() {
-            // Without one it is found by its name as before.
+            // If that fails it has no id, and is found by its name as before.
             template.meta.id = self.identify(name, &template).ok();
         }
         Ok(template)
     }
 
-    /// The very layer that a sandbox was made from, leased, whatever has its name by now. Sandboxes from before layers had
-    /// ids have what has the name.
+    /// Leases the layer that a sandbox was created from, even if the template was replaced. Without
+    /// an id (older sandboxes) it is the template's current layer.
     pub fn get_layer(&self, name: &str, id: Option<&str>) -> Result<Template, Error> {
         let Some(id) = id else {
             return self.get(name);
         };
         check_name(name)?;
         let _names = self.lock_names(FlockOperation::LockShared)?;
-        let is_it = |meta: &Meta| meta.id.as_deref() == Some(id);
+        let has_id = |meta: &TemplateInfo| meta.id.as_deref() == Some(id);
         match self.lease(name, name) {
-            Ok(template) if is_it(&template.meta) => return Ok(template),
-            // Its description may be whole where the new one's is not.
+            Ok(template) if has_id(&template.meta) => return Ok(template),
+            // A replaced layer may be intact even if the current template is not.
             Ok(_) | Err(Error::Unknown { .. } | Error::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
-        for tree in self.aside()? {
+        for tree in self.unnamed_trees()? {
             let path = self.path.join(&tree);
             let meta = self
                 .open_tree(&tree)
-                .and_then(|dir| Meta::read(&dir, name, &path));
-            if meta.is_ok_and(|meta| is_it(&meta)) {
+                .and_then(|dir| TemplateInfo::read(&dir, name, &path));
+            if meta.is_ok_and(|meta| has_id(&meta)) {
                 return self.lease(name, &tree);
             }
         }
-        Err(Error::Gone {
+        Err(Error::LayerMissing {
             name: name.to_owned(),
         })
     }
 
-    /// What is in `tree`, leased as the template `name`. The caller holds `.lock`.
+    /// Leases `tree` as the template `name`. The caller holds `.lock`.
     fn lease(&self, name: &str, tree: &str) -> Result<Template, Error> {
         let path = self.path.join(tree);
         let dir = self.open_tree(tree)?;
         let lease = open_lock(&dir, &path)?;
         flock(&lease, FlockOperation::LockShared).map_err(failed("lease", &path))?;
-        let meta = Meta::read(&dir, name, &path)?;
+        let meta = TemplateInfo::read(&dir, name, &path)?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&dir, "layer", flags, Mode::empty())
             .map_err(failed("open", path.join("layer")))?;
@@ -74,18 +75,18 @@ impl Store {
         })
     }
 
-    /// Gives the layer of a template from before there were ids one.
+    /// Adds an id to a template from before there were ids.
     fn identify(&self, name: &str, template: &Template) -> Result<String, Error> {
         let _names = self.lock_names(FlockOperation::LockExclusive)?;
         let path = self.path.join(name);
         let dir = self.open_tree(name)?;
-        let mut meta = Meta::read(&dir, name, &path)?;
+        let mut meta = TemplateInfo::read(&dir, name, &path)?;
         if template.is_replaced() {
-            return Err(Error::Gone {
+            return Err(Error::LayerMissing {
                 name: name.to_owned(),
             });
         }
-        let id = meta.id.get_or_insert_with(random).clone();
+        let id = meta.id.get_or_insert_with(random_hex).clone();
         meta.write(&dir, &path)?;
         Ok(id)
     }
@@ -101,14 +102,19 @@ impl Store {
         }
     }
 
-    /// Trees without a name: replaced templates, and what is built or was.
-    pub(super) fn aside(&self) -> Result<Vec<String>, Error> {
-        let aside = |name: &String| name.starts_with(".new-") || name.starts_with(".old-");
-        Ok(self.entries()?.into_iter().filter(aside).collect())
+    /// Directories of replaced templates and of builds.
+    pub(super) fn unnamed_trees(&self) -> Result<Vec<String>, Error> {
+        let is_unnamed = |name: &String| name.starts_with(".new-") || name.starts_with(".old-");
+        Ok(self.entries()?.into_iter().filter(is_unnamed).collect())
     }
 
-    /// The lock of a tree without a name that nobody needs. The caller holds `.lock` exclusively.
-    pub(super) fn free(&self, tree: &str, users: &Users) -> Result<Option<File>, Error> {
+    /// Locks such a directory if nothing uses it; `None` otherwise. The caller holds `.lock`
+    /// exclusively.
+    pub(super) fn try_lock_unreferenced(
+        &self,
+        tree: &str,
+        references: &LayerReferences,
+    ) -> Result<Option<File>, Error> {
         let path = self.path.join(tree);
         let dir = match self.open_tree(tree) {
             Err(Error::Unknown { .. }) => return Ok(None),
@@ -117,23 +123,24 @@ impl Store {
         let Some(lock) = try_lock(&dir, &path)? else {
             return Ok(None);
         };
-        // One that was not finished has no description, and nobody.
-        let needed = Meta::read(&dir, tree, &path).is_ok_and(|meta| users.need(meta.id.as_deref()));
-        Ok((!needed).then_some(lock))
+        // An unfinished build has no description, and no sandbox uses it.
+        let in_use = TemplateInfo::read(&dir, tree, &path)
+            .is_ok_and(|meta| references.is_referenced(meta.id.as_deref()));
+        Ok((!in_use).then_some(lock))
     }
 
-    /// Replaced layers that are there only for sandboxes made from them: the template's name and how many.
+    /// Replaced layers that sandboxes still use: the template's name and the number of sandboxes.
     pub fn replaced(&self) -> Result<Vec<(String, usize)>, Error> {
         let _names = self.lock_names(FlockOperation::LockShared)?;
-        let users = self.users()?;
+        let references = self.references()?;
         let mut all = Vec::new();
-        for tree in self.aside()? {
+        for tree in self.unnamed_trees()? {
             let path = self.path.join(&tree);
             let meta = self
                 .open_tree(&tree)
-                .and_then(|dir| Meta::read(&dir, &tree, &path));
+                .and_then(|dir| TemplateInfo::read(&dir, &tree, &path));
             let id = meta.ok().and_then(|meta| meta.id);
-            all.extend(id.and_then(|id| users.by_layer(&id)));
+            all.extend(id.and_then(|id| references.by_layer(&id)));
         }
         all.sort();
         Ok(all)

@@ -1,4 +1,4 @@
-//! What is known of a template, and how one is asked for.
+//! Description of a template (`template.json`) and options of a new one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use super::build_limits::Report;
 use super::error::{Error, failed};
-use super::meter::Report;
-use super::{IDS, random};
+use super::{ID_COUNT, random_hex};
 
 /// The user that commands run as.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,21 +28,21 @@ pub struct User {
 }
 
 impl User {
-    /// Refuses what would not be one line of an account file.
+    /// Fails if the fields would not form one line of an account file.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let begins = self
+        let starts_well = self
             .name
             .starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
-        let fits = |byte: u8| {
+        let is_allowed = |byte: u8| {
             byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'_' | b'-')
         };
-        let name = begins && self.name.len() <= 32 && self.name.bytes().all(fits);
+        let name = starts_well && self.name.len() <= 32 && self.name.bytes().all(is_allowed);
         let home = self.home.to_str().is_some_and(|home| {
             home.starts_with('/')
                 && !home.contains([':', '\n', '\0'])
                 && !home.split('/').any(|part| part == "..")
         });
-        if name && home && self.uid < IDS && self.gid < IDS {
+        if name && home && self.uid < ID_COUNT && self.gid < ID_COUNT {
             Ok(())
         } else {
             Err(Error::User(self.name.clone()))
@@ -61,30 +61,30 @@ impl Default for User {
     }
 }
 
-/// What `template.json` says.
+/// Contents of `template.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Meta {
-    /// Version of this description's form, now 1.
+pub struct TemplateInfo {
+    /// Version of this format, 1.
     pub version: u32,
-    /// Names its layer for good, whatever becomes of the template's name. Those from before there were ids get one when
-    /// they are first used.
+    /// Id of the layer, independent of the template's name. `None` in a template from before there
+    /// were ids, until its first use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// When it was made, in seconds since 1970.
+    /// Time of creation, in seconds since 1970.
     pub created_at: u64,
-    /// What it was made from: "host system", "directory X" or "archive X".
+    /// Its source: "host system", "directory X" or "archive X".
     pub source: String,
-    /// Who commands run as.
+    /// User that commands run as.
     #[serde(default)]
     pub user: User,
-    /// Variables every command gets.
+    /// Variables of every command.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Whether setuid programs work; without, the sandbox is `nosuid` with no-new-privileges.
-    #[serde(default = "yes")]
+    /// Whether setuid programs work; otherwise the sandbox is `nosuid` with no-new-privileges.
+    #[serde(default = "default_true")]
     pub sudo: bool,
-    /// Whether programs may make user namespaces of their own.
+    /// Whether programs can create user namespaces.
     #[serde(default)]
     pub nested_user_namespaces: bool,
     /// Bytes of its files.
@@ -93,37 +93,37 @@ pub struct Meta {
     pub files: u64,
 }
 
-const fn yes() -> bool {
+const fn default_true() -> bool {
     true
 }
 
-/// What a new template is made from.
+/// Source of a new template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A directory that holds a root file system; it is copied.
+    /// A directory with a root file system; it is copied.
     Directory(PathBuf),
-    /// A tar archive of one: plain, gzip or zstd.
+    /// A tar archive of a root file system: plain, gzip or zstd.
     Archive(PathBuf),
 }
 
-/// How a new template is to be.
+/// TemplateOptions of a new template.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Options {
-    /// Who commands run as; gets an account and a home if the tree has none.
+pub struct TemplateOptions {
+    /// User that commands run as; gets an account and a home if the tree has none.
     pub user: User,
-    /// Variables every command gets.
+    /// Variables of every command.
     pub env: BTreeMap<String, String>,
     /// Whether setuid programs work.
     pub sudo: bool,
-    /// Whether programs may make user namespaces of their own.
+    /// Whether programs can create user namespaces.
     pub nested_user_namespaces: bool,
-    /// Whether a template of that name is replaced.
+    /// Whether an existing template of that name is replaced.
     pub replace: bool,
-    /// Most bytes that the tree may have, unpacked.
+    /// Maximum bytes of the unpacked tree.
     pub max_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for TemplateOptions {
     fn default() -> Self {
         Self {
             user: User::default(),
@@ -136,15 +136,15 @@ impl Default for Options {
     }
 }
 
-impl Meta {
-    /// Describes a template that was made just now, with every choice at its default.
+impl TemplateInfo {
+    /// Describes a new template, with all options at their defaults.
     pub(super) fn new(source: String, report: Report) -> Self {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
         Self {
             version: 1,
-            id: Some(random()),
+            id: Some(random_hex()),
             created_at: now.as_secs(),
             source,
             user: User::default(),
@@ -173,7 +173,7 @@ impl Meta {
         })
     }
 
-    /// Writes it into the directory of a template, whole or not at all.
+    /// Writes the description to the directory of a template, atomically.
     pub(super) fn write(&self, dir: &OwnedFd, path: &Path) -> Result<(), Error> {
         const NEW: &str = "template.json.new";
         let path = path.join("template.json");

@@ -10,23 +10,23 @@ use super::*;
 
 mod archives;
 mod bases;
+mod references;
 mod stores;
-mod users;
 
 fn quiet() -> impl FnMut(Progress) {
     |_| {}
 }
 
-/// A store in a temporary directory, beside room for what it is made from.
+/// A store in a temporary directory that also has room for sources.
 struct Fixture {
     temp: tempfile::TempDir,
-    store: Store,
+    store: TemplateStore,
 }
 
 impl Fixture {
     fn new() -> Self {
         let temp = tempfile::tempdir().unwrap();
-        let store = Store::open(temp.path().join("templates")).unwrap();
+        let store = TemplateStore::open(temp.path().join("templates")).unwrap();
         Self { temp, store }
     }
 
@@ -34,11 +34,11 @@ impl Fixture {
         self.temp.path().join(name)
     }
 
-    fn add(&self, name: &str, source: &Source, options: &Options) -> Result<Report, Error> {
+    fn add(&self, name: &str, source: &Source, options: &TemplateOptions) -> Result<Report, Error> {
         self.store.add(name, source, options, &mut quiet())
     }
 
-    /// A directory with one file, to make templates from.
+    /// A directory with one file, as a source.
     fn small(&self, contents: &str) -> Source {
         let path = self.path(&format!("small-{contents}"));
         fs::create_dir_all(path.join("etc")).unwrap();
@@ -46,7 +46,7 @@ impl Fixture {
         Source::Directory(path)
     }
 
-    /// Names in the store besides its lock files.
+    /// Names in the store without its lock files.
     fn entries(&self) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(self.path("templates"))
             .unwrap()

@@ -12,7 +12,7 @@ fn open(path: &Path) -> File {
     File::open(path).unwrap()
 }
 
-/// Makes `levels` nested directories called `name` in `path`, a file in each hundredth.
+/// Creates `levels` nested directories called `name` in `path`, with a file in each hundredth.
 fn nest(path: &Path, name: &str, levels: usize) {
     let mut here = OwnedFd::from(open(path));
     for level in 0..levels {

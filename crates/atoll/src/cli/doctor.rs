@@ -8,7 +8,7 @@ use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
 use atoll_store::Found;
 use atoll_worker::storage::{self, Space};
-use atoll_worker::template::{BASE, Options, Source, Store};
+use atoll_worker::template::{BASE, Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
 use clap::Args;
 use comfy_table::Table;
@@ -328,8 +328,8 @@ fn set_aside(config: &Config) -> Option<Check> {
     let oldest = all.first()?;
     let day = Duration::from_hours(24).as_micros() as i64;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let age = now.map_or(0, |now| now.as_micros() as i64 - oldest.since) / day;
-    let left = (orphans::KEPT.as_micros() as i64 / day - age).max(0);
+    let age = now.map_or(0, |now| now.as_micros() as i64 - oldest.orphaned_at) / day;
+    let left = (orphans::RETENTION.as_micros() as i64 / day - age).max(0);
     Some(Check {
         feature: "lost sandboxes",
         ok: true,
@@ -427,7 +427,7 @@ fn egress(config: &Config) -> Check {
 
 /// Makes a sandbox and tries what its network is for.
 fn attempt(config: &Config, network: Network) -> Result<Duration, Error> {
-    let templates = Store::open(config.templates());
+    let templates = TemplateStore::open(config.templates());
     if templates.is_ok_and(|store| store.get(BASE).is_ok()) {
         make_one(&config.data, config.templates(), BASE, network)
     } else {
@@ -443,10 +443,10 @@ fn make_empty(config: &Config, network: Network) -> Result<Duration, Error> {
     let empty = directory.join("empty");
     let made = std::fs::create_dir_all(&empty)
         .map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", empty.display())))
-        .and_then(|()| Ok(Store::open(directory.join("templates"))?))
+        .and_then(|()| Ok(TemplateStore::open(directory.join("templates"))?))
         .and_then(|store| {
             let source = Source::Directory(empty);
-            let added = store.add("empty", &source, &Options::default(), &mut |_| {});
+            let added = store.add("empty", &source, &TemplateOptions::default(), &mut |_| {});
             Ok(added?)
         })
         .and_then(|_| make_one(&directory, directory.join("templates"), "empty", network));
@@ -475,7 +475,7 @@ fn make_one(
         let tried = async {
             let made = runtime.create(spec).await?;
             if network == Network::Internet {
-                return runtime.prove_egress(&made.id).await;
+                return runtime.check_egress(&made.id).await;
             }
             if template == BASE {
                 let exec = runtime

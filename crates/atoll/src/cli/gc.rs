@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use atoll_jail::facts::Facts;
 use atoll_model::{Code, Error};
 use atoll_worker::instance::{self, Scope};
-use atoll_worker::template::Store;
+use atoll_worker::template::TemplateStore;
 use clap::Args;
 
 use super::local::Local;
@@ -51,7 +51,7 @@ impl Gc {
             collected.problems.extend(mine.problems);
         }
         let swept = if config.templates().exists() {
-            let store = Store::open(config.templates());
+            let store = TemplateStore::open(config.templates());
             let swept = store.and_then(|store| store.sweep());
             swept.map_err(|error| Error::new(Code::Internal, format!("old templates: {error}")))?
         } else {

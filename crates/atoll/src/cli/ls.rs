@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use atoll_model::{Code, Error, ExecInfo, RunName};
-use atoll_worker::instance::named::{self, Place};
+use atoll_worker::instance::named::{self, NamedRun};
 use clap::Args;
 use comfy_table::Table;
 use serde::Serialize;
@@ -135,8 +135,8 @@ fn print_json(mut sandboxes: Vec<Value>, runs: &[Line]) -> Result<(), Error> {
 }
 
 /// One that ends meanwhile is left out.
-async fn look(place: &Place, config: &Config) -> Option<Line> {
-    let seen = place.look()?;
+async fn look(place: &NamedRun, config: &Config) -> Option<Line> {
+    let seen = place.inspect()?;
     let written = seen.sandboxes.into_iter().next();
     let template = written.as_ref().map(|(_, spec, _)| spec.template.clone());
     let written = written.and_then(|(_, _, execs)| find_written(execs));
@@ -165,7 +165,7 @@ async fn look(place: &Place, config: &Config) -> Option<Line> {
 }
 
 /// With the state of one whose end is not written down.
-fn line(place: &Place, template: Option<String>, exec: Option<ExecInfo>, open: State) -> Line {
+fn line(place: &NamedRun, template: Option<String>, exec: Option<ExecInfo>, open: State) -> Line {
     let status = exec.as_ref().and_then(|exec| exec.status);
     let state = match (&exec, status) {
         (None, _) if open != State::Attached => State::Unfinished,

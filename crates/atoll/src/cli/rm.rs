@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use atoll_client::{Client, Request};
 use atoll_model::{Code, Error, RunName};
-use atoll_worker::instance::named::Place;
+use atoll_worker::instance::named::NamedRun;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -68,7 +68,7 @@ impl Rm {
                 }
                 open(&run, config, config.storage.into())
                     .await?
-                    .take_away()
+                    .destroy()
                     .await?;
                 Ok(json!({ "name": name }))
             }
@@ -93,10 +93,10 @@ impl Rm {
 }
 
 /// The named run of this machine.
-pub(crate) fn find_run(name: &str, config: &Config) -> Option<Place> {
+pub(crate) fn find_run(name: &str, config: &Config) -> Option<NamedRun> {
     let name: RunName = name.parse().ok()?;
-    let place = Place::of(&config.data, &name);
-    place.look().map(|_| place)
+    let place = NamedRun::of(&config.data, &name);
+    place.inspect().map(|_| place)
 }
 
 fn neither(name: &str) -> Error {

@@ -334,11 +334,11 @@ pub(crate) fn ensure_base(config: &Config) -> Result<(), Error> {
 }
 
 async fn keep(runtime: &LocalRuntime, id: &SandboxId, config: &Config) -> Result<(), Error> {
-    let kept = instance::kept(&config.data);
+    let kept = instance::kept_directory(&config.data);
     let made = std::fs::create_dir_all(&kept);
     made.map_err(|error| Error::new(Code::Internal, format!("make {}: {error}", kept.display())))?;
     let directory = kept.join(id.as_str());
-    runtime.keep(id, directory.clone()).await?;
+    runtime.export_files(id, directory.clone()).await?;
     note(&format!(
         "atoll: kept {id}: what it wrote is in {}; remove it with atoll gc --kept",
         directory.join("upper").display()

@@ -143,13 +143,13 @@ impl Complete {
                 ..network::Config::default()
             },
             authorities,
-            window: self.window.unwrap_or(serving.window),
+            output_window: self.window.unwrap_or(serving.output_window),
             ..serving
         };
         // Before the sandboxes: a database that cannot be opened leaves them as they are.
         let store = open_store(&config.data).await?;
         let sandboxes = LocalRuntime::open_locked(sandboxes, lock).await?;
-        let opening = sandboxes.attention();
+        let opening = sandboxes.defer_background_work();
         if !matches!(found, Found::Database(_)) {
             retire_key(&config.data)?;
         }

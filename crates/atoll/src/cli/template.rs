@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use atoll_client::Client;
 use atoll_model::{Bytes, Error};
-use atoll_worker::template::{self, Options, Source, Store};
+use atoll_worker::template::{self, Source, TemplateOptions, TemplateStore};
 use clap::Subcommand;
 use comfy_table::Table;
 
@@ -81,10 +81,10 @@ pub(crate) enum Template {
 }
 
 /// The templates of a data directory.
-pub(crate) fn store(config: &Config) -> Result<Store, Error> {
+pub(crate) fn store(config: &Config) -> Result<TemplateStore, Error> {
     let data = &config.data;
     atoll_worker::instance::data_directory(data)?;
-    Ok(Store::open(config.templates())?)
+    Ok(TemplateStore::open(config.templates())?)
 }
 
 impl Template {
@@ -127,12 +127,12 @@ impl Template {
                 } else {
                     Source::Archive(source)
                 };
-                let options = Options {
+                let options = TemplateOptions {
                     env: variables(&env)?.into_iter().collect::<BTreeMap<_, _>>(),
                     sudo: !no_sudo,
                     nested_user_namespaces,
                     replace,
-                    ..Options::default()
+                    ..TemplateOptions::default()
                 };
                 let mut bar = Bar::new(&format!("adding template {name}"));
                 let added = store.add(&name, &source, &options, &mut |progress| {
@@ -183,7 +183,7 @@ fn report(name: &str, report: &template::Report) {
     ));
 }
 
-fn list(store: &Store, json: bool) -> Result<(), Error> {
+fn list(store: &TemplateStore, json: bool) -> Result<(), Error> {
     let names = store.list()?;
     let all: Vec<_> = names
         .iter()

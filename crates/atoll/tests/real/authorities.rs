@@ -82,7 +82,7 @@ fn serving(data: &Path, authorities: &[&Authority]) -> Config {
     Config {
         binary: world::binary(),
         templates: world::data().join("templates"),
-        warm: 2,
+        warm_count: 2,
         authorities: authorities.iter().map(|it| it.pem.clone()).collect(),
         ..Config::serving(data)
     }
@@ -100,7 +100,7 @@ async fn every_sandbox_trusts_the_operators_authorities() {
     // A fresh one, and one that was warm.
     let first = runtime.create(SandboxSpec::default()).await.unwrap().id;
     trusted(&runtime, &first, &authority).await;
-    while runtime.ready().0 == 0 {
+    while runtime.pool_sizes().0 == 0 {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     let warm = runtime.create(SandboxSpec::default()).await.unwrap().id;

@@ -183,7 +183,7 @@ async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
             "{storage}: {used:?}"
         );
         // It can be read where it is something, and is not read where that is asked too much.
-        let part = runtime.read_part(&id, &root, path, 8_000_000 * MIB, 2);
+        let part = runtime.read_range(&id, &root, path, 8_000_000 * MIB, 2);
         let part = part.await.unwrap().read_to_end(16).await.unwrap();
         assert_eq!(part, b"x\0", "{storage}");
         let all = runtime.read_file(&id, &root, path).await.unwrap();
@@ -249,7 +249,7 @@ async fn what_is_used_is_told_on_both_and_an_embryo_gets_the_limit_too() {
         let data = data(scratch.path());
         let world = World::open_stored(&data, |config| {
             config.storage = storage;
-            config.embryos = 1;
+            config.embryo_count = 1;
         });
         let world = world.await;
         let id = world.create().await;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use atoll_model::{Code, Error, ExecSpec, SandboxId, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
 use crate::world::{Kind, World, in_both, private, probe_spec, said};
 
@@ -217,7 +217,7 @@ async fn the_call_wins_over_the_sandbox_and_the_sandbox_over_the_template() {
     let scratch = Scratch::new();
     static_layer(&scratch.join("tree"));
     private(&scratch.join("data"));
-    let store = Store::open(scratch.join("data/templates")).unwrap();
+    let store = TemplateStore::open(scratch.join("data/templates")).unwrap();
     let pairs = |text: &str| -> BTreeMap<String, String> {
         let pair = |pair: &str| {
             pair.split_once('=')
@@ -225,9 +225,9 @@ async fn the_call_wins_over_the_sandbox_and_the_sandbox_over_the_template() {
         };
         text.split(' ').filter_map(pair).collect()
     };
-    let options = Options {
+    let options = TemplateOptions {
         env: pairs("LANG=template A=template B=template C=template"),
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     let source = Source::Directory(scratch.join("tree"));
     store.add("own", &source, &options, &mut |_| {}).unwrap();

@@ -19,7 +19,7 @@ use std::time::Duration;
 use atoll_model::{Chunk, Code, SandboxId, SandboxSpec, SandboxState, StopReason, Stream};
 use atoll_testkit::{STOPS, Scratch, static_layer, wait_for};
 use atoll_worker::instance::{Scope, collect};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime};
 
 use crate::terminal::Watched;
@@ -40,12 +40,12 @@ impl Place {
         let scratch = Scratch::new();
         let place = Self { scratch };
         private(&place.data());
-        let store = Store::open(place.data().join("templates")).unwrap();
+        let store = TemplateStore::open(place.data().join("templates")).unwrap();
         let layer = place.scratch.join("layer");
         static_layer(&layer);
         let layer = Source::Directory(layer);
         store
-            .add(TEMPLATE, &layer, &Options::default(), &mut |_| {})
+            .add(TEMPLATE, &layer, &TemplateOptions::default(), &mut |_| {})
             .unwrap();
         place
     }
@@ -81,7 +81,7 @@ impl Place {
 fn config(data: &Path) -> Config {
     Config {
         binary: binary(),
-        lasting: true,
+        persistent: true,
         ..Config::new(data)
     }
 }
@@ -90,8 +90,8 @@ fn config(data: &Path) -> Config {
 fn prepared(data: &Path) -> Config {
     Config {
         templates: crate::world::data().join("templates"),
-        warm: WARM,
-        embryos: EMBRYOS,
+        warm_count: WARM,
+        embryo_count: EMBRYOS,
         ..config(data)
     }
 }

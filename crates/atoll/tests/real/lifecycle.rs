@@ -11,7 +11,7 @@ use atoll_jail::plan::Layers;
 use atoll_model::{Caller, Code, SandboxSpec, SandboxState, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::instance::{Scope, collect};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use tokio::task::JoinSet;
 
 use crate::world::{
@@ -404,7 +404,11 @@ async fn the_files_of_a_kept_sandbox_stay() {
     let id = world.sandbox(Kind::Static).await;
     said(&world.probe(&id, "root", &["write", "/kept", "text"]).await);
     let place = data().join(format!("kept-{id}"));
-    world.runtime.keep(&id, place.clone()).await.unwrap();
+    world
+        .runtime
+        .export_files(&id, place.clone())
+        .await
+        .unwrap();
     assert!(world.runtime.list().is_empty());
     assert_eq!(
         std::fs::read_to_string(place.join("upper/kept")).unwrap(),
@@ -423,11 +427,11 @@ async fn the_files_of_a_kept_sandbox_stay() {
 fn small(scratch: &Scratch) -> PathBuf {
     let data = scratch.join("data");
     private(&data);
-    let store = Store::open(data.join("templates")).unwrap();
+    let store = TemplateStore::open(data.join("templates")).unwrap();
     let source = Source::Directory(scratch.join("tree"));
     atoll_testkit::static_layer(&scratch.join("tree"));
     store
-        .add("small", &source, &Options::default(), &mut |_| {})
+        .add("small", &source, &TemplateOptions::default(), &mut |_| {})
         .unwrap();
     data
 }

@@ -337,7 +337,7 @@ fn a_host_that_drops_what_is_forwarded_is_found_out() {
         let prove = async || {
             let world = world().await;
             let id = world.sandbox_spec(Kind::Static, internet).await;
-            let proof = world.runtime.prove_egress(&id).await;
+            let proof = world.runtime.check_egress(&id).await;
             world.close().await;
             assert!(!sh("ip -o link show").contains("atd-"));
             proof

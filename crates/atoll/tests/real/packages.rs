@@ -9,7 +9,7 @@ use std::path::Path;
 use atoll_model::{Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, make_deb};
 use atoll_worker::ExecResult;
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
 use crate::world::{Kind, World, data, private, said};
 
@@ -156,11 +156,11 @@ async fn a_template_without_sudo_gains_nothing() {
     // A setuid program that would show root, were it to become root.
     std::fs::copy(tree.join("probe"), tree.join("raised")).unwrap();
     std::fs::set_permissions(tree.join("raised"), PermissionsExt::from_mode(0o4755)).unwrap();
-    let store = Store::open(scratch.join("data/templates")).unwrap();
+    let store = TemplateStore::open(scratch.join("data/templates")).unwrap();
     for (name, sudo) in [("with", true), ("without", false)] {
-        let options = Options {
+        let options = TemplateOptions {
             sudo,
-            ..Options::default()
+            ..TemplateOptions::default()
         };
         store
             .add(
@@ -225,7 +225,7 @@ async fn private_files_of_the_host_are_not_in_base() {
     make(&host, "home/ann/diary", "mine", 0o644);
     make(&host, "root/notes", "mine", 0o644);
     private(&scratch.join("data"));
-    let store = Store::open(scratch.join("data/templates"))
+    let store = TemplateStore::open(scratch.join("data/templates"))
         .unwrap()
         .with_host_root(&host);
     let template = store.ensure_base(&mut |_| {}).unwrap();

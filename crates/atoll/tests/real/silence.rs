@@ -192,7 +192,7 @@ async fn in_time<T>(what: &str, work: impl Future<Output = Result<T, Error>>) ->
 }
 
 async fn impatient() -> World {
-    World::open_as(|config| config.patience = PATIENCE).await
+    World::open_as(|config| config.response_timeout = PATIENCE).await
 }
 
 /// It ends as any other: once by a stop, and for good.

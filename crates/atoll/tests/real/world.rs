@@ -10,8 +10,8 @@ use std::time::Duration;
 use atoll_jail::plan::Plan;
 use atoll_model::{Authority, Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{fnv64, probe, static_layer};
-use atoll_worker::template::{BASE, Meta, Store};
-use atoll_worker::{Amend, Config, ExecResult, LocalRuntime};
+use atoll_worker::template::{BASE, TemplateInfo, TemplateStore};
+use atoll_worker::{Config, ExecResult, LocalRuntime, PlanOverride};
 
 /// What a sandbox of a test is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,9 +45,9 @@ impl World {
         Self::with(Some(Arc::new(amend))).await
     }
 
-    async fn with(amend: Option<Amend>) -> Self {
+    async fn with(amend: Option<PlanOverride>) -> Self {
         tokio::task::spawn_blocking(templates).await.unwrap();
-        Self::start(data(), |config| config.amend = amend).await
+        Self::start(data(), |config| config.plan_override = amend).await
     }
 
     /// A runtime that is set up otherwise than by default.
@@ -227,7 +227,7 @@ pub fn templates() {
     private(&data);
     let lock = fs::File::create(data.join("making-templates")).unwrap();
     lock.lock().unwrap();
-    let store = Store::open(data.join("templates")).unwrap();
+    let store = TemplateStore::open(data.join("templates")).unwrap();
     let known = store.list().unwrap();
     let built = fs::metadata(binary()).unwrap().mtime();
     if known.iter().any(|name| name == BASE) {
@@ -249,7 +249,7 @@ fn add_static(data: &Path, name: &str) {
     let new = data.join(format!("{name}.new"));
     let _ = fs::remove_dir_all(&new);
     static_layer(&new.join("layer"));
-    let meta = Meta {
+    let meta = TemplateInfo {
         id: None,
         version: 1,
         created_at: 0,

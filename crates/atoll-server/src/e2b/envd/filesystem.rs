@@ -150,7 +150,7 @@ async fn list_dir(place: Place, Unary(asked): Unary<List>) -> Result<Json<Value>
     let (path, depth) = (clean(&asked.path), asked.depth.max(1));
     let runtime = place.runtime();
     let which = (path.as_bytes(), depth, ENTRIES);
-    let listed = runtime.describe_below(place.id(), &place.who, which, PREFIX);
+    let listed = runtime.describe_tree(place.id(), &place.who, which, PREFIX);
     let (entries, more) = listed.await.map_err(|error| place.fault(error))?;
     if more {
         let message = format!("{path} has more than {ENTRIES} entries: list less of it");

@@ -1,4 +1,4 @@
-//! What of a tree is copied, and what of it may be the host's own file.
+//! Rules of a copy: which entries are left out, and which may be hard links to the host's files.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,77 +7,79 @@ use std::os::fd::AsFd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
-use super::super::IDS;
+use super::super::ID_COUNT;
 
-/// A larger file is not searched for credentials: it is a cache or a bundle of certificates.
-const MOST_SEARCHED: u64 = 1 << 20;
+/// Larger files are not searched for credentials: they are caches or certificate bundles.
+const MAX_SEARCHED_BYTES: u64 = 1 << 20;
 
-/// A smaller file under `edited` is copied although it could be linked: people edit scripts in place.
-const LEAST_LINKED_EDITED: u64 = 1 << 20;
+/// Smaller files below `edited` are copied even if they could be linked, because users edit scripts
+/// in place.
+const MIN_LINKED_EDITED_BYTES: u64 = 1 << 20;
 
-/// What of a tree is copied, and how.
+/// Which entries of a tree are copied, and how.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::template) struct Rules {
-    /// Leave out what users other than the owner and the group may not read.
+    /// Leave out entries that only the owner or the group may read.
     pub(in crate::template) public_only: bool,
-    /// Leave out small files that carry a name or password in an address (`https://name:word@host`).
+    /// Leave out small files that contain a URL with a user name or password
+    /// (`https://name:word@host`).
     pub(in crate::template) no_credentials: bool,
-    /// Make hard links where possible.
+    /// Create hard links where possible.
     pub(in crate::template) link: bool,
-    /// Do not walk into other file systems.
+    /// Do not enter other file systems.
     pub(in crate::template) one_file_system: bool,
-    /// A directory whose small files are copied in any case.
+    /// Directory whose small files are never hard links.
     pub(in crate::template) edited: Option<&'static str>,
-    /// Names in the layer that are left out; `*` at the end stands for any rest.
+    /// Paths in the layer that are left out; `*` at the end matches any rest.
     pub(in crate::template) excluded: &'static [&'static str],
-    /// Who owns the copy, if not who owns the original.
+    /// Owner and group of the copy; `None` keeps the original's.
     pub(in crate::template) owner: Option<(u32, u32)>,
-    /// A directory that is left out, by device and inode.
+    /// Device and inode of a directory that is left out.
     pub(in crate::template) avoid: (u64, u64),
 }
 
 impl Rules {
-    /// Whether an entry is left out, by what can be seen from outside.
-    pub(super) fn leaves_out(&self, stat: &Stat, at: &[u8]) -> bool {
+    /// Whether an entry is left out because of its metadata or path.
+    pub(super) fn excludes(&self, stat: &Stat, at: &[u8]) -> bool {
         let private = self.public_only
             && match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => stat.st_mode & 0o005 != 0o005,
                 FileType::RegularFile => stat.st_mode & 0o004 == 0,
                 _ => false,
             };
-        private || is_listed(at, self.excluded) || (stat.st_dev, stat.st_ino) == self.avoid
+        private || matches_any(at, self.excluded) || (stat.st_dev, stat.st_ino) == self.avoid
     }
 
-    /// Whether a file is left out for what is in it.
-    pub(super) fn hides(&self, file: &File, size: u64) -> std::io::Result<bool> {
-        Ok(self.no_credentials && size <= MOST_SEARCHED && carries_credentials(file)?)
+    /// Whether a file is left out because of its contents.
+    pub(super) fn has_credentials(&self, file: &File, size: u64) -> std::io::Result<bool> {
+        Ok(self.no_credentials && size <= MAX_SEARCHED_BYTES && contains_credentials(file)?)
     }
 
-    /// Whether a hard link to a symlink is as good as a copy, which it is for a layer on `device`: it cannot be changed in
+    /// Whether a symlink can be a hard link in a layer on `device`. A symlink cannot be changed in
     /// place.
-    pub(super) fn shares_symlink(&self, stat: &Stat, device: u64) -> bool {
+    pub(super) fn can_link_symlink(&self, stat: &Stat, device: u64) -> bool {
         self.link
             && self.owner.is_none()
             && stat.st_dev == device
             && stat.st_uid == 0
-            && stat.st_gid < IDS
+            && stat.st_gid < ID_COUNT
     }
 
-    /// Whether a hard link to a file is: only root changes it, by replacing it, and it carries nothing that a layer may not
-    /// have.
-    pub(super) fn shares_file(&self, stat: &Stat, file: &File, at: &[u8], device: u64) -> bool {
+    /// Whether a file can be a hard link: only root can change it, it is replaced rather than
+    /// edited, and it has no attribute that a layer must not have.
+    pub(super) fn can_link_file(&self, stat: &Stat, file: &File, at: &[u8], device: u64) -> bool {
         let edited = self.edited.is_some_and(|directory| {
-            at.starts_with(directory.as_bytes()) && stat.st_size < LEAST_LINKED_EDITED as i64
+            at.starts_with(directory.as_bytes()) && stat.st_size < MIN_LINKED_EDITED_BYTES as i64
         });
-        self.shares_symlink(stat, device)
+        self.can_link_symlink(stat, device)
             && stat.st_mode & 0o022 == 0
             && !edited
             && only_security_attributes(file)
     }
 }
 
-/// Whether `name` is one of `patterns`.
-pub(in crate::template) fn is_listed(name: &[u8], patterns: &[&str]) -> bool {
+/// Whether `name` matches one of `patterns`.
+pub(in crate::template) fn matches_any(name: &[u8], patterns: &[&str]) -> bool {
     patterns
         .iter()
         .any(|pattern| match pattern.strip_suffix('*') {
@@ -98,10 +100,10 @@ fn only_security_attributes(file: &File) -> bool {
     }
 }
 
-/// Whether there is an address with a user part in the file.
-fn carries_credentials(file: &File) -> std::io::Result<bool> {
+/// Whether the file contains a URL with a user part.
+fn contains_credentials(file: &File) -> std::io::Result<bool> {
     let mut text = Vec::new();
-    file.take(MOST_SEARCHED).read_to_end(&mut text)?;
+    file.take(MAX_SEARCHED_BYTES).read_to_end(&mut text)?;
     rustix::fs::seek(file.as_fd(), rustix::fs::SeekFrom::Start(0))?;
     let ends = |byte: &u8| {
         byte.is_ascii_whitespace() || matches!(byte, b'/' | b'"' | b'\'' | b'<' | b'>' | 0)

@@ -4,7 +4,7 @@ use tar::{Builder, EntryType, Header};
 
 use super::*;
 
-/// One entry of an archive that no honest program would write.
+/// One entry of a hostile archive.
 struct Raw {
     kind: EntryType,
     name: &'static str,
@@ -68,7 +68,7 @@ fn pack(entries: &[Raw]) -> Vec<u8> {
 }
 
 impl Fixture {
-    fn unpack(&self, archive: &[u8], options: &Options) -> Result<Report, Error> {
+    fn unpack(&self, archive: &[u8], options: &TemplateOptions) -> Result<Report, Error> {
         let path = self.path("archive");
         fs::write(&path, archive).unwrap();
         self.add("one", &Source::Archive(path), options)
@@ -173,7 +173,7 @@ fn entries_that_lead_out_are_refused_by_name() {
         let fixture = Fixture::new();
         fs::write(fixture.path("outside"), "outside").unwrap();
         let error = fixture
-            .unpack(&pack(entries), &Options::default())
+            .unpack(&pack(entries), &TemplateOptions::default())
             .unwrap_err();
         let last = entries.last().unwrap().name;
         assert!(
@@ -218,7 +218,9 @@ fn a_file_replaces_a_link_instead_of_writing_through_it() {
             ..file("./")
         },
     ]);
-    fixture.unpack(&archive, &Options::default()).unwrap();
+    fixture
+        .unpack(&archive, &TemplateOptions::default())
+        .unwrap();
     let layer = fixture.layer("one");
     assert_eq!(fs::read_to_string(layer.join("a")).unwrap(), "evil");
     assert!(layer.join("a").symlink_metadata().unwrap().is_file());
@@ -242,7 +244,9 @@ fn devices_and_pipes_are_left_out_and_setuid_stays() {
         link(EntryType::Symlink, "bin/link", "/etc/shadow"),
         file(".wh.name"),
     ]);
-    let report = fixture.unpack(&archive, &Options::default()).unwrap();
+    let report = fixture
+        .unpack(&archive, &TemplateOptions::default())
+        .unwrap();
     assert_eq!(
         report,
         Report {
@@ -272,9 +276,9 @@ fn devices_and_pipes_are_left_out_and_setuid_stays() {
 
 #[test]
 fn bombs_end_with_an_error_and_leave_nothing() {
-    let limit = Options {
+    let limit = TemplateOptions {
         max_bytes: 1 << 20,
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     let too_large = |archive: &[u8]| {
         let fixture = Fixture::new();
@@ -305,7 +309,7 @@ fn bombs_end_with_an_error_and_leave_nothing() {
             .unwrap();
     }
     too_large(&builder.into_inner().unwrap());
-    // Only told to be large: found before anything is written.
+    // Large only according to its header: refused before anything is written.
     too_large(header(EntryType::Regular, b"a", b"", 1 << 40).as_bytes());
     // A sparse file of a terabyte in two blocks.
     let mut sparse = header(EntryType::GNUSparse, b"a", b"", 0);
@@ -329,7 +333,7 @@ fn a_name_cannot_fill_the_memory() {
         let fixture = Fixture::new();
         let archive = header(kind, b"a", b"", 1 << 40);
         let error = fixture
-            .unpack(archive.as_bytes(), &Options::default())
+            .unpack(archive.as_bytes(), &TemplateOptions::default())
             .unwrap_err();
         assert!(error.to_string().contains("longer than"), "{error}");
     }
@@ -356,7 +360,9 @@ fn damaged_and_foreign_archives_are_refused() {
     ];
     for (archive, why) in cases {
         let fixture = Fixture::new();
-        let error = fixture.unpack(archive, &Options::default()).unwrap_err();
+        let error = fixture
+            .unpack(archive, &TemplateOptions::default())
+            .unwrap_err();
         assert!(matches!(error, Error::Archive { .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");
         assert!(fixture.entries().is_empty());
@@ -387,7 +393,9 @@ fn archives_are_read_packed_and_with_long_names() {
         zstd::encode_all(&plain[..], 3).unwrap(),
     ] {
         let fixture = Fixture::new();
-        let report = fixture.unpack(&archive, &Options::default()).unwrap();
+        let report = fixture
+            .unpack(&archive, &TemplateOptions::default())
+            .unwrap();
         assert_eq!(
             report,
             Report {
@@ -426,7 +434,7 @@ fn pax_headers_are_obeyed_and_foreign_attributes_dropped() {
         .unwrap();
     let fixture = Fixture::new();
     fixture
-        .unpack(&builder.into_inner().unwrap(), &Options::default())
+        .unpack(&builder.into_inner().unwrap(), &TemplateOptions::default())
         .unwrap();
     let path = fixture.layer("one").join(name);
     let meta = fs::metadata(&path).unwrap();
@@ -451,12 +459,14 @@ fn directory_keeps_its_time_and_mode() {
         file("d/a"),
         file("d/b"),
     ]);
-    fixture.unpack(&archive, &Options::default()).unwrap();
+    fixture
+        .unpack(&archive, &TemplateOptions::default())
+        .unwrap();
     let meta = fs::metadata(fixture.layer("one").join("d")).unwrap();
     assert_eq!((meta.mtime(), meta.mode() & 0o7777), (1_000_000_000, 0o755));
 }
 
-/// What real programs write, if they are on this machine: GNU tar in both formats, sparse too.
+/// GNU tar's own archives, if it is installed: both formats, and sparse.
 #[test]
 fn archives_of_gnu_tar_are_read() {
     let fixture = Fixture::new();
@@ -480,7 +490,11 @@ fn archives_of_gnu_tar_are_read() {
         }
         assert!(command.status().unwrap().success());
         fixture
-            .add(format, &Source::Archive(archive), &Options::default())
+            .add(
+                format,
+                &Source::Archive(archive),
+                &TemplateOptions::default(),
+            )
             .unwrap();
         let layer = fixture.layer(format);
         assert_eq!(

@@ -102,7 +102,7 @@ fn host(root: &Path) {
     write(root, "opt/file", "SECRET", 0o644);
 }
 
-/// The beginning of Debian's.
+/// The beginning of Debian's profile.
 const PROFILE: &str = "if [ \"$(id -u)\" -eq 0 ]; then\n  PATH=/root\nelse\n  PATH=/user\nfi\n";
 
 fn build() -> (Fixture, Report) {
@@ -114,7 +114,7 @@ fn build() -> (Fixture, Report) {
     (fixture, report)
 }
 
-/// Every file below `root`, by its name in it.
+/// Visits every file below `root` with its path in it.
 fn files(root: &Path, at: &Path, visit: &mut dyn FnMut(&Path, &fs::Metadata)) {
     for entry in fs::read_dir(at).unwrap() {
         let path = entry.unwrap().path();
@@ -132,10 +132,10 @@ fn a_login_shell_of_base_asks_nobody_who_it_is() {
     let profile = fixture.layer("base").join("etc/profile");
     let text = fs::read_to_string(&profile).unwrap();
     assert_eq!(text, PROFILE.replace("$(id -u)", "${EUID:-$(id -u)}"));
-    // The host's is as it was.
+    // The host's file is unchanged.
     let host = fixture.path("host").join("etc/profile");
     assert_eq!(fs::read_to_string(host).unwrap(), PROFILE);
-    // Both shells come to the same, the one that does not know by asking.
+    // Both shells give the same result; `sh`, which has no `EUID`, runs `id`.
     for shell in ["bash", "sh"] {
         let line = format!(". {}; echo $PATH", profile.display());
         let said = Command::new(shell)
@@ -158,7 +158,7 @@ fn base_has_no_secret_no_device_and_no_foreign_id() {
     let mut found = 0;
     files(&layer, &layer, &mut |name, meta| {
         found += 1;
-        assert!(meta.uid() < IDS && meta.gid() < IDS, "{name:?}");
+        assert!(meta.uid() < ID_COUNT && meta.gid() < ID_COUNT, "{name:?}");
         assert!(
             !meta.file_type().is_fifo() && !meta.file_type().is_socket(),
             "{name:?}"
@@ -232,7 +232,7 @@ fn base_has_the_system() {
     let partial = fs::metadata(layer.join("var/lib/apt/lists/partial")).unwrap();
     assert_eq!((partial.uid(), partial.mode() & 0o7777), (42, 0o700));
     assert!(report.hard_linked >= 4, "{report:?}");
-    // The host's own files are as they were.
+    // The host's own files are unchanged.
     assert_eq!(
         fs::metadata(fixture.path("host/usr/bin/owned"))
             .unwrap()
@@ -289,7 +289,7 @@ fn base_on_another_file_system_is_copied() {
         return;
     };
     host(&temp.path().join("host"));
-    let store = Store::open(memory.path().join("templates"))
+    let store = TemplateStore::open(memory.path().join("templates"))
         .unwrap()
         .with_host_root(temp.path().join("host"));
     let report = store.rebuild_base(&mut quiet()).unwrap();
@@ -322,8 +322,8 @@ fn two_callers_build_base_once() {
         let callers: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
-                    // A store of its own, as another process has.
-                    let store = Store::open(fixture.path("templates"))
+                    // A second store, as in another process.
+                    let store = TemplateStore::open(fixture.path("templates"))
                         .unwrap()
                         .with_host_root(&root);
                     let template = store
@@ -354,8 +354,8 @@ fn rebuilt_base_leaves_the_leased_one() {
     fs::write(fixture.path("host/usr/bin/new"), "new").unwrap();
     fixture.store.rebuild_base(&mut quiet()).unwrap();
     assert!(fixture.layer("base").join("usr/bin/new").exists());
-    assert!(inside::open(&old.root, b"usr/bin/bash", OFlags::RDONLY).is_ok());
-    assert!(inside::open(&old.root, b"usr/bin/new", OFlags::RDONLY).is_err());
+    assert!(layer_path::open(&old.root, b"usr/bin/bash", OFlags::RDONLY).is_ok());
+    assert!(layer_path::open(&old.root, b"usr/bin/new", OFlags::RDONLY).is_err());
     assert_eq!(fixture.entries().len(), 2);
     drop(old);
     assert_eq!(fixture.store.sweep().unwrap(), 1);

@@ -25,7 +25,7 @@ fn names_are_checked() {
         );
         assert!(
             matches!(
-                fixture.add(name, &fixture.small("1"), &Options::default()),
+                fixture.add(name, &fixture.small("1"), &TemplateOptions::default()),
                 Err(Error::Name(_))
             ),
             "{name:?}"
@@ -38,7 +38,7 @@ fn names_are_checked() {
         );
     }
     assert!(matches!(
-        fixture.add("base", &fixture.small("1"), &Options::default()),
+        fixture.add("base", &fixture.small("1"), &TemplateOptions::default()),
         Err(Error::Reserved)
     ));
 }
@@ -47,10 +47,10 @@ fn names_are_checked() {
 fn unknown_template_is_told_with_the_known_ones() {
     let fixture = Fixture::new();
     fixture
-        .add("one", &fixture.small("1"), &Options::default())
+        .add("one", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     fixture
-        .add("two", &fixture.small("1"), &Options::default())
+        .add("two", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     let error = fixture.store.get("three").unwrap_err();
     assert_eq!(
@@ -62,7 +62,7 @@ fn unknown_template_is_told_with_the_known_ones() {
 #[test]
 fn description_is_kept() {
     let fixture = Fixture::new();
-    let options = Options {
+    let options = TemplateOptions {
         user: User {
             name: "dev".to_owned(),
             uid: 1234,
@@ -72,7 +72,7 @@ fn description_is_kept() {
         env: [("A".to_owned(), "b".to_owned())].into(),
         sudo: false,
         nested_user_namespaces: true,
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     let report = fixture.add("one", &fixture.small("1"), &options).unwrap();
     let template = fixture.store.get("one").unwrap();
@@ -97,7 +97,7 @@ fn description_is_kept() {
 fn description_with_an_unknown_field_is_damaged() {
     let fixture = Fixture::new();
     fixture
-        .add("one", &fixture.small("1"), &Options::default())
+        .add("one", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     let path = fixture.path("templates/one/template.json");
     let text = fs::read_to_string(&path)
@@ -114,19 +114,19 @@ fn description_with_an_unknown_field_is_damaged() {
 fn taken_name_is_refused_unless_replaced() {
     let fixture = Fixture::new();
     fixture
-        .add("one", &fixture.small("1"), &Options::default())
+        .add("one", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     assert!(matches!(
-        fixture.add("one", &fixture.small("2"), &Options::default()),
+        fixture.add("one", &fixture.small("2"), &TemplateOptions::default()),
         Err(Error::Exists { .. })
     ));
     fixture
         .add(
             "one",
             &fixture.small("2"),
-            &Options {
+            &TemplateOptions {
                 replace: true,
-                ..Options::default()
+                ..TemplateOptions::default()
             },
         )
         .unwrap();
@@ -140,9 +140,9 @@ fn taken_name_is_refused_unless_replaced() {
 #[test]
 fn lease_keeps_a_replaced_layer() {
     let fixture = Fixture::new();
-    let replace = Options {
+    let replace = TemplateOptions {
         replace: true,
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     fixture.add("one", &fixture.small("1"), &replace).unwrap();
     let old = fixture.store.get("one").unwrap();
@@ -160,7 +160,7 @@ fn lease_keeps_a_replaced_layer() {
 }
 
 fn read_below(template: &Template) -> String {
-    let file = inside::open(&template.root, b"etc/version", OFlags::RDONLY).unwrap();
+    let file = layer_path::open(&template.root, b"etc/version", OFlags::RDONLY).unwrap();
     std::io::read_to_string(File::from(file)).unwrap()
 }
 
@@ -168,7 +168,7 @@ fn read_below(template: &Template) -> String {
 fn leased_template_is_not_removed() {
     let fixture = Fixture::new();
     fixture
-        .add("one", &fixture.small("1"), &Options::default())
+        .add("one", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     let template = fixture.store.get("one").unwrap();
     let error = fixture.store.remove("one").unwrap_err();
@@ -194,10 +194,10 @@ fn sweep_takes_a_dead_build_and_leaves_a_live_one() {
     let live = Build::begin(&fixture.store).unwrap();
     assert_eq!(fixture.store.sweep().unwrap(), 1);
     assert_eq!(fixture.entries().len(), 1);
-    live.place(
+    live.publish(
         "one",
-        &Meta::new("test".to_owned(), Report::default()),
-        Taken::Refuse,
+        &TemplateInfo::new("test".to_owned(), Report::default()),
+        IfExists::Fail,
     )
     .unwrap();
     assert_eq!(fixture.store.sweep().unwrap(), 0);
@@ -210,17 +210,17 @@ fn failed_build_leaves_nothing() {
     drop(Build::begin(&fixture.store).unwrap());
     let missing = Source::Directory(fixture.path("missing"));
     assert!(matches!(
-        fixture.add("one", &missing, &Options::default()),
+        fixture.add("one", &missing, &TemplateOptions::default()),
         Err(Error::Io { .. })
     ));
     let missing = Source::Archive(fixture.path("missing"));
     assert!(matches!(
-        fixture.add("one", &missing, &Options::default()),
+        fixture.add("one", &missing, &TemplateOptions::default()),
         Err(Error::Io { .. })
     ));
-    let small = Options {
+    let small = TemplateOptions {
         max_bytes: 1,
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     assert!(matches!(
         fixture.add("one", &fixture.small("large"), &small),
@@ -265,7 +265,11 @@ fn directory_is_copied_with_links_modes_and_owners() {
     rustix::fs::setxattr(from.join("bin/ping"), "trusted.overlay.opaque", b"y", flags).unwrap();
 
     let report = fixture
-        .add("one", &Source::Directory(from.clone()), &Options::default())
+        .add(
+            "one",
+            &Source::Directory(from.clone()),
+            &TemplateOptions::default(),
+        )
         .unwrap();
     assert_eq!((report.skipped, report.hard_linked), (3, 1));
     assert_eq!(report.bytes, 4 + 1 + 4);
@@ -311,7 +315,7 @@ fn store_inside_the_source_is_not_copied_into_itself() {
         .add(
             "one",
             &Source::Directory(fixture.temp.path().into()),
-            &Options::default(),
+            &TemplateOptions::default(),
         )
         .unwrap();
     assert_eq!(report.skipped, 1);
@@ -328,7 +332,7 @@ fn too_deep_directory_is_refused() {
         .add(
             "one",
             &Source::Directory(fixture.path("deep")),
-            &Options::default(),
+            &TemplateOptions::default(),
         )
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
@@ -344,7 +348,7 @@ fn imported_tree_learns_its_user_once() {
     symlink("../../../../outside", from.join("etc/shadow")).unwrap();
     write(&fixture.path(""), "outside", "", 0o644);
     fixture
-        .add("one", &Source::Directory(from), &Options::default())
+        .add("one", &Source::Directory(from), &TemplateOptions::default())
         .unwrap();
     let layer = fixture.layer("one");
     let passwd = fs::read_to_string(layer.join("etc/passwd")).unwrap();
@@ -361,7 +365,7 @@ fn imported_tree_learns_its_user_once() {
         .add(
             "two",
             &Source::Directory(layer.clone()),
-            &Options::default(),
+            &TemplateOptions::default(),
         )
         .unwrap();
     assert_eq!(
@@ -388,7 +392,7 @@ fn user_that_is_no_account_line_is_refused() {
             ..good.clone()
         },
         User {
-            uid: IDS,
+            uid: ID_COUNT,
             ..good.clone()
         },
         User {
@@ -409,9 +413,9 @@ fn user_that_is_no_account_line_is_refused() {
         },
     ];
     for user in bad {
-        let options = Options {
+        let options = TemplateOptions {
             user,
-            ..Options::default()
+            ..TemplateOptions::default()
         };
         let error = fixture
             .add("one", &fixture.small("1"), &options)

@@ -49,7 +49,7 @@ impl Restore {
         let data = self.data_dir.as_ref().unwrap_or(&config.data);
         let backup = &self.backup;
         let identity = identity(backup)?;
-        let _lock = DataLock::take(data)?;
+        let _lock = DataLock::acquire(data)?;
         if let (Some(ours), Some(theirs)) = (database::instance_of(data), &identity.instance)
             && ours != *theirs
         {

@@ -34,8 +34,8 @@ impl Data {
 
     fn nothing_ready(&self, config: &Config) -> RuntimeConfig {
         RuntimeConfig {
-            warm: 0,
-            embryos: 0,
+            warm_count: 0,
+            embryo_count: 0,
             ..self.config(config)
         }
     }
@@ -144,7 +144,7 @@ async fn with_all_ready(runtime: &LocalRuntime, bench: &Bench) -> Result<Vec<Row
 /// Waits until so many are ready.
 async fn filled(runtime: &LocalRuntime, warm: usize, embryos: usize) -> Result<(), Error> {
     let begin = Instant::now();
-    while runtime.ready().0 < warm || runtime.ready().1 < embryos {
+    while runtime.pool_sizes().0 < warm || runtime.pool_sizes().1 < embryos {
         if begin.elapsed() > Duration::from_mins(1) {
             return Err(Error::new(Code::Timeout, "the pool did not fill"));
         }

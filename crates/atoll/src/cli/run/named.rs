@@ -22,7 +22,7 @@ use atoll_model::{
     Code, EgressException, Error, ExecInfo, ExecSpec, Program, RunName, SandboxInfo, SandboxSpec,
     SandboxState, StopReason,
 };
-use atoll_worker::instance::named::Place;
+use atoll_worker::instance::named::NamedRun;
 use atoll_worker::{
     Config as RuntimeConfig, ExecHandle, LocalRuntime, StartedExec, Storage, network, storage,
 };
@@ -63,11 +63,11 @@ struct Asked {
 }
 
 impl Asked {
-    fn path(place: &Place) -> PathBuf {
+    fn path(place: &NamedRun) -> PathBuf {
         place.directory.join("run.json")
     }
 
-    fn write(&self, place: &Place) -> Result<(), Error> {
+    fn write(&self, place: &NamedRun) -> Result<(), Error> {
         let (path, new) = (Self::path(place), place.directory.join("run.json.new"));
         let text = serde_json::to_vec(self).map_err(std::io::Error::from);
         let mut options = std::fs::OpenOptions::new();
@@ -80,7 +80,7 @@ impl Asked {
         })
     }
 
-    fn read(place: &Place) -> Result<Self, Error> {
+    fn read(place: &NamedRun) -> Result<Self, Error> {
         let path = Self::path(place);
         let read = std::fs::read(&path)
             .and_then(|text| serde_json::from_slice(&text).map_err(std::io::Error::from));
@@ -94,7 +94,7 @@ impl Asked {
 impl Run {
     /// Runs the command under a name, or attaches to it.
     pub(super) async fn named(&self, name: &RunName, config: &Config) -> Result<u8, Error> {
-        let place = Place::of(&config.data, name);
+        let place = NamedRun::of(&config.data, name);
         let spec = self.sandbox();
         let exec = self.exec()?.tag(TAG);
         spec.check_network()?;
@@ -125,13 +125,13 @@ impl Run {
             .attached(&runtime, &place, spec, exec, config, &mut signals)
             .await;
         match done {
-            Ok(Outcome::Ended(code)) => runtime.take_away().await.map(|()| code),
+            Ok(Outcome::Ended(code)) => runtime.destroy().await.map(|()| code),
             Ok(Outcome::Left(code)) => runtime.close().await.map(|()| code),
             // What never began leaves nothing; what did is there for another try.
             Err(error) => {
                 let closed = match find(&runtime) {
                     Some(_) => runtime.close().await,
-                    None => runtime.take_away().await,
+                    None => runtime.destroy().await,
                 };
                 Err(closed.err().unwrap_or(error))
             }
@@ -146,7 +146,7 @@ impl Run {
     async fn attached(
         &self,
         runtime: &LocalRuntime,
-        place: &Place,
+        place: &NamedRun,
         spec: SandboxSpec,
         exec: ExecSpec,
         config: &Config,
@@ -200,7 +200,7 @@ impl Run {
     async fn begin(
         &self,
         runtime: &LocalRuntime,
-        place: &Place,
+        place: &NamedRun,
         spec: SandboxSpec,
         exec: ExecSpec,
         signals: &mut Signals,
@@ -353,13 +353,15 @@ impl From<Storage> for Own<'_> {
 }
 
 /// Whether a run has begun.
-fn has_begun(place: &Place) -> bool {
-    place.look().is_some_and(|seen| !seen.sandboxes.is_empty())
+fn has_begun(place: &NamedRun) -> bool {
+    place
+        .inspect()
+        .is_some_and(|seen| !seen.sandboxes.is_empty())
 }
 
 /// Opens the instance of a run, once whoever else has to do with it is done.
 pub(crate) async fn open(
-    place: &Place,
+    place: &NamedRun,
     config: &Config,
     own: Own<'_>,
 ) -> Result<LocalRuntime, Error> {
@@ -371,7 +373,7 @@ pub(crate) async fn open(
             own.exceptions.to_vec()
         };
         let opened = LocalRuntime::open(RuntimeConfig {
-            lasting: true,
+            persistent: true,
             network: network::Config {
                 exceptions: exceptions.into(),
                 ..network::Config::default()
@@ -438,7 +440,7 @@ pub(crate) fn why(reason: Option<StopReason>) -> &'static str {
     }
 }
 
-fn lost(place: &Place, info: &SandboxInfo) -> Error {
+fn lost(place: &NamedRun, info: &SandboxInfo) -> Error {
     let name = &place.name;
     let files = place.directory.join("sandboxes").join(info.id.as_str());
     let message = format!("the command of {name} was lost {}", why(info.reason));

@@ -475,7 +475,7 @@ mod tests {
     fn help_names_the_defaults_that_hold() {
         let usual = Settings::usual(Path::new("/data")).to_toml().expect("text");
         let usual: toml::Table = usual.parse().expect("TOML");
-        let window = atoll_worker::Config::serving(Path::new("/data")).window;
+        let window = atoll_worker::Config::serving(Path::new("/data")).output_window;
         let command = Settings::augment_args(clap::Command::new("serve"));
         for (flag, described) in written_defaults(&command) {
             let name = flag.trim_start_matches("--");

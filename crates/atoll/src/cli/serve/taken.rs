@@ -28,7 +28,7 @@ pub(super) async fn listen(at: SocketAddr, patience: Duration) -> std::io::Resul
 /// Locks a data directory, which another process may have locked.
 pub(super) async fn lock(data: &Path) -> Result<DataLock, Error> {
     let taken = |error: &Error| error.code == Code::Conflict && error.details.contains_key("pid");
-    let lock = async || DataLock::take(data);
+    let lock = async || DataLock::acquire(data);
     patiently(&data.display().to_string(), PATIENCE, lock, taken).await
 }
 

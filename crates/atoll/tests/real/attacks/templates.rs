@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_model::{SandboxId, SandboxSpec};
 use atoll_testkit::{Attempt, Scratch, attempts, static_layer};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime};
 
 use super::USERS;
@@ -52,7 +52,13 @@ const FILES: &[(&str, Fate)] = &[
 ];
 
 /// A template of the probe and one link.
-fn hostile(store: &Store, scratch: &Scratch, name: &str, link: &str, target: &Path) -> PathBuf {
+fn hostile(
+    store: &TemplateStore,
+    scratch: &Scratch,
+    name: &str,
+    link: &str,
+    target: &Path,
+) -> PathBuf {
     let tree = scratch.join(format!("tree-{name}"));
     static_layer(&tree);
     let link = tree.join(link);
@@ -65,7 +71,7 @@ fn hostile(store: &Store, scratch: &Scratch, name: &str, link: &str, target: &Pa
         .add(
             name,
             &Source::Directory(tree),
-            &Options::default(),
+            &TemplateOptions::default(),
             &mut |_| {},
         )
         .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -120,7 +126,7 @@ async fn links_of_a_template_lead_nowhere() {
         ..Config::new(scratch.join("data"))
     };
     let runtime = LocalRuntime::open(config).await.expect("it opens");
-    let store = Store::open(scratch.join("data/templates")).expect("it opens");
+    let store = TemplateStore::open(scratch.join("data/templates")).expect("it opens");
     let mut number = 0;
     for (links, target) in [
         (DIRECTORIES, &PathBuf::from(canary.directory())),

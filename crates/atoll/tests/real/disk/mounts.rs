@@ -125,7 +125,7 @@ fn what_cannot_be_kept_is_said() {
 fn lasting(storage: Storage) -> impl FnOnce(&mut Config) {
     move |config| {
         config.storage = storage;
-        config.lasting = true;
+        config.persistent = true;
     }
 }
 
@@ -150,7 +150,7 @@ async fn a_lasting_image_is_taken_over_mounted_again_and_remembered() {
 
     let other = Config {
         binary: binary(),
-        lasting: true,
+        persistent: true,
         ..Config::new(&data)
     };
     let error = LocalRuntime::open(other).await.unwrap_err();

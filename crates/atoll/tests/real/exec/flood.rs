@@ -154,7 +154,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_falls_silent_is_let_go_and_told_of_the_gap() {
     const PATIENCE: Duration = Duration::from_secs(2);
-    let world = World::open_as(|config| config.patience = PATIENCE).await;
+    let world = World::open_as(|config| config.response_timeout = PATIENCE).await;
     let id = world.sandbox(Kind::Static).await;
     let before = memory();
     let control = flood(&world, &id, FLOOD).await;

@@ -27,7 +27,7 @@ async fn kept(exec: &ExecHandle) -> (u64, u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_oldest_commands_give_way_where_a_sandbox_keeps_too_much() {
-    let world = World::open_as(|config| config.window = Bytes(MIB)).await;
+    let world = World::open_as(|config| config.output_window = Bytes(MIB)).await;
     let id = world.sandbox(Kind::Base).await;
     let mut all = Vec::new();
     for _ in 0..24 {

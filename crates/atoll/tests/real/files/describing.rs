@@ -18,7 +18,7 @@ async fn described(files: &Files<'_>, path: &str) -> Result<Described, Error> {
 async fn below(files: &Files<'_>, path: &str, depth: u32, limit: u32) -> (Vec<String>, bool) {
     let asked = (path.as_bytes(), depth, limit);
     let (runtime, owner) = (&files.world.runtime, owner());
-    let found = runtime.describe_below(files.id, &owner, asked, PREFIX);
+    let found = runtime.describe_tree(files.id, &owner, asked, PREFIX);
     let (all, more) = found.await.unwrap();
     let name = |it: Described| String::from_utf8(it.entry.path).unwrap();
     (all.into_iter().map(name).collect(), more)
@@ -41,7 +41,7 @@ async fn put(
     attributes: Attributes,
 ) -> Result<(), Error> {
     let runtime = &files.world.runtime;
-    let writer = runtime.put_file(files.id, caller, path.as_bytes(), attributes);
+    let writer = runtime.write_file_with_attributes(files.id, caller, path.as_bytes(), attributes);
     let mut writer = writer.await?;
     writer.write(text.as_bytes()).await?;
     writer.commit().await.map(|_| ())
@@ -138,7 +138,7 @@ async fn trees_are_described_depth_first_and_in_order() {
         let asked = (&b"/t/a.txt"[..], 1, 9);
         let refused = world
             .runtime
-            .describe_below(id, &owner(), asked, PREFIX)
+            .describe_tree(id, &owner(), asked, PREFIX)
             .await;
         assert_eq!(code(refused), Code::NotADirectory);
     })
@@ -180,7 +180,7 @@ async fn what_is_put_is_the_users_and_stays_the_same_file() {
         // Given up half-way, a new file is gone.
         let mut writer = world
             .runtime
-            .put_file(id, &owner(), b"/half", none())
+            .write_file_with_attributes(id, &owner(), b"/half", none())
             .await
             .unwrap();
         writer.write(b"half").await.unwrap();

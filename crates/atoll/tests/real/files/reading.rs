@@ -27,7 +27,7 @@ async fn a_part_of_a_file_is_read() {
         ] {
             let reader = world
                 .runtime
-                .read_part(id, &user(), b"/file", offset, length)
+                .read_range(id, &user(), b"/file", offset, length)
                 .await;
             let reader = reader.unwrap();
             assert_eq!(reader.entry.size, 300_000);

@@ -87,7 +87,7 @@ pub(super) async fn serve(data: &Path) {
     book.tell("deleted server");
     if fate.kind == "claim" {
         let until = tokio::time::Instant::now() + DEADLINE;
-        while runtime.ready().0 == 0 {
+        while runtime.pool_sizes().0 == 0 {
             assert!(tokio::time::Instant::now() < until, "nothing gets warm");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -124,7 +124,7 @@ impl Hand {
     async fn step(&mut self, fate: &Fate) {
         let (runtime, book) = (self.runtime.clone(), self.book.clone());
         if self.ids.len() < MOST {
-            let warm = runtime.ready().0 > 0;
+            let warm = runtime.pool_sizes().0 > 0;
             let kind = if warm { "claim" } else { "create" };
             book.tell(&format!("try {} {kind}", self.name));
             fate.begins(kind);
@@ -200,7 +200,11 @@ fn nothing_else(place: &Place, runtime: &LocalRuntime) {
     let known: BTreeSet<String> = runtime.list().iter().map(|it| it.id.to_string()).collect();
     let sandboxes = names(&data.join("sandboxes"));
     let warm: BTreeSet<_> = sandboxes.difference(&known).collect();
-    assert_eq!(warm.len(), runtime.ready().0, "{known:?} {sandboxes:?}");
+    assert_eq!(
+        warm.len(),
+        runtime.pool_sizes().0,
+        "{known:?} {sandboxes:?}"
+    );
     assert!(known.is_subset(&sandboxes), "{known:?} {sandboxes:?}");
     assert_eq!(names(&data.join("orphaned")), BTreeSet::new());
     wait_for("the trash to be empty", DEADLINE, || {
@@ -281,8 +285,8 @@ async fn what_was_told_holds_after_two_hundred_kills() {
     assert!(told.warm >= LEAST, "{} claims", told.warm);
     // Nothing is made by itself any more.
     let alone = Config {
-        warm: 0,
-        embryos: 0,
+        warm_count: 0,
+        embryo_count: 0,
         ..prepared(&place.data())
     };
     let runtime = LocalRuntime::open(alone).await.unwrap();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use atoll_model::{Code, SandboxId, SandboxState};
 use atoll_testkit::{static_layer, wait_for};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime, Storage, orphans};
 
 use super::{Place, keeper, spec};
@@ -34,7 +34,7 @@ async fn a_record_that_cannot_be_read_stops_the_server_and_no_sandbox() {
     fs::create_dir(&record).unwrap();
     let config = Config {
         binary: binary(),
-        lasting: true,
+        persistent: true,
         ..Config::new(place.data())
     };
     let error = LocalRuntime::open(config).await.unwrap_err();
@@ -58,12 +58,12 @@ async fn a_record_that_cannot_be_read_stops_the_server_and_no_sandbox() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_cannot_be_taken_over_stands_in_nobodys_way() {
     let place = Place::new();
-    let store = Store::open(place.data().join("templates")).unwrap();
+    let store = TemplateStore::open(place.data().join("templates")).unwrap();
     let layer = place.file("other-layer");
     static_layer(&layer);
     let layer = Source::Directory(layer);
     store
-        .add("two", &layer, &Options::default(), &mut |_| {})
+        .add("two", &layer, &TemplateOptions::default(), &mut |_| {})
         .unwrap();
     let runtime = place.open().await;
     let good = runtime.create(spec()).await.unwrap().id;
@@ -134,7 +134,7 @@ async fn what_nobody_knows_is_kept_for_a_week() {
         let open = async || {
             let config = Config {
                 binary: binary(),
-                lasting: true,
+                persistent: true,
                 storage,
                 ..Config::new(place.data())
             };
@@ -144,14 +144,18 @@ async fn what_nobody_knows_is_kept_for_a_week() {
         let [one, other] = [runtime.create(spec()), runtime.create(spec())];
         let ids = [one.await.unwrap().id, other.await.unwrap().id];
         for id in &ids {
-            runtime.set_aside(id).await.unwrap();
+            runtime.move_to_orphaned(id).await.unwrap();
             assert!(runtime.get(id).is_err());
         }
         let all = || orphans::all(&place.data());
         assert_eq!(all().len(), 2, "{storage}");
-        let week = orphans::KEPT.as_micros() as i64;
+        let week = orphans::RETENTION.as_micros() as i64;
         let old = all()[0].clone();
-        fs::write(old.directory.join("aside"), (old.since - week).to_string()).unwrap();
+        fs::write(
+            old.directory.join("aside"),
+            (old.orphaned_at - week).to_string(),
+        )
+        .unwrap();
         runtime.close().await.unwrap();
         let done = std::process::Command::new(binary())
             .args(["doctor", "--json"])
@@ -167,7 +171,7 @@ async fn what_nobody_knows_is_kept_for_a_week() {
         let runtime = open().await;
         assert_eq!(runtime.list(), []);
         assert_eq!(all().len(), 2, "nothing is removed before it is asked for");
-        runtime.remove_orphans(old.since).await.unwrap();
+        runtime.remove_orphans(old.orphaned_at).await.unwrap();
         assert_eq!(all().len(), 1);
         assert_ne!(all()[0].id, old.id);
         let files = |id: &SandboxId| match storage {

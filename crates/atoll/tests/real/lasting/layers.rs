@@ -5,7 +5,7 @@ use std::process::Command;
 use atoll_model::{Code, SandboxId};
 use atoll_testkit::{static_layer, wait_for};
 use atoll_worker::LocalRuntime;
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 
 use super::{Place, TEMPLATE, kill, serve, spec};
 use crate::world::{DEADLINE, binary, probe_spec};
@@ -15,9 +15,9 @@ fn rebuild(place: &Place, which: &str) {
     let layer = place.file(&format!("layer-{which}"));
     static_layer(&layer);
     std::fs::write(layer.join("which"), which).unwrap();
-    let options = Options {
+    let options = TemplateOptions {
         replace: true,
-        ..Options::default()
+        ..TemplateOptions::default()
     };
     let source = Source::Directory(layer);
     store(place)
@@ -25,8 +25,8 @@ fn rebuild(place: &Place, which: &str) {
         .unwrap();
 }
 
-fn store(place: &Place) -> Store {
-    Store::open(place.data().join("templates")).unwrap()
+fn store(place: &Place) -> TemplateStore {
+    TemplateStore::open(place.data().join("templates")).unwrap()
 }
 
 /// What a program reads that nobody read before, so that it comes from the layer itself.

@@ -16,7 +16,7 @@ use crate::world::{DEADLINE, Kind, template, templates};
 pub(super) async fn serve(data: &Path) {
     let runtime = LocalRuntime::open(prepared(data)).await.unwrap();
     runtime.create(SandboxSpec::default()).await.unwrap();
-    while runtime.ready() != (WARM, EMBRYOS) {
+    while runtime.pool_sizes() != (WARM, EMBRYOS) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let (file, new) = (word("FILE"), word("FILE") + ".new");
@@ -76,8 +76,8 @@ async fn embryos_of_a_server_that_is_gone_end_later_and_nobody_has_their_ids_bef
         homes.values().map(|pid| (*pid, acts_as(*pid))).collect();
     kill(&mut server);
     let config = Config {
-        warm: 0,
-        embryos: 0,
+        warm_count: 0,
+        embryo_count: 0,
         ..prepared(&place.data())
     };
     let runtime = LocalRuntime::open(config).await.unwrap();
@@ -114,10 +114,10 @@ async fn warm_sandboxes_are_taken_over_and_no_more_are_made() {
     let pids = homes(&children(keeper));
     kill(&mut server);
     let runtime = LocalRuntime::open(prepared(&place.data())).await.unwrap();
-    assert_eq!(runtime.ready().0, WARM, "they are there at once");
+    assert_eq!(runtime.pool_sizes().0, WARM, "they are there at once");
     // Embryos are made anew; those of the server that is gone go.
     wait_for("all to be as it was", DEADLINE, || {
-        runtime.ready() == (WARM, EMBRYOS) && children(keeper).len() == 1 + WARM + EMBRYOS
+        runtime.pool_sizes() == (WARM, EMBRYOS) && children(keeper).len() == 1 + WARM + EMBRYOS
     });
     assert_eq!(pooled(&place.data()), before);
     let mut claimed = BTreeSet::new();

@@ -111,7 +111,7 @@ fn configured(data: &Path, storage: &str) -> Config {
     };
     Config {
         storage,
-        warm: 2,
+        warm_count: 2,
         ..config(data)
     }
 }
@@ -139,7 +139,7 @@ pub(super) async fn serve(data: &Path) {
         said: said.id().clone(),
         long: long.id().clone(),
     };
-    while runtime.ready().0 == 0 {
+    while runtime.pool_sizes().0 == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let new = format!("{file}.new");

@@ -36,7 +36,7 @@ async fn an_end_without_sandboxes_leaves_nothing_in_the_kernel() {
     // At once, and with a full pool; a keeper of its own, and one of the server before.
     for full in [false, true, false] {
         let runtime = LocalRuntime::open(prepared(&place.data())).await.unwrap();
-        while full && runtime.ready() != (WARM, EMBRYOS) {
+        while full && runtime.pool_sizes() != (WARM, EMBRYOS) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let tag = runtime.tag().to_owned();

@@ -142,7 +142,7 @@ fn hang_up(keeper: &Channel<ToKeeper, FromKeeper>) -> io::Result<()> {
 async fn try_open(place: &Place) -> Result<LocalRuntime, atoll_model::Error> {
     let config = Config {
         binary: binary(),
-        lasting: true,
+        persistent: true,
         ..Config::new(place.data())
     };
     LocalRuntime::open(config).await

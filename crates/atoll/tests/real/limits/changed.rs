@@ -75,14 +75,14 @@ fn kept(runtime: &LocalRuntime, id: &SandboxId, controller: &str, v1: &str, v2: 
 
 /// A runtime with so many warm sandboxes of `base`.
 async fn warm(count: usize) -> World {
-    let world = World::open_as(|config| config.warm = count).await;
+    let world = World::open_as(|config| config.warm_count = count).await;
     filled(&world, count);
     world
 }
 
 fn filled(world: &World, count: usize) {
     wait_for("warm sandboxes", DEADLINE, || {
-        world.runtime.ready().0 == count
+        world.runtime.pool_sizes().0 == count
     });
 }
 
@@ -145,7 +145,7 @@ async fn what_a_warm_sandbox_cannot_be_is_refused_and_costs_none() {
         change(&mut create);
         let error = world.runtime.create(create).await.unwrap_err();
         assert_eq!(error.code, Code::InvalidRequest, "{error:?}");
-        assert_eq!(world.runtime.ready().0, 1);
+        assert_eq!(world.runtime.pool_sizes().0, 1);
     }
     world.close().await;
 }
@@ -328,7 +328,7 @@ async fn another_server_goes_on_with_the_new_size() {
     let open = async |data: &Path| {
         let config = atoll_worker::Config {
             binary: crate::world::binary(),
-            lasting: true,
+            persistent: true,
             ..atoll_worker::Config::new(data)
         };
         LocalRuntime::open(config).await.unwrap()

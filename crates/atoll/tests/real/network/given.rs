@@ -3,7 +3,7 @@
 
 use atoll_model::{Code, Network, Policy, SandboxSpec, Verdict};
 use atoll_testkit::{Scratch, static_layer, wait_for};
-use atoll_worker::template::{Options, Source, Store};
+use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime};
 
 use super::scene::{Scene, accept, echo, links, sh, traces};
@@ -14,7 +14,7 @@ use crate::world::{DEADLINE, KINDS, Kind, World, binary, private, probe_spec, sa
 async fn warm(count: usize) -> World {
     let world = World::open_as(|config| {
         config.network = Scene::network();
-        config.warm = 2 * count;
+        config.warm_count = 2 * count;
     });
     let world = world.await;
     let first = world.sandbox(Kind::Static).await;
@@ -31,7 +31,7 @@ async fn warm(count: usize) -> World {
         taken.timings.root.is_zero()
     });
     wait_for("all of them", DEADLINE, || {
-        world.runtime.ready().0 == 2 * count
+        world.runtime.pool_sizes().0 == 2 * count
     });
     world
 }
@@ -84,13 +84,13 @@ fn a_claim_that_fails_takes_the_sandbox_away() {
         // Whoever is asked for names cannot be written down there.
         static_layer(&place.join("tree"));
         std::fs::create_dir_all(place.join("tree/etc/resolv.conf/full")).unwrap();
-        let store = Store::open(data.join("templates")).unwrap();
+        let store = TemplateStore::open(data.join("templates")).unwrap();
         let tree = Source::Directory(place.join("tree"));
-        let added = store.add("odd", &tree, &Options::default(), &mut |_| {});
+        let added = store.add("odd", &tree, &TemplateOptions::default(), &mut |_| {});
         added.unwrap();
         let config = Config {
             binary: binary(),
-            warm: 2,
+            warm_count: 2,
             network: Scene::network(),
             ..Config::new(&data)
         };
@@ -100,7 +100,7 @@ fn a_claim_that_fails_takes_the_sandbox_away() {
             ..SandboxSpec::default()
         };
         let first = runtime.create(spec.clone()).await.unwrap();
-        let ready = || runtime.ready().0 == 1;
+        let ready = || runtime.pool_sizes().0 == 1;
         wait_for("a warm one", DEADLINE, ready);
         internet(&mut spec);
         spec.limits.pids = 99;

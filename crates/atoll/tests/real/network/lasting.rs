@@ -14,7 +14,7 @@ use crate::world::{DEADLINE, binary, probe_spec, said};
 async fn open(data: &Path, lasting: bool) -> LocalRuntime {
     let config = Config {
         binary: binary(),
-        lasting,
+        persistent: lasting,
         network: Scene::network(),
         ..Config::new(data)
     };

@@ -106,7 +106,8 @@ async fn one(
     let metadata = attributes.values.clone();
     let written = async {
         let writer = place.runtime();
-        let writer = writer.put_file(place.id(), &place.who, path.as_bytes(), attributes);
+        let writer =
+            writer.write_file_with_attributes(place.id(), &place.who, path.as_bytes(), attributes);
         let mut writer = writer.await?;
         transfer::pour(chunks, &mut writer).await?;
         writer.commit().await

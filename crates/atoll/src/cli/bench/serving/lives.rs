@@ -13,7 +13,7 @@ pub(super) async fn warm(runtime: &LocalRuntime) -> Result<Row, Error> {
     progress("warm starts");
     let mut samples = Samples::default();
     for _ in 0..200 {
-        if runtime.ready().0 < 4 {
+        if runtime.pool_sizes().0 < 4 {
             filled(runtime, 16, 96).await?;
         }
         let begin = Instant::now();

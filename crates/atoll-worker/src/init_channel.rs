@@ -1,5 +1,6 @@
-//! The worker's end of its conversation with one sandbox's PID 1, which is taken to be hostile:
-//! what it says decides only about its own sandbox.
+//! Channel to a sandbox's PID 1.
+//!
+//! PID 1 is treated as hostile: its messages affect only its own sandbox.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,10 +14,10 @@ use tokio::sync::{oneshot, watch};
 
 use crate::keeper::{fault, send, watch_channel};
 
-/// How long PID 1 may take to tell programs a new size: it has little to do, but may have little time.
+/// Time for PID 1 to apply a new size. It has little to do but may get little CPU time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How the wish for a program was answered: its pid inside, or which part could not be met, and errno.
+/// Result of an exec request: the pid in the sandbox, or the stage that failed and errno.
 pub(crate) type Started = Result<i32, (Part, i32)>;
 
 #[derive(Debug, Default)]
@@ -24,9 +25,10 @@ struct Waiting {
     next: u32,
     starts: HashMap<u32, oneshot::Sender<Started>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
-    /// Told errno, or 0.
+    /// Receives 0 or errno.
     sizes: HashMap<u32, oneshot::Sender<i32>>,
-    /// Execs of another server that PID 1 has yet to speak of, and the question that it answers.
+    /// Execs of an earlier server that PID 1 has not reported on, and the number of the `Report`
+    /// request.
     unreported: HashSet<u32>,
     question: u64,
     closed: bool,
@@ -48,14 +50,14 @@ impl Drop for Init {
 }
 
 impl Init {
-    /// Speaks to a PID 1 that is yet to become a sandbox.
+    /// For a PID 1 that is not ready yet.
     pub(crate) fn new(channel: Channel<ToInit, FromInit>) -> Result<Self, Error> {
         Self::with(channel, Waiting::default(), None)
     }
 
-    /// Goes on speaking to a PID 1 in another server's place. `execs` are those that server knew to be
-    /// running, `next` a number above all that it used. What became of them PID 1 tells in its own time:
-    /// one that is frozen does when it goes on.
+    /// For a PID 1 of an earlier server. `execs` are the request ids of execs that were running,
+    /// `next` is above all request ids in use. PID 1 reports how they ended when it can; a frozen
+    /// one when it is resumed.
     pub(crate) fn adopt(
         channel: Channel<ToInit, FromInit>,
         execs: &[u32],
@@ -100,12 +102,12 @@ impl Init {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hears nothing any more.
+    /// Ignores all further messages.
     pub(crate) fn fall_silent(&self) {
         self.reader.abort();
     }
 
-    /// Our end of the conversation, for the keeper to hold.
+    /// The server's end of the socket, for the keeper to hold.
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.channel.get_ref().as_fd()
     }
@@ -118,12 +120,12 @@ impl Init {
         send(&self.channel, message, descriptors).await
     }
 
-    /// Sends if there is room at once: for words whose loss is harmless.
+    /// Sends without waiting for space in the socket; the message may be lost.
     pub(crate) fn try_send(&self, message: &ToInit) {
         let _ = self.channel.get_ref().send(message, &[]);
     }
 
-    /// Has PID 1 tell programs a size.
+    /// Has PID 1 apply a size, and waits for the result.
     pub(crate) async fn resize(&self, size: Size) -> Result<(), Error> {
         let request = self.number();
         let (told, answer) = oneshot::channel();
@@ -152,7 +154,8 @@ impl Init {
         }
     }
 
-    /// Has PID 1 do the same when it goes on. It reads nothing before, so we never wait for room.
+    /// Queues a size for a paused PID 1, which reads it when it is resumed. Fails if the socket is
+    /// full.
     pub(crate) fn resize_later(&self, size: Size) -> Result<(), Error> {
         let message = ToInit::Resize {
             request: self.number(),
@@ -171,7 +174,7 @@ impl Init {
         told.clone().unwrap_or_else(|| Err(gone()))
     }
 
-    /// Why PID 1 gave up, if it did; what it said may still be on the way.
+    /// The error with which PID 1 gave up, if it did. Waits 200 ms for the message.
     pub(crate) async fn last_words(&self) -> Option<Error> {
         let said = tokio::time::timeout(Duration::from_millis(200), self.ready()).await;
         said.ok()?
@@ -179,14 +182,14 @@ impl Init {
             .filter(|error| error.code != Code::SandboxStopped)
     }
 
-    /// A number for a file call.
+    /// A request id.
     pub(crate) fn number(&self) -> u32 {
         let mut waiting = self.waiting();
         waiting.next += 1;
         waiting.next
     }
 
-    /// A number for an exec, and where its start and end will be told.
+    /// A request id for an exec, with receivers of its start and its end.
     pub(crate) fn expect(
         &self,
     ) -> Result<(u32, oneshot::Receiver<Started>, oneshot::Receiver<i32>), Error> {
@@ -204,7 +207,7 @@ impl Init {
     }
 }
 
-/// The sandbox ended under the caller's hands.
+/// The sandbox ended during a call.
 pub(crate) fn gone() -> Error {
     Error::new(Code::SandboxStopped, "the sandbox has ended").detail("state", "stopped")
 }
@@ -219,7 +222,7 @@ async fn listen(
         let Ok(received) = readable.try_io(|channel| channel.get_ref().receive_hostile()) else {
             continue;
         };
-        // The end, or nonsense: in both cases nothing it says counts any more.
+        // End of file or a malformed message: nothing more is read from it.
         let Ok(Some(message)) = received else { break };
         match message {
             FromInit::Ready => {
@@ -236,7 +239,8 @@ async fn listen(
                 };
                 waiting.unreported.remove(&request);
                 drop(waiting);
-                // Its caller has gone meanwhile, or was a server that was killed before it had told anybody.
+                // The caller has gone away, or its server was killed before it acknowledged the
+                // exec.
                 if !wanted {
                     let signal = rustix::process::Signal::KILL.as_raw();
                     let kill = ToInit::Signal { request, signal };
@@ -246,7 +250,7 @@ async fn listen(
             FromInit::Reported { number } => {
                 let mut waiting = lock();
                 if number == waiting.question {
-                    // What PID 1 does not know of is no more.
+                    // Execs that PID 1 does not report have ended.
                     for request in std::mem::take(&mut waiting.unreported) {
                         waiting.ends.remove(&request);
                     }

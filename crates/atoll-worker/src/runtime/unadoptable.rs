@@ -1,6 +1,8 @@
-//! Sandboxes that run and that this server cannot speak with: their keeper is of a version that it does not understand, or
-//! something is missing to take them over. They go on, and are shown as they were written down. They can be stopped and
-//! deleted, for which only their control groups are needed; a stopped one is like any other.
+//! Sandboxes that run but cannot be adopted: their keeper has an incompatible protocol version, or
+//! a resource that adoption needs is missing.
+//!
+//! They keep running and are shown as their record says. They can be stopped and deleted, which
+//! needs only their control groups; once stopped they are like any other sandbox.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -13,22 +15,22 @@ use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 use super::{Entry, LocalRuntime, Place, Shared};
 use crate::error::jail;
 use crate::exec::table::ExecTable;
-use crate::keeper::left::Foreign;
+use crate::keeper::previous::Foreign;
 use crate::network::Link;
 use crate::sandbox::{Linked, Record, blocking, lock};
 
-/// How often is asked whether one is gone.
+/// Interval between two checks whether the processes are gone.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// One of them.
+/// A running sandbox that cannot be adopted.
 #[derive(Debug)]
 pub(crate) struct Apart {
     pub(super) record: Record,
     directory: PathBuf,
     group: Group,
-    /// Its link with the world stays as it is.
+    /// Its network link, which stays as it is.
     link: Mutex<Option<Link>>,
-    /// What a caller is told who wants something else of it.
+    /// Error for every operation but stop and delete.
     why: Error,
 }
 
@@ -47,7 +49,7 @@ impl Apart {
         }
     }
 
-    /// Of a keeper that says this version.
+    /// A sandbox whose keeper has this protocol version.
     pub(super) fn foreign(
         shared: &Shared,
         directory: PathBuf,
@@ -65,12 +67,11 @@ impl Apart {
         )
     }
 
-    /// Why it cannot be used.
+    /// Error for operations that need the keeper or PID 1.
     pub(super) fn refusal(&self) -> Error {
         self.why.clone()
     }
 
-    /// Its link, for who goes on with all of them.
     pub(super) fn linked(&self) -> Option<Linked> {
         self.record.linked
     }
@@ -86,12 +87,12 @@ impl Apart {
         self.group.is_inhabited()
     }
 
-    /// Its commands, once they have all ended.
+    /// Its execs; call this only after all of them have ended.
     pub(super) fn execs(&self, shared: &Shared) -> Arc<ExecTable> {
         Arc::new(shared.table(&self.record.info.id, &self.directory, false))
     }
 
-    /// Ends its processes and takes everything away but its files.
+    /// Kills its processes and removes its control groups and its link; its files stay.
     pub(super) async fn end(&self, shared: &Arc<Shared>) -> Result<(), Error> {
         let group = self.group.clone();
         let end = move || {
@@ -104,7 +105,7 @@ impl Apart {
         Ok(())
     }
 
-    /// It has only files now.
+    /// Writes a stopped record and returns the state of the stopped sandbox.
     pub(super) fn stopped(
         &self,
         shared: &Shared,
@@ -120,7 +121,7 @@ impl Apart {
 }
 
 impl LocalRuntime {
-    /// Takes one among ours.
+    /// Adds one to the table and watches for its exit.
     pub(super) fn add_apart(&self, apart: Apart) {
         let id = apart.record.info.id.clone();
         let apart = Arc::new(apart);
@@ -130,13 +131,13 @@ impl LocalRuntime {
         lock(&self.shared.sandboxes).insert(id, entry);
     }
 
-    /// Lets keepers go that we do not speak with, if they have none of ours any more.
+    /// Dismisses incompatible keepers if no unadoptable sandbox but `but` is left.
     pub(super) async fn dismiss_keepers(&self, but: Option<&SandboxId>) {
         dismiss_keepers(&self.shared, but).await;
     }
 }
 
-/// Notices when one has ended by itself.
+/// Updates the table when the processes of an unadoptable sandbox have ended.
 async fn watch_over(shared: Weak<Shared>, entry: Weak<Entry>, apart: Arc<Apart>) {
     while apart.is_alive() {
         tokio::time::sleep(EVERY).await;

@@ -1,5 +1,8 @@
-//! How much a sandbox may use, and how it gets from one size to another while it runs: limits first, which
-//! the kernel may refuse, then what programs are told of them. What fails leaves the old size.
+//! Resizing: changes the limits of a sandbox while it runs.
+//!
+//! The kernel's limits come first, because the kernel can refuse them; then PID 1 updates the views
+//! of programs (CPU affinity, file systems in memory). If a step fails, the old limits are
+//! restored.
 
 use std::sync::Arc;
 
@@ -7,18 +10,18 @@ use atoll_jail::plan::{self, IdRange, Size};
 use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
 
-use super::{Record, Sandbox, blocking, lock, wish};
+use super::{Record, Sandbox, blocking, lock, planned};
 use crate::error::jail;
 use crate::runtime::Shared;
 use atoll_jail::cgroup::Group;
 
-/// Refuses a size that no sandbox here can have.
+/// Checks limits against the maximum and this host.
 pub(crate) fn check(shared: &Shared, limits: &Limits) -> Result<(), Error> {
     limits.check(&shared.ceilings, Bytes(shared.facts.memory))?;
     shared.instance.disk.check(limits.disk)
 }
 
-/// What a size means for control groups and programs.
+/// Limits of the control groups, and what PID 1 has to set for programs.
 pub(super) fn plan(
     shared: &Shared,
     template: &crate::template::Template,
@@ -29,11 +32,11 @@ pub(super) fn plan(
         limits,
         ..SandboxSpec::default()
     };
-    let spec = wish::jail_spec(id, &spec, template, ids);
+    let spec = planned::jail_spec(id, &spec, template, ids);
     plan::size(&spec, &shared.facts).map_err(|error| jail(&error))
 }
 
-/// Has the kernel keep other limits, all of them or none.
+/// Sets the kernel's limits, all of them or none.
 pub(super) async fn enforce(
     shared: &Arc<Shared>,
     id: &SandboxId,
@@ -56,7 +59,7 @@ pub(super) async fn enforce(
     .await
 }
 
-/// Memory that is in use cannot be taken from programs.
+/// Memory in use cannot be taken away: EBUSY becomes `Conflict`.
 fn refused(error: &atoll_jail::Error, used: u64) -> Error {
     match error {
         atoll_jail::Error::Step { source, .. }
@@ -75,7 +78,7 @@ fn refused(error: &atoll_jail::Error, used: u64) -> Error {
 }
 
 impl Sandbox {
-    /// Gives it other limits, for good. They are checked.
+    /// Changes the limits and the record. The limits have been checked.
     pub(crate) async fn set_limits(
         &self,
         shared: &Arc<Shared>,
@@ -93,13 +96,13 @@ impl Sandbox {
             written
         };
         if written.is_err() {
-            // What is written is what the next server believes.
+            // The next server reads the limits from the record, which still has the old ones.
             let _ = self.resize(shared, limits, old).await;
         }
         written
     }
 
-    /// Gets it from one size to another; what is written of it stays as it is.
+    /// Changes the limits without the record.
     pub(super) async fn resize(
         &self,
         shared: &Arc<Shared>,
@@ -125,7 +128,8 @@ impl Sandbox {
         told
     }
 
-    /// Gives its file systems in memory the size they would have been made with. Only before its first program.
+    /// Resizes file systems in memory to the size that a new sandbox would have. Only before the
+    /// first exec.
     pub(super) fn resize_in_memory(&self, from: Bytes, to: Bytes) -> Result<(), Error> {
         if from == to {
             return Ok(());
@@ -135,10 +139,10 @@ impl Sandbox {
             .map_err(|error| jail(&error))
     }
 
-    /// Has PID 1 tell programs. Commands that begin after this know the new size.
+    /// Has PID 1 update the views of programs. Commands that start after this see the new size.
     async fn tell_size(&self, size: wire::Size) -> Result<(), Error> {
         if *self.state.borrow() == SandboxState::Paused {
-            // PID 1 hears it when it goes on.
+            // PID 1 reads it when it is resumed.
             return self.init.resize_later(size);
         }
         self.init.resize(size).await
@@ -146,7 +150,7 @@ impl Sandbox {
 }
 
 impl Record {
-    /// Writes other limits in, for now and for when it is started again.
+    /// Sets the limits, in effect now and after a restart.
     pub(crate) fn set_limits(&mut self, limits: Limits) {
         self.info.limits = limits;
         self.spec.limits = limits;

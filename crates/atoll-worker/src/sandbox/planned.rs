@@ -1,4 +1,4 @@
-//! What a sandbox is to become: checked, with a lease of its template and the plan of its isolation.
+//! A planned sandbox: its checked spec, a lease of its template and the plan of its isolation.
 
 use std::fs;
 use std::path::{Component, Path};
@@ -13,26 +13,26 @@ use crate::error::{internal, jail};
 use crate::runtime::Shared;
 use crate::template::{self, Template};
 
-/// What a sandbox is to become, checked.
+/// A sandbox to create.
 pub(super) struct Wish {
     pub(super) id: SandboxId,
     pub(super) ids: IdRange,
     pub(super) spec: SandboxSpec,
     pub(super) template: Template,
-    /// Over the template's layer.
+    /// Layer above the template's layer.
     pub(super) authorities: Option<Arc<Layer>>,
     pub(super) plan: Arc<Plan>,
     pub(super) kind: Kind,
 }
 
-/// What a sandbox is made for.
+/// Why a sandbox is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Somebody asked for it.
+    /// For a create request.
     New,
-    /// Somebody will.
+    /// For the warm pool.
     Warm,
-    /// Its files are there already, since then.
+    /// A restart on existing files; the field is the time of the create.
     Old(i64),
 }
 
@@ -68,7 +68,7 @@ impl Wish {
         })
     }
 
-    /// Something ordinary, for embryos that may become anything.
+    /// With the default spec, for an embryo.
     pub(super) fn ordinary(shared: &Shared) -> Result<Self, Error> {
         let spec = SandboxSpec::default();
         let template = check(shared, &spec, None)?;
@@ -83,7 +83,7 @@ impl Wish {
     }
 }
 
-/// Refuses what cannot be made; the template, leased: as it is now, or the layer with this id.
+/// Checks a spec and leases its template: the current layer, or the one with this id.
 pub(super) fn check(
     shared: &Shared,
     spec: &SandboxSpec,
@@ -96,7 +96,7 @@ pub(super) fn check(
     Ok(template)
 }
 
-/// Refuses what cannot be shown of the host.
+/// Checks that host paths of mounts exist and targets are plain absolute paths.
 fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
     for HostMount { source, target } in &spec.mounts {
         let path = Path::new(target);
@@ -137,14 +137,16 @@ fn no_template(error: &template::Error) -> Error {
         template::Error::Name(name) => {
             Error::new(Code::UnknownTemplate, error.to_string()).detail("template", name)
         }
-        template::Error::Gone { name } => Error::new(Code::UnknownTemplate, error.to_string())
-            .remedy("its own files are there: delete it, or put the layer back")
-            .detail("template", name),
+        template::Error::LayerMissing { name } => {
+            Error::new(Code::UnknownTemplate, error.to_string())
+                .remedy("its own files are there: delete it, or put the layer back")
+                .detail("template", name)
+        }
         error => internal("the template cannot be used", error),
     }
 }
 
-/// What the jail has to know of it.
+/// What `atoll-jail` needs to plan the isolation.
 pub(super) fn jail_spec(
     id: &SandboxId,
     spec: &SandboxSpec,
@@ -171,7 +173,7 @@ pub(super) fn jail_spec(
             .iter()
             .map(|mount| (mount.source.clone(), mount.target.clone()))
             .collect(),
-        // Another one each time it is read.
+        // Random for each start: the sandbox's own `boot_id`.
         boot: std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .unwrap_or_default()
             .trim_end()

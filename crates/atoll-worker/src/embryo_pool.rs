@@ -1,6 +1,7 @@
-//! Embryos: PID 1s in their namespaces and limits that wait to become somebody's sandbox. Made one by one
-//! while nobody waits for anything, so that a create need not clone, nor wait for the grace period
-//! that v1 control groups take.
+//! Pool of embryos: PID 1 processes in their namespaces and limits that have no spec yet.
+//!
+//! They are prepared one by one while no request is in flight. A create that takes one saves the
+//! `clone` call and the RCU grace period that attaching to v1 control groups takes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +15,10 @@ use crate::sandbox::{Embryo, lock};
 /// The embryos of a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct Nursery {
-    /// How many there should be.
+    /// Target number of embryos.
     size: usize,
     ready: Mutex<VecDeque<Embryo>>,
-    /// One was taken.
+    /// Notified when an embryo was taken or refilling was stopped.
     taken: Notify,
     closed: AtomicBool,
 }
@@ -30,21 +31,21 @@ impl Nursery {
         }
     }
 
-    /// One that still waits.
+    /// Takes an embryo whose process is alive.
     pub(crate) fn take(&self) -> Option<Embryo> {
         let mut ready = lock(&self.ready);
         let taken = std::iter::from_fn(|| ready.pop_front()).find(Embryo::lives);
-        // Also if there was none: there may be room for some again.
+        // Also if there was none: capacity may be available again.
         self.taken.notify_one();
         taken
     }
 
-    /// How many wait.
+    /// Number of embryos.
     pub(crate) fn len(&self) -> usize {
         lock(&self.ready).len()
     }
 
-    /// Makes embryos until there are enough, and again whenever one was taken.
+    /// Keeps the pool at its size until [`EmbryoPool::stop_refill`].
     pub(crate) async fn tend(shared: Arc<Shared>) {
         let nursery = &shared.nursery;
         while nursery.size > 0 && !nursery.closed.load(Ordering::Acquire) {
@@ -52,10 +53,10 @@ impl Nursery {
                 nursery.taken.notified().await;
                 continue;
             }
-            // Creates go first.
+            // Creates have priority.
             shared.busy.calm().await;
             let Ok(mut embryo) = Embryo::in_advance(&shared).await else {
-                // No room for more now: creates will say so themselves.
+                // No capacity now; a create returns the error itself.
                 nursery.taken.notified().await;
                 continue;
             };
@@ -67,13 +68,13 @@ impl Nursery {
         }
     }
 
-    /// No more are made.
+    /// Prepares no more embryos.
     pub(crate) fn shut(&self) {
         self.closed.store(true, Ordering::Release);
         self.taken.notify_one();
     }
 
-    /// Ends all of them.
+    /// Ends all embryos.
     pub(crate) async fn close(shared: &Arc<Shared>) {
         while let Some(embryo) = shared.nursery.take() {
             embryo.give_back(shared).await;

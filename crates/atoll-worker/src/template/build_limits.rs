@@ -1,14 +1,14 @@
-//! Counts what a build puts into a layer, stops it at its limits and tells how far it is.
+//! Counts the entries and bytes of a build, enforces its limits and reports progress.
 
 use super::Error;
 
-/// Most entries that an imported tree may have.
-const MOST_ENTRIES: u64 = 2_000_000;
+/// Maximum number of entries of an imported tree.
+const MAX_ENTRIES: u64 = 2_000_000;
 
-/// Progress is told once in so many entries.
-const TELL_EVERY: u64 = 256;
+/// Number of entries between two progress reports.
+const PROGRESS_INTERVAL_ENTRIES: u64 = 256;
 
-/// What a build is doing.
+/// Stage of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Another process builds the same template; this one waits for it.
@@ -21,34 +21,35 @@ pub enum Stage {
     Finished,
 }
 
-/// How far a build is.
+/// Progress of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// What it is doing.
+    /// Current stage.
     pub stage: Stage,
     /// Entries made so far.
     pub files: u64,
     /// Bytes of their contents.
     pub bytes: u64,
-    /// About how many entries there will be, where that is known.
+    /// Estimated number of entries, if it is known.
     pub total_files: Option<u64>,
 }
 
-/// What a build made.
+/// Result of a build.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Report {
     /// Files, directories and links in the layer.
     pub files: u64,
     /// Bytes of the files' contents.
     pub bytes: u64,
-    /// Entries of the source that were left out: devices, sockets, private files, excluded directories (each one entry).
+    /// Entries of the source that were left out: devices, sockets, private files, excluded
+    /// directories (each one entry).
     pub skipped: u64,
     /// Files that share their contents with another name instead of being written.
     pub hard_linked: u64,
 }
 
-/// The running count of one build.
-pub(super) struct Meter<'a> {
+/// Counters and limits of one build.
+pub(super) struct BuildMeter<'a> {
     pub(super) report: Report,
     pub(super) stage: Stage,
     pub(super) total_files: Option<u64>,
@@ -57,8 +58,8 @@ pub(super) struct Meter<'a> {
     progress: &'a mut dyn FnMut(Progress),
 }
 
-impl<'a> Meter<'a> {
-    /// A meter for what the host itself has.
+impl<'a> BuildMeter<'a> {
+    /// For the host's own system.
     pub(super) fn unlimited(progress: &'a mut dyn FnMut(Progress)) -> Self {
         Self {
             max_entries: u64::MAX,
@@ -66,10 +67,10 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// A meter for what someone brings.
+    /// For an imported tree.
     pub(super) fn limited(max_bytes: u64, progress: &'a mut dyn FnMut(Progress)) -> Self {
         Self {
-            max_entries: MOST_ENTRIES,
+            max_entries: MAX_ENTRIES,
             report: Report::default(),
             stage: Stage::Copying,
             total_files: None,
@@ -82,10 +83,10 @@ impl<'a> Meter<'a> {
     pub(super) fn entry(&mut self) -> Result<(), Error> {
         self.report.files += 1;
         if self.report.files > self.max_entries {
-            return Err(Error::TooMany(self.max_entries));
+            return Err(Error::TooManyEntries(self.max_entries));
         }
-        if self.report.files.is_multiple_of(TELL_EVERY) {
-            self.tell();
+        if self.report.files.is_multiple_of(PROGRESS_INTERVAL_ENTRIES) {
+            self.report_progress();
         }
         Ok(())
     }
@@ -105,12 +106,12 @@ impl<'a> Meter<'a> {
         self.report.skipped += 1;
     }
 
-    /// Most bytes the layer may have.
+    /// Maximum bytes of the layer.
     pub(super) fn max_bytes(&self) -> u64 {
         self.max_bytes
     }
 
-    pub(super) fn tell(&mut self) {
+    pub(super) fn report_progress(&mut self) {
         let Report { files, bytes, .. } = self.report;
         (self.progress)(Progress {
             stage: self.stage,
@@ -123,7 +124,7 @@ impl<'a> Meter<'a> {
     pub(super) fn finish(mut self) -> Report {
         self.stage = Stage::Finished;
         self.total_files = Some(self.report.files);
-        self.tell();
+        self.report_progress();
         self.report
     }
 }

@@ -1,4 +1,4 @@
-//! The control groups of execs, and whose end was want of memory.
+//! Cgroups of execs (leaves), and attribution of OOM kills.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,18 +9,18 @@ use atoll_model::Error;
 use super::{Sandbox, lock};
 use crate::error::jail;
 
-/// Directories of execs, all removed with the sandbox.
+/// Leaves of a sandbox; all are removed with it.
 #[derive(Debug, Default)]
 pub(super) struct Leaves {
-    /// Of ended execs whose children live on.
+    /// Leaves of ended execs that still have processes.
     lingering: Vec<Arc<Leaf>>,
-    /// Empty ones.
+    /// Empty leaves for reuse.
     spare: Vec<Leaf>,
 }
 
 impl Sandbox {
-    /// The kernel killed for want of memory since it had done so often, and no command that ended by that was told yet. It
-    /// counts for the sandbox, not for each command: one kill is told of one.
+    /// Attributes one OOM kill after `before` kills to the calling exec, if there is an
+    /// unattributed one. The kernel counts per sandbox, so each kill is attributed once.
     pub(crate) fn claim_oom_kill(&self, before: u64) -> bool {
         let kills = self.group.oom_kills();
         let claim = |told: u64| {
@@ -33,7 +33,7 @@ impl Sandbox {
         claimed.is_ok()
     }
 
-    /// A directory of cgroup2 for an exec: one that an ended exec gave up, or a new one.
+    /// A leaf for an exec, reused or new.
     pub(crate) fn leaf(&self, request: u32) -> Result<Leaf, Error> {
         if let Some(leaf) = lock(&self.leaves).spare.pop() {
             return Ok(leaf);
@@ -42,8 +42,8 @@ impl Sandbox {
         made.map_err(|error| jail(&error))
     }
 
-    /// Takes the directory of an ended exec back. Children that live on keep theirs until they are
-    /// found gone when a later exec ends.
+    /// Takes back the leaf of an ended exec. While it has processes it is checked again whenever a
+    /// later exec ends.
     pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
         let mut leaves = lock(&self.leaves);
         leaves.lingering.push(leaf);

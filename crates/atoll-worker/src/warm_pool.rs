@@ -1,6 +1,8 @@
-//! Warm sandboxes: complete ones of the templates people ask for, made while nobody waits. A create takes
-//! one whatever size, network and environment it asks for: those are given at the claim. What is mounted in
-//! one, and how, is not. None is ever used twice.
+//! Pool of warm sandboxes: complete sandboxes without an owner, of recently used templates.
+//!
+//! A create claims one; size, network and environment are applied at the claim. Mounts cannot be
+//! changed, so a spec with mounts or a durable root never uses the pool. A warm sandbox is used at
+//! most once.
 
 #[cfg(test)]
 mod tests;
@@ -16,29 +18,29 @@ use crate::runtime::Shared;
 use crate::sandbox::{Sandbox, lock};
 use crate::template::BASE;
 
-/// How many templates besides `base` have warm ones.
+/// Number of templates besides `base` that have warm sandboxes.
 const OTHERS: usize = 4;
 
 /// The warm sandboxes of a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// How many there should be.
+    /// Target number of warm sandboxes, of all templates together.
     size: usize,
     ready: Mutex<VecDeque<Arc<Sandbox>>>,
-    /// Templates besides `base`, those that were asked for last first.
+    /// Templates besides `base`, most recently used first.
     recent: Mutex<Vec<String>>,
-    /// One was taken, or others are wanted.
+    /// Notified when a warm sandbox was taken or the targets changed.
     changed: Notify,
     closed: AtomicBool,
-    /// Held while one is made or ended.
+    /// Held while a warm sandbox is created or discarded by the pool.
     tending: tokio::sync::Mutex<()>,
 }
 
-/// What the pool lacks.
+/// The next step towards the targets.
 enum Step {
-    /// One that nobody will want.
+    /// A sandbox above the target of its template, already removed from the pool.
     End(Arc<Sandbox>),
-    /// One of this template.
+    /// Create one of this template.
     Make(String),
     Nothing,
 }
@@ -51,9 +53,9 @@ impl Pool {
         }
     }
 
-    /// One that can become this, if there is one.
+    /// Takes a warm sandbox that can be claimed for this spec.
     pub(crate) fn take(&self, spec: &SandboxSpec) -> Option<Arc<Sandbox>> {
-        // The root of a warm one is mounted already, and is volatile.
+        // The root of a warm sandbox is mounted already, and is volatile.
         if !spec.mounts.is_empty() || spec.durable {
             return None;
         }
@@ -62,7 +64,7 @@ impl Pool {
         Some(taken)
     }
 
-    /// Somebody got a sandbox of this template, and may want another.
+    /// A sandbox of this template was created; more are likely.
     pub(crate) fn asked(&self, template: &str) {
         if template == BASE {
             return;
@@ -77,17 +79,16 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// How many wait.
+    /// Number of warm sandboxes.
     pub(crate) fn len(&self) -> usize {
         lock(&self.ready).len()
     }
 
-    /// It is one of these.
     pub(crate) fn has(&self, id: &SandboxId) -> bool {
         lock(&self.ready).iter().any(|warm| warm.info().id == *id)
     }
 
-    /// Takes one in that is complete, or gives it back because it is too late for that.
+    /// Adds a complete sandbox. Returns it if the pool is closed already.
     pub(crate) fn add(&self, sandbox: Arc<Sandbox>) -> Result<(), Arc<Sandbox>> {
         let mut ready = lock(&self.ready);
         if self.closed.load(Ordering::Acquire) {
@@ -97,7 +98,7 @@ impl Pool {
         Ok(())
     }
 
-    /// What is to be done next. One that is to end is nobody's any more.
+    /// Chooses the next step. A sandbox to discard is removed from the pool.
     fn next(&self) -> Step {
         let recent = lock(&self.recent).clone();
         let mut lacking = shares(self.size, &recent);
@@ -122,11 +123,11 @@ impl Pool {
         })
     }
 
-    /// Makes sandboxes until there are enough, and again whenever one was taken.
+    /// Keeps the pool at its targets until [`WarmPool::stop_refill`].
     pub(crate) async fn tend(shared: Arc<Shared>) {
         let pool = &shared.pool;
         while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
-            // Creates go first.
+            // Creates have priority.
             shared.busy.calm().await;
             let tending = pool.tending.lock().await;
             let rests = match pool.next() {
@@ -144,20 +145,20 @@ impl Pool {
         }
     }
 
-    /// Makes one; false if nothing more can be made for now.
+    /// Creates one warm sandbox. False if there is no capacity now.
     async fn make(&self, shared: &Arc<Shared>, template: String) -> bool {
         let spec = SandboxSpec {
             template: template.clone(),
             ..SandboxSpec::default()
         };
-        match Sandbox::create(shared, spec, true, crate::runtime::nobody()).await {
+        match Sandbox::create(shared, spec, true, crate::runtime::no_hook()).await {
             Ok(made) => {
                 if let Err(late) = self.add(made) {
                     late.undo(shared).await;
                 }
                 true
             }
-            // No template or no room now: creates will say so themselves.
+            // No such template or no capacity; a create returns the error itself.
             Err(_) if template == BASE => false,
             Err(_) => {
                 lock(&self.recent).retain(|known| *known != template);
@@ -166,7 +167,7 @@ impl Pool {
         }
     }
 
-    /// Ends those of a template; none is made as long as what this returns is kept.
+    /// Discards the warm sandboxes of a template. None is created while the returned guard is held.
     pub(crate) async fn dismiss<'a>(shared: &'a Arc<Shared>, template: &str) -> MutexGuard<'a, ()> {
         let pool = &shared.pool;
         lock(&pool.recent).retain(|known| known != template);
@@ -183,13 +184,13 @@ impl Pool {
         ready.remove(index)
     }
 
-    /// No more are made.
+    /// Creates no more warm sandboxes.
     pub(crate) fn shut(&self) {
         self.closed.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 
-    /// Ends all of them.
+    /// Ends all warm sandboxes.
     pub(crate) async fn close(shared: &Arc<Shared>) {
         loop {
             let next = lock(&shared.pool.ready).pop_front();
@@ -201,8 +202,8 @@ impl Pool {
     }
 }
 
-/// How many of each template there should be: half for those that were asked for lately, the rest of `base`,
-/// which comes last because there may be none.
+/// Target number of each template: half of the pool for recently used templates, the rest for
+/// `base`. `base` comes last because it may not exist.
 fn shares(size: usize, recent: &[String]) -> Vec<(&str, usize)> {
     let others = &recent[..recent.len().min(size / 2)];
     let each = (size / 2).checked_div(others.len()).unwrap_or(0);

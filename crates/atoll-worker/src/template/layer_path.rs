@@ -1,6 +1,7 @@
-//! Names inside a layer, and ways to reach them that cannot leave it.
+//! File operations by a path inside a layer.
 //!
-//! Invariant: nothing here follows a symlink or crosses a mount: a symlink in the way of a name is an error.
+//! Invariant: nothing here follows a symlink or crosses a mount; a symlink as a component of a path
+//! is an error.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,16 +10,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, UTIME_OMIT, Uid};
 use rustix::io::{Errno, Result};
 
-use super::{IDS, NOBODY};
+use super::{ID_COUNT, NOBODY};
 
-/// Flags of a file that is made new.
+/// Flags to create a new file.
 pub(super) const NEW_FILE: OFlags = OFlags::WRONLY
     .union(OFlags::CREATE)
     .union(OFlags::EXCL)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Opens what has this name in the layer.
+/// Opens a path of the layer.
 pub(super) fn open(layer: &OwnedFd, name: &[u8], flags: OFlags) -> Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -33,7 +34,7 @@ pub(super) fn open_directory(layer: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
     open(layer, name, OFlags::RDONLY | OFlags::DIRECTORY)
 }
 
-/// Opens a directory of the layer and makes what is missing on the way to it, for root, mode 755.
+/// Opens a directory of the layer; missing components are created, owned by root, mode 755.
 pub(super) fn make_directories(layer: &OwnedFd, name: &[u8]) -> Result<OwnedFd> {
     match open_directory(layer, name) {
         Err(Errno::NOENT) => {}
@@ -56,7 +57,7 @@ pub(super) fn make_directories(layer: &OwnedFd, name: &[u8]) -> Result<OwnedFd> 
     Ok(here)
 }
 
-/// Writes a new file of the layer, in a directory that is made if it is missing.
+/// Writes a new file of the layer; missing parent directories are created.
 pub(super) fn write_file(
     layer: &OwnedFd,
     name: &str,
@@ -77,17 +78,17 @@ pub(super) fn write_file(
     Ok(())
 }
 
-/// Sets the owner, then the mode: the other way round the kernel would clear setuid.
+/// Sets the owner, then the mode: in the other order the kernel would clear setuid.
 pub(super) fn set_owner_and_mode(file: impl AsFd, uid: u32, gid: u32, mode: u32) -> Result<()> {
     rustix::fs::fchown(
         &file,
-        Some(Uid::from_raw(known(uid))),
-        Some(Gid::from_raw(known(gid))),
+        Some(Uid::from_raw(map_id(uid))),
+        Some(Gid::from_raw(map_id(gid))),
     )?;
     rustix::fs::fchmod(&file, Mode::from(mode & 0o7777))
 }
 
-/// Makes a symlink with its owner and time.
+/// Creates a symlink with owner and time.
 pub(super) fn make_symlink(
     dir: &OwnedFd,
     name: &[u8],
@@ -96,12 +97,12 @@ pub(super) fn make_symlink(
     modified: &Timestamps,
 ) -> Result<()> {
     rustix::fs::symlinkat(target, dir, name)?;
-    let (uid, gid) = (Uid::from_raw(known(uid)), Gid::from_raw(known(gid)));
+    let (uid, gid) = (Uid::from_raw(map_id(uid)), Gid::from_raw(map_id(gid)));
     rustix::fs::chownat(dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     rustix::fs::utimensat(dir, name, modified, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Times that change only when something was modified.
+/// Timestamps that set the modification time only.
 pub(super) fn modified(seconds: i64, nanoseconds: u32) -> Timestamps {
     Timestamps {
         last_access: Timespec {
@@ -115,7 +116,7 @@ pub(super) fn modified(seconds: i64, nanoseconds: u32) -> Timestamps {
     }
 }
 
-/// The id as a sandbox can have it.
-fn known(id: u32) -> u32 {
-    if id < IDS { id } else { NOBODY }
+/// Maps ids that a sandbox does not have to `nobody`.
+fn map_id(id: u32) -> u32 {
+    if id < ID_COUNT { id } else { NOBODY }
 }

@@ -1,4 +1,5 @@
-//! What the keeper holds of execs for a server that comes later, and until when PID 1 remembers them.
+//! Descriptors of execs that the keeper holds for the next server, and exec ends that PID 1 can
+//! forget.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,7 +7,7 @@ use atoll_model::Error;
 
 use super::{Sandbox, lock};
 
-/// Execs that need not be remembered any more; told with the next word to whoever does.
+/// Request ids to release; sent with the next message to PID 1 or to the keeper.
 #[derive(Debug, Default)]
 pub(super) struct Over {
     forgotten: Vec<u32>,
@@ -14,7 +15,7 @@ pub(super) struct Over {
 }
 
 impl Sandbox {
-    /// Has the keeper hold descriptors of an exec.
+    /// Passes descriptors of an exec to the keeper.
     pub(crate) async fn hold(
         &self,
         request: u32,
@@ -27,25 +28,25 @@ impl Sandbox {
             .await
     }
 
-    /// The end of an exec is written down.
+    /// The end of an exec is recorded, so PID 1 can forget it.
     pub(crate) fn forget(&self, request: u32) {
         lock(&self.over).forgotten.push(request);
     }
 
-    /// Execs that PID 1 may forget.
+    /// Takes the exec ends that PID 1 can forget.
     pub(crate) fn forgotten(&self) -> Vec<u32> {
         std::mem::take(&mut lock(&self.over).forgotten)
     }
 
-    /// The streams of an exec are at their end.
+    /// The streams of an exec are at their end, so the keeper can close them.
     pub(crate) fn release(&self, request: u32) {
         lock(&self.over).released.push(request);
     }
 
-    /// Has the keeper give something up at once.
+    /// Releases an exec in the keeper at once.
     pub(crate) async fn release_now(&self, request: u32) {
         self.release(request);
-        // A keeper that is gone holds nothing.
+        // A keeper that has exited holds nothing.
         let _ = self.hold(request, &[]).await;
     }
 }

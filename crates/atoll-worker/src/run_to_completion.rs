@@ -1,26 +1,26 @@
-//! Work that goes on whether or not its caller waits for it.
+//! Future that runs to completion even if its caller drops it.
 //!
-//! It is done where it is waited for, as all else is: a task of its own would cost every request a hand-over to
-//! another thread and back, for the sake of the few whose caller goes away.
+//! It is polled in the caller's task and moves to a task of its own only when it is dropped: a task
+//! for each request would cost a hand-over to another thread and back.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-/// Work that is given a task of its own when nobody waits for it any more.
+/// A future that is spawned as a task when it is dropped before its end.
 #[derive(Debug)]
-pub struct Outlast<F>(Option<Pin<Box<F>>>)
+pub struct RunToCompletion<F>(Option<Pin<Box<F>>>)
 where
     F: Future + Send + 'static;
 
-/// Has work outlast whoever waits for it.
-pub fn outlast<F>(work: F) -> Outlast<F>
+/// Makes `work` complete even if the returned future is dropped.
+pub fn run_to_completion<F>(work: F) -> RunToCompletion<F>
 where
     F: Future + Send + 'static,
 {
-    Outlast(Some(Box::pin(work)))
+    RunToCompletion(Some(Box::pin(work)))
 }
 
-impl<F> Future for Outlast<F>
+impl<F> Future for RunToCompletion<F>
 where
     F: Future + Send + 'static,
 {
@@ -36,12 +36,12 @@ where
     }
 }
 
-impl<F> Drop for Outlast<F>
+impl<F> Drop for RunToCompletion<F>
 where
     F: Future + Send + 'static,
 {
     fn drop(&mut self) {
-        // Work that failed without a word is not begun again; without a runtime nothing goes on.
+        // Not after a panic of the work itself, and not without a tokio runtime.
         if let Some(work) = self.0.take()
             && !std::thread::panicking()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
@@ -64,7 +64,7 @@ mod tests {
     #[tokio::test]
     async fn it_is_done_where_it_is_waited_for() {
         let task = tokio::spawn(async {
-            let there = outlast(async { tokio::task::id() }).await;
+            let there = run_to_completion(async { tokio::task::id() }).await;
             (tokio::task::id(), there)
         });
         let (here, there) = task.await.expect("a task");
@@ -76,7 +76,7 @@ mod tests {
         for begun in [true, false] {
             let (go, goes) = oneshot::channel::<()>();
             let (tell, told) = oneshot::channel();
-            let mut work = outlast(async move {
+            let mut work = run_to_completion(async move {
                 let _ = goes.await;
                 tell.send(()).expect("somebody hears");
             });

@@ -1,4 +1,7 @@
-//! Counts what is under way, so that others can wait until nothing is, and has not been for a moment.
+//! Counts operations in flight, so that background work can wait until the runtime is idle.
+//!
+//! Quiescent means that nothing is in flight and that the last activity is at least [`QUIESCENCE`]
+//! ago.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -7,27 +10,27 @@ use tokio::sync::watch;
 
 use crate::sandbox::lock;
 
-/// What nobody waits for begins when nobody has asked for anything for so long.
+/// Time without activity after which background work may begin.
 const CALM: Duration = Duration::from_millis(10);
 
-/// How much is under way.
+/// Counter of operations in flight; clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Busy {
     count: Arc<watch::Sender<usize>>,
     last: Arc<Mutex<Option<Instant>>>,
 }
 
-/// Something under way, until it is dropped.
+/// Counts one operation until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Work(Busy);
 
 impl Busy {
-    /// Somebody has asked for something.
+    /// Restarts the quiescence period without counting an operation.
     pub(crate) fn touch(&self) {
         *lock(&self.last) = Some(Instant::now());
     }
 
-    /// Waits until nothing is under way, nor has been for a moment.
+    /// Waits until nothing is in flight and [`QUIESCENCE`] has passed since the last activity.
     pub(crate) async fn calm(&self) {
         loop {
             self.quiet().await;
@@ -39,17 +42,17 @@ impl Busy {
         }
     }
 
-    /// Begins something.
+    /// Counts one more operation, until the returned guard is dropped.
     pub(crate) fn begin(&self) -> Work {
         self.touch();
         self.count.send_modify(|count| *count += 1);
         Work(self.clone())
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until nothing is in flight.
     pub(crate) async fn quiet(&self) {
         let mut count = self.count.subscribe();
-        // We hold the sender ourselves.
+        // Fails only without a sender, and `self` holds it.
         let _ = count.wait_for(|count| *count == 0).await;
     }
 }

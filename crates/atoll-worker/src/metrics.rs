@@ -1,4 +1,5 @@
-//! What whoever watches is told about the sandboxes of this machine. Nothing of what is in them.
+//! Prometheus metrics of the runtime and of the server process. No label comes from the contents of
+//! a sandbox.
 
 use std::fmt;
 use std::sync::atomic::AtomicU64;
@@ -15,17 +16,17 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::LocalRuntime;
 use crate::runtime::Shared;
 
-/// What is counted while it happens.
+/// Metrics that are updated as events happen.
 #[derive(Debug, Clone)]
 pub(crate) struct Meters {
     pub(crate) operations: Operations,
-    /// From a command's begin to its end.
+    /// From an exec's start to its end.
     execs: Histogram,
     commands: Gauge,
     terminals: Gauge,
     adopted: Gauge,
     adoption: Gauge<f64, AtomicU64>,
-    /// One look at what all sandboxes use.
+    /// Duration of one pass that samples the usage of all sandboxes.
     pub(crate) sampling: Histogram,
 }
 
@@ -43,7 +44,7 @@ impl Default for Meters {
     }
 }
 
-/// A command or terminal that is there until this is dropped.
+/// Counts one running command or open terminal until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Present(Gauge);
 
@@ -54,7 +55,7 @@ impl Drop for Present {
 }
 
 impl Meters {
-    /// A command is there, or a terminal.
+    /// Counts a command or a terminal until the returned guard is dropped.
     pub(crate) fn present(&self, terminal: bool) -> Present {
         let gauge = if terminal {
             &self.terminals
@@ -65,13 +66,13 @@ impl Meters {
         Present(gauge.clone())
     }
 
-    /// A command has ended that began then: microseconds since 1970.
+    /// Records the duration of an exec that ends now; `began` is in microseconds since 1970.
     pub(crate) fn exec_ended(&self, began: i64) {
         let took = crate::exec::now().saturating_sub(began).max(0);
         self.execs.observe(took as f64 / 1e6);
     }
 
-    /// Sandboxes of an earlier server were taken over.
+    /// Records how many sandboxes were adopted at the start, and how long that took.
     pub(crate) fn adopted(&self, count: usize, took: Duration) {
         self.adopted.set(i64::try_from(count).unwrap_or(i64::MAX));
         self.adoption.set(took.as_secs_f64());
@@ -79,7 +80,7 @@ impl Meters {
 }
 
 impl LocalRuntime {
-    /// Shows what happens here to whoever asks the registry.
+    /// Registers all metrics of the runtime.
     pub fn register(&self, registry: &mut Registry) {
         let meters = &self.shared().meters;
         meters.operations.register(
@@ -121,7 +122,7 @@ impl LocalRuntime {
     }
 }
 
-/// What is asked for when somebody wants to know.
+/// Metrics that are read when they are scraped.
 struct Here(Weak<Shared>);
 
 impl fmt::Debug for Here {
@@ -173,13 +174,13 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The number after a name in one of the kernel's files.
+/// The number after a name in a `/proc` file.
 fn number(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What this process has: bytes of memory, threads, open files.
+/// Resident memory in bytes, threads and open files of this process.
 fn own() -> (f64, f64, f64) {
     let status = read("/proc/self/status");
     let number = |name| number(&status, name).unwrap_or(0.0);
@@ -187,7 +188,7 @@ fn own() -> (f64, f64, f64) {
     (number("VmRSS:") * 1024.0, number("Threads:"), files as f64)
 }
 
-/// The part of memory that programs cannot have any more.
+/// Fraction of memory that is not available to programs, 0 to 1.
 fn utilization(meminfo: &str) -> f64 {
     let number = |name| number(meminfo, name);
     match (number("MemTotal:"), number("MemAvailable:")) {

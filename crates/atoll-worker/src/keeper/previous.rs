@@ -1,8 +1,8 @@
-//! The keepers that earlier servers left.
+//! Keepers of earlier servers.
 //!
-//! `run/keeper.sock` is the keeper that new sandboxes come from: one of our own version, or one that we start. Keepers of other
-//! versions keep the sandboxes they have, at `run/keeper-VERSION.sock`: those that we understand are spoken with, those
-//! that we do not are left alone, until their last sandbox is gone.
+//! `run/keeper.sock` is the socket of the keeper for new sandboxes, which has our version. Keepers
+//! of other versions keep their sandboxes, at `run/keeper-VERSION.sock`, until the last one has
+//! ended. Compatible ones are used, incompatible ones are only dismissed at the end.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,41 +19,42 @@ use tokio::sync::watch;
 use super::{Found, Keeper, Parent, Waiting};
 use crate::error::{host_file, internal, jail};
 
-/// Where the keeper is that makes new sandboxes.
+/// Socket of the keeper for new sandboxes.
 pub(crate) const SOCKET: &str = "keeper.sock";
 
-/// How often a keeper is told that it may go, and how long that may take it.
+/// Number of dismissals of a keeper, and the delay between them.
 const DISMISSALS: usize = 20;
 const BETWEEN: Duration = Duration::from_millis(20);
 
-/// What keepers kept for us.
+/// What earlier keepers hold.
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
-    /// What they hold as long as they live, all the same.
+    /// Locks; every keeper of the instance holds the same.
     pub(crate) held: Vec<OwnedFd>,
-    /// Those that we speak with.
+    /// Keepers with a compatible version.
     pub(crate) keepers: Vec<Arc<Keeper>>,
     pub(crate) sandboxes: Vec<Found>,
-    /// Those that we do not speak with.
+    /// Keepers with an incompatible version.
     pub(crate) foreign: Vec<Foreign>,
 }
 
-/// A keeper whose version we do not understand.
+/// A keeper with an incompatible protocol version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Foreign {
-    /// Its socket.
+    /// Name of its socket in `run/`.
     socket: String,
     pub(crate) version: u32,
 }
 
-/// Who answered at a socket.
+/// Result of connecting to a socket.
 enum Met {
     Nobody,
     Foreign(Spoken, Vec<OwnedFd>),
     Spoken(Spoken, Channel<ToKeeper, FromKeeper>, Vec<OwnedFd>),
 }
 
-/// Takes over the keepers that other servers left in a directory; the first of them is our own, if there is one.
+/// Adopts the keepers whose sockets are in a directory. The first result is the keeper of our
+/// version, if there is one.
 pub(crate) fn take_over(
     run: &Path,
     directory: BorrowedFd<'_>,
@@ -90,7 +91,7 @@ pub(crate) fn take_over(
     Ok((own, inventory))
 }
 
-/// The sockets of keepers, that of the last server first.
+/// Names of the keepers' sockets, the current keeper's first.
 fn sockets(run: &Path) -> Result<Vec<String>, Error> {
     let entries = fs::read_dir(run).map_err(|error| host_file("read", run, &error))?;
     let is_keeper = |path: &Path| {
@@ -107,7 +108,7 @@ fn sockets(run: &Path) -> Result<Vec<String>, Error> {
     Ok(names)
 }
 
-/// Gives a keeper's socket the name that says whose it is.
+/// Renames a keeper's socket according to its version; returns the name.
 fn name(run: &Path, socket: String, spoken: Spoken, ours: bool) -> Result<String, Error> {
     let free = |name: &String| !run.join(name).exists();
     let wanted = if ours {
@@ -127,7 +128,7 @@ fn name(run: &Path, socket: String, spoken: Spoken, ours: bool) -> Result<String
     Ok(wanted)
 }
 
-/// Hears what a keeper speaks.
+/// Connects to a keeper and reads its version.
 fn meet(directory: BorrowedFd<'_>, socket: &str) -> Result<Met, Error> {
     let connected = atoll_jail::keeper::connect(directory, socket);
     let connected = connected.map_err(|error| match &error {
@@ -152,7 +153,7 @@ fn meet(directory: BorrowedFd<'_>, socket: &str) -> Result<Met, Error> {
 }
 
 impl Inventory {
-    /// Hears what a keeper has; nothing if it ended meanwhile.
+    /// Reads a keeper's inventory; `None` if it ended meanwhile.
     fn take(
         &mut self,
         channel: Channel<ToKeeper, FromKeeper>,
@@ -213,9 +214,9 @@ impl Inventory {
 }
 
 impl Foreign {
-    /// Lets one go whose last sandbox is gone: it need not remember for anybody how they ended.
+    /// Ends a keeper without sandboxes: tells it that it can forget how they ended.
     pub(crate) fn dismiss(&self, directory: BorrowedFd<'_>) {
-        // The end of the last may not have come to its ears yet.
+        // The keeper may not have noticed the last exit yet.
         for _ in 0..DISMISSALS {
             let Ok(Some(channel)) = atoll_jail::keeper::connect(directory, &self.socket) else {
                 return;
@@ -225,7 +226,7 @@ impl Foreign {
         }
     }
 
-    /// Says to a keeper of any version that all it knows was heard.
+    /// Acknowledges all exits, with a message that every version understands.
     fn accept(channel: &Channel<ToKeeper, FromKeeper>) {
         let accepted = ToKeeper::Hold {
             token: 0,
@@ -234,14 +235,14 @@ impl Foreign {
         };
         let said = channel.send(&accepted, &[]);
         let _ = rustix::net::shutdown(channel, rustix::net::Shutdown::Write);
-        // It tells of all it has, which is not asked for, and hangs up when it has heard all of this.
+        // The inventory is read and ignored; at end of file the keeper has read the message.
         while said.is_ok() && rustix::io::read(channel, &mut [0; 64][..]).is_ok_and(|read| read > 0)
         {
         }
     }
 }
 
-/// What a keeper says next; nothing if it has ended.
+/// The next message; `None` if the keeper has ended.
 fn hear(channel: &Channel<ToKeeper, FromKeeper>) -> Result<Option<Packet<FromKeeper>>, Error> {
     match channel.receive() {
         Err(error) if atoll_jail::keeper::is_gone(&error) => Ok(None),
@@ -254,7 +255,7 @@ fn is_silence(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::WouldBlock
 }
 
-/// It is there, and nothing was changed.
+/// Error for a keeper that does not respond. Nothing was changed.
 fn silent() -> Error {
     Error::new(
         Code::Timeout,

@@ -1,8 +1,8 @@
-//! Sandboxes of data directories elsewhere need layers too.
+//! References to layers from sandboxes of other data directories.
 
 use super::*;
 
-/// Writes the record of a sandbox of a data directory.
+/// Writes the record of a sandbox to a data directory.
 fn record(data: &Path, sandbox: &str, template: &Template) -> PathBuf {
     let directory = data.join("sandboxes").join(sandbox);
     fs::create_dir_all(&directory).unwrap();
@@ -15,10 +15,10 @@ fn record(data: &Path, sandbox: &str, template: &Template) -> PathBuf {
     path
 }
 
-fn replaced() -> Options {
-    Options {
+fn replaced() -> TemplateOptions {
+    TemplateOptions {
         replace: true,
-        ..Options::default()
+        ..TemplateOptions::default()
     }
 }
 
@@ -28,12 +28,12 @@ fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
     let data = fixture.path("elsewhere");
     fs::create_dir(&data).unwrap();
     fixture
-        .add("one", &fixture.small("1"), &Options::default())
+        .add("one", &fixture.small("1"), &TemplateOptions::default())
         .unwrap();
     let record = record(&data, "i1", &fixture.store.get("one").unwrap());
     let old = fixture.store.get("one").unwrap().meta.id.unwrap();
-    fixture.store.lend_to(&data).unwrap();
-    fixture.store.lend_to(&data).unwrap();
+    fixture.store.register_data_dir(&data).unwrap();
+    fixture.store.register_data_dir(&data).unwrap();
     let error = fixture.store.remove("one").unwrap_err();
     assert!(
         matches!(&error, Error::InUse { sandboxes, .. } if *sandboxes == ["i1"]),
@@ -47,7 +47,7 @@ fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
     let leased = fixture.store.get_layer("one", Some(&old)).unwrap();
     assert!(leased.is_replaced());
     drop(leased);
-    // A record that cannot be read is not one that is not there.
+    // A record that cannot be read counts as an error, not as absent.
     let kept = fs::read(&record).unwrap();
     fs::remove_file(&record).unwrap();
     fs::create_dir(&record).unwrap();
@@ -55,12 +55,12 @@ fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
     fs::remove_dir(&record).unwrap();
     fs::write(&record, kept).unwrap();
     assert_eq!(fixture.store.sweep().unwrap(), 0);
-    // With the data directory all of it goes.
+    // Without the data directory its references are gone.
     fs::remove_dir_all(&data).unwrap();
     assert_eq!(fixture.store.sweep().unwrap(), 1);
     assert_eq!(fixture.entries(), ["one"]);
     assert!(matches!(
         fixture.store.get_layer("one", Some(&old)),
-        Err(Error::Gone { .. })
+        Err(Error::LayerMissing { .. })
     ));
 }

@@ -1,13 +1,13 @@
-//! How a sandbox is made.
+//! Creation and start of sandboxes.
 //!
 //! ```text
-//! slot    ids, control groups                   (directory and first mounts meanwhile)
-//! clone   keeper: PID 1 in its namespaces, then into the v1 limits: an embryo
-//! root    overlay with PID 1's ids              (PID 1 prepares its mounts meanwhile)
+//! slot    ids, control groups                   (meanwhile: directory and first mounts)
+//! clone   keeper: PID 1 in its namespaces, then in the v1 limits: an embryo
+//! root    overlay with PID 1's ids              (meanwhile: PID 1 prepares its mounts)
 //! start   root and mounts attached, confined, ready
 //! ```
-//! Everything up to the embryo can be done before anybody asks for a sandbox. A failure at any point
-//! takes back everything before it.
+//! The steps up to the embryo do not depend on the request and can be done in advance. A failure at
+//! any step undoes the steps before it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,33 +16,32 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error, SandboxId, SandboxSpec};
 
 use super::embryo::Embryo;
-use super::wish::{self, Kind, Wish};
+use super::planned::{self, Kind, Wish};
 use super::{Record, Sandbox, TERMINALS, blocking};
 use crate::error::jail;
-use crate::init::gone;
-use crate::runtime::{Announce, Shared};
+use crate::init_channel::gone;
+use crate::runtime::{BeforeCreate, Shared};
 use crate::template::Template;
 
-/// How long PID 1 may take to become a sandbox.
+/// Time for PID 1 to set up the sandbox.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Sandbox {
-    /// Makes a sandbox, perhaps one that waits for somebody to ask for it. Nothing is left of it if it
-    /// fails.
+    /// Creates a sandbox, for a request or for the warm pool. If it fails, nothing is left of it.
     pub(crate) async fn create(
         shared: &Arc<Shared>,
         spec: SandboxSpec,
         pooled: bool,
-        announce: Announce,
+        announce: BeforeCreate,
     ) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
         let template = {
             let shared = Arc::clone(shared);
-            blocking(move || wish::check(&shared, &spec, None).map(|template| (spec, template)))
+            blocking(move || planned::check(&shared, &spec, None).map(|template| (spec, template)))
                 .await?
         };
         let (spec, template) = template;
-        // An embryo's place has the usual size.
+        // The storage of an embryo has the default size.
         let usual = spec.limits.disk == atoll_model::Limits::default().disk;
         if usual && let Some(embryo) = shared.nursery.take() {
             let (id, ids) = (embryo.id.clone(), embryo.ids);
@@ -61,21 +60,21 @@ impl Sandbox {
         Self::make(shared, id, spec, template, kind, begin).await
     }
 
-    /// Starts a sandbox again whose files are there.
+    /// Starts a stopped sandbox on its existing files.
     pub(crate) async fn start(shared: &Arc<Shared>, record: Record) -> Result<Arc<Self>, Error> {
         let begin = Instant::now();
         let (info, spec, layer) = (record.info, record.spec, record.layer);
         let (spec, template) = {
             let shared = Arc::clone(shared);
             let check =
-                move || wish::check(&shared, &spec, layer.as_deref()).map(|found| (spec, found));
+                move || planned::check(&shared, &spec, layer.as_deref()).map(|found| (spec, found));
             blocking(check).await?
         };
         let kind = Kind::Old(info.created_at);
         Self::make(shared, info.id, spec, template, kind, begin).await
     }
 
-    /// Waits until PID 1 has become a sandbox, and writes it down.
+    /// Waits until PID 1 is ready, and writes the record.
     pub(super) async fn come_up(
         self: &Arc<Self>,
         shared: &Shared,
@@ -84,7 +83,7 @@ impl Sandbox {
         let begin = Instant::now();
         self.ready().await?;
         self.write_down(|info| info.timings.start = begin.elapsed())?;
-        // For a later server, where there is one.
+        // For the next server; an ephemeral instance has none.
         if let (Some(terminals), Some(_)) = (&self.terminals, &shared.instance.lasting) {
             let _ = self.hold(TERMINALS, &[terminals.as_fd()]).await;
         }
@@ -92,7 +91,7 @@ impl Sandbox {
             crate::exec::start::warm_up(self).await;
         }
         match self.tell_names().await {
-            // What its own programs made of its files must not keep it from starting.
+            // Programs may have changed its files; that must not prevent a restart.
             Err(error) if !matches!(kind, Kind::Old(_)) => Err(error),
             _ => Ok(()),
         }
@@ -102,7 +101,7 @@ impl Sandbox {
         let mut dying = self.died.clone();
         tokio::select! {
             ready = self.init.ready() => ready,
-            // Its last words may still be on the way.
+            // Its last message may not have been read yet.
             () = async { let _ = dying.wait_for(Option::is_some).await; } => {
                 self.init.ready().await?;
                 Err(gone())

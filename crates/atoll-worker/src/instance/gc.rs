@@ -1,4 +1,4 @@
-//! Taking away what dead instances left.
+//! Garbage collection of dead instances.
 
 use std::fs;
 use std::io::{self, Read};
@@ -14,29 +14,29 @@ use crate::error::{host_file, internal, jail};
 use crate::network::inventory;
 use crate::storage;
 
-/// What `collect` did.
+/// Result of [`collect`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Collected {
-    /// Tags of dead instances that were taken away.
+    /// Tags of dead instances that were removed.
     pub instances: Vec<String>,
     /// Tags of dead instances of other data directories whose rules and links were removed.
     pub networks: Vec<String>,
-    /// What could not be taken away, and why.
+    /// What could not be removed, with the reason.
     pub problems: Vec<String>,
 }
 
-/// Which dead instances `collect` looks at.
+/// Which dead instances [`collect`] removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// Those below this data directory.
+    /// Instances below this data directory.
     Below(&'a Path),
-    /// Those of the whole host.
+    /// All instances of the host.
     Host,
 }
 
-/// Takes away what dead instances left: control groups, links, rules, directories, registrations. Living ones,
-/// and what users chose to keep, are not touched. Rules and links are removed whatever the scope: they hold nothing
-/// of a user's.
+/// Removes what dead instances left: control groups, links, rules, directories, registrations. Live
+/// instances and kept sandboxes are not touched. Rules and links are removed in any scope, because
+/// they contain no user data.
 pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     let mut collected = Collected::default();
     let registry = registry::path();
@@ -52,7 +52,7 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
             Err(error) => collected.problems.push(format!("{tag}: {error}")),
         }
     }
-    // After a reboot the registrations are gone and only directories are left.
+    // After a reboot there are no registrations, only directories.
     if let Scope::Below(data) = scope {
         for entry in fs::read_dir(data.join("runs"))
             .into_iter()
@@ -85,8 +85,9 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     Ok(collected)
 }
 
-/// The tags of dead instances that have rules or links in the network namespace of this thread. An instance that is not
-/// registered on this host is not among them: it may live in a container that shares the network namespace.
+/// Tags of dead instances that have rules or links in the network namespace of this thread. An
+/// instance that is not registered on this host is not included: it may live in a container that
+/// shares the network namespace.
 pub fn stale_networks() -> Result<Vec<String>, Error> {
     let mut tags = Vec::new();
     for tag in inventory::tags()? {
@@ -107,7 +108,7 @@ fn remove_network(tag: &str) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Takes one instance away if it is dead and in scope.
+/// Removes one instance if it is dead and in scope.
 fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Result<bool, Error> {
     let Some(mut file) = registry::lock_dead(tag)? else {
         return Ok(false);
@@ -118,7 +119,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     use std::os::unix::ffi::OsStringExt;
     let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
     let own = read_tag(&directory);
-    // One that died before its tag was written down is told by where it is.
+    // One that died before its tag was written is recognised by its path.
     let lasting = own.is_some() || named::holds(&directory);
     if let Scope::Below(data) = scope
         && !directory.starts_with(data.join("runs"))
@@ -134,12 +135,12 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         return Ok(true);
     }
     crate::network::remove_leftovers(tag)?;
-    // Only a directory of the form that we make for a run is ever removed.
+    // Only directories with the form of a run's directory are removed.
     let for_one_run = directory.file_name().is_some_and(|name| name == tag);
     if lasting || !for_one_run || !directory.exists() {
-        // Its processes are gone; its files are there for good, or somebody removed them.
+        // Its processes are gone; its files are persistent or already removed.
         cgroups.destroy().map_err(|error| jail(&error))?;
-        // One that goes on under another tag has its files in use.
+        // Not if the data directory has another tag now: its storage is in use.
         if own.is_none_or(|own| own == tag) {
             storage::dismantle(&directory)?;
         }
