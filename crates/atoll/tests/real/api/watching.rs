@@ -137,7 +137,8 @@ async fn metrics_move_with_what_happens() {
     }
     assert!(shown.ends_with("# EOF\n"));
     let documented = std::fs::read_to_string(
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/operations/monitoring.md"),
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../docs/operations/monitoring.md"),
     )
     .unwrap();
     for line in shown.lines().filter(|line| line.starts_with("# TYPE ")) {
