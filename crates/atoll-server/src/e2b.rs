@@ -10,13 +10,13 @@
 //! No route of our own changes its answer because a client looks like E2B. Facts that the SDKs rely on stand where
 //! they are met.
 
-mod connect;
+mod connect_rpc;
 mod control;
-mod edge;
 mod envd;
+mod error;
 mod lenient;
 mod ports;
-mod refusal;
+mod router;
 
 pub(crate) use control::routes as control;
-pub(crate) use edge::{Edge, divert};
+pub(crate) use router::{Edge, divert};

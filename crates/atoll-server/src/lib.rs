@@ -1,37 +1,37 @@
 //! Everything that speaks HTTP: thin routes over `atoll-core`. A route contains no decision: it turns a
 //! request into a call, and what came of it into an answer.
 
-mod answer;
-mod body;
-mod browser;
-mod document;
+mod api_types;
+mod cors;
+mod docs_page;
 mod e2b;
-mod guard;
-mod listen;
+mod error;
+mod extract;
+mod file_body;
 mod malformed;
-mod meters;
-mod page;
-mod reference;
+mod metrics;
+mod middleware;
+mod openapi;
+mod pagination;
 mod remedy;
 mod routes;
-mod socket;
-mod stream;
+mod serve;
+mod sse;
 mod tls;
-mod transfer;
 mod tunnel;
-mod views;
+mod websocket;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use atoll_core::Core;
 use axum::Router;
-pub use meters::{Meters, exporter};
+pub use metrics::{Meters, exporter};
 
-pub use listen::{Listening, Patience, serve};
+pub use serve::{Listening, Patience, serve};
 pub use tls::Tls;
 
-pub use document::openapi;
+pub use openapi::openapi;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,7 @@ mod commands;
 mod events;
 mod files;
 mod keys;
+mod logs;
 mod orgs;
 mod ports;
 mod sandboxes;
@@ -11,7 +12,6 @@ mod sessions;
 mod templates;
 mod terminals;
 mod tickets;
-mod watching;
 
 use atoll_model::{Code, Error};
 use atoll_worker::JournalHealth;
@@ -25,17 +25,17 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::answer::{Answer, Failure};
-use crate::document::group;
-use crate::guard::Part;
-use crate::{browser, document, e2b, guard};
+use crate::error::{Answer, Failure};
+use crate::openapi::group;
+use crate::middleware::Part;
+use crate::{cors, e2b, middleware, openapi};
 pub(crate) use commands::Encoding;
 pub(crate) use files::is_link;
 
 /// Routes below `/` and below `/api`.
 fn api() -> OpenApiRouter<App> {
     group("sandboxes", sandboxes::routes())
-        .merge(group("sandboxes", watching::routes()))
+        .merge(group("sandboxes", logs::routes()))
         .merge(group("commands", commands::routes()))
         .merge(group("files", files::routes()))
         .merge(group("terminals", terminals::routes()))
@@ -53,7 +53,7 @@ fn server() -> OpenApiRouter<App> {
         .routes(routes!(health))
         .routes(routes!(healthz))
         .routes(routes!(ready))
-        .merge(document::routes());
+        .merge(openapi::routes());
     group("server", server)
 }
 
@@ -77,14 +77,14 @@ pub(crate) fn all(app: &App) -> Router {
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so);
     if !app.config.origins.is_empty() {
-        router = router.layer(browser::cors(&app.config));
+        router = router.layer(cors::cors(&app.config));
     }
     let router = router
-        .layer(from_fn_with_state(app.clone(), guard::check))
+        .layer(from_fn_with_state(app.clone(), middleware::check))
         .with_state(app.clone());
     // What is for a sandbox goes there before any of these routes is looked at.
     Router::new()
-        .fallback_service(guard::watched(router, app, Part::Api))
+        .fallback_service(middleware::watched(router, app, Part::Api))
         .layer(from_fn_with_state(e2b::Edge::new(app), e2b::divert))
 }
 

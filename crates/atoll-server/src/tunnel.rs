@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::socket::{Ends, FAREWELL, GRACE, PING, fault, last_word};
+use crate::websocket::{Ends, FAREWELL, GRACE, PING, fault, last_word};
 
 /// The largest message that is taken.
 pub(crate) const LARGEST: usize = 1 << 20;

@@ -1,9 +1,9 @@
 //! E2B's control API: sandboxes by key.
 
-mod asked;
 mod list;
-mod shapes;
-mod watching;
+mod logs;
+mod requests;
+mod responses;
 
 use atoll_core::{Before, Context, NewSandbox, SandboxView};
 use atoll_model::{Code, Error, SandboxState};
@@ -13,11 +13,11 @@ use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use serde_json::Value;
 
-use super::refusal::{Answer, Known, Refusal};
+use super::error::{Answer, Known, Refusal};
 use crate::App;
 use crate::e2b::lenient::Lenient;
-use asked::{Connect, Create, Pause, Refresh, Resume, Timeout};
-use shapes::{Detail, Domain, Sandbox};
+use requests::{Connect, Create, Pause, Refresh, Resume, Timeout};
+use responses::{Detail, Domain, Sandbox};
 
 /// Every route, below `/e2b`.
 pub(crate) fn routes() -> Router<App> {
@@ -32,10 +32,10 @@ pub(crate) fn routes() -> Router<App> {
         .route("/sandboxes/{id}/resume", post(resume))
         .route("/sandboxes/{id}/pause", post(pause))
         .route("/sandboxes/{id}/network", put(network))
-        .route("/sandboxes/metrics", get(watching::latest))
-        .route("/sandboxes/{id}/metrics", get(watching::metrics))
-        .route("/sandboxes/{id}/logs", get(watching::lines))
-        .route("/v2/sandboxes/{id}/logs", get(watching::entries))
+        .route("/sandboxes/metrics", get(logs::latest))
+        .route("/sandboxes/{id}/metrics", get(logs::metrics))
+        .route("/sandboxes/{id}/logs", get(logs::lines))
+        .route("/v2/sandboxes/{id}/logs", get(logs::entries))
         .route("/sandboxes/{id}/fork", any(forks))
         .route("/sandboxes/{id}/snapshots", any(snapshots))
         .route("/snapshots", any(snapshots))
@@ -274,7 +274,7 @@ async fn network(
     State(app): State<App>,
     Known(caller): Known,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<asked::Network>,
+    Lenient(asked): Lenient<requests::Network>,
 ) -> Answer<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;

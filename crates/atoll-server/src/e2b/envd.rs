@@ -3,10 +3,10 @@
 
 mod files;
 mod filesystem;
-mod place;
 mod process;
 pub(super) mod signature;
 mod system;
+mod target;
 
 use atoll_core::{Door, Doorstep};
 use atoll_model::Error;
@@ -17,11 +17,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 
-use super::connect::Fault;
-use super::edge;
-use super::refusal::Refusal;
+use super::connect_rpc::Fault;
+use super::router;
+use super::error::Refusal;
 use crate::App;
-use crate::listen::Connection;
+use crate::serve::Connection;
 
 /// Every route of port 49983.
 pub(super) fn routes(app: &App) -> Router {
@@ -62,7 +62,7 @@ async fn with_token(
     request: Request,
     next: Next,
 ) -> Response {
-    if edge::shows_token(&step, Door::Agent, request.headers()) {
+    if router::shows_token(&step, Door::Agent, request.headers()) {
         if let Some(connection) = request.extensions().get::<Connection>() {
             connection.authenticate();
         }

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 
-use super::refusal::Refusal;
+use super::error::Refusal;
 use crate::malformed;
 
 /// The largest body.

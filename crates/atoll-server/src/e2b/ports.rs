@@ -1,5 +1,5 @@
 //! A request to a port of a sandbox, and its answer back: HTTP, and whatever the connection is upgraded to. The request
-//! was admitted before ([`super::edge`]).
+//! was admitted before ([`super::router`]).
 
 mod credentials;
 
@@ -18,11 +18,11 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::edge::{self, CalledBy, Target};
-use super::refusal::Refusal;
+use super::router::{self, CalledBy, Target};
+use super::error::Refusal;
 use crate::App;
-use crate::guard::{Theirs, authority};
-use crate::listen::{Connection, Silence};
+use crate::middleware::{Theirs, authority};
+use crate::serve::{Connection, Silence};
 
 /// What is said between two ends of one connection, and not to those behind.
 const HOP: [HeaderName; 7] = [
@@ -44,7 +44,7 @@ pub(super) async fn forward(
     mut request: Request,
 ) -> Response {
     let id = step.id().to_string();
-    let has_token = edge::shows_token(&step, Door::Ports, request.headers());
+    let has_token = router::shows_token(&step, Door::Ports, request.headers());
     let connection = request.extensions().get::<Connection>().cloned();
     if let Some(connection) = &connection {
         if caller.0.is_some() || has_token {
@@ -72,7 +72,7 @@ pub(super) async fn forward(
         }
         Err(failure) => {
             tracing::debug!(sandbox = id, port, %failure, "a port did not answer");
-            edge::port_closed(&id, port)
+            router::port_closed(&id, port)
         }
     }
 }

@@ -17,13 +17,13 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Bytes, Key, Nothing, Path, Query, Repeatable};
-use crate::guard::Caller;
-use crate::page::{self, Asked, Part};
-use crate::socket::{self, Ends, Upgrade};
-use crate::stream;
-use crate::views::{BinaryBody, Command, Exit};
+use crate::error::Answer;
+use crate::extract::{Body, Bytes, Key, Nothing, Path, Query, Repeatable};
+use crate::middleware::Caller;
+use crate::pagination::{self, Asked, Part};
+use crate::websocket::{self, Ends, Upgrade};
+use crate::sse;
+use crate::api_types::{BinaryBody, Command, Exit};
 
 /// How long a command that is waited for may take if nothing is said.
 const DEADLINE: Duration = Duration::from_mins(1);
@@ -259,7 +259,7 @@ async fn list(
     let page = asked.page()?;
     let used = app.core.look(&caller, &id)?;
     let all = used.runtime().execs(used.id())?;
-    Ok(page::part(Slice::of_all(all, &page, place)))
+    Ok(pagination::part(Slice::of_all(all, &page, place)))
 }
 
 /// Where a command stands in a list.
@@ -438,8 +438,8 @@ async fn output(
         let ends = Ends::of(&app, &caller);
         return Ok(upgrade.on_upgrade(move |socket| async move {
             match found {
-                Ok((used, exec)) => socket::output(socket, used, exec, asked.after, ends).await,
-                Err(error) => socket::refuse(socket, &error).await,
+                Ok((used, exec)) => websocket::output(socket, used, exec, asked.after, ends).await,
+                Err(error) => websocket::refuse(socket, &error).await,
             }
         }));
     }
@@ -449,5 +449,5 @@ async fn output(
         .get("last-event-id")
         .and_then(|last| last.to_str().ok()?.parse().ok());
     let after = last.unwrap_or(asked.after);
-    Ok(stream::events(used, &exec, after, asked.encoding))
+    Ok(sse::events(used, &exec, after, asked.encoding))
 }

@@ -13,12 +13,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Path, Query};
-use crate::guard::Caller;
-use crate::page;
-use crate::stream;
-use crate::views::Time;
+use crate::error::Answer;
+use crate::extract::{Path, Query};
+use crate::middleware::Caller;
+use crate::pagination;
+use crate::sse;
+use crate::api_types::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -87,16 +87,16 @@ async fn follow(
         .await?;
     let events = futures_util::stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
-        match tokio::time::timeout(stream::PING, reader.next()).await {
-            Err(_) => Some((Bytes::from_static(stream::PINGED.as_bytes()), Some(reader))),
+        match tokio::time::timeout(sse::PING, reader.next()).await {
+            Err(_) => Some((Bytes::from_static(sse::PINGED.as_bytes()), Some(reader))),
             Ok(Ok(events)) => {
                 let text: Vec<String> = events.into_iter().map(line).collect();
                 Some((Bytes::from(text.concat()), Some(reader)))
             }
-            Ok(Err(error)) => Some((Bytes::from(stream::failed(&error)), None)),
+            Ok(Err(error)) => Some((Bytes::from(sse::failed(&error)), None)),
         }
     });
-    Ok(stream::answer(events))
+    Ok(sse::answer(events))
 }
 
 fn line(event: Event) -> String {
@@ -127,7 +127,7 @@ async fn list(
     Path(id): Path<String>,
     Query(asked): Query<Listed>,
 ) -> Answer<Json<Vec<EventView>>> {
-    let limit = page::limit(asked.limit)?;
+    let limit = pagination::limit(asked.limit)?;
     let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
     Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

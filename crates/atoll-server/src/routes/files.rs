@@ -3,13 +3,13 @@
 mod archive;
 mod change;
 mod contents;
-mod links;
-mod place;
 mod search;
+mod signed_urls;
+mod target;
 mod tree;
 mod watch;
 
-pub(crate) use links::is_link;
+pub(crate) use signed_urls::is_link;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -23,10 +23,10 @@ pub(super) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(search::search))
         .routes(routes!(watch::watch))
         .routes(routes!(archive::pack, archive::unpack))
-        .routes(routes!(links::make_download))
-        .routes(routes!(links::make_upload))
-        .routes(routes!(links::download))
-        .routes(routes!(links::upload))
+        .routes(routes!(signed_urls::make_download))
+        .routes(routes!(signed_urls::make_upload))
+        .routes(routes!(signed_urls::download))
+        .routes(routes!(signed_urls::upload))
         .routes(routes!(change::make_directory))
         .routes(routes!(change::rename))
         .routes(routes!(change::move_into))

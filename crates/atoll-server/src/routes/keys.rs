@@ -12,11 +12,11 @@ use utoipa_axum::routes;
 
 use super::Made;
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Path, Query};
-use crate::guard::Caller;
-use crate::page::{self, Part};
-use crate::views::Time;
+use crate::error::Answer;
+use crate::extract::{Body, Path, Query};
+use crate::middleware::Caller;
+use crate::pagination::{self, Part};
+use crate::api_types::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -140,9 +140,9 @@ async fn list(
     Caller(caller): Caller,
     Query(asked): Query<Listed>,
 ) -> Answer<Part<KeyView>> {
-    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
     let keys = app.core.keys(&caller, asked.org.as_deref(), &page).await?;
-    Ok(page::part(keys))
+    Ok(pagination::part(keys))
 }
 
 impl From<Key> for KeyView {

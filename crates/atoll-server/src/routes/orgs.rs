@@ -11,11 +11,11 @@ use utoipa_axum::routes;
 
 use super::{Made, made};
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Path, Query, present};
-use crate::guard::Caller;
-use crate::page::{self, Asked, Part};
-use crate::views::Time;
+use crate::error::Answer;
+use crate::extract::{Body, Path, Query, present};
+use crate::middleware::Caller;
+use crate::pagination::{self, Asked, Part};
+use crate::api_types::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -117,7 +117,7 @@ async fn list(
     Query(asked): Query<Asked>,
 ) -> Answer<Part<OrgView>> {
     let orgs = app.core.orgs(&caller, &asked.page()?).await?;
-    Ok(page::part(orgs))
+    Ok(pagination::part(orgs))
 }
 
 /// Get an org

@@ -13,11 +13,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::answer::Answer;
-use crate::body::Path;
-use crate::guard::Caller;
-use crate::listen::Connection;
-use crate::socket::{self, Ends, Upgrade};
+use crate::error::Answer;
+use crate::extract::Path;
+use crate::middleware::Caller;
+use crate::serve::Connection;
+use crate::websocket::{self, Ends, Upgrade};
 use crate::tunnel;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
@@ -101,7 +101,7 @@ async fn dig(
     Ok(upgrade.on_upgrade(|socket| async {
         match dialled {
             Ok((used, stream)) => tunnel::join(socket, used, stream, ends).await,
-            Err(error) => socket::refuse(socket, &error).await,
+            Err(error) => websocket::refuse(socket, &error).await,
         }
     }))
 }

@@ -16,10 +16,10 @@ use utoipa_axum::routes;
 pub(super) use list::read_states;
 
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Nothing, Path};
-use crate::guard::Caller;
-use crate::views::Sandbox;
+use crate::error::Answer;
+use crate::extract::{Body, Nothing, Path};
+use crate::middleware::Caller;
+use crate::api_types::Sandbox;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

@@ -11,11 +11,11 @@ use utoipa_axum::routes;
 use super::events::{self, EventView};
 use super::sandboxes::read_states;
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Path, Query};
-use crate::guard::Caller;
-use crate::page::{self, Part};
-use crate::views::{CommandHistory, Sandbox};
+use crate::error::Answer;
+use crate::extract::{Path, Query};
+use crate::middleware::Caller;
+use crate::pagination::{self, Part};
+use crate::api_types::{CommandHistory, Sandbox};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -73,9 +73,9 @@ async fn list(
     Caller(caller): Caller,
     Query(asked): Query<Sessions>,
 ) -> Answer<Part<Sandbox>> {
-    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
     let state = read_states(asked.state.as_deref(), asked.status.as_deref())?;
-    Ok(page::part(
+    Ok(pagination::part(
         app.core.list_sessions(&caller, state, &page).await?,
     ))
 }
@@ -109,9 +109,9 @@ impl Listed {
         id: &str,
         kind: CommandKind,
     ) -> Answer<Part<CommandHistory>> {
-        let page = page::asked(self.limit, self.cursor.as_ref())?;
+        let page = pagination::asked(self.limit, self.cursor.as_ref())?;
         let commands = app.core.session_commands(caller, id, kind, &page);
-        Ok(page::part(commands.await?))
+        Ok(pagination::part(commands.await?))
     }
 }
 
@@ -155,7 +155,7 @@ async fn happened(
     Path(id): Path<String>,
     Query(asked): Query<events::Listed>,
 ) -> Answer<Json<Vec<EventView>>> {
-    let limit = page::limit(asked.limit)?;
+    let limit = pagination::limit(asked.limit)?;
     let events = app
         .core
         .session_events(&caller, &id, asked.after, limit)

@@ -15,11 +15,11 @@ use utoipa_axum::routes;
 
 use super::{Made, made};
 use crate::App;
-use crate::answer::{Answer, Failure};
-use crate::body::{Body, Path, Query, checked_limit, is_json};
-use crate::guard::Caller;
-use crate::page::Part;
-use crate::views::{BinaryBody, Time};
+use crate::error::{Answer, Failure};
+use crate::extract::{Body, Path, Query, checked_limit, is_json};
+use crate::middleware::Caller;
+use crate::pagination::Part;
+use crate::api_types::{BinaryBody, Time};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()

@@ -17,12 +17,12 @@ use utoipa_axum::routes;
 
 use super::commands::{place, surrounded};
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Key, Path, Query, Repeatable};
-use crate::guard::Caller;
-use crate::page::{self, Part};
-use crate::socket::{self, Ends, Upgrade};
-use crate::views::terminal_name;
+use crate::error::Answer;
+use crate::extract::{Body, Key, Path, Query, Repeatable};
+use crate::middleware::Caller;
+use crate::pagination::{self, Part};
+use crate::websocket::{self, Ends, Upgrade};
+use crate::api_types::terminal_name;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -71,7 +71,7 @@ impl New {
         if let Some(tag) = &self.tag {
             spec = spec.tag(tag);
         }
-        let size = socket::size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
+        let size = websocket::size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
         Ok(surrounded(
             spec.terminal(size),
             &self.envs,
@@ -192,11 +192,11 @@ async fn list(
     Query(listed): Query<Listed>,
     Upgrade(upgrade): Upgrade,
 ) -> Answer {
-    let page = page::asked(listed.limit, listed.cursor.as_ref())?;
+    let page = pagination::asked(listed.limit, listed.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
         let used = app.core.look(&caller, &id)?;
         let slice = Slice::of_all(open(&used)?, &page, place);
-        let part: Part<Terminal> = page::part(slice.map(|info| view(&used, &info)));
+        let part: Part<Terminal> = pagination::part(slice.map(|info| view(&used, &info)));
         return Ok(part.into_response());
     };
     let asked = New {
@@ -243,8 +243,8 @@ fn upgraded(
 ) -> Response {
     upgrade.on_upgrade(|socket| async {
         match joined {
-            Ok((used, exec)) => socket::terminal(socket, used, exec, ends).await,
-            Err(error) => socket::refuse(socket, &error).await,
+            Ok((used, exec)) => websocket::terminal(socket, used, exec, ends).await,
+            Err(error) => websocket::refuse(socket, &error).await,
         }
     })
 }
@@ -271,7 +271,7 @@ async fn resize(
     Body(asked): Body<Resize>,
 ) -> Answer<StatusCode> {
     let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    find(&used, &pty)?.resize(socket::size(asked.cols, asked.rows))?;
+    find(&used, &pty)?.resize(websocket::size(asked.cols, asked.rows))?;
     Ok(StatusCode::NO_CONTENT)
 }
 

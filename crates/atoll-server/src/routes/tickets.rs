@@ -9,9 +9,9 @@ use utoipa_axum::routes;
 
 use super::{Made, made};
 use crate::App;
-use crate::body::Body;
-use crate::guard::Caller;
-use crate::views::Time;
+use crate::extract::Body;
+use crate::middleware::Caller;
+use crate::api_types::Time;
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(ticket))

@@ -9,10 +9,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use super::shapes::{Listed, state};
+use super::responses::{Listed, state};
 use crate::App;
 use crate::e2b::lenient::Params;
-use crate::e2b::refusal::{Answer, Known, Refusal};
+use crate::e2b::error::{Answer, Known, Refusal};
 
 type Page = (HeaderMap, Json<Vec<Listed>>);
 

@@ -11,12 +11,12 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 
-use super::place::{Place, clean, unknown_user};
+use super::target::{Place, clean, unknown_user};
 use super::signature::Asked;
 use crate::App;
-use crate::e2b::refusal::{Answer, Refusal};
-use crate::listen::Connection;
-use crate::transfer;
+use crate::e2b::error::{Answer, Refusal};
+use crate::serve::Connection;
+use crate::file_body;
 
 use body::Body;
 pub(super) use metadata::PREFIX;
@@ -43,7 +43,7 @@ async fn read(Extension(step): Extension<Doorstep>, parts: Parts) -> Answer {
         return Err(Refusal::new(StatusCode::NOT_ACCEPTABLE, message));
     }
     let path = clean(asked.path.as_deref().unwrap_or_default());
-    let reading = transfer::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
+    let reading = file_body::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
     match reading {
         Ok(opened) => Ok(opened.answer(place.used)),
         Err(error) => Err(refusal(error, &place, &path).await),

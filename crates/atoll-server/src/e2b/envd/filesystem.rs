@@ -13,10 +13,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::files::PREFIX;
-use super::place::{Place, above, clean, unknown_user};
+use super::target::{Place, above, clean, unknown_user};
 use super::process::user;
 use crate::App;
-use crate::e2b::connect::{Fault, Unary};
+use crate::e2b::connect_rpc::{Fault, Unary};
 use entry::EntryInfo;
 
 /// The most entries that one list has.

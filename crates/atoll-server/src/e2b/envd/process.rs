@@ -19,9 +19,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::e2b::connect::{self, Call, Fault, Unary};
-use crate::listen::{Connection, Silence};
-use crate::socket::size;
+use crate::e2b::connect_rpc::{self, Call, Fault, Unary};
+use crate::serve::{Connection, Silence};
+use crate::websocket::size;
 
 pub(super) use events::keepalive;
 
@@ -332,9 +332,9 @@ async fn stream_input(
     // Somebody types when they like.
     silence.allow();
     match take_input(&step, body).await {
-        Ok(()) => connect::stream(futures_util::stream::iter([
-            Ok(connect::message(&json!({}))),
-            Ok(connect::done()),
+        Ok(()) => connect_rpc::stream(futures_util::stream::iter([
+            Ok(connect_rpc::message(&json!({}))),
+            Ok(connect_rpc::done()),
         ])),
         Err(fault) => fault.stream(),
     }

@@ -14,9 +14,9 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use crate::e2b::edge;
+use crate::e2b::router;
 use crate::e2b::lenient::Noted;
-use crate::e2b::refusal::Refusal;
+use crate::e2b::error::Refusal;
 
 /// The longest path that is compared: no file has a longer one.
 const LONGEST: usize = 4096;
@@ -90,7 +90,7 @@ impl Asked {
     ) -> Result<(), Refusal> {
         let refused = |message: &str| Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
         if headers.contains_key("x-access-token") {
-            return if edge::shows_token(step, Door::Agent, headers) {
+            return if router::shows_token(step, Door::Agent, headers) {
                 Ok(step.count()?)
             } else {
                 refused("access token present in header but does not match")

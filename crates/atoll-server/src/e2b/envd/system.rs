@@ -9,7 +9,7 @@ use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 
 use crate::App;
-use crate::e2b::refusal::Answer;
+use crate::e2b::error::Answer;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()

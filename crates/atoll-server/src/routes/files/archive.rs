@@ -8,12 +8,12 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::place::{As, Files};
+use super::target::{As, Files};
 use super::tree::Which;
-use crate::answer::Answer;
-use crate::body::Query;
-use crate::transfer::{bytes, chunks, pour};
-use crate::views::BinaryBody;
+use crate::error::Answer;
+use crate::extract::Query;
+use crate::file_body::{bytes, chunks, pour};
+use crate::api_types::BinaryBody;
 
 /// Read an archive
 ///

@@ -5,9 +5,9 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::place::{As, Files, Rights};
-use crate::answer::Answer;
-use crate::body::{Body, Query};
+use super::target::{As, Files, Rights};
+use crate::error::Answer;
+use crate::extract::{Body, Query};
 
 /// A path must be there.
 pub(super) fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {

@@ -9,12 +9,12 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::change::octal;
-use super::place::{As, Files};
+use super::target::{As, Files};
 use super::tree::{EntryView, Which};
-use crate::answer::{Answer, Failure};
-use crate::body::Query;
-use crate::transfer;
-use crate::views::BinaryBody;
+use crate::error::{Answer, Failure};
+use crate::extract::Query;
+use crate::file_body;
+use crate::api_types::BinaryBody;
 
 /// Read a file
 ///
@@ -34,13 +34,13 @@ pub(super) async fn read(
 /// A file, or the part of it that is asked for.
 pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> Answer<Response> {
     let Files { used, who } = files;
-    match transfer::open(&used, &who, path, headers).await {
+    match file_body::open(&used, &who, path, headers).await {
         Ok(opened) => Ok(opened.answer(used)),
         // Tells how long the file is, so that a part of it can be asked for.
         Err(error) if error.code == Code::RangeNotSatisfiable => {
             let size = error.details.get("size").cloned().unwrap_or_default();
             let response = Failure(error).into_response();
-            Ok(transfer::placed(response, &format!("*/{size}")))
+            Ok(file_body::placed(response, &format!("*/{size}")))
         }
         Err(error) => Err(error.into()),
     }
@@ -89,6 +89,6 @@ pub(super) async fn upload(
     let writer = files.runtime();
     let writer = writer.write_file(files.id(), &files.who, path, options);
     let mut writer = writer.await?;
-    transfer::pour(transfer::chunks(body), &mut writer).await?;
+    file_body::pour(file_body::chunks(body), &mut writer).await?;
     Ok(Json(writer.commit().await?.into()))
 }

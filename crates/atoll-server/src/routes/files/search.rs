@@ -5,10 +5,10 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::place::{As, Files};
+use super::target::{As, Files};
 use super::tree::EntryView;
-use crate::answer::Answer;
-use crate::body::{Query, checked_limit};
+use crate::error::Answer;
+use crate::extract::{Query, checked_limit};
 
 /// How many places are told if nobody says, and at most.
 const USUAL: u32 = 100;

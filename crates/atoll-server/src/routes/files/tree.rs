@@ -7,10 +7,10 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::place::{As, Files};
-use crate::answer::Answer;
-use crate::body::{Query, checked_limit};
-use crate::views::Time;
+use super::target::{As, Files};
+use crate::error::Answer;
+use crate::extract::{Query, checked_limit};
+use crate::api_types::Time;
 
 /// How many entries a list has at most.
 const ENTRIES: u32 = 10_000;

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-use super::place::{As, Files};
-use crate::answer::Answer;
-use crate::body::Query;
-use crate::stream;
+use super::target::{As, Files};
+use crate::error::Answer;
+use crate::extract::Query;
+use crate::sse;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -42,18 +42,18 @@ pub(super) async fn watch(files: Files, Query(asked): Query<Asked>) -> Answer<Re
     let state = Some((used, watch));
     let events = futures_util::stream::unfold(state, |state| async {
         let (used, mut watch) = state?;
-        let (text, over) = match tokio::time::timeout(stream::PING, watch.next()).await {
-            Err(_) => (stream::PINGED.to_owned(), false),
+        let (text, over) = match tokio::time::timeout(sse::PING, watch.next()).await {
+            Err(_) => (sse::PINGED.to_owned(), false),
             Ok(Ok(Some(happened))) => (event(&happened), happened == WatchEvent::End),
             Ok(Ok(None)) => return None,
             // Its helper has ended with everything else in the sandbox.
             Ok(Err(_)) if !runs(&used) => (end("stopped"), true),
-            Ok(Err(error)) => (stream::failed(&error), true),
+            Ok(Err(error)) => (sse::failed(&error), true),
         };
         let next = (!over).then_some((used, watch));
         Some((Bytes::from(text), next))
     });
-    Ok(stream::answer(events))
+    Ok(sse::answer(events))
 }
 
 fn runs(used: &Use) -> bool {

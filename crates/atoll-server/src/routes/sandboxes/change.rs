@@ -12,10 +12,10 @@ use utoipa::ToSchema;
 use super::create::{limits, on_the_wire, policy};
 use super::seconds;
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Path, present};
-use crate::guard::Caller;
-use crate::views::Sandbox;
+use crate::error::Answer;
+use crate::extract::{Body, Path, present};
+use crate::middleware::Caller;
+use crate::api_types::Sandbox;
 
 /// What of a sandbox changes: what is left out stays.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -13,10 +13,10 @@ use utoipa::ToSchema;
 
 use super::seconds;
 use crate::App;
-use crate::body::{Key, Repeatable};
-use crate::guard::Caller;
+use crate::extract::{Key, Repeatable};
+use crate::middleware::Caller;
 use crate::routes::{Made, made};
-use crate::views::Sandbox;
+use crate::api_types::Sandbox;
 
 /// What a sandbox is to be: everything may be left out.
 #[derive(Debug, Deserialize, ToSchema)]

@@ -12,12 +12,12 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::App;
-use crate::answer::{Answer, Failure};
-use crate::body::with_query;
-use crate::guard::Caller;
+use crate::error::{Answer, Failure};
+use crate::extract::with_query;
+use crate::middleware::Caller;
 use crate::malformed::read_query;
-use crate::page::{self, Part};
-use crate::views::Sandbox;
+use crate::pagination::{self, Part};
+use crate::api_types::Sandbox;
 
 /// Characters of `q`.
 const MAX_TEXT: usize = 100;
@@ -165,11 +165,11 @@ pub(super) async fn list(
     filters: Filters,
 ) -> Answer<Part<Sandbox>> {
     let asked = &filters.listed;
-    let page = page::asked(asked.limit, asked.cursor.as_ref())?;
+    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
     let found = app
         .core
         .list_sandboxes(&caller, &filters.filter()?, &page)?;
-    let (mut headers, items): (HeaderMap, Json<_>) = page::part(found.page);
+    let (mut headers, items): (HeaderMap, Json<_>) = pagination::part(found.page);
     headers.insert("x-total-count", HeaderValue::from(found.total));
     Ok((headers, items))
 }

@@ -10,8 +10,8 @@ use flate2::write::MultiGzDecoder;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _};
 
-use crate::e2b::refusal::{Answer, Refusal};
-use crate::transfer;
+use crate::e2b::error::{Answer, Refusal};
+use crate::file_body;
 
 /// How much is unpacked at a time: a byte becomes a thousand at most, so this much never becomes a lot.
 const PIECE: usize = 8 << 10;
@@ -27,8 +27,8 @@ impl Body {
         let packed = headers.get(header::CONTENT_ENCODING);
         let packed = packed.map_or("identity", |packed| packed.to_str().unwrap_or("?"));
         match packed.trim().to_ascii_lowercase().as_str() {
-            "identity" | "" => Ok(Self(transfer::chunks(body).boxed())),
-            "gzip" => Ok(Self(unpacked(transfer::chunks(body).boxed()).boxed())),
+            "identity" | "" => Ok(Self(file_body::chunks(body).boxed())),
+            "gzip" => Ok(Self(unpacked(file_body::chunks(body).boxed()).boxed())),
             other => {
                 let message = format!("unsupported Content-Encoding: {other}, supported: gzip");
                 Err(Refusal::new(StatusCode::BAD_REQUEST, message))

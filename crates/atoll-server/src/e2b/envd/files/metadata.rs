@@ -3,7 +3,7 @@
 use atoll_model::Attributes;
 use axum::http::{HeaderMap, StatusCode};
 
-use crate::e2b::refusal::{Answer, Refusal};
+use crate::e2b::error::{Answer, Refusal};
 
 /// How headers that say something of the file begin.
 const HEADER: &str = "x-metadata-";

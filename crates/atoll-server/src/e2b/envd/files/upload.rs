@@ -10,9 +10,9 @@ use serde::Serialize;
 
 use super::body::Body;
 use super::{metadata, refusal};
-use crate::e2b::envd::place::{Place, clean, name};
-use crate::e2b::refusal::{Answer, Refusal};
-use crate::transfer;
+use crate::e2b::envd::target::{Place, clean, name};
+use crate::e2b::error::{Answer, Refusal};
+use crate::file_body;
 
 /// What became of one.
 #[derive(Debug, Serialize)]
@@ -109,7 +109,7 @@ async fn one(
         let writer =
             writer.write_file_with_attributes(place.id(), &place.who, path.as_bytes(), attributes);
         let mut writer = writer.await?;
-        transfer::pour(chunks, &mut writer).await?;
+        file_body::pour(chunks, &mut writer).await?;
         writer.commit().await
     };
     match written.await {

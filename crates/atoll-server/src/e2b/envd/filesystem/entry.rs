@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use atoll_model::{Described, EntryKind};
 use serde::Serialize;
 
-use crate::e2b::envd::place::{clean, name};
+use crate::e2b::envd::target::{clean, name};
 
 /// What a directory takes at least. Some file systems say nothing; their clients expect something.
 const DIRECTORY: u64 = 4096;

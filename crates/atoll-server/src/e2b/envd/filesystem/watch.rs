@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 use super::entry::EntryInfo;
 use super::in_their_words;
 use crate::App;
-use crate::e2b::connect::{self, Call, Envelope, Fault, Unary};
+use crate::e2b::connect_rpc::{self, Call, Envelope, Fault, Unary};
 use crate::e2b::envd::files::PREFIX;
-use crate::e2b::envd::place::{Place, clean};
+use crate::e2b::envd::target::{Place, clean};
 use crate::e2b::envd::process::keepalive;
-use crate::listen::Connection;
+use crate::serve::Connection;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -149,13 +149,13 @@ async fn watch_dir(
             connection,
             watched,
             watch,
-            waiting: VecDeque::from([connect::message(&json!({ "start": {} }))]),
+            waiting: VecDeque::from([connect_rpc::message(&json!({ "start": {} }))]),
             keepalive: keepalive(&headers),
             over: false,
         })
     };
     match begun.await {
-        Ok(state) => connect::stream(futures_util::stream::unfold(state, |mut state| async {
+        Ok(state) => connect_rpc::stream(futures_util::stream::unfold(state, |mut state| async {
             let envelope = state.next().await?;
             Some((envelope, state))
         })),
@@ -185,14 +185,14 @@ impl State {
                 return None;
             }
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
-                Err(_) => return Some(Ok(connect::message(&json!({ "keepalive": {} })))),
+                Err(_) => return Some(Ok(connect_rpc::message(&json!({ "keepalive": {} })))),
                 Ok(Ok(Some(event))) => self.happened(&event).await,
                 // It ended with its sandbox.
                 Ok(Ok(None) | Err(_)) if self.used.is_over() => {
                     self.over = true;
-                    return Some(connect::end_with(&self.used, &self.connection).await);
+                    return Some(connect_rpc::end_with(&self.used, &self.connection).await);
                 }
-                Ok(Ok(None)) => self.end(connect::done()),
+                Ok(Ok(None)) => self.end(connect_rpc::done()),
                 Ok(Err(error)) => self.end(Fault::from(error).envelope()),
             }
         }
@@ -203,7 +203,7 @@ impl State {
             Ok(events) => self.waiting.extend(
                 events
                     .iter()
-                    .map(|event| connect::message(&json!({ "filesystem": event }))),
+                    .map(|event| connect_rpc::message(&json!({ "filesystem": event }))),
             ),
             Err(fault) => self.end(fault.envelope()),
         }

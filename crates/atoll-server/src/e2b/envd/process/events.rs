@@ -12,8 +12,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::e2b::connect::{self, Envelope, Fault};
-use crate::listen::Connection;
+use crate::e2b::connect_rpc::{self, Envelope, Fault};
+use crate::serve::Connection;
 
 /// How often something is said, if nothing else is asked for.
 const KEEPALIVE: Duration = Duration::from_secs(90);
@@ -65,14 +65,14 @@ pub(super) fn stream(
         at: At::Start,
         keepalive: keepalive(headers),
     };
-    connect::stream(futures_util::stream::unfold(state, |mut state| async {
+    connect_rpc::stream(futures_util::stream::unfold(state, |mut state| async {
         let envelope = state.next().await?;
         Some((envelope, state))
     }))
 }
 
 fn event(event: &Value) -> Bytes {
-    connect::message(&json!({ "event": event }))
+    connect_rpc::message(&json!({ "event": event }))
 }
 
 impl State {
@@ -134,9 +134,9 @@ impl State {
         // It was killed with its sandbox: that is no end of its own.
         if status.signal == Some(KILL) && self.used.is_over() {
             self.at = At::Over;
-            return connect::end_with(&self.used, &self.connection).await;
+            return connect_rpc::end_with(&self.used, &self.connection).await;
         }
-        self.at = At::Ending(connect::done());
+        self.at = At::Ending(connect_rpc::done());
         Ok(event(&json!({ "end": ended(status) })))
     }
 }

@@ -1,9 +1,9 @@
 //! Connections: how many there may be, how long one may keep us waiting, and how they end.
 
 mod framing;
-mod pace;
-mod silence;
-mod stall;
+mod request_body;
+mod stalled_streams;
+mod timeouts;
 mod transport;
 mod unauthenticated;
 
@@ -27,12 +27,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::guard::{ClientAddress, Encrypted};
+use crate::middleware::{ClientAddress, Encrypted};
 use crate::tls::Tls;
 use framing::HEAD;
-use pace::{Answered, Heard, Overdue, Pace};
-pub(crate) use silence::Silence;
-use stall::{Streams, Taken};
+use timeouts::{Answered, Heard, Overdue, Pace};
+pub(crate) use request_body::Silence;
+use stalled_streams::{Streams, Taken};
 use transport::Transport;
 use unauthenticated::Unauthenticated;
 
@@ -337,7 +337,7 @@ impl Served {
     async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
         let under_way = self.pace.request();
         let silence = Silence::default();
-        let mut request = silence::limited(request, self.patience.body, &silence, &under_way);
+        let mut request = request_body::limited(request, self.patience.body, &silence, &under_way);
         request.extensions_mut().insert(silence);
         request
             .extensions_mut()

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use utoipa::IntoParams;
 
-use crate::answer::Failure;
+use crate::error::Failure;
 use crate::malformed;
 
 /// The largest body of a route that takes JSON.

@@ -15,7 +15,7 @@ use hyper::body::{Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::pace::UnderWay;
+use super::timeouts::UnderWay;
 
 /// How much of a body that nobody wants is still taken, and for how long.
 const REST: usize = 64 << 20;

@@ -17,12 +17,12 @@ use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use crate::answer::{Failure, FailureBody, sign};
-use crate::body::split_query;
-use crate::browser::check_site;
-use crate::listen::Connection;
-use crate::socket::Door;
-use crate::stream::ended_on_notice;
+use crate::error::{Failure, FailureBody, sign};
+use crate::extract::split_query;
+use crate::cors::check_site;
+use crate::serve::Connection;
+use crate::websocket::Door;
+use crate::sse::ended_on_notice;
 use crate::{Access, App, Config, Meters};
 
 /// Routes that are for everybody and tell nothing.

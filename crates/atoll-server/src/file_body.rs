@@ -1,6 +1,6 @@
 //! A file's bytes on their way through us, in and out.
 
-mod version;
+mod validators;
 
 use std::pin::pin;
 
@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::{BufMut as _, BytesMut};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
-use version::Version;
+use validators::Version;
 
 /// How much is read at a time.
 const CHUNK: usize = 256 << 10;
@@ -39,19 +39,19 @@ pub(crate) async fn open(
 ) -> Result<Opened, Error> {
     let (runtime, id) = (used.runtime(), used.id());
     let mut wanted = range(headers);
-    if wanted.is_some() || version::matters(headers) {
+    if wanted.is_some() || validators::matters(headers) {
         let found = runtime.stat(id, who, path, true).await?;
         let version = Version::of(&found);
         if let Some(version) = version.clone().filter(|found| found.is_had(headers)) {
             return Ok(Opened::Had(version));
         }
-        wanted = wanted.filter(|_| version::continues(version.as_ref(), headers));
+        wanted = wanted.filter(|_| validators::continues(version.as_ref(), headers));
         if let Some(wanted) = wanted {
             let (first, last) = wanted.within(found.size)?;
             let reader = runtime.read_range(id, who, path, first, last - first + 1);
             let reader = reader.await?;
             // One that took its place since we looked is no part of what somebody has.
-            if version::continues(Version::of(&reader.entry).as_ref(), headers) {
+            if validators::continues(Version::of(&reader.entry).as_ref(), headers) {
                 return Ok(Opened::Read {
                     reader,
                     part: Some((first, last)),

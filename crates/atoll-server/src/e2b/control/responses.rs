@@ -10,8 +10,8 @@ use axum::http::request::Parts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::guard::{authority, host_of};
-use crate::views::Time;
+use crate::middleware::{authority, host_of};
+use crate::api_types::Time;
 use crate::{App, Config};
 
 /// The version of E2B's daemon whose behaviour this is.

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::refuse_if_given;
-use crate::body::fingerprint;
-use crate::e2b::refusal::{Answer, Refusal};
+use crate::extract::fingerprint;
+use crate::e2b::error::{Answer, Refusal};
 
 /// Seconds from a client.
 fn seconds(asked: Option<i64>, usual: u32) -> Answer<u32> {

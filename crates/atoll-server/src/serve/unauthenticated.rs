@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pace::Pace;
+use super::timeouts::Pace;
 
 /// Minimum time between two log lines about closed connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);

@@ -16,8 +16,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::answer::Failure;
-use crate::guard::meant_for_us;
+use crate::error::Failure;
+use crate::middleware::meant_for_us;
 use crate::{Access, Config};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

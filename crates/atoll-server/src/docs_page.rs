@@ -7,7 +7,7 @@ use axum::response::{Html, IntoResponse};
 use base64::Engine as _;
 use sha2::{Digest as _, Sha256};
 
-const PAGE: &str = include_str!("reference.html");
+const PAGE: &str = include_str!("docs_page.html");
 
 /// Exactly its own script and its own style.
 static POLICY: LazyLock<String> = LazyLock::new(|| {

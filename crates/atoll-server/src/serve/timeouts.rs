@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::Patience;
 use super::framing::Framing;
-use super::stall::{self, Taken};
+use super::stalled_streams::{self, Taken};
 use super::transport::Transport;
 use super::unauthenticated::{Entry, Unauthenticated};
 
@@ -240,7 +240,7 @@ impl Answered {
                 other => return Poll::Ready(other),
             }
         }
-        let piece = stall::piece(&mut self.rest);
+        let piece = stalled_streams::piece(&mut self.rest);
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 }

@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue};
 
 use crate::e2b::envd;
-use crate::guard::{authority, host_of};
+use crate::middleware::{authority, host_of};
 
 /// Where E2B's own daemon listens: here it is this server.
 pub(in crate::e2b) const ENVD: u16 = 49983;

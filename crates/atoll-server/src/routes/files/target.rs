@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
-use crate::answer::Failure;
-use crate::body::{Path, split_query};
-use crate::guard::Caller;
+use crate::error::Failure;
+use crate::extract::{Path, split_query};
+use crate::middleware::Caller;
 use crate::malformed::read_query;
 
 /// Whose rights count.

@@ -19,8 +19,8 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::lenient::Noted;
-use super::refusal::{Failed, Over, is_over};
-use crate::listen::Connection;
+use super::error::{Failed, Over, is_over};
+use crate::serve::Connection;
 use crate::malformed;
 
 /// The flag of the last envelope.

@@ -24,8 +24,8 @@ use tokio_tungstenite::tungstenite::Error as WireError;
 use tokio_tungstenite::tungstenite::error::ProtocolError;
 
 use crate::App;
-use crate::answer::FailureBody;
-use crate::views::Exit;
+use crate::error::FailureBody;
+use crate::api_types::Exit;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
 pub(crate) const PING: Duration = Duration::from_secs(30);

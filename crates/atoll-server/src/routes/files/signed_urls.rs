@@ -12,14 +12,14 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::change::need;
 use super::contents;
-use super::place::{Files, Rights};
+use super::target::{Files, Rights};
 use super::tree::EntryView;
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Body, Path, Query};
-use crate::guard::{Caller, Origin};
-use crate::listen::Connection;
-use crate::views::{BinaryBody, Time};
+use crate::error::Answer;
+use crate::extract::{Body, Path, Query};
+use crate::middleware::{Caller, Origin};
+use crate::serve::Connection;
+use crate::api_types::{BinaryBody, Time};
 
 /// How long a link is good if nobody says, in seconds.
 const USUAL: u32 = 3600;

@@ -16,7 +16,7 @@ use futures_util::StreamExt as _;
 use serde_json::json;
 
 use crate::routes::Encoding;
-use crate::views::Exit;
+use crate::api_types::Exit;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
 pub(crate) const PING: Duration = Duration::from_secs(15);

@@ -1,7 +1,7 @@
 //! Sends what is for a sandbox there, if it may go.
 
 mod access;
-mod page;
+mod error_page;
 mod target;
 
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use axum::{Extension, Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::refusal::{Failed, Over, Refusal};
+use super::error::{Failed, Over, Refusal};
 use super::{envd, ports};
-use crate::guard::{
+use crate::middleware::{
     ClientAddress, Part, Theirs, authority, check_host, check_origin, host_of, watched,
 };
-use crate::stream::ended_on_notice;
-use crate::{App, Config, browser};
+use crate::sse::ended_on_notice;
+use crate::{App, Config, cors};
 use access::{Shown, Verdict, judge};
 use target::{Astray, below, host};
 pub(super) use target::{ENVD, Target};
@@ -40,10 +40,10 @@ impl Edge {
         let behind_the_door = |router: Router, part| {
             let mut admitted = router.layer(from_fn_with_state(app.clone(), admit));
             if part == Part::Port {
-                admitted = admitted.layer(from_fn(page::for_people));
+                admitted = admitted.layer(from_fn(error_page::for_people));
             } else if !app.config.origins.is_empty() {
                 // Also before the door: what is asked before a call has none of its headers.
-                admitted = admitted.layer(browser::cors(&app.config));
+                admitted = admitted.layer(cors::cors(&app.config));
             }
             watched(admitted, app, part)
         };

@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Method};
 
 use super::target::{ENVD, Target};
 use super::{envd, header_value};
-use crate::browser::check_site;
-use crate::guard::{authority, check_origin, is_websocket};
+use crate::cors::check_site;
+use crate::middleware::{authority, check_origin, is_websocket};
 use crate::{Access, App};
 
 /// The decision about a request.

@@ -16,8 +16,8 @@ use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::answer::FailureBody;
-use crate::{App, reference, routes};
+use crate::error::FailureBody;
+use crate::{App, docs_page, routes};
 
 /// Groups, in the order in which one meets them.
 const GROUPS: &[(&str, &str)] = &[
@@ -204,7 +204,7 @@ async fn description() -> impl IntoResponse {
 /// This description, for people.
 #[utoipa::path(get, path = "/docs", security(()), responses((status = 200, content_type = "text/html", body = String)))]
 async fn page() -> impl IntoResponse {
-    reference::answer()
+    docs_page::answer()
 }
 
 /// Every route of the API, as an OpenAPI document.

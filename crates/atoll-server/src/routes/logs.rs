@@ -15,11 +15,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::answer::Answer;
-use crate::body::{Path, Query, checked_limit};
-use crate::guard::Caller;
-use crate::stream;
-use crate::views::{Exit, Time};
+use crate::error::Answer;
+use crate::extract::{Path, Query, checked_limit};
+use crate::middleware::Caller;
+use crate::sse;
+use crate::api_types::{Exit, Time};
 
 pub(super) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -172,7 +172,7 @@ impl From<LogLine> for Line {
                 bytes,
             } => {
                 let text = String::from_utf8_lossy(&bytes).into_owned();
-                (stream::name(stream), What::Written { position, text })
+                (sse::name(stream), What::Written { position, text })
             }
             Chunk::Gap { from, to } => ("gap", What::Gap { from, to }),
             Chunk::Exit(status) => ("exit", What::Exit(status.into())),
@@ -233,8 +233,8 @@ fn open(app: &App, caller: &Context, id: &str, after: Option<&str>) -> Result<Lo
 fn follow(logs: LogFollower) -> Response {
     let events = futures_util::stream::unfold(Some(logs), |logs| async {
         let mut logs = logs?;
-        match tokio::time::timeout(stream::PING, logs.next()).await {
-            Err(_) => Some((Bytes::from_static(stream::PINGED.as_bytes()), Some(logs))),
+        match tokio::time::timeout(sse::PING, logs.next()).await {
+            Err(_) => Some((Bytes::from_static(sse::PINGED.as_bytes()), Some(logs))),
             Ok(Ok(Some(logged))) => {
                 let line = Line::from(logged);
                 let (cursor, name, body) = (logs.cursor(), line.stream, json!(line));
@@ -242,8 +242,8 @@ fn follow(logs: LogFollower) -> Response {
                 Some((Bytes::from(event), Some(logs)))
             }
             Ok(Ok(None)) => None,
-            Ok(Err(error)) => Some((Bytes::from(stream::failed(&error)), None)),
+            Ok(Err(error)) => Some((Bytes::from(sse::failed(&error)), None)),
         }
     });
-    stream::answer(events)
+    sse::answer(events)
 }

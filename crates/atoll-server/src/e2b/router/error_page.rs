@@ -7,7 +7,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use serde::Deserialize;
 
-use crate::guard::Theirs;
+use crate::middleware::Theirs;
 
 /// More than any answer of ours has.
 const LONGEST: usize = 16 << 10;

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use super::{about, find, id_of};
 use crate::App;
 use crate::e2b::lenient::Params;
-use crate::e2b::refusal::{Answer, Known, Refusal};
-use crate::views::Time;
+use crate::e2b::error::{Answer, Known, Refusal};
+use crate::api_types::Time;
 
 /// What a sandbox used at a moment; all numbers must be there.
 #[derive(Debug, Serialize)]
@@ -141,7 +141,7 @@ impl Line {
         };
         let fields = [
             ("execID", logged.exec.to_string()),
-            ("stream", crate::stream::name(*stream).to_owned()),
+            ("stream", crate::sse::name(*stream).to_owned()),
         ];
         Some(Self {
             timestamp: Time::new(logged.started_at),

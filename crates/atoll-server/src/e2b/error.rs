@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::App;
-use crate::answer::{Failure, add_challenge};
-use crate::guard::Caller;
+use crate::error::{Failure, add_challenge};
+use crate::middleware::Caller;
 
 /// A refusal on its way out.
 #[derive(Debug)]
