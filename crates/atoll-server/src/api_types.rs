@@ -125,7 +125,7 @@ impl From<SandboxView> for Sandbox {
     fn from(view: SandboxView) -> Self {
         let row = view.row;
         let stopped = row.state == SandboxState::Stopped;
-        let lives = matches!(row.state, SandboxState::Running | SandboxState::Paused);
+        let has_processes = matches!(row.state, SandboxState::Running | SandboxState::Paused);
         Self {
             id: row.id,
             session: row.session,
@@ -149,7 +149,7 @@ impl From<SandboxView> for Sandbox {
             started_at: row.started_at.map(Time),
             end_at: row.end_at.filter(|_| !stopped).map(Time),
             // One that is paused has only stood still since.
-            stopped_at: row.stopped_at.filter(|_| !lives).map(Time),
+            stopped_at: row.stopped_at.filter(|_| !has_processes).map(Time),
             delete_at: row.end_at.filter(|_| stopped).map(Time),
             deleted_at: row.deleted_at.map(Time),
             timeout: row.lifetime.timeout.unwrap_or(0),
@@ -252,7 +252,7 @@ pub(crate) struct Command {
     /// Inside the sandbox.
     pid: i32,
     #[serde(flatten)]
-    course: CommandSummary,
+    summary: CommandSummary,
     /// From which position on its output is whole, if the first of it is not kept any more.
     #[serde(rename = "truncatedBefore", skip_serializing_if = "Option::is_none")]
     truncated_before: Option<u64>,
@@ -278,7 +278,7 @@ impl From<ExecInfo> for Command {
                 (words.next().unwrap_or_default(), words.collect())
             }
         };
-        let course = CommandSummary {
+        let summary = CommandSummary {
             cmd,
             args,
             cwd: info.spec.directory.as_deref().map(lossy),
@@ -289,7 +289,7 @@ impl From<ExecInfo> for Command {
         Self {
             id: info.id,
             pid: info.pid,
-            course,
+            summary,
             truncated_before: None,
         }
     }
@@ -306,7 +306,7 @@ pub(crate) struct CommandHistory {
     #[serde(rename = "ptyID", skip_serializing_if = "Option::is_none")]
     pty: Option<String>,
     #[serde(flatten)]
-    course: CommandSummary,
+    summary: CommandSummary,
     /// The line was longer than is kept.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
@@ -319,7 +319,7 @@ impl From<CommandRow> for CommandHistory {
     fn from(row: CommandRow) -> Self {
         let terminal = row.kind == CommandKind::Terminal;
         let (ended_at, status) = row.ended.unzip();
-        let course = CommandSummary {
+        let summary = CommandSummary {
             cmd: row.command,
             args: row.args,
             cwd: row.cwd,
@@ -330,7 +330,7 @@ impl From<CommandRow> for CommandHistory {
         Self {
             pty: terminal.then(|| terminal_name(&row.id)),
             exec: (!terminal).then_some(row.id),
-            course,
+            summary,
             cut: row.cut,
             output_bytes: ended_at.map(|_| row.output_bytes),
         }

@@ -40,13 +40,16 @@ pub(crate) fn cors(config: &Config) -> CorsLayer {
 
 /// Pictures, scripts and frames of a page elsewhere come without its origin, but browsers say that they are not of
 /// ours. Who follows a link to us does no harm.
-pub(crate) fn check_site(request: &Request) -> Result<(), Error> {
+pub(crate) fn check_fetch_metadata(request: &Request) -> Result<(), Error> {
     let headers = request.headers();
-    let said = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
-    let elsewhere = matches!(said("sec-fetch-site"), Some(b"cross-site" | b"same-site"));
+    let header_value = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    let elsewhere = matches!(
+        header_value("sec-fetch-site"),
+        Some(b"cross-site" | b"same-site")
+    );
     let link = request.method() == Method::GET
-        && said("sec-fetch-mode") == Some(b"navigate")
-        && said("sec-fetch-dest") == Some(b"document");
+        && header_value("sec-fetch-mode") == Some(b"navigate")
+        && header_value("sec-fetch-dest") == Some(b"document");
     if headers.contains_key(header::ORIGIN) || !elsewhere || link {
         return Ok(());
     }

@@ -28,7 +28,7 @@ fn digest(element: &str) -> String {
     format!("sha256-{digest}")
 }
 
-pub(crate) fn answer() -> impl IntoResponse {
+pub(crate) fn respond() -> impl IntoResponse {
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY.as_str()),
         (header::REFERRER_POLICY, "no-referrer"),

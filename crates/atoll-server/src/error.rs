@@ -14,18 +14,18 @@ use crate::remedy;
 
 /// A failure on its way out.
 #[derive(Debug)]
-pub(crate) struct Failure(pub(crate) Error);
+pub(crate) struct ApiError(pub(crate) Error);
 
-impl From<Error> for Failure {
+impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         Self(error)
     }
 }
 
 /// What a route returns.
-pub(crate) type Answer<T = Response> = Result<T, Failure>;
+pub(crate) type ApiResult<T = Response> = Result<T, ApiError>;
 
-impl IntoResponse for Failure {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let remedy = remedy::for_http(&self.0).map(Cow::into_owned);
         let Error {
@@ -34,7 +34,7 @@ impl IntoResponse for Failure {
             remedy: own,
             details,
         } = self.0;
-        let body = FailureBody {
+        let body = ErrorBody {
             error: message,
             code,
             category: code.category(),
@@ -71,8 +71,8 @@ pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
 
 /// What went wrong.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(as = Failure)]
-pub(crate) struct FailureBody {
+#[schema(as = ApiError)]
+pub(crate) struct ErrorBody {
     /// For people: what is wrong, by name.
     error: String,
     code: Code,
@@ -91,7 +91,7 @@ pub(crate) struct FailureBody {
     request_id: Option<RequestId>,
 }
 
-impl FailureBody {
+impl ErrorBody {
     /// What went wrong, by its name.
     pub(crate) fn code(&self) -> &'static str {
         self.code.name()
@@ -109,8 +109,8 @@ impl FailureBody {
 }
 
 /// Puts the request's id into a failure's body and into the headers of every answer, which is what it says it is.
-pub(crate) fn sign(mut response: Response, request: &RequestId) -> Response {
-    if let Some(mut body) = response.extensions_mut().remove::<FailureBody>() {
+pub(crate) fn add_request_id(mut response: Response, request: &RequestId) -> Response {
+    if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {
         body.request_id = Some(request.clone());
         let (mut parts, _) = response.into_parts();
         parts.headers.remove(header::CONTENT_LENGTH);

@@ -11,21 +11,23 @@ use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use utoipa::IntoParams;
 
-use crate::error::Failure;
+use crate::error::ApiError;
 use crate::malformed;
 
 /// The largest body of a route that takes JSON.
-const MOST: usize = 1 << 20;
+const MAX_JSON_BYTES: usize = 1 << 20;
 
 /// A JSON body.
 #[derive(Debug)]
-pub(crate) struct Body<T>(pub(crate) T);
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
-    type Rejection = Failure;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        Ok(Self(malformed::read_object(&read(request).await?)?))
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        Ok(Self(malformed::read_object(
+            &read_json_bytes(request).await?,
+        )?))
     }
 }
 
@@ -33,7 +35,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "the description of what `Repeatable` reads")]
-pub(crate) struct Key {
+pub(crate) struct IdempotencyHeader {
     /// A random id of the caller's: the same key and body within a day are the same request, also after a restart.
     #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255)]
     key: Option<String>,
@@ -41,12 +43,12 @@ pub(crate) struct Key {
 
 /// A JSON body that may come again: with what it is in short, and the key by which it is known.
 #[derive(Debug)]
-pub(crate) struct Repeatable<T>(pub(crate) T, pub(crate) Option<Again>);
+pub(crate) struct IdempotentJson<T>(pub(crate) T, pub(crate) Option<Again>);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
-    type Rejection = Failure;
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let key = request.headers().get("idempotency-key").map(|key| {
             let key = key
                 .to_str()
@@ -61,7 +63,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Repeatable<T> {
             })
         });
         let key = key.transpose()?;
-        let bytes = read(request).await?;
+        let bytes = read_json_bytes(request).await?;
         let again = key.map(|key| Again {
             key,
             fingerprint: fingerprint(&bytes),
@@ -76,9 +78,9 @@ pub(crate) fn fingerprint(bytes: &[u8]) -> String {
 }
 
 /// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.
-async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
-    let said = is_json(request.headers());
-    let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+async fn read_json_bytes(request: Request) -> Result<axum::body::Bytes, ApiError> {
+    let has_json_type = is_json(request.headers());
+    let bytes = axum::body::to_bytes(request.into_body(), MAX_JSON_BYTES).await;
     let bytes = bytes.map_err(|_| {
         Error::new(
             Code::TooLarge,
@@ -89,7 +91,7 @@ async fn read(request: Request) -> Result<axum::body::Bytes, Failure> {
     if bytes.is_empty() {
         return Ok(axum::body::Bytes::from_static(b"{}"));
     }
-    if !said {
+    if !has_json_type {
         return Err(
             Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
                 .remedy("send the header Content-Type: application/json")
@@ -113,20 +115,20 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
 /// The body of a route that takes none: an object without anything in it is as good.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Nothing {}
+pub(crate) struct EmptyBody {}
 
 /// The largest piece of input.
-const PIECE: usize = 2 << 20;
+const MAX_INPUT_BYTES: usize = 2 << 20;
 
 /// A body as it is.
 #[derive(Debug)]
-pub(crate) struct Bytes(pub(crate) axum::body::Bytes);
+pub(crate) struct RawBytes(pub(crate) axum::body::Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Bytes {
-    type Rejection = Failure;
+impl<S: Send + Sync> FromRequest<S> for RawBytes {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let bytes = axum::body::to_bytes(request.into_body(), PIECE).await;
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let bytes = axum::body::to_bytes(request.into_body(), MAX_INPUT_BYTES).await;
         let bytes = bytes.map_err(|_| {
             Error::new(
                 Code::TooLarge,
@@ -143,9 +145,9 @@ impl<S: Send + Sync> FromRequest<S> for Bytes {
 pub(crate) struct Path<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = axum::extract::Path::from_request_parts(parts, state).await;
         let axum::extract::Path(path) = path.map_err(|rejection| malformed::path(&rejection))?;
         Ok(Self(path))
@@ -157,16 +159,16 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
 pub(crate) struct Query<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
-    type Rejection = Failure;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         Ok(Self(malformed::read_query(&parts.uri)?))
     }
 }
 
 /// Takes words of these names out of a query; they alone are the query of what comes back. Of several of one name the
 /// first goes: whoever reads the rest finds the others, and refuses them.
-pub(crate) fn split_query(uri: &mut Uri, names: &[&str]) -> Uri {
+pub(crate) fn take_query_params(uri: &mut Uri, names: &[&str]) -> Uri {
     let (mut taken, mut left, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     for word in uri.query().unwrap_or_default().split('&') {
         let name = word.split('=').next().unwrap_or_default();
@@ -195,21 +197,17 @@ pub(crate) fn with_query(uri: &Uri, words: &[&str]) -> Uri {
 }
 
 /// How many are wanted at most.
-pub(crate) fn checked_limit(asked: Option<u32>, usual: u32, most: u32) -> Result<u32, Error> {
-    let limit = asked.unwrap_or(usual);
-    if (1..=most).contains(&limit) {
+pub(crate) fn checked_limit(requested: Option<u32>, default: u32, max: u32) -> Result<u32, Error> {
+    let limit = requested.unwrap_or(default);
+    if (1..=max).contains(&limit) {
         return Ok(limit);
     }
     let message = format!("limit is {limit}");
-    Err(Error::invalid(
-        "limit",
-        message,
-        format!("give 1 to {most}"),
-    ))
+    Err(Error::invalid("limit", message, format!("give 1 to {max}")))
 }
 
 /// Tells `null` from nothing.
-pub(crate) fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+pub(crate) fn double_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,
     D: serde::Deserializer<'de>,

@@ -13,46 +13,50 @@ use axum::response::{IntoResponse, Response};
 use bytes::{BufMut as _, BytesMut};
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
-use validators::Version;
+use validators::Validators;
 
 /// How much is read at a time.
-const CHUNK: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 
 /// A file that is being read, or the part of it that is asked for; or one that its reader has.
 #[derive(Debug)]
-pub(crate) enum Opened {
-    Read {
+pub(crate) enum FileResponse {
+    Content {
         reader: FileReader,
         /// First and last byte of a part.
         part: Option<(u64, u64)>,
         size: u64,
     },
-    Had(Version),
+    NotModified(Validators),
 }
 
 /// Opens a file, or the part of it that is asked for, unless whoever asks has it.
-pub(crate) async fn open(
-    used: &Use,
-    who: &Caller,
+pub(crate) async fn open_file(
+    access: &Use,
+    run_as: &Caller,
     path: &[u8],
     headers: &HeaderMap,
-) -> Result<Opened, Error> {
-    let (runtime, id) = (used.runtime(), used.id());
-    let mut wanted = range(headers);
-    if wanted.is_some() || validators::matters(headers) {
-        let found = runtime.stat(id, who, path, true).await?;
-        let version = Version::of(&found);
-        if let Some(version) = version.clone().filter(|found| found.is_had(headers)) {
-            return Ok(Opened::Had(version));
+) -> Result<FileResponse, Error> {
+    let (runtime, id) = (access.runtime(), access.id());
+    let mut range = parse_range(headers);
+    if range.is_some() || validators::has_conditions(headers) {
+        let found = runtime.stat(id, run_as, path, true).await?;
+        let validators = Validators::from_entry(&found);
+        if let Some(validators) = validators
+            .clone()
+            .filter(|found| found.is_not_modified(headers))
+        {
+            return Ok(FileResponse::NotModified(validators));
         }
-        wanted = wanted.filter(|_| validators::continues(version.as_ref(), headers));
-        if let Some(wanted) = wanted {
-            let (first, last) = wanted.within(found.size)?;
-            let reader = runtime.read_range(id, who, path, first, last - first + 1);
+        range = range.filter(|_| validators::if_range_matches(validators.as_ref(), headers));
+        if let Some(range) = range {
+            let (first, last) = range.within(found.size)?;
+            let reader = runtime.read_range(id, run_as, path, first, last - first + 1);
             let reader = reader.await?;
             // One that took its place since we looked is no part of what somebody has.
-            if validators::continues(Version::of(&reader.entry).as_ref(), headers) {
-                return Ok(Opened::Read {
+            if validators::if_range_matches(Validators::from_entry(&reader.entry).as_ref(), headers)
+            {
+                return Ok(FileResponse::Content {
                     reader,
                     part: Some((first, last)),
                     size: found.size,
@@ -60,48 +64,49 @@ pub(crate) async fn open(
             }
         }
     }
-    let reader = runtime.read_file(id, who, path).await?;
+    let reader = runtime.read_file(id, run_as, path).await?;
     let size = reader.entry.size;
-    Ok(Opened::Read {
+    Ok(FileResponse::Content {
         reader,
         part: None,
         size,
     })
 }
 
-impl Opened {
+impl FileResponse {
     /// Its bytes; the sandbox is in use until the last.
-    pub(crate) fn answer(self, used: Use) -> Response {
-        const KIND: &str = "application/octet-stream";
+    pub(crate) fn respond(self, access: Use) -> Response {
+        const CONTENT_TYPE: &str = "application/octet-stream";
         let (reader, part, size) = match self {
-            Self::Read { reader, part, size } => (reader, part, size),
-            Self::Had(version) => {
+            Self::Content { reader, part, size } => (reader, part, size),
+            Self::NotModified(validators) => {
                 let mut response = StatusCode::NOT_MODIFIED.into_response();
-                version.sign(response.headers_mut());
+                validators.write_headers(response.headers_mut());
                 return response;
             }
         };
-        let version = Version::of(&reader.entry);
+        let validators = Validators::from_entry(&reader.entry);
         let mut response = if let Some((first, last)) = part {
-            let mut response = bytes(KIND, used, reader, Some(last - first + 1));
+            let mut response =
+                download_response(CONTENT_TYPE, access, reader, Some(last - first + 1));
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-            placed(response, &format!("{first}-{last}/{size}"))
+            with_content_range(response, &format!("{first}-{last}/{size}"))
         } else {
             // What the kernel makes up as it is read has no length.
             let length = (size > 0).then_some(size);
-            let mut response = bytes(KIND, used, reader, length);
+            let mut response = download_response(CONTENT_TYPE, access, reader, length);
             response.headers_mut().insert("x-file-size", size.into());
             response
         };
-        if let Some(version) = version {
-            version.sign(response.headers_mut());
+        if let Some(validators) = validators {
+            validators.write_headers(response.headers_mut());
         }
         response
     }
 }
 
 /// Says where in the file an answer's bytes are.
-pub(crate) fn placed(mut response: Response, place: &str) -> Response {
+pub(crate) fn with_content_range(mut response: Response, place: &str) -> Response {
     if let Ok(place) = format!("bytes {place}").parse() {
         response.headers_mut().insert(header::CONTENT_RANGE, place);
     }
@@ -110,17 +115,17 @@ pub(crate) fn placed(mut response: Response, place: &str) -> Response {
 
 /// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them. With a length they are just so
 /// many: what a file grows by meanwhile is left out, and one that shrinks breaks the answer off.
-pub(crate) fn bytes(
+pub(crate) fn download_response(
     kind: &'static str,
-    used: Use,
+    access: Use,
     reader: FileReader,
     length: Option<u64>,
 ) -> Response {
-    let state = (used, reader, BytesMut::new(), length);
+    let state = (access, reader, BytesMut::new(), length);
     let stream = futures_util::stream::unfold(state, |state| async move {
-        let (used, mut reader, mut buffer, left) = state;
-        let most = left.map_or(CHUNK, |left| {
-            CHUNK.min(usize::try_from(left).unwrap_or(CHUNK))
+        let (access, mut reader, mut buffer, left) = state;
+        let most = left.map_or(CHUNK_BYTES, |left| {
+            CHUNK_BYTES.min(usize::try_from(left).unwrap_or(CHUNK_BYTES))
         });
         if most == 0 {
             return None;
@@ -128,22 +133,22 @@ pub(crate) fn bytes(
         // The same memory again, once it was sent.
         buffer.reserve(most);
         // The answer has begun: all that is left is to break it off.
-        let broken = |why: String| Err(std::io::Error::other(why));
+        let failed = |why: String| Err(std::io::Error::other(why));
         let (read, left) = match (reader.read((&mut buffer).limit(most)).await, left) {
             (Ok(0), None) => return None,
-            (Ok(0), Some(_)) => (broken("the file became shorter".into()), left),
+            (Ok(0), Some(_)) => (failed("the file became shorter".into()), left),
             (Ok(count), left) => {
                 let left = left.map(|left| left.saturating_sub(count as u64));
                 (Ok(buffer.split().freeze()), left)
             }
-            (Err(error), left) => (broken(error.message), left),
+            (Err(error), left) => (failed(error.message), left),
         };
-        Some((read, (used, reader, buffer, left)))
+        Some((read, (access, reader, buffer, left)))
     });
-    answer(kind, Body::from_stream(stream), length)
+    binary_response(kind, Body::from_stream(stream), length)
 }
 
-fn answer(kind: &'static str, body: Body, length: Option<u64>) -> Response {
+fn binary_response(kind: &'static str, body: Body, length: Option<u64>) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::ACCEPT_RANGES, "bytes"),
@@ -163,7 +168,7 @@ fn answer(kind: &'static str, body: Body, length: Option<u64>) -> Response {
 
 /// A part of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum ByteRange {
     /// From a byte on, perhaps up to another, which belongs to it.
     From(u64, Option<u64>),
     /// The last so many bytes.
@@ -171,20 +176,20 @@ enum Part {
 }
 
 /// Which part is asked for. What we do not understand (several parts) is no wish for a part, as RFC 9110 has it.
-fn range(headers: &HeaderMap) -> Option<Part> {
+fn parse_range(headers: &HeaderMap) -> Option<ByteRange> {
     let text = headers.get(header::RANGE)?.to_str().ok()?;
     let (first, last) = text.strip_prefix("bytes=")?.trim().split_once('-')?;
     match (first, last) {
-        ("", last) => Some(Part::Last(last.parse().ok()?)),
-        (first, "") => Some(Part::From(first.parse().ok()?, None)),
+        ("", last) => Some(ByteRange::Last(last.parse().ok()?)),
+        (first, "") => Some(ByteRange::From(first.parse().ok()?, None)),
         (first, last) => {
             let (first, last) = (first.parse().ok()?, last.parse().ok()?);
-            (first <= last).then_some(Part::From(first, Some(last)))
+            (first <= last).then_some(ByteRange::From(first, Some(last)))
         }
     }
 }
 
-impl Part {
+impl ByteRange {
     /// Its first and its last byte in a file of this size.
     fn within(self, size: u64) -> Result<(u64, u64), Error> {
         let outside = || {
@@ -206,22 +211,22 @@ impl Part {
 }
 
 /// A body's bytes as they come.
-pub(crate) fn chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
-    body.into_data_stream().map_err(|_| broken_off())
+pub(crate) fn body_chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
+    body.into_data_stream().map_err(|_| body_incomplete())
 }
 
 /// Sends all that comes into the sandbox. Broken off: a file that is replaced stays as it was.
-pub(crate) async fn pour(
-    chunks: impl Stream<Item = Result<Bytes, Error>>,
+pub(crate) async fn copy_stream(
+    stream: impl Stream<Item = Result<Bytes, Error>>,
     writer: &mut FileWriter,
 ) -> Result<(), Error> {
-    let mut chunks = pin!(chunks);
-    while let Some(chunk) = chunks.next().await {
+    let mut stream = pin!(stream);
+    while let Some(chunk) = stream.next().await {
         writer.write(&chunk?).await?;
     }
     Ok(())
 }
 
-fn broken_off() -> Error {
+fn body_incomplete() -> Error {
     Error::invalid("body", "the body broke off", "send it again, whole")
 }

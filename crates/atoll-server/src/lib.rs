@@ -26,27 +26,27 @@ use std::sync::Arc;
 
 use atoll_core::Core;
 use axum::Router;
-pub use metrics::{Meters, exporter};
+pub use metrics::{HttpMetrics, exporter};
 
-pub use serve::{Listening, Patience, serve};
+pub use serve::{ConnectionLimits, Listener, serve};
 pub use tls::Tls;
 
 pub use openapi::openapi;
 
 /// Who is let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum AuthMode {
     /// Whoever has a key.
-    Keys,
+    ApiKeys,
     /// Everybody: the operator's socket, and `--dev`.
-    Open,
+    Trusted,
 }
 
 /// How requests are taken.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// Who is let in.
-    pub access: Access,
+    pub auth: AuthMode,
     /// Names of this server, besides `localhost` and addresses.
     pub hosts: BTreeSet<String>,
     /// Origins of other pages that browsers may show our answers to.
@@ -65,17 +65,17 @@ impl Config {
 
 /// What every route sees.
 #[derive(Debug, Clone)]
-pub(crate) struct App {
+pub(crate) struct AppState {
     pub(crate) core: Core,
-    pub(crate) meters: Meters,
+    pub(crate) metrics: HttpMetrics,
     pub(crate) config: Arc<Config>,
 }
 
 /// All routes, with what is checked before them.
-pub fn router(core: Core, meters: Meters, config: Config) -> Router {
-    let app = App {
+pub fn router(core: Core, metrics: HttpMetrics, config: Config) -> Router {
+    let app = AppState {
         core,
-        meters,
+        metrics,
         config: Arc::new(config),
     };
     routes::all(&app)

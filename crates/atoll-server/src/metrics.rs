@@ -16,72 +16,80 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::error::Failure;
-use crate::middleware::meant_for_us;
-use crate::{Access, Config};
+use crate::error::ApiError;
+use crate::middleware::check_host_and_origin;
+use crate::{AuthMode, Config};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answered {
+struct ResponseLabels {
     method: &'static str,
     path: String,
     status: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Route {
+struct RouteLabels {
     method: &'static str,
     path: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Asked {
+struct AuthLabels {
     r#type: &'static str,
     result: &'static str,
 }
 
 /// What is counted of requests, whichever listener they come to.
 #[derive(Debug, Clone)]
-pub struct Meters {
-    requests: Family<Answered, Counter>,
-    took: Durations<Route>,
-    asked: Family<Asked, Counter>,
+pub struct HttpMetrics {
+    requests: Family<ResponseLabels, Counter>,
+    durations: Durations<RouteLabels>,
+    auth_attempts: Family<AuthLabels, Counter>,
 }
 
-impl Default for Meters {
+impl Default for HttpMetrics {
     fn default() -> Self {
         Self {
             requests: Family::default(),
-            took: durations_by(),
-            asked: Family::default(),
+            durations: durations_by(),
+            auth_attempts: Family::default(),
         }
     }
 }
 
-impl Meters {
+impl HttpMetrics {
     /// A request was answered; a stream, when it began.
-    pub(crate) fn answered(&self, method: &'static str, path: &str, status: u16, took: Duration) {
+    pub(crate) fn request_finished(
+        &self,
+        method: &'static str,
+        path: &str,
+        status: u16,
+        elapsed: Duration,
+    ) {
         let path = path.to_owned();
-        let route = Route {
+        let route = RouteLabels {
             method,
             path: path.clone(),
         };
-        self.took.get_or_create(&route).observe(took.as_secs_f64());
-        let answered = Answered {
+        self.durations
+            .get_or_create(&route)
+            .observe(elapsed.as_secs_f64());
+        let labels = ResponseLabels {
             method,
             path,
             status,
         };
-        self.requests.get_or_create(&answered).inc();
+        self.requests.get_or_create(&labels).inc();
     }
 
     /// Somebody asked to be let in.
-    pub(crate) fn asked_in(&self, kind: &'static str, let_in: bool) {
-        let result = if let_in { "success" } else { "failure" };
-        let asked = Asked {
+    pub(crate) fn auth_attempt(&self, kind: &'static str, succeeded: bool) {
+        let result = if succeeded { "success" } else { "failure" };
+        let labels = AuthLabels {
             r#type: kind,
             result,
         };
-        self.asked.get_or_create(&asked).inc();
+        self.auth_attempts.get_or_create(&labels).inc();
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -94,24 +102,24 @@ impl Meters {
             "http_request_duration",
             "How long answers took; of a stream, until it began",
             Unit::Seconds,
-            self.took.clone(),
+            self.durations.clone(),
         );
         registry.register(
             "auth_attempts",
             "Who asked to be let in: by a key or a ticket, with none, or where everybody is",
-            self.asked.clone(),
+            self.auth_attempts.clone(),
         );
     }
 }
 
 /// The routes of the listener for Prometheus. Everybody who reaches it may look: it shows how many and how long,
 /// and nothing of what is in sandboxes.
-pub fn exporter(core: &Core, meters: &Meters, hosts: BTreeSet<String>) -> Router {
+pub fn exporter(core: &Core, metrics: &HttpMetrics, hosts: BTreeSet<String>) -> Router {
     let mut registry = Registry::with_prefix("atoll");
     core.register(&mut registry);
-    meters.register(&mut registry);
+    metrics.register(&mut registry);
     let config = Config {
-        access: Access::Open,
+        auth: AuthMode::Trusted,
         hosts,
         origins: BTreeSet::new(),
         domains: BTreeSet::new(),
@@ -121,14 +129,14 @@ pub fn exporter(core: &Core, meters: &Meters, hosts: BTreeSet<String>) -> Router
         .with_state(Arc::new((registry, config)))
 }
 
-async fn show(State(shown): State<Arc<(Registry, Config)>>, request: Request) -> Response {
-    const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let (registry, config) = &*shown;
-    if let Err(error) = meant_for_us(&request, config) {
-        return Failure(error).into_response();
+async fn show(State(state): State<Arc<(Registry, Config)>>, request: Request) -> Response {
+    const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let (registry, config) = &*state;
+    if let Err(error) = check_host_and_origin(&request, config) {
+        return ApiError(error).into_response();
     }
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, registry);
-    ([(header::CONTENT_TYPE, KIND)], text).into_response()
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }

@@ -17,13 +17,13 @@ use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use crate::error::{Failure, FailureBody, sign};
-use crate::extract::split_query;
-use crate::cors::check_site;
+use crate::cors::check_fetch_metadata;
+use crate::error::{ApiError, ErrorBody, add_request_id};
+use crate::extract::take_query_params;
 use crate::serve::Connection;
-use crate::websocket::Door;
-use crate::sse::ended_on_notice;
-use crate::{Access, App, Config, Meters};
+use crate::sse::end_on_shutdown;
+use crate::websocket::PendingUpgrade;
+use crate::{AppState, AuthMode, Config, HttpMetrics};
 
 /// Routes that are for everybody and tell nothing.
 const HEALTH: [&str; 7] = [
@@ -38,7 +38,7 @@ const HEALTH: [&str; 7] = [
 
 /// Whom a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Surface {
     /// This server.
     Api,
     /// A sandbox's commands and files, as E2B's clients ask for them.
@@ -50,147 +50,161 @@ pub(crate) enum Part {
 /// An answer of a program in a sandbox. It is told of, and not signed: its headers are its own, and many servers
 /// name their requests by the same one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Theirs;
+pub(crate) struct FromSandbox;
 
 /// Has every request of these routes watched.
-pub(crate) fn watched(router: Router, app: &App, part: Part) -> Router {
-    router.layer(from_fn_with_state((app.clone(), part), watch))
+pub(crate) fn with_request_log(router: Router, app: &AppState, surface: Surface) -> Router {
+    router.layer(from_fn_with_state((app.clone(), surface), log_request))
 }
 
 /// Names the request, signs the answer, and tells of it: one line in the log, and what is counted. Neither has anything
 /// of what stands behind the question mark, in headers or in bodies: all of them may be secrets.
-async fn watch(
-    State((app, part)): State<(App, Part)>,
+async fn log_request(
+    State((app, surface)): State<(AppState, Surface)>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let id = RequestId::random();
     request.extensions_mut().insert(id.clone());
-    let told = Told::new(&app, &id, part, &request);
-    let response = next.run(request).instrument(told.span.clone()).await;
-    told.answered(&response);
-    if response.extensions().get::<Theirs>().is_some() {
+    let log = RequestLog::new(&app, &id, surface, &request);
+    let response = next.run(request).instrument(log.span.clone()).await;
+    log.finish(&response);
+    if response.extensions().get::<FromSandbox>().is_some() {
         return response;
     }
-    sign(response, &id)
+    add_request_id(response, &id)
 }
 
 /// Checks where a request for this server comes from.
-pub(crate) async fn check(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    let checked = meant_for_us(&request, &app.config).and_then(|()| check_site(&request));
-    take_shown(&mut request);
+pub(crate) async fn check_request(
+    State(app): State<AppState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let checked =
+        check_host_and_origin(&request, &app.config).and_then(|()| check_fetch_metadata(&request));
+    take_query_credentials(&mut request);
     if let Err(error) = checked {
-        return Failure(error).into_response();
+        return ApiError(error).into_response();
     }
-    let known = Known::default();
-    request.extensions_mut().insert(known.clone());
-    let door = Door::of(&request);
+    let slot = AuthSlot::default();
+    request.extensions_mut().insert(slot.clone());
+    let upgrade = PendingUpgrade::from_request(&request);
     let response = next.run(request).await;
-    if let Some(door) = door {
-        return door.refuse(response).await;
+    if let Some(upgrade) = upgrade {
+        return upgrade.reject(response).await;
     }
-    match known.0.get() {
-        Some(context) => ended_on_notice(response, &app.core, context),
+    match slot.0.get() {
+        Some(context) => end_on_shutdown(response, &app.core, context),
         None => response,
     }
 }
 
 /// Who asks, for who sees the answer.
 #[derive(Debug, Clone, Default)]
-struct Known(Arc<OnceLock<Context>>);
+struct AuthSlot(Arc<OnceLock<Context>>);
 
 /// The request is for this server, and from a page that may ask.
-pub(crate) fn meant_for_us(request: &Request, config: &Config) -> Result<(), Error> {
-    let host = authority(request.uri(), request.headers());
+pub(crate) fn check_host_and_origin(request: &Request, config: &Config) -> Result<(), Error> {
+    let host = request_authority(request.uri(), request.headers());
     check_host(host.as_deref(), config)?;
     check_origin(request.headers(), host.as_deref(), config)
 }
 
 /// A request that is told of, also if its caller goes away before there is an answer.
-struct Told {
-    meters: Meters,
+struct RequestLog {
+    metrics: HttpMetrics,
     span: Span,
-    part: Part,
+    surface: Surface,
     method: &'static str,
     route: String,
-    begin: Instant,
-    over: bool,
+    started: Instant,
+    finished: bool,
 }
 
 /// What is told of a caller who went away.
-const GONE: u16 = 499;
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-impl Told {
-    fn new(app: &App, id: &RequestId, part: Part, request: &Request) -> Self {
+impl RequestLog {
+    fn new(app: &AppState, id: &RequestId, surface: Surface, request: &Request) -> Self {
         let method = method(request.method());
-        let route = route(part, request);
+        let route = route(surface, request);
         let span =
             tracing::info_span!("request", request = %id, method, route, org = Empty, key = Empty);
         Self {
-            meters: app.meters.clone(),
+            metrics: app.metrics.clone(),
             span,
-            part,
+            surface,
             method,
             route,
-            begin: Instant::now(),
-            over: false,
+            started: Instant::now(),
+            finished: false,
         }
     }
 
-    fn answered(mut self, response: &Response) {
-        self.over = true;
-        self.tell(response.status().as_u16(), response.extensions().get());
+    fn finish(mut self, response: &Response) {
+        self.finished = true;
+        self.record(response.status().as_u16(), response.extensions().get());
     }
 
-    fn tell(&self, status: u16, failure: Option<&FailureBody>) {
-        let took = self.begin.elapsed();
-        self.meters.answered(self.method, &self.route, status, took);
+    fn record(&self, status: u16, failure: Option<&ErrorBody>) {
+        let elapsed = self.started.elapsed();
+        self.metrics
+            .request_finished(self.method, &self.route, status, elapsed);
         let _entered = self.span.enter();
-        let ms = (took.as_secs_f64() * 1e6).round() / 1e3;
-        let code = failure.map(FailureBody::code);
+        let ms = (elapsed.as_secs_f64() * 1e6).round() / 1e3;
+        let code = failure.map(ErrorBody::code);
         // E2B's clients are told by 502 that a sandbox is gone or a port closed, and what programs answer is theirs.
-        let ours = status >= 500 && status != 502 && self.part != Part::Port;
+        let ours = status >= 500 && status != 502 && self.surface != Surface::Port;
         // What a caller is told of its own mistake may repeat its words; of ours, not.
         match failure {
             Some(failure) if ours => {
-                tracing::error!(status, ms, code, error = failure.message(), "answered");
+                tracing::error!(
+                    status,
+                    ms,
+                    code,
+                    error = failure.message(),
+                    "request finished"
+                );
             }
-            _ if ours => tracing::error!(status, ms, "answered"),
+            _ if ours => tracing::error!(status, ms, "request finished"),
             // Asked all the time by those who only want to know whether there is anybody.
-            _ if HEALTH.contains(&self.route.as_str()) => tracing::debug!(status, ms, "answered"),
-            _ => tracing::info!(status, ms, code, "answered"),
+            _ if HEALTH.contains(&self.route.as_str()) => {
+                tracing::debug!(status, ms, "request finished")
+            }
+            _ => tracing::info!(status, ms, code, "request finished"),
         }
     }
 }
 
-impl Drop for Told {
+impl Drop for RequestLog {
     fn drop(&mut self) {
-        if !self.over {
-            self.tell(GONE, None);
+        if !self.finished {
+            self.record(CLIENT_CLOSED_REQUEST, None);
         }
     }
 }
 
 /// The pattern of a route: there are as many as we wrote, and no caller's word is in them.
-fn route(part: Part, request: &Request) -> String {
+fn route(surface: Surface, request: &Request) -> String {
     let matched = request.extensions().get::<MatchedPath>();
     let matched = matched.map_or("unknown", MatchedPath::as_str);
-    match part {
-        Part::Api => matched.to_owned(),
-        Part::Envd => format!("envd:{matched}"),
-        Part::Port => "port".to_owned(),
+    match surface {
+        Surface::Api => matched.to_owned(),
+        Surface::Envd => format!("envd:{matched}"),
+        Surface::Port => "port".to_owned(),
     }
 }
 
 /// A method by its name; there are as many as we know.
 fn method(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
-    let known = KNOWN.into_iter().find(|name| *name == method.as_str());
-    known.unwrap_or("OTHER")
+    let found = KNOWN.into_iter().find(|name| *name == method.as_str());
+    found.unwrap_or("OTHER")
 }
 
 /// What server the client means: HTTP/2 says it in the place of the address, HTTP/1 in a header.
-pub(crate) fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+pub(crate) fn request_authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     if let Some(authority) = uri.authority() {
         return Some(authority.as_str().to_owned());
     }
@@ -246,7 +260,7 @@ pub(crate) fn check_origin(
     let origin = origin.to_str().unwrap_or_default();
     let same = origin
         .split_once("://")
-        .is_some_and(|(_, place)| Some(place) == own);
+        .is_some_and(|(_, host)| Some(host) == own);
     if same || config.origins.contains(origin) {
         return Ok(());
     }
@@ -259,35 +273,35 @@ pub(crate) fn check_origin(
 
 /// The caller, as a route sees it: whoever is not known does not get there.
 #[derive(Debug)]
-pub(crate) struct Caller(pub(crate) Context);
+pub(crate) struct Authenticated(pub(crate) Context);
 
-impl FromRequestParts<App> for Caller {
-    type Rejection = Failure;
+impl FromRequestParts<AppState> for Authenticated {
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, ApiError> {
         let request = parts.extensions.get::<RequestId>().cloned();
         let request = request.unwrap_or_else(RequestId::random);
-        let shown = parts.extensions.get::<Shown>();
-        let key = shown.and_then(|shown| shown.key.as_deref());
-        let ticket = shown.and_then(|shown| shown.ticket.as_deref());
-        let given = secret(&parts.headers).or(key);
-        let (kind, context) = match (app.config.access, given, ticket) {
-            (_, Some(secret), _) => ("key", app.core.authenticate(secret, request).await),
+        let credentials = parts.extensions.get::<QueryCredentials>();
+        let key = credentials.and_then(|credentials| credentials.key.as_deref());
+        let ticket = credentials.and_then(|credentials| credentials.ticket.as_deref());
+        let credential = header_credential(&parts.headers).or(key);
+        let (kind, context) = match (app.config.auth, credential, ticket) {
+            (_, Some(key), _) => ("key", app.core.authenticate(key, request).await),
             (_, None, Some(ticket)) => ("ticket", app.core.redeem(ticket, request)),
-            (Access::Open, None, None) => ("open", app.core.operator(request).await),
-            (Access::Keys, None, None) => (
+            (AuthMode::Trusted, None, None) => ("open", app.core.operator(request).await),
+            (AuthMode::ApiKeys, None, None) => (
                 "none",
                 Err(Error::new(Code::MissingApiKey, "the request has no API key")
                     .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the server's data directory")),
             ),
         };
-        app.meters.asked_in(kind, context.is_ok());
+        app.metrics.auth_attempt(kind, context.is_ok());
         let context = context?;
         if let Some(connection) = parts.extensions.get::<Connection>() {
             connection.authenticate();
         }
-        if let Some(known) = parts.extensions.get::<Known>() {
-            let _ = known.0.set(context.clone());
+        if let Some(slot) = parts.extensions.get::<AuthSlot>() {
+            let _ = slot.0.set(context.clone());
         }
         let span = Span::current();
         span.record("org", context.org.id.as_str());
@@ -301,13 +315,13 @@ impl FromRequestParts<App> for Caller {
 /// What is shown behind the question mark, by browsers that can send no headers of their own: a key with a
 /// WebSocket, a ticket with that or with anything that is got.
 #[derive(Clone)]
-struct Shown {
+struct QueryCredentials {
     key: Option<String>,
     ticket: Option<String>,
 }
 
 /// Takes it out of the address: it is in no route's way, and in nothing that is written down.
-fn take_shown(request: &mut Request) {
+fn take_query_credentials(request: &mut Request) {
     if request.method() != Method::GET {
         return;
     }
@@ -316,7 +330,7 @@ fn take_shown(request: &mut Request) {
     } else {
         &["ticket"]
     };
-    let taken = split_query(request.uri_mut(), names);
+    let taken = take_query_params(request.uri_mut(), names);
     let word = |name: &str| {
         let mut words = taken.query()?.split('&');
         let value = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -324,7 +338,9 @@ fn take_shown(request: &mut Request) {
     };
     let (key, ticket) = (word("api_key"), word("ticket"));
     if key.is_some() || ticket.is_some() {
-        request.extensions_mut().insert(Shown { key, ticket });
+        request
+            .extensions_mut()
+            .insert(QueryCredentials { key, ticket });
     }
 }
 
@@ -340,37 +356,37 @@ pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
 /// A request came over TLS of our own.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Encrypted;
+pub(crate) struct OverTls;
 
 /// Where the caller found this server.
 #[derive(Debug)]
-pub(crate) struct Origin(pub(crate) String);
+pub(crate) struct ServerUrl(pub(crate) String);
 
-impl<S: Sync> FromRequestParts<S> for Origin {
+impl<S: Sync> FromRequestParts<S> for ServerUrl {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let before_us = parts.headers.get("x-forwarded-proto");
-        let encrypted = parts.extensions.get::<Encrypted>().is_some();
-        let scheme = if encrypted || before_us.is_some_and(|scheme| scheme == "https") {
+        let forwarded_proto = parts.headers.get("x-forwarded-proto");
+        let encrypted = parts.extensions.get::<OverTls>().is_some();
+        let scheme = if encrypted || forwarded_proto.is_some_and(|scheme| scheme == "https") {
             "https"
         } else {
             "http"
         };
-        let host = authority(&parts.uri, &parts.headers);
+        let host = request_authority(&parts.uri, &parts.headers);
         let host = host.unwrap_or_else(|| "localhost".into());
         Ok(Self(format!("{scheme}://{host}")))
     }
 }
 
-fn secret(headers: &HeaderMap) -> Option<&str> {
+fn header_credential(headers: &HeaderMap) -> Option<&str> {
     if let Some(key) = headers.get("x-api-key") {
         // Something that is no text is no key, but it is not nothing either.
         return Some(key.to_str().map_or("", str::trim));
     }
     let bearer = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, secret) = bearer.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| secret.trim())
+    let (scheme, token) = bearer.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 #[cfg(test)]
@@ -381,7 +397,7 @@ mod tests {
     #[test]
     fn only_our_own_pages_and_listed_ones_may_ask() {
         let config = Config {
-            access: Access::Open,
+            auth: AuthMode::Trusted,
             hosts: ["box.example".to_owned()].into(),
             origins: ["https://friend.example".to_owned()].into(),
             domains: std::collections::BTreeSet::new(),
@@ -401,27 +417,27 @@ mod tests {
             let request = Request::get("/").header("host", "box.example:80");
             let request = request.header("origin", origin);
             let request = request.body(axum::body::Body::empty()).unwrap();
-            let checked = meant_for_us(&request, &config);
+            let checked = check_host_and_origin(&request, &config);
             assert_eq!(checked.is_ok(), may, "{}", origin.escape_ascii());
         }
     }
 
     #[tokio::test]
     async fn links_lead_to_where_the_caller_found_us_by_either_http() {
-        let by_two = Request::get("https://box.example/tickets?ticket=x").extension(Encrypted);
+        let by_two = Request::get("https://box.example/tickets?ticket=x").extension(OverTls);
         let by_one = Request::get("/").header("host", "box.example:80");
-        let before_us = Request::get("/")
+        let forwarded_proto = Request::get("/")
             .header("host", "box.example")
             .header("x-forwarded-proto", "https");
         for (request, expected) in [
             (by_two, "https://box.example"),
             (by_one, "http://box.example:80"),
-            (before_us, "https://box.example"),
+            (forwarded_proto, "https://box.example"),
         ] {
             let mut request = request.body(axum::body::Body::empty()).unwrap();
-            take_shown(&mut request);
+            take_query_credentials(&mut request);
             let (mut parts, _) = request.into_parts();
-            let Ok(Origin(origin)) = Origin::from_request_parts(&mut parts, &()).await;
+            let Ok(ServerUrl(origin)) = ServerUrl::from_request_parts(&mut parts, &()).await;
             assert_eq!(origin, expected);
         }
     }

@@ -16,11 +16,11 @@ use utoipa::{PartialSchema, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::error::FailureBody;
-use crate::{App, docs_page, routes};
+use crate::error::ErrorBody;
+use crate::{AppState, docs_page, routes};
 
 /// Groups, in the order in which one meets them.
-const GROUPS: &[(&str, &str)] = &[
+const TAGS: &[(&str, &str)] = &[
     (
         "sandboxes",
         "Isolated Linux environments, what they use and what they write.",
@@ -41,7 +41,7 @@ const GROUPS: &[(&str, &str)] = &[
 ];
 
 /// What a part of a path is, by the word before it.
-const PARTS: &[(&str, &str, &str)] = &[
+const PATH_PARAMS: &[(&str, &str, &str)] = &[
     (
         "sandboxes",
         "^[a-z0-9][a-z0-9-]{0,62}$",
@@ -69,7 +69,7 @@ const PARTS: &[(&str, &str, &str)] = &[
 ];
 
 /// What can go wrong, by how a path begins.
-const FAILURES: &[(&str, &[Code])] = &[
+const ERRORS_BY_PREFIX: &[(&str, &[Code])] = &[
     (
         "/",
         &[Code::PermissionDenied, Code::Misdirected, Code::Internal],
@@ -114,7 +114,7 @@ const FAILURES: &[(&str, &[Code])] = &[
 ];
 
 /// What else can go wrong with single routes.
-const MORE: &[(&str, &str, &[Code])] = &[
+const ERRORS_BY_ROUTE: &[(&str, &str, &[Code])] = &[
     (
         "post",
         "/sandboxes",
@@ -184,7 +184,7 @@ const MORE: &[(&str, &str, &[Code])] = &[
 
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
-pub(crate) fn routes() -> OpenApiRouter<App> {
+pub(crate) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(description))
         .routes(routes!(page))
@@ -204,13 +204,13 @@ async fn description() -> impl IntoResponse {
 /// This description, for people.
 #[utoipa::path(get, path = "/docs", security(()), responses((status = 200, content_type = "text/html", body = String)))]
 async fn page() -> impl IntoResponse {
-    docs_page::answer()
+    docs_page::respond()
 }
 
 /// Every route of the API, as an OpenAPI document.
 pub fn openapi() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
-        let document = finish(&routes::described());
+        let document = build_document(&routes::openapi());
         // A value is always text.
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
         // As everybody else spells it.
@@ -220,7 +220,7 @@ pub fn openapi() -> &'static str {
 }
 
 /// Names the operations of a router after their group.
-pub(crate) fn group(name: &str, mut router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+pub(crate) fn with_tag(name: &str, mut router: OpenApiRouter<AppState>) -> OpenApiRouter<AppState> {
     let paths = &mut router.get_openapi_mut().paths.paths;
     for operation in paths.values_mut().flat_map(operations) {
         let own = operation.operation_id.take().unwrap_or_default();
@@ -242,20 +242,20 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 }
 
 /// Adds what follows from where each route stands.
-fn finish(routes: &OpenApi) -> Value {
+fn build_document(routes: &OpenApi) -> Value {
     let mut document = json!(routes);
-    let mut failures = BTreeMap::new();
+    let mut responses_by_name = BTreeMap::new();
     let schemas = document["components"]["schemas"].take();
     if let Some(paths) = document["paths"].as_object_mut() {
         for (path, item) in paths {
-            let parts = parts(path);
-            if !parts.is_empty() {
-                item["parameters"] = parts.into();
+            let params = path_params(path);
+            if !params.is_empty() {
+                item["parameters"] = params.into();
             }
             for method in METHODS {
                 if let Some(operation) = item.get_mut(method) {
-                    complete(method, path, operation, &mut failures);
-                    omissible(operation, &schemas);
+                    add_common_responses(method, path, operation, &mut responses_by_name);
+                    make_body_optional(operation, &schemas);
                 }
             }
         }
@@ -271,7 +271,7 @@ fn finish(routes: &OpenApi) -> Value {
         { "url": "/api", "description": "The same, but `/sessions`" },
     ]);
     document["security"] = json!([{ "key": [] }, { "bearer": [] }]);
-    document["tags"] = GROUPS
+    document["tags"] = TAGS
         .iter()
         .map(|(name, description)| json!({ "name": name, "description": description }))
         .collect();
@@ -297,9 +297,9 @@ fn finish(routes: &OpenApi) -> Value {
             "schema": { "type": "string" },
         },
     });
-    components["responses"] = json!(failures);
-    let mut schemas = vec![(FailureBody::name().into_owned(), FailureBody::schema())];
-    FailureBody::schemas(&mut schemas);
+    components["responses"] = json!(responses_by_name);
+    let mut schemas = vec![(ErrorBody::name().into_owned(), ErrorBody::schema())];
+    ErrorBody::schemas(&mut schemas);
     for (name, schema) in schemas {
         components["schemas"][name] = json!(schema);
     }
@@ -307,7 +307,7 @@ fn finish(routes: &OpenApi) -> Value {
 }
 
 /// A JSON body that needs no field need not come at all.
-fn omissible(operation: &mut Value, schemas: &Value) {
+fn make_body_optional(operation: &mut Value, schemas: &Value) {
     let body = "/requestBody/content/application~1json/schema/$ref";
     let name = operation.pointer(body).and_then(Value::as_str);
     let name = name.and_then(|name| name.rsplit('/').next());
@@ -317,35 +317,35 @@ fn omissible(operation: &mut Value, schemas: &Value) {
 }
 
 /// The parameters of a path.
-fn parts(path: &str) -> Vec<Value> {
+fn path_params(path: &str) -> Vec<Value> {
     let words: Vec<&str> = path.split('/').collect();
     let pairs = words.windows(2).filter_map(|pair| match pair {
         [before, part] => Some((before, part.strip_prefix('{')?.strip_suffix('}')?)),
         _ => None,
     });
-    let parts = pairs.map(|(before, name)| {
-        let known = PARTS.iter().find(|(word, ..)| word == before);
+    let params = pairs.map(|(before, name)| {
+        let known = PATH_PARAMS.iter().find(|(word, ..)| word == before);
         let (_, pattern, description) = known.copied().unwrap_or_default();
         json!({
             "name": name, "in": "path", "required": true, "description": description,
             "schema": { "type": "string", "pattern": pattern },
         })
     });
-    parts.collect()
+    params.collect()
 }
 
 /// Adds to an operation what its answers have in common with others.
-fn complete(
+fn add_common_responses(
     method: &str,
     path: &str,
     operation: &mut Value,
-    failures: &mut BTreeMap<String, Value>,
+    responses_by_name: &mut BTreeMap<String, Value>,
 ) {
     let request_id = json!({ "$ref": "#/components/headers/X-Request-ID" });
     let paged = operation["parameters"]
         .as_array()
         .is_some_and(|all| all.iter().any(|parameter| parameter["name"] == "cursor"));
-    let codes = codes(method, path, operation);
+    let by_status = error_codes(method, path, operation);
     let Some(responses) = operation["responses"].as_object_mut() else {
         return;
     };
@@ -360,20 +360,20 @@ fn complete(
             .unwrap_or_default()
             .is_empty()
         {
-            response["description"] = meaning(status).into();
+            response["description"] = default_description(status).into();
         }
     }
-    for (status, codes) in codes {
-        let names: Vec<&str> = codes.iter().map(|code| code.name()).collect();
+    for (status, with_status) in by_status {
+        let names: Vec<&str> = with_status.iter().map(|code| code.name()).collect();
         let name = names.join(".");
-        let means = codes
+        let means = with_status
             .iter()
             .map(|code| format!("- `{}`: {}", code.name(), code.meaning()));
         let means: Vec<String> = means.collect();
         responses
             .entry(status.to_string())
             .or_insert_with(|| json!({ "$ref": format!("#/components/responses/{name}") }));
-        failures.entry(name).or_insert_with(|| {
+        responses_by_name.entry(name).or_insert_with(|| {
             let mut headers = json!({ "X-Request-ID": request_id });
             if status == 401 {
                 let challenge = json!({ "$ref": "#/components/headers/WWW-Authenticate" });
@@ -392,7 +392,7 @@ fn complete(
 }
 
 /// What an answer is whose handler says nothing about it.
-fn meaning(status: &str) -> &'static str {
+fn default_description(status: &str) -> &'static str {
     match status {
         "201" => "Made",
         "204" => "Done",
@@ -401,39 +401,39 @@ fn meaning(status: &str) -> &'static str {
 }
 
 /// The failures of an operation, by status.
-fn codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<Code>> {
-    let mut codes = BTreeSet::new();
-    for (begin, some) in FAILURES {
+fn error_codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<Code>> {
+    let mut all = BTreeSet::new();
+    for (begin, some) in ERRORS_BY_PREFIX {
         if path.starts_with(begin) {
-            codes.extend(*some);
+            all.extend(*some);
         }
     }
-    for (one, place, some) in MORE {
+    for (one, place, some) in ERRORS_BY_ROUTE {
         if (*one, *place) == (method, path) {
-            codes.extend(*some);
+            all.extend(*some);
         }
     }
     if operation.get("security").is_none() {
-        codes.extend([Code::MissingApiKey, Code::InvalidApiKey, Code::RateLimited]);
+        all.extend([Code::MissingApiKey, Code::InvalidApiKey, Code::RateLimited]);
         if method == "get" {
-            codes.insert(Code::InvalidTicket);
+            all.insert(Code::InvalidTicket);
         }
     }
     let body = operation.pointer("/requestBody/content/application~1json");
     // What takes no body takes an empty object.
     let empty = method == "post" && operation.get("requestBody").is_none();
     if body.is_some() || empty {
-        codes.extend([
+        all.extend([
             Code::InvalidRequest,
             Code::TooLarge,
             Code::UnsupportedMediaType,
         ]);
     }
     if operation.get("parameters").is_some() || path.contains('{') {
-        codes.insert(Code::InvalidRequest);
+        all.insert(Code::InvalidRequest);
     }
     let mut by_status = BTreeMap::<u16, BTreeSet<Code>>::new();
-    for code in codes {
+    for code in all {
         by_status.entry(code.status()).or_default().insert(code);
     }
     by_status

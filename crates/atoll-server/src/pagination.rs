@@ -8,13 +8,13 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 /// The longest part of a list.
-const MOST: u32 = 100;
+const MAX_LIMIT: u32 = 100;
 
 /// Which part of a list.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Asked {
+pub(crate) struct PageQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
     /// The `X-Next-Cursor` of the page before.
@@ -22,16 +22,16 @@ pub(crate) struct Asked {
     cursor: Option<String>,
 }
 
-impl Asked {
+impl PageQuery {
     pub(crate) fn page(&self) -> Result<Page, Error> {
-        asked(self.limit, self.cursor.as_ref())
+        parse_page(self.limit, self.cursor.as_ref())
     }
 }
 
 /// How many are asked for.
-pub(crate) fn limit(asked: Option<u32>) -> Result<u32, Error> {
-    let limit = asked.unwrap_or(MOST);
-    if (1..=MOST).contains(&limit) {
+pub(crate) fn parse_limit(requested: Option<u32>) -> Result<u32, Error> {
+    let limit = requested.unwrap_or(MAX_LIMIT);
+    if (1..=MAX_LIMIT).contains(&limit) {
         return Ok(limit);
     }
     let message = format!("limit is {limit}");
@@ -39,7 +39,7 @@ pub(crate) fn limit(asked: Option<u32>) -> Result<u32, Error> {
 }
 
 /// Which part is asked for.
-pub(crate) fn asked(asked: Option<u32>, cursor: Option<&String>) -> Result<Page, Error> {
+pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Result<Page, Error> {
     let before = cursor.map(|cursor| {
         let parts = cursor.split_once('.');
         let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
@@ -52,16 +52,16 @@ pub(crate) fn asked(asked: Option<u32>, cursor: Option<&String>) -> Result<Page,
         })
     });
     Ok(Page {
-        limit: limit(asked)?,
+        limit: parse_limit(requested)?,
         before: before.transpose()?,
     })
 }
 
 /// A part of a list, and where the next one begins.
-pub(crate) type Part<T> = (HeaderMap, Json<Vec<T>>);
+pub(crate) type PageResponse<T> = (HeaderMap, Json<Vec<T>>);
 
 /// A part of a list as an answer.
-pub(crate) fn part<T, V: From<T>>(slice: Slice<T>) -> Part<V> {
+pub(crate) fn page_response<T, V: From<T>>(slice: Slice<T>) -> PageResponse<V> {
     let mut headers = HeaderMap::new();
     if let Some((at, id)) = slice.next
         && let Ok(cursor) = HeaderValue::from_str(&format!("{at}.{id}"))

@@ -24,68 +24,74 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
-use crate::error::{Answer, Failure};
-use crate::openapi::group;
-use crate::middleware::Part;
-use crate::{cors, e2b, middleware, openapi};
+use crate::AppState;
+use crate::error::{ApiError, ApiResult};
+use crate::middleware::Surface;
+use crate::openapi::with_tag;
+use crate::{cors, e2b, middleware};
 pub(crate) use commands::Encoding;
-pub(crate) use files::is_link;
+pub(crate) use files::is_signed_url;
 
 /// Routes below `/` and below `/api`.
-fn api() -> OpenApiRouter<App> {
-    group("sandboxes", sandboxes::routes())
-        .merge(group("sandboxes", logs::routes()))
-        .merge(group("commands", commands::routes()))
-        .merge(group("files", files::routes()))
-        .merge(group("terminals", terminals::routes()))
-        .merge(group("ports", ports::routes()))
-        .merge(group("events", events::routes()))
-        .merge(group("keys", keys::routes()))
-        .merge(group("keys", tickets::routes()))
-        .merge(group("orgs", orgs::routes()))
-        .merge(group("templates", templates::routes()))
+fn api() -> OpenApiRouter<AppState> {
+    with_tag("sandboxes", sandboxes::routes())
+        .merge(with_tag("sandboxes", logs::routes()))
+        .merge(with_tag("commands", commands::routes()))
+        .merge(with_tag("files", files::routes()))
+        .merge(with_tag("terminals", terminals::routes()))
+        .merge(with_tag("ports", ports::routes()))
+        .merge(with_tag("events", events::routes()))
+        .merge(with_tag("keys", keys::routes()))
+        .merge(with_tag("keys", tickets::routes()))
+        .merge(with_tag("orgs", orgs::routes()))
+        .merge(with_tag("templates", templates::routes()))
 }
 
 /// Routes of the server itself, in both places too.
-fn server() -> OpenApiRouter<App> {
+fn server() -> OpenApiRouter<AppState> {
     let server = OpenApiRouter::new()
         .routes(routes!(health))
         .routes(routes!(healthz))
         .routes(routes!(ready))
-        .merge(openapi::routes());
-    group("server", server)
+        .merge(crate::openapi::routes());
+    with_tag("server", server)
 }
 
 /// Routes below `/` alone. `/api/sessions` is not this one.
-fn own() -> OpenApiRouter<App> {
-    group("sessions", sessions::routes())
+fn root_only() -> OpenApiRouter<AppState> {
+    with_tag("sessions", sessions::routes())
 }
 
 /// What the routes say of themselves.
-pub(crate) fn described() -> utoipa::openapi::OpenApi {
-    api().merge(own()).merge(server()).into_openapi()
+pub(crate) fn openapi() -> utoipa::openapi::OpenApi {
+    api().merge(root_only()).merge(server()).into_openapi()
 }
 
-pub(crate) fn all(app: &App) -> Router {
-    let (api, own) = (Router::from(api().merge(server())), Router::from(own()));
+pub(crate) fn all(app: &AppState) -> Router {
+    let (api, root_only) = (
+        Router::from(api().merge(server())),
+        Router::from(root_only()),
+    );
     let mut router = Router::new()
-        .merge(own)
+        .merge(root_only)
         .merge(api.clone())
         .nest("/api", api)
         .nest("/e2b", e2b::control())
-        .fallback(nowhere)
-        .method_not_allowed_fallback(not_so);
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed);
     if !app.config.origins.is_empty() {
         router = router.layer(cors::cors(&app.config));
     }
     let router = router
-        .layer(from_fn_with_state(app.clone(), middleware::check))
+        .layer(from_fn_with_state(app.clone(), middleware::check_request))
         .with_state(app.clone());
     // What is for a sandbox goes there before any of these routes is looked at.
     Router::new()
-        .fallback_service(middleware::watched(router, app, Part::Api))
-        .layer(from_fn_with_state(e2b::Edge::new(app), e2b::divert))
+        .fallback_service(middleware::with_request_log(router, app, Surface::Api))
+        .layer(from_fn_with_state(
+            e2b::SandboxRouter::new(app),
+            e2b::route_to_sandbox,
+        ))
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -158,7 +164,7 @@ struct PoolStatus {
 /// The server can do its work.
 #[utoipa::path(get, path = "/readyz", security(()),
     responses((status = 200, body = Readiness), (status = 503, description = "Not now", body = Readiness)))]
-async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
     let (warm, embryos) = app.core.runtime().pool_sizes();
     let error = app.core.is_ready().await.err();
     let (code, status) = match error {
@@ -174,20 +180,20 @@ async fn ready(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     (code, Json(body))
 }
 
-async fn nowhere() -> Failure {
-    Failure(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs shows them"))
+async fn not_found() -> ApiError {
+    ApiError(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs shows them"))
 }
 
-async fn not_so() -> Failure {
-    Failure(Error::new(
+async fn method_not_allowed() -> ApiError {
+    ApiError(Error::new(
         Code::MethodNotAllowed,
         "this route does not take that method",
     ))
 }
 
 /// A route that makes something.
-pub(crate) type Made<T> = Answer<(StatusCode, Json<T>)>;
+pub(crate) type Created<T> = ApiResult<(StatusCode, Json<T>)>;
 
-pub(crate) fn made<T>(made: impl Into<T>) -> (StatusCode, Json<T>) {
-    (StatusCode::CREATED, Json(made.into()))
+pub(crate) fn created<T>(created: impl Into<T>) -> (StatusCode, Json<T>) {
+    (StatusCode::CREATED, Json(created.into()))
 }

@@ -27,28 +27,28 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tower::ServiceExt as _;
 
-use crate::middleware::{ClientAddress, Encrypted};
+use crate::middleware::{ClientAddress, OverTls};
 use crate::tls::Tls;
-use framing::HEAD;
-use timeouts::{Answered, Heard, Overdue, Pace};
-pub(crate) use request_body::Silence;
-use stalled_streams::{Streams, Taken};
+use framing::MAX_HEAD_BYTES;
+pub(crate) use request_body::IdleExemption;
+use stalled_streams::{SendProgress, StreamExecutor};
+use timeouts::{ConnectionTimeout, ConnectionTimer, ResponseBody, TimedIo};
 use transport::Transport;
 use unauthenticated::Unauthenticated;
 
 /// The most that is read at a time, and that waits to be written, of one connection.
-const BUFFER: usize = 256 << 10;
+const BUFFER_BYTES: usize = 256 << 10;
 /// How long the words are with which every HTTP/2 begins.
-const PREFACE: usize = 24;
+const PREFACE_LEN: usize = 24;
 /// How long is waited before another try, when the machine can give us no connection.
-const BREATH: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How often it is said that there are none, and after how long without a failure that this is over.
-const REPEAT: Duration = Duration::from_secs(10);
-const OVER: Duration = Duration::from_secs(1);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+const RECOVERY_TIME: Duration = Duration::from_secs(1);
 
 /// Where requests come from.
 #[derive(Debug)]
-pub enum Listening {
+pub enum Listener {
     /// Over the network, as they are.
     Plain(TcpListener),
     /// Over the network, encrypted.
@@ -59,63 +59,63 @@ pub enum Listening {
 
 /// What a client may take of us.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct ConnectionLimits {
     /// How many connections there may be at once; more wait.
-    pub connections: u32,
+    pub max_connections: u32,
     /// How long a handshake and the head of a request may take.
-    pub quiet: Duration,
-    /// How long a connection is kept without a request. It is only `quiet` before a request on it was authenticated, and while
+    pub head_timeout: Duration,
+    /// How long a connection is kept without a request. It is only `head_timeout` before a request on it was authenticated, and while
     /// all places are taken.
-    pub idle: Duration,
+    pub idle_timeout: Duration,
     /// How long a client may keep quiet in the middle of a body.
-    pub body: Duration,
+    pub body_idle_timeout: Duration,
     /// File descriptors from this number on are kept back for others than connections. The kernel gives the lowest free
     /// number: if it gives this one, as many are open.
-    pub reserved: i32,
+    pub first_reserved_fd: i32,
 }
 
-impl Patience {
+impl ConnectionLimits {
     fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
-        descriptor.as_raw_fd() >= self.reserved
+        descriptor.as_raw_fd() >= self.first_reserved_fd
     }
 }
 
 /// Serves until it is told to stop, and then until the requests under way are answered.
 pub async fn serve(
-    listening: Listening,
+    listener: Listener,
     router: Router,
-    patience: Patience,
+    limits: ConnectionLimits,
     mut stop: watch::Receiver<bool>,
 ) {
-    let places = Arc::new(Semaphore::new(patience.connections as usize));
+    let permits = Arc::new(Semaphore::new(limits.max_connections as usize));
     let connections = Connections {
         router,
-        languages: Arc::new(Languages::new(patience)),
-        patience,
-        places: Arc::clone(&places),
+        builders: Arc::new(HttpBuilders::new(limits)),
+        limits,
+        permits: Arc::clone(&permits),
         unauthenticated: Unauthenticated::default(),
         stop: stop.clone(),
     };
-    let mut lack = Lack::default();
+    let mut failures = AcceptFailures::default();
     loop {
         let next = async {
-            match accept(&listening).await {
+            match accept(&listener).await {
                 Ok(accepted)
-                    if patience.is_reserved(&accepted)
+                    if limits.is_reserved(&accepted)
                         && !connections.unauthenticated.close_oldest() =>
                 {
-                    lack.lasts(&io::Error::other("the other descriptors are kept back"));
+                    failures.record(&io::Error::other("the other descriptors are kept back"));
                 }
                 Ok(accepted) => {
-                    lack.ends();
-                    let place = connections.place().await;
-                    connections.begin(&listening, accepted, place);
+                    failures.recovered();
+                    let permit = connections.acquire_permit().await;
+                    connections.spawn(&listener, accepted, permit);
                 }
-                Err(error) if ended_early(&error) => {}
+                Err(error) if is_client_abort(&error) => {}
                 Err(error) => {
-                    lack.lasts(&error);
+                    failures.record(&error);
                     connections.unauthenticated.close_oldest();
-                    sleep(BREATH).await;
+                    sleep(ACCEPT_RETRY).await;
                 }
             }
         };
@@ -125,13 +125,13 @@ pub async fn serve(
             () = next => {}
         }
     }
-    drop(listening);
+    drop(listener);
     // Every connection has given its place back.
-    let _ = places.acquire_many(patience.connections).await;
+    let _ = permits.acquire_many(limits.max_connections).await;
 }
 
 /// A client that went before it was let in is its own affair.
-fn ended_early(error: &io::Error) -> bool {
+fn is_client_abort(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(
         error.kind(),
@@ -141,28 +141,31 @@ fn ended_early(error: &io::Error) -> bool {
 
 /// Connections that the machine cannot give us: said when it begins, now and then while it lasts, and when it is over.
 #[derive(Debug, Default)]
-struct Lack {
+struct AcceptFailures {
     attempts: u64,
     /// When one failed last, and when it was said.
     times: Option<(Instant, Instant)>,
 }
 
-impl Lack {
-    fn lasts(&mut self, error: &io::Error) {
+impl AcceptFailures {
+    fn record(&mut self, error: &io::Error) {
         self.attempts += 1;
         let now = Instant::now();
-        let said = self.times.map(|(_, said)| said);
-        let due = said.is_none_or(|said| now >= said + REPEAT);
+        let logged = self.times.map(|(_, logged)| logged);
+        let due = logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
         if due {
             tracing::warn!(%error, attempts = self.attempts, "no connection can be taken");
         }
-        let said = said.filter(|_| !due).unwrap_or(now);
-        self.times = Some((now, said));
+        let logged = logged.filter(|_| !due).unwrap_or(now);
+        self.times = Some((now, logged));
     }
 
     /// One was taken. While there are too few, one is now and then.
-    fn ends(&mut self) {
-        if self.times.is_some_and(|(last, _)| last.elapsed() >= OVER) {
+    fn recovered(&mut self) {
+        if self
+            .times
+            .is_some_and(|(last, _)| last.elapsed() >= RECOVERY_TIME)
+        {
             tracing::info!(attempts = self.attempts, "connections are taken again");
             *self = Self::default();
         }
@@ -192,14 +195,14 @@ impl AsRawFd for Accepted {
     }
 }
 
-async fn accept(listening: &Listening) -> io::Result<Accepted> {
-    match listening {
-        Listening::Plain(listener) | Listening::Tls(listener, _) => {
+async fn accept(listener: &Listener) -> io::Result<Accepted> {
+    match listener {
+        Listener::Plain(listener) | Listener::Tls(listener, _) => {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             Ok(Accepted::Tcp(stream))
         }
-        Listening::Unix(listener) => listener
+        Listener::Unix(listener) => listener
             .accept()
             .await
             .map(|(stream, _)| Accepted::Unix(stream)),
@@ -209,69 +212,76 @@ async fn accept(listening: &Listening) -> io::Result<Accepted> {
 /// What every connection is served with.
 struct Connections {
     router: Router,
-    languages: Arc<Languages>,
-    patience: Patience,
-    places: Arc<Semaphore>,
+    builders: Arc<HttpBuilders>,
+    limits: ConnectionLimits,
+    permits: Arc<Semaphore>,
     unauthenticated: Unauthenticated,
     stop: watch::Receiver<bool>,
 }
 
 impl Connections {
     /// A place for the connection that was accepted last: a free one, or that of the oldest unauthenticated one.
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
-            return Some(place);
+    async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+            return Some(permit);
         }
-        let place = Arc::clone(&self.places).acquire_owned();
-        let mut place = pin!(place);
+        let permit = Arc::clone(&self.permits).acquire_owned();
+        let mut permit = pin!(permit);
         loop {
             self.unauthenticated.close_oldest();
             // It takes a moment until a closed one is gone. If there was none, there may be one later.
-            if let Ok(place) = timeout(BREATH, place.as_mut()).await {
-                return place.ok();
+            if let Ok(permit) = timeout(ACCEPT_RETRY, permit.as_mut()).await {
+                return permit.ok();
             }
         }
     }
 
     /// Each in a task of its own: one that is slow holds up nobody.
-    fn begin(
-        &self,
-        listening: &Listening,
-        accepted: Accepted,
-        place: Option<OwnedSemaphorePermit>,
-    ) {
-        let languages = Arc::clone(&self.languages);
-        let acceptor = match listening {
-            Listening::Tls(_, tls) => Some(tls.acceptor()),
-            Listening::Plain(_) | Listening::Unix(_) => None,
+    fn spawn(&self, listener: &Listener, accepted: Accepted, permit: Option<OwnedSemaphorePermit>) {
+        let builders = Arc::clone(&self.builders);
+        let acceptor = match listener {
+            Listener::Tls(_, tls) => Some(tls.acceptor()),
+            Listener::Plain(_) | Listener::Unix(_) => None,
         };
-        let pace = Pace::new(self.patience, &self.places, &self.unauthenticated);
-        let mut served = Served {
+        let timer = ConnectionTimer::new(self.limits, &self.permits, &self.unauthenticated);
+        let mut connection_service = ConnectionService {
             router: self.router.clone(),
-            encrypted: acceptor.is_some(),
+            over_tls: acceptor.is_some(),
             client: accepted.client(),
-            patience: self.patience,
-            pace: pace.clone(),
+            limits: self.limits,
+            timer: timer.clone(),
             stop: self.stop.clone(),
         };
         let serving = async move {
             let done = match (accepted, acceptor) {
-                (Accepted::Unix(stream), _) => languages.one(stream, served, place).await,
-                (Accepted::Tcp(stream), None) => languages.one(stream, served, place).await,
+                (Accepted::Unix(stream), _) => {
+                    builders
+                        .serve_http1(stream, connection_service, permit)
+                        .await
+                }
+                (Accepted::Tcp(stream), None) => {
+                    builders
+                        .serve_http1(stream, connection_service, permit)
+                        .await
+                }
                 (Accepted::Tcp(stream), Some(acceptor)) => {
-                    let quiet = served.patience.quiet;
-                    let shaken = tokio::select! {
-                        _ = served.stop.wait_for(|stop| *stop) => return,
-                        shaken = timeout(quiet, acceptor.accept(stream)) => shaken,
+                    let head_timeout = connection_service.limits.head_timeout;
+                    let handshake = tokio::select! {
+                        _ = connection_service.stop.wait_for(|stop| *stop) => return,
+                        handshake = timeout(head_timeout, acceptor.accept(stream)) => handshake,
                     };
                     // Whoever cannot speak TLS, or never does, is told nothing.
-                    let Ok(Ok(stream)) = shaken else { return };
+                    let Ok(Ok(stream)) = handshake else { return };
                     match stream.get_ref().1.alpn_protocol() {
                         Some(b"h2") => {
-                            let _place = place;
-                            languages.two(stream, served).await
+                            let _place = permit;
+                            builders.serve_http2(stream, connection_service).await
                         }
-                        _ => languages.one(stream, served, place).await,
+                        _ => {
+                            builders
+                                .serve_http1(stream, connection_service, permit)
+                                .await
+                        }
                     }
                 }
             };
@@ -282,17 +292,17 @@ impl Connections {
         };
         tokio::spawn(async move {
             tokio::select! {
-                () = pace.closed() => {}
+                () = timer.closed() => {}
                 () = serving => {}
             }
-            pace.leave();
+            timer.deregister();
         });
     }
 }
 
 /// The connection a request came over: routes find it among the extensions.
 #[derive(Debug, Clone)]
-pub(crate) struct Connection(Pace);
+pub(crate) struct Connection(ConnectionTimer);
 
 impl Connection {
     /// The request was authenticated: by a key, a token, a ticket or a signature.
@@ -301,8 +311,8 @@ impl Connection {
     }
 
     /// A sandbox serves the request of a visitor without credentials.
-    pub(crate) fn visit(&self) {
-        self.0.visit();
+    pub(crate) fn mark_visitor(&self) {
+        self.0.mark_visitor();
     }
 
     /// Has a connection with HTTP/1 closed with a TCP reset. Some clients take a close of another kind, in the middle of a
@@ -313,7 +323,7 @@ impl Connection {
 
     /// Refuses a further connection, to a port, that has taken a descriptor which is kept back.
     pub(crate) fn check_descriptor(&self, descriptor: &impl AsRawFd) -> Result<(), Error> {
-        if !self.0.patience().is_reserved(descriptor) {
+        if !self.0.limits().is_reserved(descriptor) {
             return Ok(());
         }
         let message = "the server has no descriptors left for connections to ports";
@@ -324,39 +334,47 @@ impl Connection {
 
 /// One connection.
 #[derive(Clone)]
-struct Served {
+struct ConnectionService {
     router: Router,
-    encrypted: bool,
+    over_tls: bool,
     client: Option<ClientAddress>,
-    patience: Patience,
-    pace: Pace,
+    limits: ConnectionLimits,
+    timer: ConnectionTimer,
     stop: watch::Receiver<bool>,
 }
 
-impl Served {
-    async fn answer(self, request: Request<Incoming>) -> Result<Response<Answered>, Infallible> {
-        let under_way = self.pace.request();
-        let silence = Silence::default();
-        let mut request = request_body::limited(request, self.patience.body, &silence, &under_way);
-        request.extensions_mut().insert(silence);
+impl ConnectionService {
+    async fn handle(
+        self,
+        request: Request<Incoming>,
+    ) -> Result<Response<ResponseBody>, Infallible> {
+        let guard = self.timer.begin_request();
+        let exemption = IdleExemption::default();
+        let mut request = request_body::with_idle_timeout(
+            request,
+            self.limits.body_idle_timeout,
+            &exemption,
+            &guard,
+        );
+        request.extensions_mut().insert(exemption);
         request
             .extensions_mut()
-            .insert(Connection(self.pace.clone()));
+            .insert(Connection(self.timer.clone()));
         if let Some(client) = self.client {
             request.extensions_mut().insert(client);
         }
-        if self.encrypted {
-            request.extensions_mut().insert(Encrypted);
+        if self.over_tls {
+            request.extensions_mut().insert(OverTls);
         }
         let response = self.router.oneshot(request).await?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            self.pace.upgrade();
+            self.timer.upgrade();
         }
-        Ok(response.map(|body| Answered::new(body, under_way, Taken::here())))
+        Ok(response.map(|body| ResponseBody::new(body, guard, SendProgress::of_current_stream())))
     }
 
     /// Serves until its client goes or is too slow, or until all is answered that was asked for before the stop.
-    async fn until_over<C: Future<Output = hyper::Result<()>>>(
+    async fn run_connection<C: Future<Output = hyper::Result<()>>>(
         mut self,
         connection: C,
         end: impl FnOnce(Pin<&mut C>),
@@ -365,76 +383,86 @@ impl Served {
         tokio::select! {
             done = connection.as_mut() => return done,
             _ = self.stop.wait_for(|stop| *stop) => {}
-            overdue = self.pace.overdue(self.patience.idle) => if overdue == Overdue::Head {
+            next_timeout = self.timer.next_timeout(self.limits.idle_timeout) => if next_timeout == ConnectionTimeout::Head {
                 return Ok(());
             }
         }
         end(connection.as_mut());
         tokio::select! {
             done = connection => done,
-            _ = self.pace.overdue(self.patience.quiet) => Ok(()),
+            _ = self.timer.next_timeout(self.limits.head_timeout) => Ok(()),
         }
     }
 }
 
 /// The two HTTPs.
-struct Languages {
-    one: http1::Builder,
-    two: http2::Builder<Streams>,
+struct HttpBuilders {
+    http1: http1::Builder,
+    http2: http2::Builder<StreamExecutor>,
 }
 
-impl Languages {
-    fn new(patience: Patience) -> Self {
-        let quiet = patience.quiet;
-        let mut one = http1::Builder::new();
+impl HttpBuilders {
+    fn new(limits: ConnectionLimits) -> Self {
+        let head_timeout = limits.head_timeout;
+        let mut http1 = http1::Builder::new();
         // How long a head may take, and how long none need come, is watched by ourselves.
-        one.header_read_timeout(None)
-            .max_header_size(HEAD)
-            .max_buf_size(BUFFER);
-        let mut two = http2::Builder::new(Streams {
-            quiet: patience.body,
+        http1
+            .header_read_timeout(None)
+            .max_header_size(MAX_HEAD_BYTES)
+            .max_buf_size(BUFFER_BYTES);
+        let mut http2 = http2::Builder::new(StreamExecutor {
+            stall_timeout: limits.body_idle_timeout,
         });
-        two.timer(TokioTimer::new())
+        http2
+            .timer(TokioTimer::new())
             // A client that is not there any more is found out.
-            .keep_alive_interval(quiet)
-            .keep_alive_timeout(quiet)
+            .keep_alive_interval(head_timeout)
+            .keep_alive_timeout(head_timeout)
             .max_header_list_size(u16::MAX.into());
-        Self { one, two }
+        Self { http1, http2 }
     }
 
-    async fn one(
+    async fn serve_http1(
         &self,
         stream: impl Transport,
-        served: Served,
-        place: Option<OwnedSemaphorePermit>,
+        connection_service: ConnectionService,
+        permit: Option<OwnedSemaphorePermit>,
     ) -> hyper::Result<()> {
-        let service = served.clone();
-        let service = service_fn(move |request| service.clone().answer(request));
-        let stream = TokioIo::new(Heard::new(stream, served.pace.clone(), place));
-        let connection = self.one.serve_connection(stream, service).with_upgrades();
+        let service = connection_service.clone();
+        let service = service_fn(move |request| service.clone().handle(request));
+        let stream = TokioIo::new(TimedIo::new(
+            stream,
+            connection_service.timer.clone(),
+            permit,
+        ));
+        let connection = self.http1.serve_connection(stream, service).with_upgrades();
         let end = http1::UpgradeableConnection::graceful_shutdown;
-        served.until_over(connection, end).await
+        connection_service.run_connection(connection, end).await
     }
 
-    async fn two(
+    async fn serve_http2(
         &self,
         mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        served: Served,
+        connection_service: ConnectionService,
     ) -> hyper::Result<()> {
         // Only whoever has said its first words is asked whether it is still there.
-        let mut first = [0; PREFACE];
-        let heard = timeout(served.patience.quiet, stream.read_exact(&mut first)).await;
-        if !matches!(heard, Ok(Ok(_))) {
+        let mut first = [0; PREFACE_LEN];
+        let preface = timeout(
+            connection_service.limits.head_timeout,
+            stream.read_exact(&mut first),
+        )
+        .await;
+        if !matches!(preface, Ok(Ok(_))) {
             return Ok(());
         }
-        served.pace.greeted();
+        connection_service.timer.preface_received();
         let (reader, writer) = tokio::io::split(stream);
         let stream = tokio::io::join(Cursor::new(first).chain(reader), writer);
-        let service = served.clone();
-        let service = service_fn(move |request| service.clone().answer(request));
-        let connection = self.two.serve_connection(TokioIo::new(stream), service);
-        served
-            .until_over(connection, http2::Connection::graceful_shutdown)
+        let service = connection_service.clone();
+        let service = service_fn(move |request| service.clone().handle(request));
+        let connection = self.http2.serve_connection(TokioIo::new(stream), service);
+        connection_service
+            .run_connection(connection, http2::Connection::graceful_shutdown)
             .await
     }
 }

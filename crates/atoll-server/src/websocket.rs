@@ -23,24 +23,24 @@ use tokio::time::{Instant, timeout};
 use tokio_tungstenite::tungstenite::Error as WireError;
 use tokio_tungstenite::tungstenite::error::ProtocolError;
 
-use crate::App;
-use crate::error::FailureBody;
+use crate::AppState;
 use crate::api_types::Exit;
+use crate::error::ErrorBody;
 
 /// A word now and then, so that nobody in between takes the silence for the end.
-pub(crate) const PING: Duration = Duration::from_secs(30);
-/// Whoever does not answer it for so long is gone.
-pub(crate) const GRACE: Duration = Duration::from_secs(10);
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// Whoever does not response it for so long is gone.
+pub(crate) const PONG_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a last word may take.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
-/// How long one may take to answer it.
-const LISTEN: Duration = Duration::from_secs(2);
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long one may take to response it.
+const CLOSE_DRAIN: Duration = Duration::from_secs(2);
 /// The longest message a client may send: it is in our memory until it is whole.
-const MOST: usize = 4 << 20;
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// Read buffer of a WebSocket, for as long as it is open. A larger message gets a buffer of its own size.
 const READ_BUFFER: usize = 4 << 10;
 /// Largest frame of terminal output. A WebSocket keeps its write buffer, which has the size of the largest frame that was sent.
-const FRAME: usize = 8 << 10;
+const MAX_FRAME_BYTES: usize = 8 << 10;
 
 /// A request to go on as a WebSocket, if it is one.
 pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
@@ -50,23 +50,23 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await;
-        Ok(Self(upgrade.ok().map(bounded)))
+        Ok(Self(upgrade.ok().map(with_limits)))
     }
 }
 
 /// Limits the memory of one WebSocket.
-fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+fn with_limits(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
     upgrade
-        .max_frame_size(MOST)
-        .max_message_size(MOST)
+        .max_frame_size(MAX_MESSAGE_BYTES)
+        .max_message_size(MAX_MESSAGE_BYTES)
         .read_buffer_size(READ_BUFFER)
 }
 
 /// A request to go on as a WebSocket, kept for the case that it is refused before it gets to one.
-pub(crate) struct Door(Parts);
+pub(crate) struct PendingUpgrade(Parts);
 
-impl Door {
-    pub(crate) fn of<B>(request: &Request<B>) -> Option<Self> {
+impl PendingUpgrade {
+    pub(crate) fn from_request<B>(request: &Request<B>) -> Option<Self> {
         let to = request.headers().get(header::UPGRADE)?;
         let socket = to.as_bytes().eq_ignore_ascii_case(b"websocket");
         let upgrade = request.extensions().get::<OnUpgrade>();
@@ -79,31 +79,33 @@ impl Door {
         Some(Self(parts))
     }
 
-    /// Goes on as one, to say what went wrong; if that cannot be, the answer stays what it is.
-    pub(crate) async fn refuse(mut self, answer: Response) -> Response {
-        let Some(failure) = answer.extensions().get::<FailureBody>().cloned() else {
-            return answer;
+    /// Goes on as one, to say what went wrong; if that cannot be, the response stays what it is.
+    pub(crate) async fn reject(mut self, response: Response) -> Response {
+        let Some(failure) = response.extensions().get::<ErrorBody>().cloned() else {
+            return response;
         };
         let upgrade = WebSocketUpgrade::from_request_parts(&mut self.0, &()).await;
-        let Ok(upgrade) = upgrade else { return answer };
+        let Ok(upgrade) = upgrade else {
+            return response;
+        };
         tracing::info!(code = failure.code(), "an upgrade is refused");
-        bounded(upgrade).on_upgrade(async move |socket| {
+        with_limits(upgrade).on_upgrade(async move |socket| {
             close(socket, failure.close_code(), failure.message()).await;
         })
     }
 }
 
 /// Ends what has no end of its own: the server does, or the key is worth nothing any more.
-pub(crate) struct Ends(Pin<Box<dyn Future<Output = Notice> + Send>>);
+pub(crate) struct StreamEndSignal(Pin<Box<dyn Future<Output = Notice> + Send>>);
 
-impl Ends {
-    pub(crate) fn of(app: &App, caller: &Context) -> Self {
+impl StreamEndSignal {
+    pub(crate) fn new(app: &AppState, caller: &Context) -> Self {
         let (core, caller) = (app.core.clone(), caller.clone());
         Self(Box::pin(async move { core.notice(&caller).await }))
     }
 
     /// How a WebSocket is told, when it is so far.
-    pub(crate) async fn told(&mut self) -> (u16, String) {
+    pub(crate) async fn close_reason(&mut self) -> (u16, String) {
         let notice = (&mut self.0).await;
         let error = notice.error();
         match notice {
@@ -117,19 +119,19 @@ impl Ends {
 const GOING_AWAY: u16 = 1001;
 
 /// Says what went wrong, and ends.
-pub(crate) async fn refuse(socket: WebSocket, error: &Error) {
+pub(crate) async fn close_with_error(socket: WebSocket, error: &Error) {
     close(socket, error.code.close_code(), &error.message).await;
 }
 
 /// Ends with a client whose words cannot be taken, and says why; nothing is said to one that is gone.
-async fn misheard(socket: WebSocket, error: axum::Error) {
-    if let Some((code, reason)) = fault(error) {
+async fn close_on_protocol_error(socket: WebSocket, error: axum::Error) {
+    if let Some((code, reason)) = protocol_close_code(error) {
         close(socket, code, reason).await;
     }
 }
 
 /// What is wrong with what a client sends, by the codes that all WebSockets have for it; nothing if it is gone.
-pub(crate) fn fault(error: axum::Error) -> Option<(u16, &'static str)> {
+pub(crate) fn protocol_close_code(error: axum::Error) -> Option<(u16, &'static str)> {
     let error = error.into_inner().downcast::<WireError>().ok()?;
     match *error {
         WireError::Capacity(_) => Some((1009, "a message is longer than is taken")),
@@ -143,15 +145,15 @@ pub(crate) fn fault(error: axum::Error) -> Option<(u16, &'static str)> {
 /// Says the end, and listens for a while: a connection that is closed with a client's words unread takes back what it was
 /// told last.
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
-    let told = timeout(FAREWELL, socket.send(last_word(code, reason))).await;
-    if told.is_ok_and(|told| told.is_ok()) {
-        let heard = async { while let Some(Ok(_)) = socket.recv().await {} };
-        let _ = timeout(LISTEN, heard).await;
+    let sent = timeout(CLOSE_TIMEOUT, socket.send(close_frame(code, reason))).await;
+    if sent.is_ok_and(|sent| sent.is_ok()) {
+        let drained = async { while let Some(Ok(_)) = socket.recv().await {} };
+        let _ = timeout(CLOSE_DRAIN, drained).await;
     }
 }
 
 /// The end, and why.
-pub(crate) fn last_word(code: u16, reason: &str) -> Message {
+pub(crate) fn close_frame(code: u16, reason: &str) -> Message {
     // A reason has 123 bytes.
     let mut end = reason.len().min(123);
     while !reason.is_char_boundary(end) {
@@ -165,35 +167,40 @@ pub(crate) fn last_word(code: u16, reason: &str) -> Message {
 }
 
 /// When somebody was last heard, and when to ask.
-struct Pulse {
-    heard: Instant,
-    asked: bool,
+struct Keepalive {
+    last_received: Instant,
+    ping_sent: bool,
 }
 
-impl Pulse {
+impl Keepalive {
     fn new() -> Self {
         Self {
-            heard: Instant::now(),
-            asked: false,
+            last_received: Instant::now(),
+            ping_sent: false,
         }
     }
 
-    fn heard(&mut self) {
-        (self.heard, self.asked) = (Instant::now(), false);
+    fn received(&mut self) {
+        (self.last_received, self.ping_sent) = (Instant::now(), false);
     }
 
-    fn next(&self) -> Instant {
-        self.heard + if self.asked { PING + GRACE } else { PING }
+    fn next_check(&self) -> Instant {
+        self.last_received
+            + if self.ping_sent {
+                PING_INTERVAL + PONG_TIMEOUT
+            } else {
+                PING_INTERVAL
+            }
     }
 
-    /// Asks whether somebody is there, and says whether that makes sense; who is not listened to need not answer.
-    async fn ask(&mut self, socket: &mut WebSocket, listening: bool) -> bool {
+    /// Asks whether somebody is there, and says whether that makes sense; who is not listened to need not response.
+    async fn ping(&mut self, socket: &mut WebSocket, listening: bool) -> bool {
         if !listening {
-            self.heard();
-        } else if self.asked {
+            self.received();
+        } else if self.ping_sent {
             return false;
         } else {
-            self.asked = true;
+            self.ping_sent = true;
         }
         socket.send(Message::Ping(Bytes::new())).await.is_ok()
     }
@@ -202,78 +209,83 @@ impl Pulse {
 /// What a client says about its terminal.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum Word {
+enum TerminalMessage {
     Resize { cols: u16, rows: u16 },
     Ping,
 }
 
 /// Joins a client with a terminal: what it shows first, then what comes. Binary frames are keys and output;
 /// text that says so is a change of size, other text is keys too.
-pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: ExecHandle, mut ends: Ends) {
-    let joined = match exec.attach() {
-        Ok(joined) => joined,
-        Err(error) => return refuse(socket, &error).await,
+pub(crate) async fn terminal(
+    mut socket: WebSocket,
+    access: Use,
+    exec: ExecHandle,
+    mut end_signal: StreamEndSignal,
+) {
+    let attachment = match exec.attach() {
+        Ok(attachment) => attachment,
+        Err(error) => return close_with_error(socket, &error).await,
     };
-    let mut output = joined.output;
-    if send_output(&mut socket, joined.replay).await.is_err() {
+    let mut output = attachment.output;
+    if send_output(&mut socket, attachment.replay).await.is_err() {
         return;
     }
-    let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
+    let (mut keepalive, mut input) = (Keepalive::new(), PendingInput::default());
     loop {
         tokio::select! {
             chunk = output.next() => match chunk {
                 Ok(Some(Chunk::Data { bytes, .. })) => {
-                    used.touch();
+                    access.touch();
                     if send_output(&mut socket, bytes).await.is_err() {
                         return;
                     }
                 }
                 // Too slow: what it missed is not worth telling, what it shows is.
                 Ok(Some(Chunk::Gap { .. })) => match exec.attach() {
-                    Ok(joined) => {
-                        output = joined.output;
-                        if send_output(&mut socket, joined.replay).await.is_err() {
+                    Ok(attachment) => {
+                        output = attachment.output;
+                        if send_output(&mut socket, attachment.replay).await.is_err() {
                             return;
                         }
                     }
-                    Err(error) => return refuse(socket, &error).await,
+                    Err(error) => return close_with_error(socket, &error).await,
                 },
-                Ok(Some(Chunk::Exit(_)) | None) => return ended(socket, &used).await,
-                Err(error) => return refuse(socket, &error).await,
+                Ok(Some(Chunk::Exit(_)) | None) => return close_after_exit(socket, &access).await,
+                Err(error) => return close_with_error(socket, &error).await,
             },
-            (code, why) = ends.told() => return close(socket, code, &why).await,
-            done = typing.done() => {
-                pulse.heard();
-                if let Err(error) = unless_over(done) {
-                    return refuse(socket, &error).await;
+            (code, reason) = end_signal.close_reason() => return close(socket, code, &reason).await,
+            done = input.completed() => {
+                keepalive.received();
+                if let Err(error) = ignore_stdin_closed(done) {
+                    return close_with_error(socket, &error).await;
                 }
             }
-            said = socket.recv(), if typing.is_over() => {
-                pulse.heard();
-                used.touch();
-                let done = match said {
+            received = socket.recv(), if input.is_idle() => {
+                keepalive.received();
+                access.touch();
+                let done = match received {
                     Some(Ok(Message::Binary(keys))) => {
-                        typing.begin(&used, &exec, keys);
+                        input.begin(&access, &exec, keys);
                         Ok(())
                     }
-                    Some(Ok(Message::Text(text))) => match serde_json::from_str::<Word>(&text) {
-                        Ok(Word::Resize { cols, rows }) => exec.resize(size(cols, rows)),
-                        Ok(Word::Ping) => Ok(()),
+                    Some(Ok(Message::Text(text))) => match serde_json::from_str::<TerminalMessage>(&text) {
+                        Ok(TerminalMessage::Resize { cols, rows }) => exec.resize(clamp_size(cols, rows)),
+                        Ok(TerminalMessage::Ping) => Ok(()),
                         Err(_) => {
-                            typing.begin(&used, &exec, text.into());
+                            input.begin(&access, &exec, text.into());
                             Ok(())
                         }
                     },
                     Some(Ok(Message::Ping(_) | Message::Pong(_))) => Ok(()),
-                    Some(Err(error)) => return misheard(socket, error).await,
+                    Some(Err(error)) => return close_on_protocol_error(socket, error).await,
                     Some(Ok(Message::Close(_))) | None => return,
                 };
-                if let Err(error) = unless_over(done) {
-                    return refuse(socket, &error).await;
+                if let Err(error) = ignore_stdin_closed(done) {
+                    return close_with_error(socket, &error).await;
                 }
             },
-            () = tokio::time::sleep_until(pulse.next()) => {
-                if !pulse.ask(&mut socket, typing.is_over()).await {
+            () = tokio::time::sleep_until(keepalive.next_check()) => {
+                if !keepalive.ping(&mut socket, input.is_idle()).await {
                     return;
                 }
             }
@@ -285,14 +297,14 @@ pub(crate) async fn terminal(mut socket: WebSocket, used: Use, exec: ExecHandle,
 async fn send_output(socket: &mut WebSocket, bytes: impl Into<Bytes>) -> Result<(), axum::Error> {
     let mut rest = bytes.into();
     while !rest.is_empty() {
-        let frame = rest.split_to(rest.len().min(FRAME));
+        let frame = rest.split_to(rest.len().min(MAX_FRAME_BYTES));
         socket.send(Message::Binary(frame)).await?;
     }
     Ok(())
 }
 
 /// Keys for a program that has just ended are nobody's fault.
-fn unless_over(done: Result<(), Error>) -> Result<(), Error> {
+fn ignore_stdin_closed(done: Result<(), Error>) -> Result<(), Error> {
     done.or_else(|error| match error.code {
         Code::StdinClosed => Ok(()),
         _ => Err(error),
@@ -302,44 +314,44 @@ fn unless_over(done: Result<(), Error>) -> Result<(), Error> {
 /// What a client typed, until the program has it. Nothing else it says is heard meanwhile; but it is told what the program
 /// says, who may wait for just that.
 #[derive(Default)]
-struct Typing<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
+struct PendingInput<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
 
-impl<'a> Typing<'a> {
-    fn begin(&mut self, used: &'a Use, exec: &'a ExecHandle, keys: Bytes) {
+impl<'a> PendingInput<'a> {
+    fn begin(&mut self, access: &'a Use, exec: &'a ExecHandle, keys: Bytes) {
         self.0 = Some(Box::pin(async move {
             // Input is a use: a paused one goes on.
-            used.wake().await?;
+            access.wake().await?;
             exec.write_stdin(&keys).await
         }));
     }
 
-    fn is_over(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.0.is_none()
     }
 
     /// How it went, once it is over.
-    async fn done(&mut self) -> Result<(), Error> {
-        let Some(typing) = &mut self.0 else {
+    async fn completed(&mut self) -> Result<(), Error> {
+        let Some(input) = &mut self.0 else {
             return std::future::pending().await;
         };
-        let done = typing.await;
+        let done = input.await;
         self.0 = None;
         done
     }
 }
 
 /// A program has ended: by itself, or with its sandbox.
-async fn ended(socket: WebSocket, used: &Use) {
-    let is = used.runtime().get(used.id()).map(|info| info.state);
+async fn close_after_exit(socket: WebSocket, access: &Use) {
+    let is = access.runtime().get(access.id()).map(|info| info.state);
     let lives = |state| matches!(state, SandboxState::Running | SandboxState::Paused);
-    if lives(used.state()) && is.is_ok_and(lives) {
+    if lives(access.state()) && is.is_ok_and(lives) {
         return close(socket, 1000, "exited").await;
     }
-    refuse(socket, &SandboxState::Stopped.refusal("used")).await;
+    close_with_error(socket, &SandboxState::Stopped.refusal("used")).await;
 }
 
 /// A size that a terminal can have.
-pub(crate) fn size(columns: u16, rows: u16) -> TerminalSize {
+pub(crate) fn clamp_size(columns: u16, rows: u16) -> TerminalSize {
     TerminalSize {
         rows: rows.clamp(1, 500),
         columns: columns.clamp(1, 500),
@@ -347,7 +359,7 @@ pub(crate) fn size(columns: u16, rows: u16) -> TerminalSize {
 }
 
 /// What the first byte of a frame says.
-mod kind {
+mod frame_type {
     pub(super) const STDIN: u8 = 0;
     pub(super) const STDOUT: u8 = 1;
     pub(super) const STDERR: u8 = 2;
@@ -359,21 +371,21 @@ mod kind {
 /// is; a gap is told as text.
 pub(crate) async fn output(
     mut socket: WebSocket,
-    used: Use,
+    access: Use,
     exec: ExecHandle,
     after: u64,
-    mut ends: Ends,
+    mut end_signal: StreamEndSignal,
 ) {
     let mut reader = exec.output(after);
     // What was written before now has been told when the position is here.
     let end = exec.output_range().1;
     let mut live = false;
-    let (mut pulse, mut typing) = (Pulse::new(), Typing::default());
+    let (mut keepalive, mut input) = (Keepalive::new(), PendingInput::default());
     loop {
         if !live && reader.position() >= end {
             live = true;
             if socket
-                .send(Message::Binary(vec![kind::LIVE].into()))
+                .send(Message::Binary(vec![frame_type::LIVE].into()))
                 .await
                 .is_err()
             {
@@ -382,13 +394,13 @@ pub(crate) async fn output(
         }
         tokio::select! {
             chunk = reader.next() => {
-                used.touch();
+                access.touch();
                 let (message, over) = match chunk {
                     Ok(Some(Chunk::Data { stream, bytes, .. })) => {
                         let mut frame = Vec::with_capacity(bytes.len() + 1);
                         frame.push(match stream {
-                            Stream::Stdout => kind::STDOUT,
-                            Stream::Stderr => kind::STDERR,
+                            Stream::Stdout => frame_type::STDOUT,
+                            Stream::Stderr => frame_type::STDERR,
                         });
                         frame.extend_from_slice(&bytes);
                         (Message::Binary(frame.into()), false)
@@ -398,12 +410,12 @@ pub(crate) async fn output(
                         (Message::Text(text.to_string().into()), false)
                     }
                     Ok(Some(Chunk::Exit(status))) => {
-                        let mut frame = vec![kind::EXIT];
+                        let mut frame = vec![frame_type::EXIT];
                         let _ = serde_json::to_writer(&mut frame, &Exit::from(status));
                         (Message::Binary(frame.into()), true)
                     }
                     Ok(None) => return close(socket, 1000, "over").await,
-                    Err(error) => return refuse(socket, &error).await,
+                    Err(error) => return close_with_error(socket, &error).await,
                 };
                 if socket.send(message).await.is_err() {
                     return;
@@ -412,21 +424,21 @@ pub(crate) async fn output(
                     return close(socket, 1000, "exited").await;
                 }
             }
-            (code, why) = ends.told() => return close(socket, code, &why).await,
-            done = typing.done() => {
-                pulse.heard();
+            (code, reason) = end_signal.close_reason() => return close(socket, code, &reason).await,
+            done = input.completed() => {
+                keepalive.received();
                 if let Err(error) = done {
-                    return refuse(socket, &error).await;
+                    return close_with_error(socket, &error).await;
                 }
             }
-            said = socket.recv(), if typing.is_over() => {
-                pulse.heard();
-                match said {
+            received = socket.recv(), if input.is_idle() => {
+                keepalive.received();
+                match received {
                     Some(Ok(Message::Binary(frame))) => {
                         let done = match frame.split_first() {
-                            Some((&kind::STDIN, [])) => exec.close_stdin(),
-                            Some((&kind::STDIN, _)) => {
-                                typing.begin(&used, &exec, frame.slice(1..));
+                            Some((&frame_type::STDIN, [])) => exec.close_stdin(),
+                            Some((&frame_type::STDIN, _)) => {
+                                input.begin(&access, &exec, frame.slice(1..));
                                 Ok(())
                             }
                             _ => Err(Error::invalid(
@@ -436,16 +448,16 @@ pub(crate) async fn output(
                             )),
                         };
                         if let Err(error) = done {
-                            return refuse(socket, &error).await;
+                            return close_with_error(socket, &error).await;
                         }
                     }
-                    Some(Err(error)) => return misheard(socket, error).await,
+                    Some(Err(error)) => return close_on_protocol_error(socket, error).await,
                     Some(Ok(Message::Close(_))) | None => return,
                     Some(Ok(_)) => {}
                 }
             }
-            () = tokio::time::sleep_until(pulse.next()) => {
-                if !pulse.ask(&mut socket, typing.is_over()).await {
+            () = tokio::time::sleep_until(keepalive.next_check()) => {
+                if !keepalive.ping(&mut socket, input.is_idle()).await {
                     return;
                 }
             }

@@ -18,39 +18,39 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::lenient::Noted;
-use super::error::{Failed, Over, is_over};
-use crate::serve::Connection;
+use super::error::{CallFailed, SandboxEnded, is_sandbox_ended};
+use super::lenient::WithUnknownFields;
 use crate::malformed;
+use crate::serve::Connection;
 
 /// The flag of the last envelope.
-const LAST: u8 = 2;
+const END_OF_STREAM_FLAG: u8 = 2;
 /// The largest message that is taken.
-const MOST: usize = 4 << 20;
-const STREAM: &str = "application/connect+json";
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+const STREAM_CONTENT_TYPE: &str = "application/connect+json";
 
 /// Why a call failed.
 #[derive(Debug, Clone)]
-pub(super) struct Fault {
+pub(super) struct ConnectError {
     code: &'static str,
     message: String,
     /// The sandbox does not run any more.
-    over: bool,
+    sandbox_ended: bool,
 }
 
-impl Fault {
+impl ConnectError {
     pub(super) fn new(code: &'static str, message: impl Into<String>) -> Self {
         Self {
             code,
             message: message.into(),
-            over: false,
+            sandbox_ended: false,
         }
     }
 
     /// The sandbox does not run any more, in the words by which the SDKs know that.
-    pub(super) fn over() -> Self {
+    pub(super) fn sandbox_ended() -> Self {
         Self {
-            over: true,
+            sandbox_ended: true,
             ..Self::new("unavailable", "The sandbox was not found")
         }
     }
@@ -78,17 +78,24 @@ impl Fault {
 
     /// The last envelope of a stream that ended so.
     pub(super) fn envelope(&self) -> Bytes {
-        envelope(LAST, &json!({ "error": self.body(), "metadata": {} }))
+        envelope(
+            END_OF_STREAM_FLAG,
+            &json!({ "error": self.body(), "metadata": {} }),
+        )
     }
 
     /// A whole stream that never began.
     pub(super) fn stream(&self) -> Response {
-        let response = ([(header::CONTENT_TYPE, STREAM)], self.envelope()).into_response();
-        self.marked(response)
+        let response = (
+            [(header::CONTENT_TYPE, STREAM_CONTENT_TYPE)],
+            self.envelope(),
+        )
+            .into_response();
+        self.with_markers(response)
     }
 
     /// The answer to a request, by which it is known whether that was for a stream.
-    pub(super) fn answer(self, headers: &HeaderMap) -> Response {
+    pub(super) fn for_request(self, headers: &HeaderMap) -> Response {
         let kind = headers.get(header::CONTENT_TYPE);
         let streams = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/connect+"));
         if streams {
@@ -97,19 +104,19 @@ impl Fault {
         self.into_response()
     }
 
-    fn marked(&self, mut response: Response) -> Response {
-        response.extensions_mut().insert(Failed);
-        if self.over {
-            response.extensions_mut().insert(Over);
+    fn with_markers(&self, mut response: Response) -> Response {
+        response.extensions_mut().insert(CallFailed);
+        if self.sandbox_ended {
+            response.extensions_mut().insert(SandboxEnded);
         }
         response
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for ConnectError {
     fn from(error: Error) -> Self {
         let code = match error.code {
-            code if is_over(code) => return Self::over(),
+            code if is_sandbox_ended(code) => return Self::sandbox_ended(),
             Code::FileExists => "already_exists",
             Code::UnknownUser => "unauthenticated",
             // Whatever is exhausted is told as a rate limit by the SDKs.
@@ -130,10 +137,10 @@ impl From<Error> for Fault {
     }
 }
 
-impl IntoResponse for Fault {
+impl IntoResponse for ConnectError {
     fn into_response(self) -> Response {
         let response = (self.status(), Json(self.body())).into_response();
-        self.marked(response)
+        self.with_markers(response)
     }
 }
 
@@ -153,8 +160,8 @@ pub(super) fn message(message: &impl Serialize) -> Bytes {
 }
 
 /// The last envelope of a stream that went well.
-pub(super) fn done() -> Bytes {
-    envelope(LAST, &json!({}))
+pub(super) fn end_of_stream() -> Bytes {
+    envelope(END_OF_STREAM_FLAG, &json!({}))
 }
 
 /// The next envelope of a stream.
@@ -175,20 +182,20 @@ pub(super) async fn end_with(sandbox: &Use, connection: &Connection) -> Envelope
         tokio::task::yield_now().await;
         return Err(SandboxGone);
     }
-    Ok(Fault::over().envelope())
+    Ok(ConnectError::sandbox_ended().envelope())
 }
 
 /// A stream of envelopes; its maker sends the last one.
 pub(super) fn stream(envelopes: impl Stream<Item = Envelope> + Send + 'static) -> Response {
     let body = Body::from_stream(envelopes);
-    ([(header::CONTENT_TYPE, STREAM)], body).into_response()
+    ([(header::CONTENT_TYPE, STREAM_CONTENT_TYPE)], body).into_response()
 }
 
 /// A message, read leniently: fields that are not known are somebody's later version, and noted in the log.
-fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ConnectError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
-    let read: Noted<T> = malformed::read_json(bytes)?;
-    Ok(read.told())
+    let read: WithUnknownFields<T> = malformed::read_json(bytes)?;
+    Ok(read.log_unknown())
 }
 
 /// The only message of a call that is no stream.
@@ -196,33 +203,33 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
 pub(super) struct Unary<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Unary<T> {
-    type Rejection = Fault;
+    type Rejection = ConnectError;
 
-    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
-        let bytes = axum::body::to_bytes(request.into_body(), MOST).await;
+    async fn from_request(request: Request, _: &S) -> Result<Self, ConnectError> {
+        let bytes = axum::body::to_bytes(request.into_body(), MAX_MESSAGE_BYTES).await;
         let bytes = bytes.map_err(|error| {
             let cause = error.into_inner();
             if cause.is::<LengthLimitError>() {
                 return too_large();
             }
-            Fault::new("canceled", cause.to_string())
+            ConnectError::new("canceled", cause.to_string())
         })?;
         read(&bytes).map(Self)
     }
 }
 
-fn too_large() -> Fault {
-    let message = format!("a message has at most {} MiB", MOST >> 20);
-    Fault::new("invalid_argument", message)
+fn too_large() -> ConnectError {
+    let message = format!("a message has at most {} MiB", MAX_MESSAGE_BYTES >> 20);
+    ConnectError::new("invalid_argument", message)
 }
 
 /// The messages of a call, as they come.
-pub(super) struct Call {
+pub(super) struct RequestStream {
     body: BodyDataStream,
     buffer: BytesMut,
 }
 
-impl Call {
+impl RequestStream {
     pub(super) fn new(body: Body) -> Self {
         Self {
             body: body.into_data_stream(),
@@ -231,41 +238,41 @@ impl Call {
     }
 
     /// The first message, of a call that has one.
-    pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, Fault> {
+    pub(super) async fn only<T: DeserializeOwned>(mut self) -> Result<T, ConnectError> {
         let first = self.next().await?;
-        first.ok_or_else(|| Fault::new("invalid_argument", "the call has no message"))
+        first.ok_or_else(|| ConnectError::new("invalid_argument", "the call has no message"))
     }
 
     /// The next message; nothing at the end.
-    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Fault> {
+    pub(super) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, ConnectError> {
         loop {
-            if let Some((flags, message)) = self.take()? {
+            if let Some((flags, message)) = self.take_envelope()? {
                 return match flags {
-                    LAST => Ok(None),
+                    END_OF_STREAM_FLAG => Ok(None),
                     _ => read(&message).map(Some),
                 };
             }
             match self.body.next().await {
                 Some(Ok(bytes)) => self.buffer.extend_from_slice(&bytes),
-                Some(Err(error)) => return Err(Fault::new("canceled", error.to_string())),
+                Some(Err(error)) => return Err(ConnectError::new("canceled", error.to_string())),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(Fault::new("invalid_argument", "the call broke off")),
+                None => return Err(ConnectError::new("invalid_argument", "the call broke off")),
             }
         }
     }
 
     /// Takes the first whole envelope off what has come.
-    fn take(&mut self) -> Result<Option<(u8, Bytes)>, Fault> {
+    fn take_envelope(&mut self) -> Result<Option<(u8, Bytes)>, ConnectError> {
         let Some(([flags, length @ ..], _)) = self.buffer.split_first_chunk::<5>() else {
             return Ok(None);
         };
         let (flags, length) = (*flags, u32::from_be_bytes(*length) as usize);
-        if length > MOST {
+        if length > MAX_MESSAGE_BYTES {
             return Err(too_large());
         }
         if flags & 1 != 0 {
             let message = "compressed messages are not taken";
-            return Err(Fault::new("unimplemented", message));
+            return Err(ConnectError::new("unimplemented", message));
         }
         if self.buffer.len() < 5 + length {
             return Ok(None);
@@ -281,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_by_the_code_that_the_sdks_know_it_by() {
-        for (code, told) in [
+        for (code, expected) in [
             (Code::InvalidRequest, "invalid_argument"),
             (Code::CwdNotFound, "invalid_argument"),
             (Code::UnknownUser, "unauthenticated"),
@@ -299,26 +306,28 @@ mod tests {
             (Code::SandboxStopped, "unavailable"),
             (Code::SandboxFailed, "unavailable"),
         ] {
-            let fault = Fault::from(Error::new(code, "why"));
-            assert_eq!(fault.code, told, "{code:?}");
-            assert_eq!(fault.over, told == "unavailable", "{code:?}");
+            let error = ConnectError::from(Error::new(code, "why"));
+            assert_eq!(error.code, expected, "{code:?}");
+            assert_eq!(error.sandbox_ended, expected == "unavailable", "{code:?}");
         }
     }
 
     #[tokio::test]
     async fn a_message_that_is_too_large_is_the_callers_mistake() {
-        let body = || Body::from(vec![b' '; MOST + 1]);
+        let body = || Body::from(vec![b' '; MAX_MESSAGE_BYTES + 1]);
         let request = Request::new(body());
         let unary = Unary::<Value>::from_request(request, &()).await;
         assert_eq!(
-            unary.map_err(|fault| fault.code).err(),
+            unary.map_err(|error| error.code).err(),
             Some("invalid_argument")
         );
         let mut envelope = vec![0];
         envelope.extend(u32::MAX.to_be_bytes());
-        let streamed = Call::new(Body::from(envelope)).only::<Value>().await;
+        let streamed = RequestStream::new(Body::from(envelope))
+            .only::<Value>()
+            .await;
         assert_eq!(
-            streamed.map_err(|fault| fault.code).err(),
+            streamed.map_err(|error| error.code).err(),
             Some("invalid_argument")
         );
     }

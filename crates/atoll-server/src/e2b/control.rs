@@ -13,17 +13,17 @@ use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use serde_json::Value;
 
-use super::error::{Answer, Known, Refusal};
-use crate::App;
-use crate::e2b::lenient::Lenient;
-use requests::{Connect, Create, Pause, Refresh, Resume, Timeout};
-use responses::{Detail, Domain, Sandbox};
+use super::error::{E2bAuth, E2bError, E2bResult};
+use crate::AppState;
+use crate::e2b::lenient::LenientJson;
+use requests::{Connect, CreateSandbox, Pause, Refresh, Resume, Timeout};
+use responses::{Domain, Sandbox, SandboxDetail};
 
 /// Every route, below `/e2b`.
-pub(crate) fn routes() -> Router<App> {
+pub(crate) fn routes() -> Router<AppState> {
     Router::new()
         .route("/sandboxes", post(create).get(list::running))
-        .route("/v2/sandboxes", post(create_now).get(list::all))
+        .route("/v2/sandboxes", post(create_v2).get(list::all))
         .route("/sandboxes/{id}", get(read).delete(kill))
         .route("/sandboxes/{id}/timeout", post(timeout))
         .route("/sandboxes/{id}/refreshes", post(refresh))
@@ -49,37 +49,39 @@ pub(crate) fn routes() -> Router<App> {
         .route("/volumes/{*rest}", any(volumes))
         .route("/secrets", any(secrets))
         .route("/secrets/{*rest}", any(secrets))
-        .fallback(nowhere)
-        .method_not_allowed_fallback(not_so)
+        .fallback(route_not_found)
+        .method_not_allowed_fallback(method_not_allowed)
 }
 
-async fn nowhere() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
+async fn route_not_found() -> E2bError {
+    E2bError::new(StatusCode::NOT_FOUND, "there is no such route")
 }
 
-async fn not_so() -> Refusal {
+async fn method_not_allowed() -> E2bError {
     let message = "there is no such method here";
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
+    E2bError::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }
 
-async fn forks(_: Known) -> Refusal {
-    Refusal::not_yet("forks")
+async fn forks(_: E2bAuth) -> E2bError {
+    E2bError::unsupported("forks")
 }
 
-async fn snapshots(_: Known) -> Refusal {
-    Refusal::not_yet("snapshots")
+async fn snapshots(_: E2bAuth) -> E2bError {
+    E2bError::unsupported("snapshots")
 }
 
-async fn builds(_: Known) -> Refusal {
-    Refusal::not_yet("template builds (make templates with `atoll template`, or POST /templates)")
+async fn builds(_: E2bAuth) -> E2bError {
+    E2bError::unsupported(
+        "template builds (make templates with `atoll template`, or POST /templates)",
+    )
 }
 
-async fn volumes(_: Known) -> Refusal {
-    Refusal::not_yet("volumes")
+async fn volumes(_: E2bAuth) -> E2bError {
+    E2bError::unsupported("volumes")
 }
 
-async fn secrets(_: Known) -> Refusal {
-    Refusal::not_yet("secrets")
+async fn secrets(_: E2bAuth) -> E2bError {
+    E2bError::unsupported("secrets")
 }
 
 /// The id alone: clients may write more behind it.
@@ -88,24 +90,24 @@ fn id_of(path: &str) -> &str {
 }
 
 /// In the words that their users search for.
-fn unknown(id: &str) -> Refusal {
+fn not_found(id: &str) -> E2bError {
     let message = format!("Sandbox \"{id}\" doesn't exist or you don't have access to it");
-    Refusal::new(StatusCode::NOT_FOUND, message)
+    E2bError::new(StatusCode::NOT_FOUND, message)
 }
 
 /// A failure about one sandbox.
-fn about(id: &str) -> impl Fn(Error) -> Refusal {
+fn for_sandbox(id: &str) -> impl Fn(Error) -> E2bError {
     move |error| match error.code {
-        Code::SandboxNotFound => unknown(id),
+        Code::SandboxNotFound => not_found(id),
         _ => error.into(),
     }
 }
 
 /// A sandbox of the caller's that E2B's clients may know of.
-fn find(app: &App, caller: &Context, id: &str) -> Answer<SandboxView> {
-    let found = app.core.sandbox(caller, id).map_err(about(id))?;
+fn find(app: &AppState, caller: &Context, id: &str) -> E2bResult<SandboxView> {
+    let found = app.core.sandbox(caller, id).map_err(for_sandbox(id))?;
     match found.row.state {
-        SandboxState::Failed => Err(unknown(id)),
+        SandboxState::Failed => Err(not_found(id)),
         _ => Ok(found),
     }
 }
@@ -113,120 +115,126 @@ fn find(app: &App, caller: &Context, id: &str) -> Answer<SandboxView> {
 /// What the clients of E2B's code interpreter are made from, if nothing else is said.
 const INTERPRETER: &str = "code-interpreter-v1";
 
-type Made = Answer<(StatusCode, Json<Sandbox>)>;
+type Created = E2bResult<(StatusCode, Json<Sandbox>)>;
 
 /// As older clients ask: 15 seconds, if they say nothing.
 async fn create(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     domain: Domain,
     headers: HeaderMap,
-    Lenient(asked): Lenient<Create>,
-) -> Made {
-    let new = asked.sandbox(&headers, 15)?;
-    make(&app, &caller, domain, new, asked.template()).await
+    LenientJson(request): LenientJson<CreateSandbox>,
+) -> Created {
+    let new = request.sandbox(&headers, 15)?;
+    create_sandbox(&app, &caller, domain, new, request.template()).await
 }
 
-async fn create_now(
-    State(app): State<App>,
-    Known(caller): Known,
+async fn create_v2(
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     domain: Domain,
     headers: HeaderMap,
-    Lenient(asked): Lenient<Create>,
-) -> Made {
-    let new = asked.sandbox(&headers, 300)?;
-    make(&app, &caller, domain, new, asked.template()).await
+    LenientJson(request): LenientJson<CreateSandbox>,
+) -> Created {
+    let new = request.sandbox(&headers, 300)?;
+    create_sandbox(&app, &caller, domain, new, request.template()).await
 }
 
-async fn make(
-    app: &App,
+async fn create_sandbox(
+    app: &AppState,
     caller: &Context,
     domain: Domain,
     new: NewSandbox,
     template: &str,
-) -> Made {
-    let made = app
+) -> Created {
+    let created = app
         .core
         .create(caller, new)
         .await
         .map_err(|error| match error.code {
             Code::UnknownTemplate if template == INTERPRETER => {
-                Refusal::not_yet("the code interpreter, whose template this is,")
+                E2bError::unsupported("the code interpreter, whose template this is,")
             }
             Code::UnknownTemplate => {
                 let message = format!("template '{template}' not found");
-                Refusal::new(StatusCode::NOT_FOUND, message)
+                E2bError::new(StatusCode::NOT_FOUND, message)
             }
             Code::IdempotencyMismatch => {
-                Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error.message)
+                E2bError::new(StatusCode::UNPROCESSABLE_ENTITY, error.message)
             }
             _ => error.into(),
         })?;
-    Ok((StatusCode::CREATED, Json(Sandbox::new(app, domain, &made))))
+    Ok((
+        StatusCode::CREATED,
+        Json(Sandbox::new(app, domain, &created)),
+    ))
 }
 
 async fn read(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     domain: Domain,
     Path(id): Path<String>,
-) -> Answer<Json<Detail>> {
+) -> E2bResult<Json<SandboxDetail>> {
     let found = find(&app, &caller, id_of(&id))?;
-    Ok(Json(Detail::new(&app, domain, &found)))
+    Ok(Json(SandboxDetail::new(&app, domain, &found)))
 }
 
 async fn kill(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-) -> Answer<StatusCode> {
+) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    app.core.delete(&caller, id).await.map_err(about(id))?;
+    app.core
+        .delete(&caller, id)
+        .await
+        .map_err(for_sandbox(id))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn timeout(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<Timeout>,
-) -> Answer<StatusCode> {
+    LenientJson(request): LenientJson<Timeout>,
+) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let seconds = asked.seconds()?;
+    let seconds = request.seconds()?;
     let changed = app.core.set_timeout(&caller, id, Some(seconds)).await;
-    changed.map_err(about(id))?;
+    changed.map_err(for_sandbox(id))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Never shortens.
 async fn refresh(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<Refresh>,
-) -> Answer<StatusCode> {
+    LenientJson(request): LenientJson<Refresh>,
+) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let seconds = asked.seconds()?;
+    let seconds = request.seconds()?;
     let extended = app.core.extend(&caller, id, seconds).await;
-    extended.map_err(about(id))?;
+    extended.map_err(for_sandbox(id))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Makes it run if it does not; never shortens its life.
 async fn connect(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     domain: Domain,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<Connect>,
-) -> Made {
+    LenientJson(request): LenientJson<Connect>,
+) -> Created {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let connected = app.core.connect(&caller, id, asked.meant()?).await;
-    let (sandbox, before) = connected.map_err(about(id))?;
+    let connected = app.core.connect(&caller, id, request.to_core()?).await;
+    let (sandbox, before) = connected.map_err(for_sandbox(id))?;
     let status = match before {
         Before::Ran => StatusCode::OK,
         Before::Slept => StatusCode::CREATED,
@@ -236,56 +244,56 @@ async fn connect(
 
 /// As older clients connect.
 async fn resume(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     domain: Domain,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<Resume>,
-) -> Made {
+    LenientJson(request): LenientJson<Resume>,
+) -> Created {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let resumed = app.core.connect(&caller, id, asked.meant()?).await;
-    let (sandbox, _) = resumed.map_err(about(id))?;
+    let resumed = app.core.connect(&caller, id, request.to_core()?).await;
+    let (sandbox, _) = resumed.map_err(for_sandbox(id))?;
     let sandbox = Sandbox::new(&app, domain, &sandbox);
     Ok((StatusCode::CREATED, Json(sandbox)))
 }
 
 /// With its memory it is paused; without, it is stopped.
 async fn pause(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<Pause>,
-) -> Answer<StatusCode> {
+    LenientJson(request): LenientJson<Pause>,
+) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let slept = app.core.put_to_sleep(&caller, id, asked.meant()).await;
-    match slept.map_err(about(id))? {
+    let paused = app.core.put_to_sleep(&caller, id, request.to_core()).await;
+    match paused.map_err(for_sandbox(id))? {
         Before::Ran => Ok(StatusCode::NO_CONTENT),
         Before::Slept => {
             let message = format!("Error pausing sandbox - sandbox '{id}' is already paused");
-            Err(Refusal::new(StatusCode::CONFLICT, message))
+            Err(E2bError::new(StatusCode::CONFLICT, message))
         }
     }
 }
 
 /// Replaces everything: what is not named is cleared.
 async fn network(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Lenient(asked): Lenient<requests::Network>,
-) -> Answer<StatusCode> {
+    LenientJson(request): LenientJson<requests::Network>,
+) -> E2bResult<StatusCode> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let (network, policy) = asked.parse_change()?;
+    let (network, policy) = request.parse_change()?;
     let changed = app.core.set_network(&caller, id, Some(network), policy);
-    changed.await.map_err(about(id))?;
+    changed.await.map_err(for_sandbox(id))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// What is asked for and cannot be had is refused, not ignored.
-fn refuse_if_given(value: Option<&Value>, what: &str) -> Answer<()> {
+fn refuse_if_given(value: Option<&Value>, what: &str) -> E2bResult<()> {
     let empty = match value {
         None | Some(Value::Null | Value::Bool(false)) => true,
         Some(Value::Array(all)) => all.is_empty(),
@@ -297,5 +305,5 @@ fn refuse_if_given(value: Option<&Value>, what: &str) -> Answer<()> {
         return Ok(());
     }
     let message = format!("Atoll does not support {what} yet: leave it out");
-    Err(Refusal::new(StatusCode::BAD_REQUEST, message))
+    Err(E2bError::new(StatusCode::BAD_REQUEST, message))
 }

@@ -17,24 +17,24 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 
-use super::connect_rpc::Fault;
+use super::connect_rpc::ConnectError;
+use super::error::E2bError;
 use super::router;
-use super::error::Refusal;
-use crate::App;
+use crate::AppState;
 use crate::serve::Connection;
 
 /// Every route of port 49983.
-pub(super) fn routes(app: &App) -> Router {
+pub(super) fn routes(app: &AppState) -> Router {
     let closed = process::routes()
         .merge(filesystem::routes())
         .merge(system::routes())
-        .layer(from_fn(with_token));
+        .layer(from_fn(require_token));
     Router::new()
         .route("/health", get(health))
         .merge(files::routes())
         .merge(closed)
-        .fallback(nowhere)
-        .method_not_allowed_fallback(nowhere)
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
         .with_state(app.clone())
 }
 
@@ -43,35 +43,35 @@ async fn health() -> StatusCode {
 }
 
 /// Also for what their daemon does for its own machinery (`/init`, `/freeze` and others), which nobody outside may.
-async fn nowhere() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "there is no such route")
+async fn not_found() -> E2bError {
+    E2bError::new(StatusCode::NOT_FOUND, "there is no such route")
 }
 
 /// A refusal in the form of what was called: calls of services fail otherwise than routes do.
-fn refused(error: Error, request: &Request) -> Response {
+fn error_response(error: Error, request: &Request) -> Response {
     let path = request.uri().path();
     if path.starts_with("/process.") || path.starts_with("/filesystem.") {
-        return Fault::from(error).answer(request.headers());
+        return ConnectError::from(error).for_request(request.headers());
     }
-    Refusal::from(error).into_response()
+    E2bError::from(error).into_response()
 }
 
 /// Lets only those in who show the sandbox's token.
-async fn with_token(
-    Extension(step): Extension<Doorstep>,
+async fn require_token(
+    Extension(sandbox): Extension<Doorstep>,
     request: Request,
     next: Next,
 ) -> Response {
-    if router::shows_token(&step, Door::Agent, request.headers()) {
+    if router::presents_token(&sandbox, Door::Agent, request.headers()) {
         if let Some(connection) = request.extensions().get::<Connection>() {
             connection.authenticate();
         }
-        return match step.count() {
+        return match sandbox.count() {
             Ok(()) => next.run(request).await,
-            Err(error) => refused(error, &request),
+            Err(error) => error_response(error, &request),
         };
     }
     let message =
         "unauthorized access, please provide a valid access token or method signing if supported";
-    Refusal::new(StatusCode::UNAUTHORIZED, message).into_response()
+    E2bError::new(StatusCode::UNAUTHORIZED, message).into_response()
 }

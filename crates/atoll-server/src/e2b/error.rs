@@ -10,30 +10,30 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::App;
-use crate::error::{Failure, add_challenge};
-use crate::middleware::Caller;
+use crate::AppState;
+use crate::error::{ApiError, add_challenge};
+use crate::middleware::Authenticated;
 
 /// A refusal on its way out.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct E2bError {
     status: StatusCode,
     message: String,
     retry_after: Option<u32>,
     /// The sandbox it is about does not run any more.
-    over: bool,
+    sandbox_ended: bool,
 }
 
 /// On an answer: the sandbox does not run any more. Who asks something in a sandbox is told that in one way only.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Over;
+pub(super) struct SandboxEnded;
 
 /// On an answer whose status does not say so: the call failed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Failed;
+pub(super) struct CallFailed;
 
 /// Whether a failure says that the sandbox does not run, or not any more.
-pub(super) fn is_over(code: Code) -> bool {
+pub(super) fn is_sandbox_ended(code: Code) -> bool {
     matches!(
         code,
         Code::SandboxNotFound | Code::SandboxPaused | Code::SandboxStopped | Code::SandboxFailed
@@ -41,20 +41,20 @@ pub(super) fn is_over(code: Code) -> bool {
 }
 
 /// What a route for E2B's clients returns.
-pub(super) type Answer<T = Response> = Result<T, Refusal>;
+pub(super) type E2bResult<T = Response> = Result<T, E2bError>;
 
-impl Refusal {
+impl E2bError {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
             message: message.into(),
             retry_after: None,
-            over: false,
+            sandbox_ended: false,
         }
     }
 
     /// Something that E2B has and this server does not, yet.
-    pub(super) fn not_yet(what: &str) -> Self {
+    pub(super) fn unsupported(what: &str) -> Self {
         let message =
             format!("Atoll does not support {what} yet: see docs/guides/e2b.md for what it does");
         Self::new(StatusCode::NOT_IMPLEMENTED, message)
@@ -62,26 +62,26 @@ impl Refusal {
 }
 
 /// The same refusal with the words that say what to do.
-fn sentence(error: &Error) -> String {
+fn full_message(error: &Error) -> String {
     match &error.remedy {
         Some(remedy) => format!("{}: {remedy}", error.message),
         None => error.message.clone(),
     }
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for E2bError {
     fn from(error: Error) -> Self {
         let status = StatusCode::from_u16(error.code.status()).unwrap_or_default();
         Self {
             status,
-            message: sentence(&error),
+            message: full_message(&error),
             retry_after: (status == StatusCode::TOO_MANY_REQUESTS).then_some(1),
-            over: is_over(error.code),
+            sandbox_ended: is_sandbox_ended(error.code),
         }
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for E2bError {
     fn into_response(self) -> Response {
         let body = json!({ "code": self.status.as_u16(), "message": self.message });
         let mut response = (self.status, Json(body)).into_response();
@@ -92,8 +92,8 @@ impl IntoResponse for Refusal {
         if self.status == StatusCode::UNAUTHORIZED {
             add_challenge(response.headers_mut(), Code::InvalidApiKey);
         }
-        if self.over {
-            response.extensions_mut().insert(Over);
+        if self.sandbox_ended {
+            response.extensions_mut().insert(SandboxEnded);
         }
         response
     }
@@ -101,18 +101,19 @@ impl IntoResponse for Refusal {
 
 /// Whoever brings a key. Their clients know one number for a key that is no good.
 #[derive(Debug)]
-pub(super) struct Known(pub(super) Context);
+pub(super) struct E2bAuth(pub(super) Context);
 
-impl FromRequestParts<App> for Known {
-    type Rejection = Refusal;
+impl FromRequestParts<AppState> for E2bAuth {
+    type Rejection = E2bError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
-        match Caller::from_request_parts(parts, app).await {
-            Ok(Caller(context)) => Ok(Self(context)),
-            Err(Failure(error)) if error.code.category() == Category::Auth => {
-                Err(Refusal::new(StatusCode::UNAUTHORIZED, sentence(&error)))
-            }
-            Err(Failure(error)) => Err(error.into()),
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, E2bError> {
+        match Authenticated::from_request_parts(parts, app).await {
+            Ok(Authenticated(context)) => Ok(Self(context)),
+            Err(ApiError(error)) if error.code.category() == Category::Auth => Err(E2bError::new(
+                StatusCode::UNAUTHORIZED,
+                full_message(&error),
+            )),
+            Err(ApiError(error)) => Err(error.into()),
         }
     }
 }

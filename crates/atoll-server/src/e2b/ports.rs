@@ -18,14 +18,14 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use super::router::{self, CalledBy, Target};
-use super::error::Refusal;
-use crate::App;
-use crate::middleware::{Theirs, authority};
-use crate::serve::{Connection, Silence};
+use super::error::E2bError;
+use super::router::{self, PortCaller, Target};
+use crate::AppState;
+use crate::middleware::{FromSandbox, request_authority};
+use crate::serve::{Connection, IdleExemption};
 
 /// What is said between two ends of one connection, and not to those behind.
-const HOP: [HeaderName; 7] = [
+const HOP_BY_HOP: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     header::PROXY_AUTHENTICATE,
@@ -37,37 +37,37 @@ const HOP: [HeaderName; 7] = [
 
 /// Hands a request to a port, and its answer back.
 pub(super) async fn forward(
-    State(app): State<App>,
-    Extension(step): Extension<Doorstep>,
+    State(app): State<AppState>,
+    Extension(sandbox): Extension<Doorstep>,
     Extension(Target { port, .. }): Extension<Target>,
-    Extension(caller): Extension<CalledBy>,
+    Extension(caller): Extension<PortCaller>,
     mut request: Request,
 ) -> Response {
-    let id = step.id().to_string();
-    let has_token = router::shows_token(&step, Door::Ports, request.headers());
+    let id = sandbox.id().to_string();
+    let has_token = router::presents_token(&sandbox, Door::Ports, request.headers());
     let connection = request.extensions().get::<Connection>().cloned();
     if let Some(connection) = &connection {
         if caller.0.is_some() || has_token {
             connection.authenticate();
         } else {
-            connection.visit();
+            connection.mark_visitor();
         }
     }
-    inwards(&step, &mut request);
-    let ends = ended(app.core.clone(), caller);
-    let used = match step.enter().await {
-        Ok(used) => used,
-        Err(error) => return Refusal::from(error).into_response(),
+    prepare_request(&sandbox, &mut request);
+    let end_signal = stream_end(app.core.clone(), caller);
+    let access = match sandbox.enter().await {
+        Ok(access) => access,
+        Err(error) => return E2bError::from(error).into_response(),
     };
-    let dialled = used.runtime().dial(used.id(), port).await;
+    let dialled = access.runtime().dial(access.id(), port).await;
     if let (Ok(stream), Some(connection)) = (&dialled, &connection)
         && let Err(error) = connection.check_descriptor(stream)
     {
-        return Refusal::from(error).into_response();
+        return E2bError::from(error).into_response();
     }
-    match exchange(used, dialled, request, ends).await {
+    match exchange(access, dialled, request, end_signal).await {
         Ok(mut response) => {
-            response.extensions_mut().insert(Theirs);
+            response.extensions_mut().insert(FromSandbox);
             response
         }
         Err(failure) => {
@@ -78,7 +78,7 @@ pub(super) async fn forward(
 }
 
 /// Completes when the caller's key is not accepted any more, or the server shuts down; never for a caller without one.
-async fn ended(core: Core, CalledBy(caller): CalledBy) {
+async fn stream_end(core: Core, PortCaller(caller): PortCaller) {
     match caller {
         Some(caller) => {
             core.notice(&caller).await;
@@ -88,31 +88,31 @@ async fn ended(core: Core, CalledBy(caller): CalledBy) {
 }
 
 async fn exchange(
-    used: Use,
+    access: Use,
     dialled: Result<TcpStream, Error>,
     mut request: Request,
-    ends: impl Future<Output = ()> + Send + 'static,
+    end_signal: impl Future<Output = ()> + Send + 'static,
 ) -> Result<Response, String> {
     let stream = dialled.map_err(|error| error.message)?;
-    let said = |error: hyper::Error| error.to_string();
+    let message = |error: hyper::Error| error.to_string();
     let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream));
-    let (mut sender, connection) = connected.await.map_err(said)?;
+    let (mut sender, connection) = connected.await.map_err(message)?;
     // Its failure is the answer's.
     tokio::spawn(connection.with_upgrades());
     let outside = request.extensions_mut().remove::<OnUpgrade>();
     // How slow a client may be is up to the server inside.
-    if let Some(silence) = request.extensions().get::<Silence>() {
-        silence.allow();
+    if let Some(exemption) = request.extensions().get::<IdleExemption>() {
+        exemption.exempt();
     }
-    let mut response = sender.send_request(request).await.map_err(said)?;
+    let mut response = sender.send_request(request).await.map_err(message)?;
     let inside = (response.status() == StatusCode::SWITCHING_PROTOCOLS)
         .then(|| hyper::upgrade::on(&mut response));
-    clear(response.headers_mut());
+    strip_hop_by_hop(response.headers_mut());
     if let (Some(outside), Some(inside)) = (outside, inside) {
         tokio::spawn(async move {
             tokio::select! {
-                () = join(used, outside, inside) => {}
-                () = ends => {}
+                () = copy_upgraded(access, outside, inside) => {}
+                () = end_signal => {}
             }
         });
         return Ok(response.map(|_| Body::empty()));
@@ -120,29 +120,29 @@ async fn exchange(
     // The sandbox is in use until the answer is whole.
     Ok(response.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            used.touch();
+            access.touch();
             frame
         }))
     }))
 }
 
 /// Makes a request one that comes from the next room.
-fn inwards(step: &Doorstep, request: &mut Request) {
-    clear(request.headers_mut());
+fn prepare_request(sandbox: &Doorstep, request: &mut Request) {
+    strip_hop_by_hop(request.headers_mut());
     // HTTP/2 names the host in the address; the servers inside look for the header.
-    let host = authority(request.uri(), request.headers());
+    let host = request_authority(request.uri(), request.headers());
     if let Some(host) = host.and_then(|host| HeaderValue::from_str(&host).ok()) {
         request.headers_mut().insert(header::HOST, host);
     }
-    credentials::strip_headers(step, request.headers_mut());
+    credentials::strip_headers(sandbox, request.headers_mut());
     let path = request.uri().path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
-    *request.uri_mut() = Uri::from(credentials::strip_path(step, path));
+    *request.uri_mut() = Uri::from(credentials::strip_path(sandbox, path));
     *request.version_mut() = Version::HTTP_11;
 }
 
 /// Takes out what is for the next connection only; what a connection is to become stays.
-fn clear(headers: &mut HeaderMap) {
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let upgrade = headers.get(header::UPGRADE).cloned();
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
@@ -151,7 +151,7 @@ fn clear(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    for name in named.iter().chain(&HOP) {
+    for name in named.iter().chain(&HOP_BY_HOP) {
         headers.remove(name);
     }
     if let Some(upgrade) = upgrade {
@@ -161,11 +161,11 @@ fn clear(headers: &mut HeaderMap) {
 }
 
 /// Carries bytes both ways for as long as both ends want.
-async fn join(used: Use, outside: OnUpgrade, inside: OnUpgrade) {
+async fn copy_upgraded(access: Use, outside: OnUpgrade, inside: OnUpgrade) {
     let (Ok(outside), Ok(inside)) = tokio::join!(outside, inside) else {
         return;
     };
     let (mut outside, mut inside) = (TokioIo::new(outside), TokioIo::new(inside));
     let _ = tokio::io::copy_bidirectional(&mut outside, &mut inside).await;
-    drop(used);
+    drop(access);
 }

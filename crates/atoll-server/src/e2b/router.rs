@@ -16,72 +16,77 @@ use axum::{Extension, Json, Router};
 use serde_json::json;
 use tower::ServiceExt as _;
 
-use super::error::{Failed, Over, Refusal};
+use super::error::{CallFailed, E2bError, SandboxEnded};
 use super::{envd, ports};
 use crate::middleware::{
-    ClientAddress, Part, Theirs, authority, check_host, check_origin, host_of, watched,
+    ClientAddress, FromSandbox, Surface, check_host, check_origin, host_of, request_authority,
+    with_request_log,
 };
-use crate::sse::ended_on_notice;
-use crate::{App, Config, cors};
-use access::{Shown, Verdict, judge};
-use target::{Astray, below, host};
+use crate::sse::end_on_shutdown;
+use crate::{AppState, Config, cors};
+use access::{PresentedCredentials, Verdict, authorize};
 pub(super) use target::{ENVD, Target};
+use target::{InvalidTarget, host, is_subdomain};
 
 /// What stands before every route.
 #[derive(Debug, Clone)]
-pub(crate) struct Edge {
+pub(crate) struct SandboxRouter {
     config: Arc<Config>,
     envd: Router,
     ports: Router,
 }
 
-impl Edge {
-    pub(crate) fn new(app: &App) -> Self {
-        let behind_the_door = |router: Router, part| {
-            let mut admitted = router.layer(from_fn_with_state(app.clone(), admit));
-            if part == Part::Port {
-                admitted = admitted.layer(from_fn(error_page::for_people));
+impl SandboxRouter {
+    pub(crate) fn new(app: &AppState) -> Self {
+        let with_access_check = |router: Router, surface| {
+            let mut router = router.layer(from_fn_with_state(app.clone(), resolve_target));
+            if surface == Surface::Port {
+                router = router.layer(from_fn(error_page::html_for_browsers));
             } else if !app.config.origins.is_empty() {
                 // Also before the door: what is asked before a call has none of its headers.
-                admitted = admitted.layer(cors::cors(&app.config));
+                router = router.layer(cors::cors(&app.config));
             }
-            watched(admitted, app, part)
+            with_request_log(router, app, surface)
         };
         Self {
             config: Arc::clone(&app.config),
-            envd: behind_the_door(envd::routes(app), Part::Envd),
-            ports: behind_the_door(
+            envd: with_access_check(envd::routes(app), Surface::Envd),
+            ports: with_access_check(
                 Router::new()
                     .fallback(ports::forward)
                     .with_state(app.clone()),
-                Part::Port,
+                Surface::Port,
             ),
         }
     }
 }
 
 /// Sends what is for a sandbox there, before any route of ours is looked at.
-pub(crate) async fn divert(State(edge): State<Edge>, mut request: Request, next: Next) -> Response {
-    let target = match Target::of(&request, &edge.config.domains) {
+pub(crate) async fn route_to_sandbox(
+    State(router): State<SandboxRouter>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let target = match Target::from_request(&request, &router.config.domains) {
         Ok(Some(target)) => Ok(target),
         Err(astray) => Err(astray),
         Ok(None) => {
-            if host(&request).is_some_and(|host| edge.config.is_api_of_domain(&host)) {
-                below_e2b(&mut request);
+            if host(&request).is_some_and(|host| router.config.is_api_of_domain(&host)) {
+                rewrite_to_e2b_path(&mut request);
             }
             return next.run(request).await;
         }
     };
-    let inside = match &target {
-        Ok(target) if target.port != ENVD => edge.ports,
-        _ => edge.envd,
+    let surface_router = match &target {
+        Ok(target) if target.port != ENVD => router.ports,
+        _ => router.envd,
     };
     request.extensions_mut().insert(target);
-    inside.oneshot(request).await.into_response()
+    surface_router.oneshot(request).await.into_response()
 }
 
 /// At `api.DOMAIN` E2B's control API is the only one.
-fn below_e2b(request: &mut Request) {
+fn rewrite_to_e2b_path(request: &mut Request) {
     let path = request
         .uri()
         .path_and_query()
@@ -96,97 +101,102 @@ fn below_e2b(request: &mut Request) {
 }
 
 /// Finds the sandbox a request is for: one that is there, or going to be because of this.
-async fn admit(
-    State(app): State<App>,
-    Extension(target): Extension<Result<Target, Astray>>,
+async fn resolve_target(
+    State(app): State<AppState>,
+    Extension(target): Extension<Result<Target, InvalidTarget>>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let target = match target {
         Ok(target) => target,
-        Err(Astray(message)) => {
-            return Refusal::new(StatusCode::BAD_REQUEST, message).into_response();
+        Err(InvalidTarget(message)) => {
+            return E2bError::new(StatusCode::BAD_REQUEST, message).into_response();
         }
     };
-    if let Err(error) = comes_rightly(&target, &request, &app.config) {
-        return Refusal::from(error).into_response();
+    if let Err(error) = check_host_and_origin(&target, &request, &app.config) {
+        return E2bError::from(error).into_response();
     }
-    let found = match find(&app, &target, &request) {
+    let found = match find_sandbox(&app, &target, &request) {
         Ok(found) => found,
         Err(refusal) => return refusal.into_response(),
     };
-    let shown = Shown::of(&app, &target, found.as_ref(), &request);
-    let verdict = match judge(&app, target.port, found.as_ref(), shown).await {
+    let shown = PresentedCredentials::from_request(&app, &target, found.as_ref(), &request);
+    let verdict = match authorize(&app, target.port, found.as_ref(), shown).await {
         Ok(verdict) => verdict,
-        Err(error) => return Refusal::from(error).into_response(),
+        Err(error) => return E2bError::from(error).into_response(),
     };
-    let step = found.filter(|step| !matches!(verdict, Verdict::Unknown) && is_there(step));
-    let Some(step) = step else {
+    let sandbox =
+        found.filter(|sandbox| !matches!(verdict, Verdict::Unknown) && is_available(sandbox));
+    let Some(sandbox) = sandbox else {
         return not_found(target.sandbox.as_deref().unwrap_or_default());
     };
     let Verdict::Admitted(context) = verdict else {
-        return token_missing(step.id().as_str());
+        return token_missing(sandbox.id().as_str());
     };
-    tracing::Span::current().record("org", step.org().as_str());
+    tracing::Span::current().record("org", sandbox.org().as_str());
     request.extensions_mut().insert(target);
-    request.extensions_mut().insert(step.clone());
-    request.extensions_mut().insert(CalledBy(context.clone()));
+    request.extensions_mut().insert(sandbox.clone());
+    request.extensions_mut().insert(PortCaller(context.clone()));
     let response = next.run(request).await;
-    if ended_meanwhile(&step, &response) {
-        return not_found(step.id().as_str());
+    if ended_during_call(&sandbox, &response) {
+        return not_found(sandbox.id().as_str());
     }
     match context {
-        Some(context) => ended_on_notice(response, &app.core, &context),
+        Some(context) => end_on_shutdown(response, &app.core, &context),
         None => response,
     }
 }
 
 /// The sandbox that a request names, or whose token signed its link.
-fn find(app: &App, target: &Target, request: &Request) -> Result<Option<Doorstep>, Refusal> {
+fn find_sandbox(
+    app: &AppState,
+    target: &Target,
+    request: &Request,
+) -> Result<Option<Doorstep>, E2bError> {
     if let Some(id) = &target.sandbox {
         let id = id.parse::<SandboxId>().ok();
         return Ok(id.and_then(|id| app.core.doorstep(&id)));
     }
     let client = request.extensions().get::<ClientAddress>();
     let client = client.map(|ClientAddress(client)| *client);
-    envd::signature::find(&app.core, client, request.method(), request.uri()).map(Some)
+    envd::signature::find_sandbox(&app.core, client, request.method(), request.uri()).map(Some)
 }
 
 /// The key or ticket that admitted a request to a port; `None` where none was needed.
 #[derive(Debug, Clone)]
-pub(super) struct CalledBy(pub(super) Option<Context>);
+pub(super) struct PortCaller(pub(super) Option<Context>);
 
 /// Who does not name a sandbox by the host asks by a name of ours, as everybody does; commands and files are for pages
 /// of listed origins only. Who may see what is served on a port is up to the program there.
-fn comes_rightly(target: &Target, request: &Request, config: &Config) -> Result<(), Error> {
-    let asked = authority(request.uri(), request.headers());
-    let host = asked.as_deref().map(host_of).unwrap_or_default();
-    if !target.by_host && !below("sandbox.", &host.to_ascii_lowercase(), &config.domains) {
-        check_host(asked.as_deref(), config)?;
+fn check_host_and_origin(target: &Target, request: &Request, config: &Config) -> Result<(), Error> {
+    let authority = request_authority(request.uri(), request.headers());
+    let host = authority.as_deref().map(host_of).unwrap_or_default();
+    if !target.by_host && !is_subdomain("sandbox.", &host.to_ascii_lowercase(), &config.domains) {
+        check_host(authority.as_deref(), config)?;
     }
     if target.port == ENVD {
-        check_origin(request.headers(), asked.as_deref(), config)?;
+        check_origin(request.headers(), authority.as_deref(), config)?;
     }
     Ok(())
 }
 
 /// Whether a call failed because its sandbox went away under it: then that is what failed, whatever was noticed first.
-fn ended_meanwhile(step: &Doorstep, response: &Response) -> bool {
-    let (status, marks) = (response.status(), response.extensions());
-    if marks.get::<Theirs>().is_some() {
+fn ended_during_call(sandbox: &Doorstep, response: &Response) -> bool {
+    let (status, markers) = (response.status(), response.extensions());
+    if markers.get::<FromSandbox>().is_some() {
         return false;
     }
     let failed = status.is_client_error() || status.is_server_error();
-    let failed = failed || marks.get::<Failed>().is_some();
-    marks.get::<Over>().is_some() || failed && !is_there(step)
+    let failed = failed || markers.get::<CallFailed>().is_some();
+    markers.get::<SandboxEnded>().is_some() || failed && !is_available(sandbox)
 }
 
 /// Running, or going to run because of this.
-fn is_there(step: &Doorstep) -> bool {
-    match step.state() {
-        _ if step.is_deleted() => false,
+fn is_available(sandbox: &Doorstep) -> bool {
+    match sandbox.state() {
+        _ if sandbox.is_deleted() => false,
         SandboxState::Running | SandboxState::Creating => true,
-        SandboxState::Paused | SandboxState::Stopped => step.wakes(),
+        SandboxState::Paused | SandboxState::Stopped => sandbox.wakes(),
         SandboxState::Stopping | SandboxState::Failed => false,
     }
 }
@@ -215,8 +225,8 @@ fn token_missing(sandbox: &str) -> Response {
 }
 
 /// Whether a request shows the token of a door.
-pub(super) fn shows_token(step: &Doorstep, door: Door, headers: &HeaderMap) -> bool {
-    header_value(headers, door.header()).is_some_and(|token| step.opens(door, token))
+pub(super) fn presents_token(sandbox: &Doorstep, door: Door, headers: &HeaderMap) -> bool {
+    header_value(headers, door.header()).is_some_and(|token| sandbox.opens(door, token))
 }
 
 fn header_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -7,24 +7,24 @@ use jiff::fmt::rfc2822::{DateTimeParser, DateTimePrinter};
 
 /// One version of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Version {
-    mark: String,
-    time: String,
+pub(crate) struct Validators {
+    etag: String,
+    last_modified: String,
     /// In seconds since 1970: HTTP knows no smaller ones.
     modified: i64,
 }
 
-impl Version {
+impl Validators {
     /// What the kernel makes up as it is read has none: neither its size nor its time says when it changes.
-    pub(super) fn of(entry: &Entry) -> Option<Self> {
+    pub(super) fn from_entry(entry: &Entry) -> Option<Self> {
         if entry.kind != EntryKind::File || entry.size == 0 {
             return None;
         }
         let modified = entry.modified.div_euclid(1_000_000_000);
         let time = Timestamp::from_second(modified).ok()?;
         Some(Self {
-            mark: format!("\"{:x}-{:x}\"", entry.modified, entry.size),
-            time: DateTimePrinter::new()
+            etag: format!("\"{:x}-{:x}\"", entry.modified, entry.size),
+            last_modified: DateTimePrinter::new()
                 .timestamp_to_rfc9110_string(&time)
                 .ok()?,
             modified,
@@ -32,10 +32,10 @@ impl Version {
     }
 
     /// Says which one an answer is about.
-    pub(super) fn sign(&self, headers: &mut HeaderMap) {
+    pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         for (name, value) in [
-            (header::ETAG, &self.mark),
-            (header::LAST_MODIFIED, &self.time),
+            (header::ETAG, &self.etag),
+            (header::LAST_MODIFIED, &self.last_modified),
         ] {
             if let Ok(value) = HeaderValue::from_str(value) {
                 headers.insert(name, value);
@@ -44,31 +44,33 @@ impl Version {
     }
 
     /// Whether it is the one that a request's sender has: by its mark, or, if no mark is named, by its time.
-    pub(super) fn is_had(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn is_not_modified(&self, headers: &HeaderMap) -> bool {
         if headers.contains_key(header::IF_NONE_MATCH) {
             let named = headers.get_all(header::IF_NONE_MATCH).into_iter();
             let mut named = named
                 .filter_map(|line| line.to_str().ok())
                 .flat_map(|line| line.split(','))
                 .map(str::trim);
-            return named.any(|mark| mark == "*" || mark.trim_start_matches("W/") == self.mark);
+            return named.any(|etag| etag == "*" || etag.trim_start_matches("W/") == self.etag);
         }
-        let since = said(headers, &header::IF_MODIFIED_SINCE).and_then(time);
+        let since = header_str(headers, &header::IF_MODIFIED_SINCE).and_then(parse_http_date);
         since.is_some_and(|since| self.modified <= since)
     }
 }
 
 /// Whether a part of a file may be put together with what a request's sender has.
-pub(super) fn continues(version: Option<&Version>, headers: &HeaderMap) -> bool {
-    let Some(had) = said(headers, &header::IF_RANGE) else {
+pub(super) fn if_range_matches(validators: Option<&Validators>, headers: &HeaderMap) -> bool {
+    let Some(validator) = header_str(headers, &header::IF_RANGE) else {
         return true;
     };
     // A time is good only if it is the very one.
-    version.is_some_and(|version| had == version.mark || time(had) == Some(version.modified))
+    validators.is_some_and(|validators| {
+        validator == validators.etag || parse_http_date(validator) == Some(validators.modified)
+    })
 }
 
 /// Whether it depends on what the sender has what is answered.
-pub(super) fn matters(headers: &HeaderMap) -> bool {
+pub(super) fn has_conditions(headers: &HeaderMap) -> bool {
     let names = [
         header::IF_NONE_MATCH,
         header::IF_MODIFIED_SINCE,
@@ -77,12 +79,12 @@ pub(super) fn matters(headers: &HeaderMap) -> bool {
     names.iter().any(|name| headers.contains_key(name))
 }
 
-fn said<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+fn header_str<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }
 
 /// In seconds since 1970.
-fn time(text: &str) -> Option<i64> {
+fn parse_http_date(text: &str) -> Option<i64> {
     let time = DateTimeParser::new().parse_timestamp(text.trim()).ok()?;
     Some(time.as_second())
 }
@@ -112,56 +114,69 @@ mod tests {
 
     #[test]
     fn a_mark_decides_and_without_one_a_time() {
-        let version = Version::of(&file(784_111_777_500_000_000, 5)).expect("a version");
-        assert_eq!(version.time, "Sun, 06 Nov 1994 08:49:37 GMT");
-        let (mark, since) = (header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE);
-        let (own, earlier) = (version.time.clone(), "Sun, 06 Nov 1994 08:49:36 GMT");
-        let several = format!("\"x\", W/{}", version.mark);
-        for (lines, had) in [
+        let validators =
+            Validators::from_entry(&file(784_111_777_500_000_000, 5)).expect("a version");
+        assert_eq!(validators.last_modified, "Sun, 06 Nov 1994 08:49:37 GMT");
+        let (etag, since) = (header::IF_NONE_MATCH, header::IF_MODIFIED_SINCE);
+        let (own, earlier) = (
+            validators.last_modified.clone(),
+            "Sun, 06 Nov 1994 08:49:36 GMT",
+        );
+        let several = format!("\"x\", W/{}", validators.etag);
+        for (lines, not_modified) in [
             (vec![], false),
-            (vec![(mark.clone(), version.mark.as_str())], true),
-            (vec![(mark.clone(), &*several)], true),
-            (vec![(mark.clone(), "*")], true),
-            (vec![(mark.clone(), "\"x\"")], false),
+            (vec![(etag.clone(), validators.etag.as_str())], true),
+            (vec![(etag.clone(), &*several)], true),
+            (vec![(etag.clone(), "*")], true),
+            (vec![(etag.clone(), "\"x\"")], false),
             (vec![(since.clone(), &*own)], true),
             (vec![(since.clone(), earlier)], false),
             (vec![(since.clone(), "yesterday")], false),
-            (vec![(mark, "\"x\""), (since, &*own)], false),
+            (vec![(etag, "\"x\""), (since, &*own)], false),
         ] {
-            assert_eq!(version.is_had(&request(&lines)), had, "{lines:?}");
+            assert_eq!(
+                validators.is_not_modified(&request(&lines)),
+                not_modified,
+                "{lines:?}"
+            );
         }
     }
 
     #[test]
     fn a_part_continues_only_the_very_same_file() {
-        let version = Version::of(&file(784_111_777_500_000_000, 5)).expect("a version");
-        let weak = format!("W/{}", version.mark);
-        for (had, same) in [
-            (&*version.mark, true),
-            (&*version.time, true),
+        let validators =
+            Validators::from_entry(&file(784_111_777_500_000_000, 5)).expect("a version");
+        let weak = format!("W/{}", validators.etag);
+        for (validator, same) in [
+            (&*validators.etag, true),
+            (&*validators.last_modified, true),
             (&*weak, false),
             ("\"x\"", false),
             ("Sun, 06 Nov 1994 08:49:38 GMT", false),
         ] {
-            let request = request(&[(header::IF_RANGE, had)]);
-            assert_eq!(continues(Some(&version), &request), same, "{had}");
+            let request = request(&[(header::IF_RANGE, validator)]);
+            assert_eq!(
+                if_range_matches(Some(&validators), &request),
+                same,
+                "{validator}"
+            );
         }
-        assert!(continues(None, &HeaderMap::new()));
-        let request = request(&[(header::IF_RANGE, &version.mark)]);
-        assert!(!continues(None, &request));
+        assert!(if_range_matches(None, &HeaderMap::new()));
+        let request = request(&[(header::IF_RANGE, &validators.etag)]);
+        assert!(!if_range_matches(None, &request));
     }
 
     #[test]
     fn every_change_is_another_version_and_what_is_made_up_has_none() {
-        let version = |modified, size| Version::of(&file(modified, size));
-        assert_ne!(version(1, 5), version(2, 5));
-        assert_ne!(version(1, 5), version(1, 6));
-        assert!(version(-1, 5).is_some_and(|version| version.modified == -1));
-        assert_eq!(version(1, 0), None);
+        let validators = |modified, size| Validators::from_entry(&file(modified, size));
+        assert_ne!(validators(1, 5), validators(2, 5));
+        assert_ne!(validators(1, 5), validators(1, 6));
+        assert!(validators(-1, 5).is_some_and(|validators| validators.modified == -1));
+        assert_eq!(validators(1, 0), None);
         let directory = Entry {
             kind: EntryKind::Directory,
             ..file(1, 5)
         };
-        assert_eq!(Version::of(&directory), None);
+        assert_eq!(Validators::from_entry(&directory), None);
     }
 }

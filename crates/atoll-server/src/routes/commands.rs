@@ -16,21 +16,23 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Bytes, Key, Nothing, Path, Query, Repeatable};
-use crate::middleware::Caller;
-use crate::pagination::{self, Asked, Part};
-use crate::websocket::{self, Ends, Upgrade};
-use crate::sse;
+use crate::AppState;
 use crate::api_types::{BinaryBody, Command, Exit};
+use crate::error::ApiResult;
+use crate::extract::{
+    EmptyBody, IdempotencyHeader, IdempotentJson, JsonBody, Path, Query, RawBytes,
+};
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageQuery, PageResponse};
+use crate::sse;
+use crate::websocket::{self, StreamEndSignal, Upgrade};
 
 /// How long a command that is waited for may take if nothing is said.
-const DEADLINE: Duration = Duration::from_mins(1);
+const DEFAULT_DEADLINE: Duration = Duration::from_mins(1);
 /// How much of each stream an answer has at most.
-const INLINE: usize = 10 << 20;
+const MAX_INLINE_BYTES: usize = 10 << 20;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(run, list))
         .routes(routes!(read))
@@ -56,7 +58,7 @@ pub(crate) enum Encoding {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewCommand)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Run {
+struct RunCommand {
     /// A line for `/bin/sh`; with `args`, a program.
     #[schema(min_length = 1, example = "make test")]
     cmd: String,
@@ -85,7 +87,7 @@ struct Run {
     encoding: Encoding,
 }
 
-impl Run {
+impl RunCommand {
     fn spec(&self) -> Result<ExecSpec, Error> {
         let mut spec = match &self.args {
             Some(args) => ExecSpec::argv([&self.cmd].into_iter().chain(args)),
@@ -98,7 +100,7 @@ impl Run {
                 "give a command line",
             ));
         }
-        spec = surrounded(spec, &self.envs, self.cwd.as_ref(), self.user.as_ref());
+        spec = with_context(spec, &self.envs, self.cwd.as_ref(), self.user.as_ref());
         if let Some(tag) = &self.tag {
             spec = spec.tag(tag);
         }
@@ -118,7 +120,7 @@ impl Run {
 
     fn deadline(&self) -> Result<Option<Duration>, Error> {
         let Some(seconds) = self.timeout else {
-            return Ok((!self.background).then_some(DEADLINE));
+            return Ok((!self.background).then_some(DEFAULT_DEADLINE));
         };
         if seconds == 0.0 {
             return Ok(None);
@@ -136,7 +138,7 @@ impl Run {
 }
 
 /// A command with variables, a directory and a user of its own, where they are given.
-pub(super) fn surrounded(
+pub(super) fn with_context(
     mut spec: ExecSpec,
     envs: &BTreeMap<String, String>,
     directory: Option<&String>,
@@ -155,7 +157,7 @@ pub(super) fn surrounded(
 }
 
 /// Bytes of a stream in an answer, and whether they are not exactly those.
-fn text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
+fn encode_text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
     match encoding {
         Encoding::Base64 => (
             base64::engine::general_purpose::STANDARD.encode(bytes),
@@ -204,36 +206,36 @@ struct StartedCommand {
 ///
 /// Waits for its end and tells what it wrote; in the background, answers at once. Asked for again by the same key it is the
 /// same command, for as long as that is remembered.
-#[utoipa::path(post, path = "/sandboxes/{id}/commands", params(Key), request_body = Run,
+#[utoipa::path(post, path = "/sandboxes/{id}/commands", params(IdempotencyHeader), request_body = RunCommand,
     responses((status = 200, description = "It has ended", body = CommandResult), (status = 202, description = "It runs in the background", body = StartedCommand)))]
 async fn run(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Repeatable(asked, again): Repeatable<Run>,
-) -> Answer {
-    let mut spec = asked.spec()?;
+    IdempotentJson(request, again): IdempotentJson<RunCommand>,
+) -> ApiResult {
+    let mut spec = request.spec()?;
     spec.again = again;
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
-    let input = (!asked.background).then(|| asked.stdin.unwrap_or_default());
-    // A caller who goes away ends nothing: a command that is about to begin does, and has its deadline.
+    let input = (!request.background).then(|| request.stdin.unwrap_or_default());
+    // A caller who goes away end_signal nothing: a command that is about to begin does, and has its deadline.
     let work = async move {
-        let exec = used.runtime().exec(used.id(), spec).await?;
+        let exec = access.runtime().exec(access.id(), spec).await?;
         let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
         let finished = match input {
-            Some(input) => Some(exec.finish(input.as_bytes(), INLINE).await?),
+            Some(input) => Some(exec.finish(input.as_bytes(), MAX_INLINE_BYTES).await?),
             None => None,
         };
-        drop(used);
+        drop(access);
         Ok::<_, Error>((id, pid, finished))
     };
     let (id, pid, finished) = outlast(work).await?;
     let Some(finished) = finished else {
         return Ok((StatusCode::ACCEPTED, Json(StartedCommand { id, pid })).into_response());
     };
-    let (stdout, stdout_lossy) = text(finished.stdout, asked.encoding);
-    let (stderr, stderr_lossy) = text(finished.stderr, asked.encoding);
+    let (stdout, stdout_lossy) = encode_text(finished.stdout, request.encoding);
+    let (stderr, stderr_lossy) = encode_text(finished.stderr, request.encoding);
     let body = CommandResult {
         id,
         exit: finished.status.into(),
@@ -249,55 +251,57 @@ async fn run(
 /// List commands
 ///
 /// Those that run and the last that have ended, newest first.
-#[utoipa::path(get, path = "/sandboxes/{id}/commands", params(Asked), responses((status = 200, body = [Command])))]
+#[utoipa::path(get, path = "/sandboxes/{id}/commands", params(PageQuery), responses((status = 200, body = [Command])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Asked>,
-) -> Answer<Part<Command>> {
-    let page = asked.page()?;
-    let used = app.core.look(&caller, &id)?;
-    let all = used.runtime().execs(used.id())?;
-    Ok(pagination::part(Slice::of_all(all, &page, place)))
+    Query(query): Query<PageQuery>,
+) -> ApiResult<PageResponse<Command>> {
+    let page = query.page()?;
+    let access = app.core.look(&caller, &id)?;
+    let all = access.runtime().execs(access.id())?;
+    Ok(pagination::page_response(Slice::of_all(
+        all, &page, cursor_of,
+    )))
 }
 
 /// Where a command stands in a list.
-pub(super) fn place(info: &ExecInfo) -> (i64, String) {
+pub(super) fn cursor_of(info: &ExecInfo) -> (i64, String) {
     (info.started_at, info.id.to_string())
 }
 
 /// A command by its id; one by its pid or tag has its own prefix.
-fn find(used: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
-    let runtime = used.runtime();
+fn find(access: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
+    let runtime = access.runtime();
     if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
-        return runtime.find_exec_by_pid(used.id(), pid);
+        return runtime.find_exec_by_pid(access.id(), pid);
     }
     if let Some(tag) = name.strip_prefix("tag:") {
-        return runtime.find_exec_by_tag(used.id(), tag);
+        return runtime.find_exec_by_tag(access.id(), tag);
     }
     let unknown = |_| {
         Error::new(Code::ExecNotFound, "there is no such command")
             .remedy("list the sandbox's commands: the oldest of those that ended are forgotten")
     };
-    runtime.find_exec(used.id(), &name.parse().map_err(unknown)?)
+    runtime.find_exec(access.id(), &name.parse().map_err(unknown)?)
 }
 
 /// Get a command
 #[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}", responses((status = 200, body = Command)))]
 async fn read(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-) -> Answer<Json<Command>> {
-    let used = app.core.look(&caller, &id)?;
-    Ok(Json(Command::from(&find(&used, &exec)?)))
+) -> ApiResult<Json<Command>> {
+    let access = app.core.look(&caller, &id)?;
+    Ok(Json(Command::from(&find(&access, &exec)?)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Wait {
+struct WaitQuery {
     /// In seconds.
     #[param(minimum = 0, maximum = 3600, default = 60)]
     timeout: Option<f64>,
@@ -306,16 +310,16 @@ struct Wait {
 /// Wait for the end
 ///
 /// At most a minute or as long as is said; one that is not done then is told as it is.
-#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/wait", params(Wait), responses((status = 200, body = Command)))]
+#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/wait", params(WaitQuery), responses((status = 200, body = Command)))]
 async fn wait(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-    Query(asked): Query<Wait>,
-) -> Answer<Json<Command>> {
-    let used = app.core.follow(&caller, &id)?;
-    let exec = find(&used, &exec)?;
-    let seconds = asked.timeout.unwrap_or(60.0);
+    Query(query): Query<WaitQuery>,
+) -> ApiResult<Json<Command>> {
+    let access = app.core.follow(&caller, &id)?;
+    let exec = find(&access, &exec)?;
+    let seconds = query.timeout.unwrap_or(60.0);
     if !(0.0..=3600.0).contains(&seconds) {
         let message = format!("timeout is {seconds}");
         return Err(Error::invalid("timeout", message, "give 0 to 3600 seconds").into());
@@ -333,24 +337,24 @@ struct Signal {
 
 /// Send a signal
 ///
-/// 9 ends everything the command started.
+/// 9 end_signal everything the command started.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/signal", request_body = Signal, responses((status = 204)))]
 async fn signal(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-    Body(asked): Body<Signal>,
-) -> Answer<StatusCode> {
-    if !(1..=64).contains(&asked.signal) {
-        let message = format!("signal is {}", asked.signal);
+    JsonBody(request): JsonBody<Signal>,
+) -> ApiResult<StatusCode> {
+    if !(1..=64).contains(&request.signal) {
+        let message = format!("signal is {}", request.signal);
         return Err(Error::invalid("signal", message, "give a number from 1 to 64").into());
     }
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let exec = find(&used, &exec)?;
-    if asked.signal == 9 {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &exec)?;
+    if request.signal == 9 {
         exec.kill()?;
     } else {
-        exec.signal(asked.signal).await?;
+        exec.signal(request.signal).await?;
     }
     Ok(StatusCode::NO_CONTENT)
 }
@@ -358,7 +362,7 @@ async fn signal(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Offset {
+struct StdinQuery {
     /// How many bytes of input came before.
     #[serde(default)]
     offset: u64,
@@ -374,37 +378,37 @@ struct StdinOffset {
 /// Write input
 ///
 /// From an offset on: what was taken before is not taken twice; the answer says how much is.
-#[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(Offset),
+#[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(StdinQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = StdinOffset)))]
 async fn write(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-    Query(asked): Query<Offset>,
-    Bytes(bytes): Bytes,
-) -> Answer<Json<StdinOffset>> {
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let taken = find(&used, &exec)?.write_stdin_at(asked.offset, &bytes)?;
+    Query(query): Query<StdinQuery>,
+    RawBytes(bytes): RawBytes,
+) -> ApiResult<Json<StdinOffset>> {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let taken = find(&access, &exec)?.write_stdin_at(query.offset, &bytes)?;
     Ok(Json(StdinOffset { taken }))
 }
 
 /// Close the input
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin/close", responses((status = 204)))]
 async fn close(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-    _: Body<Nothing>,
-) -> Answer<StatusCode> {
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    find(&used, &exec)?.close_stdin()?;
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<StatusCode> {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    find(&access, &exec)?.close_stdin()?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Follow {
+struct OutputQuery {
     /// The position to begin at: bytes of both streams together.
     #[serde(default)]
     after: u64,
@@ -417,37 +421,39 @@ struct Follow {
 /// Server-sent events `stdout`, `stderr`, `exit`, `gap` and `ping`; an event's `id` is the position after it, and
 /// `Last-Event-ID` stands for `after`. As a WebSocket, the first byte of a frame says what the rest is: 0 input, 1 stdout,
 /// 2 stderr, 3 the exit, 4 that all from before has been told.
-#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/output", params(Follow),
+#[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/output", params(OutputQuery),
     responses((status = 200, content_type = "text/event-stream", body = String), (status = 101, description = "It goes on as a WebSocket")))]
 async fn output(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, exec)): Path<(String, String)>,
-    Query(asked): Query<Follow>,
+    Query(query): Query<OutputQuery>,
     Upgrade(upgrade): Upgrade,
     headers: axum::http::HeaderMap,
-) -> Answer<Response> {
+) -> ApiResult<Response> {
     let found = || {
-        let used = app.core.follow(&caller, &id)?;
-        let exec = find(&used, &exec)?;
-        Ok((used, exec))
+        let access = app.core.follow(&caller, &id)?;
+        let exec = find(&access, &exec)?;
+        Ok((access, exec))
     };
     if let Some(upgrade) = upgrade {
         // Its input goes the same way.
         let found = caller.require(Scope::Sandboxes).and_then(|()| found());
-        let ends = Ends::of(&app, &caller);
+        let end_signal = StreamEndSignal::new(&app, &caller);
         return Ok(upgrade.on_upgrade(move |socket| async move {
             match found {
-                Ok((used, exec)) => websocket::output(socket, used, exec, asked.after, ends).await,
-                Err(error) => websocket::refuse(socket, &error).await,
+                Ok((access, exec)) => {
+                    websocket::output(socket, access, exec, query.after, end_signal).await
+                }
+                Err(error) => websocket::close_with_error(socket, &error).await,
             }
         }));
     }
-    let (used, exec) = found()?;
+    let (access, exec) = found()?;
     // A browser that lost the stream says how far it had come.
     let last = headers
         .get("last-event-id")
         .and_then(|last| last.to_str().ok()?.parse().ok());
-    let after = last.unwrap_or(asked.after);
-    Ok(sse::events(used, &exec, after, asked.encoding))
+    let after = last.unwrap_or(query.after);
+    Ok(sse::output_events(access, &exec, after, query.encoding))
 }

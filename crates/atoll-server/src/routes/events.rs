@@ -12,15 +12,15 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
-use crate::error::Answer;
+use crate::AppState;
+use crate::api_types::Time;
+use crate::error::ApiResult;
 use crate::extract::{Path, Query};
-use crate::middleware::Caller;
+use crate::middleware::Authenticated;
 use crate::pagination;
 use crate::sse;
-use crate::api_types::Time;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(follow))
         .routes(routes!(list))
@@ -62,7 +62,7 @@ impl From<Event> for EventView {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct After {
+struct FollowEventsQuery {
     /// The number to go on behind; without it only what is to come is told.
     after: Option<i64>,
 }
@@ -71,35 +71,35 @@ struct After {
 ///
 /// Server-sent events: those after a number, then those to come. An event's `id` is its number; `Last-Event-ID` stands
 /// for `after`.
-#[utoipa::path(get, path = "/events", params(After),
+#[utoipa::path(get, path = "/events", params(FollowEventsQuery),
     responses((status = 200, content_type = "text/event-stream", body = String)))]
 async fn follow(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<After>,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<FollowEventsQuery>,
     headers: HeaderMap,
-) -> Answer<Response> {
+) -> ApiResult<Response> {
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| last.to_str().ok()?.parse().ok());
     let reader = app
         .core
-        .follow_events(&caller, last.or(asked.after))
+        .follow_events(&caller, last.or(query.after))
         .await?;
     let events = futures_util::stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
-        match tokio::time::timeout(sse::PING, reader.next()).await {
-            Err(_) => Some((Bytes::from_static(sse::PINGED.as_bytes()), Some(reader))),
+        match tokio::time::timeout(sse::PING_INTERVAL, reader.next()).await {
+            Err(_) => Some((Bytes::from_static(sse::PING_EVENT.as_bytes()), Some(reader))),
             Ok(Ok(events)) => {
-                let text: Vec<String> = events.into_iter().map(line).collect();
+                let text: Vec<String> = events.into_iter().map(sse_event).collect();
                 Some((Bytes::from(text.concat()), Some(reader)))
             }
-            Ok(Err(error)) => Some((Bytes::from(sse::failed(&error)), None)),
+            Ok(Err(error)) => Some((Bytes::from(sse::error_event(&error)), None)),
         }
     });
-    Ok(sse::answer(events))
+    Ok(sse::sse_response(events))
 }
 
-fn line(event: Event) -> String {
+fn sse_event(event: Event) -> String {
     let (number, kind) = (event.number, event.kind.clone());
     let body = serde_json::json!(EventView::from(event));
     format!("id: {number}\nevent: sandbox.{kind}\ndata: {body}\n\n")
@@ -108,7 +108,7 @@ fn line(event: Event) -> String {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Listed {
+pub(super) struct ListEventsQuery {
     /// The number to go on behind.
     #[serde(default)]
     pub(super) after: i64,
@@ -119,15 +119,15 @@ pub(super) struct Listed {
 /// List events
 ///
 /// What happened to a sandbox.
-#[utoipa::path(get, path = "/sandboxes/{id}/events", params(Listed),
+#[utoipa::path(get, path = "/sandboxes/{id}/events", params(ListEventsQuery),
     responses((status = 200, body = [EventView])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Listed>,
-) -> Answer<Json<Vec<EventView>>> {
-    let limit = pagination::limit(asked.limit)?;
-    let events = app.core.events_of(&caller, &id, asked.after, limit).await?;
+    Query(query): Query<ListEventsQuery>,
+) -> ApiResult<Json<Vec<EventView>>> {
+    let limit = pagination::parse_limit(query.limit)?;
+    let events = app.core.events_of(&caller, &id, query.after, limit).await?;
     Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

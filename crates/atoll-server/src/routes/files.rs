@@ -9,13 +9,13 @@ mod target;
 mod tree;
 mod watch;
 
-pub(crate) use signed_urls::is_link;
+pub(crate) use signed_urls::is_signed_url;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
+use crate::AppState;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(contents::read, contents::write, tree::remove))
         .routes(routes!(tree::list))

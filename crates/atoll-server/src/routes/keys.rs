@@ -10,15 +10,15 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::Made;
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Path, Query};
-use crate::middleware::Caller;
-use crate::pagination::{self, Part};
+use super::Created;
+use crate::AppState;
 use crate::api_types::Time;
+use crate::error::ApiResult;
+use crate::extract::{JsonBody, Path, Query};
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageResponse};
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
         .routes(routes!(revoke))
@@ -69,7 +69,7 @@ impl KeyView {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewKey)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct New {
+struct CreateKey {
     /// Whose it is to be: the caller's org if nothing is said, another for an admin.
     #[serde(rename = "orgID")]
     org: Option<String>,
@@ -89,13 +89,13 @@ struct New {
 /// Make a key
 ///
 /// Its secret is in this answer and never told again.
-#[utoipa::path(post, path = "/keys", request_body = New, responses((status = 201, body = KeyView)))]
+#[utoipa::path(post, path = "/keys", request_body = CreateKey, responses((status = 201, body = KeyView)))]
 async fn make(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Body(asked): Body<New>,
-) -> Made<KeyView> {
-    let expires_at = asked.expires_at.map(|text| {
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    JsonBody(request): JsonBody<CreateKey>,
+) -> Created<KeyView> {
+    let expires_at = request.expires_at.map(|text| {
         let time: Result<jiff::Timestamp, _> = text.parse();
         time.map(jiff::Timestamp::as_microsecond).map_err(|_| {
             Error::invalid(
@@ -106,20 +106,20 @@ async fn make(
         })
     });
     let request = KeyRequest {
-        org: asked.org,
-        name: asked.name,
-        scope: asked.scope.unwrap_or(Scope::Sandboxes),
+        org: request.org,
+        name: request.name,
+        scope: request.scope.unwrap_or(Scope::Sandboxes),
         expires_at: expires_at.transpose()?,
     };
-    let made = app.core.make_key(&caller, request).await?;
-    let view = KeyView::new(made.key, Some(made.secret));
+    let created = app.core.make_key(&caller, request).await?;
+    let view = KeyView::new(created.key, Some(created.secret));
     Ok((StatusCode::CREATED, Json(view)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Listed {
+struct ListKeysQuery {
     /// Whose: the caller's org if nothing is said, another for an admin.
     #[serde(rename = "orgID")]
     #[param(rename = "orgID")]
@@ -134,15 +134,15 @@ struct Listed {
 /// List keys
 ///
 /// Those of the org, newest first.
-#[utoipa::path(get, path = "/keys", params(Listed), responses((status = 200, body = [KeyView])))]
+#[utoipa::path(get, path = "/keys", params(ListKeysQuery), responses((status = 200, body = [KeyView])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Listed>,
-) -> Answer<Part<KeyView>> {
-    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
-    let keys = app.core.keys(&caller, asked.org.as_deref(), &page).await?;
-    Ok(pagination::part(keys))
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ListKeysQuery>,
+) -> ApiResult<PageResponse<KeyView>> {
+    let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
+    let keys = app.core.keys(&caller, query.org.as_deref(), &page).await?;
+    Ok(pagination::page_response(keys))
 }
 
 impl From<Key> for KeyView {
@@ -154,7 +154,7 @@ impl From<Key> for KeyView {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Owned {
+struct OrgQuery {
     /// Whose: the caller's org if nothing is said, another for an admin.
     #[serde(rename = "orgID")]
     #[param(rename = "orgID")]
@@ -162,14 +162,14 @@ struct Owned {
 }
 
 /// Revoke a key
-#[utoipa::path(delete, path = "/keys/{id}", params(Owned), responses((status = 204)))]
+#[utoipa::path(delete, path = "/keys/{id}", params(OrgQuery), responses((status = 204)))]
 async fn revoke(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Owned>,
-) -> Answer<StatusCode> {
-    let org = asked.org.as_deref();
+    Query(query): Query<OrgQuery>,
+) -> ApiResult<StatusCode> {
+    let org = query.org.as_deref();
     app.core.revoke_key(&caller, org, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

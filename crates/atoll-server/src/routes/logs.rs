@@ -14,14 +14,14 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Path, Query, checked_limit};
-use crate::middleware::Caller;
-use crate::sse;
+use crate::AppState;
 use crate::api_types::{Exit, Time};
+use crate::error::ApiResult;
+use crate::extract::{Path, Query, checked_limit};
+use crate::middleware::Authenticated;
+use crate::sse;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(metrics))
         .routes(routes!(logs))
@@ -75,7 +75,7 @@ impl From<Sample> for SampleView {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Range {
+struct MetricsQuery {
     /// In seconds since 1970, or in RFC 3339.
     start: Option<String>,
     /// In seconds since 1970, or in RFC 3339.
@@ -83,7 +83,7 @@ struct Range {
 }
 
 /// A time as seconds since 1970 or in RFC 3339; in microseconds since 1970.
-fn time(field: &str, text: &str) -> Result<i64, Error> {
+fn parse_time(field: &str, text: &str) -> Result<i64, Error> {
     let seconds = text.parse::<i64>().ok();
     let seconds = seconds.map(|seconds| seconds.saturating_mul(1_000_000));
     let written = || Some(text.parse::<jiff::Timestamp>().ok()?.as_microsecond());
@@ -99,28 +99,29 @@ fn time(field: &str, text: &str) -> Result<i64, Error> {
 /// Get metrics
 ///
 /// What the sandbox used in the last hour, oldest first.
-#[utoipa::path(get, path = "/sandboxes/{id}/metrics", params(Range), responses((status = 200, body = [SampleView])))]
+#[utoipa::path(get, path = "/sandboxes/{id}/metrics", params(MetricsQuery), responses((status = 200, body = [SampleView])))]
 async fn metrics(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Range>,
-) -> Answer<Json<Vec<SampleView>>> {
-    let bound = |field: &str, text: Option<String>| text.map(|text| time(field, &text)).transpose();
-    let from = bound("start", asked.start)?.unwrap_or(i64::MIN);
-    let to = bound("end", asked.end)?.unwrap_or(i64::MAX);
-    let used = app.core.look(&caller, &id)?;
-    let samples = used.runtime().samples(used.id(), from, to)?;
+    Query(query): Query<MetricsQuery>,
+) -> ApiResult<Json<Vec<SampleView>>> {
+    let bound =
+        |field: &str, text: Option<String>| text.map(|text| parse_time(field, &text)).transpose();
+    let from = bound("start", query.start)?.unwrap_or(i64::MIN);
+    let to = bound("end", query.end)?.unwrap_or(i64::MAX);
+    let access = app.core.look(&caller, &id)?;
+    let samples = access.runtime().samples(access.id(), from, to)?;
     Ok(Json(samples.into_iter().map(SampleView::from).collect()))
 }
 
 /// How many lines an answer has at most.
-const MOST: u32 = 1000;
+const MAX_LINES: u32 = 1000;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Listed {
+struct LogsQuery {
     /// The `X-Next-Cursor` of the part before, or the `id` of an event.
     #[param(pattern = r"^(exec_[a-z0-9]{20})?(\.exec_[a-z0-9]{20}:[0-9]{1,19})*$")]
     after: Option<String>,
@@ -135,7 +136,7 @@ struct Listed {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LogLine)]
 #[serde(rename_all = "camelCase")]
-struct Line {
+struct LogLineView {
     #[serde(rename = "execID")]
     exec: ExecId,
     /// When the command began.
@@ -143,13 +144,13 @@ struct Line {
     #[schema(pattern = "^(stdout|stderr|gap|exit)$")]
     stream: &'static str,
     #[serde(flatten)]
-    what: What,
+    content: LogContent,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LogContent)]
 #[serde(untagged)]
-enum What {
+enum LogContent {
     /// Of `stdout` or `stderr`.
     Written {
         /// Where it begins in the command's output.
@@ -163,57 +164,60 @@ enum What {
     Exit(Exit),
 }
 
-impl From<LogLine> for Line {
+impl From<LogLine> for LogLineView {
     fn from(logged: LogLine) -> Self {
-        let (stream, what) = match logged.content {
+        let (stream, content) = match logged.content {
             Chunk::Data {
                 stream,
                 position,
                 bytes,
             } => {
                 let text = String::from_utf8_lossy(&bytes).into_owned();
-                (sse::name(stream), What::Written { position, text })
+                (
+                    sse::stream_name(stream),
+                    LogContent::Written { position, text },
+                )
             }
-            Chunk::Gap { from, to } => ("gap", What::Gap { from, to }),
-            Chunk::Exit(status) => ("exit", What::Exit(status.into())),
+            Chunk::Gap { from, to } => ("gap", LogContent::Gap { from, to }),
+            Chunk::Exit(status) => ("exit", LogContent::Exit(status.into())),
         };
         Self {
             exec: logged.exec,
             started_at: Time::new(logged.started_at),
             stream,
-            what,
+            content,
         }
     }
 }
 
 /// Get logs
 ///
-/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap` and
+/// What all commands of the sandbox wrote, line by line. With `follow_logs`, server-sent events `stdout`, `stderr`, `gap` and
 /// `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
-#[utoipa::path(get, path = "/sandboxes/{id}/logs", params(Listed),
-    responses((status = 200, content(([Line] = "application/json"), (String = "text/event-stream")),
+#[utoipa::path(get, path = "/sandboxes/{id}/logs", params(LogsQuery),
+    responses((status = 200, content(([LogLineView] = "application/json"), (String = "text/event-stream")),
         headers(("X-Next-Cursor" = String, description = "There may be more: the `after` of the next part")))))]
 async fn logs(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Listed>,
+    Query(query): Query<LogsQuery>,
     headers: HeaderMap,
-) -> Answer {
-    let limit = checked_limit(asked.limit, MOST, MOST)? as usize;
+) -> ApiResult {
+    let limit = checked_limit(query.limit, MAX_LINES, MAX_LINES)? as usize;
     // A browser that lost the stream says how far it had come.
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| Some(last.to_str().ok()?.to_owned()));
-    let after = last.filter(|_| asked.follow).or(asked.after);
-    let mut logs = open(&app, &caller, &id, after.as_deref())?;
-    if asked.follow {
-        return Ok(follow(logs));
+    let after = last.filter(|_| query.follow).or(query.after);
+    let mut logs = open_logs(&app, &caller, &id, after.as_deref())?;
+    if query.follow {
+        return Ok(follow_logs(logs));
     }
     let mut lines = Vec::new();
     while lines.len() < limit
         && let Some(logged) = logs.try_next()?
     {
-        lines.push(Line::from(logged));
+        lines.push(LogLineView::from(logged));
     }
     let mut headers = HeaderMap::new();
     if lines.len() == limit
@@ -224,26 +228,31 @@ async fn logs(
     Ok((headers, Json(lines)).into_response())
 }
 
-fn open(app: &App, caller: &Context, id: &str, after: Option<&str>) -> Result<LogFollower, Error> {
-    let used = app.core.look(caller, id)?;
-    used.runtime().logs(used.id(), after)
+fn open_logs(
+    app: &AppState,
+    caller: &Context,
+    id: &str,
+    after: Option<&str>,
+) -> Result<LogFollower, Error> {
+    let access = app.core.look(caller, id)?;
+    access.runtime().logs(access.id(), after)
 }
 
 /// Server-sent events: what was written, then what is. The `id` of each is where to go on after it.
-fn follow(logs: LogFollower) -> Response {
+fn follow_logs(logs: LogFollower) -> Response {
     let events = futures_util::stream::unfold(Some(logs), |logs| async {
         let mut logs = logs?;
-        match tokio::time::timeout(sse::PING, logs.next()).await {
-            Err(_) => Some((Bytes::from_static(sse::PINGED.as_bytes()), Some(logs))),
+        match tokio::time::timeout(sse::PING_INTERVAL, logs.next()).await {
+            Err(_) => Some((Bytes::from_static(sse::PING_EVENT.as_bytes()), Some(logs))),
             Ok(Ok(Some(logged))) => {
-                let line = Line::from(logged);
+                let line = LogLineView::from(logged);
                 let (cursor, name, body) = (logs.cursor(), line.stream, json!(line));
                 let event = format!("id: {cursor}\nevent: {name}\ndata: {body}\n\n");
                 Some((Bytes::from(event), Some(logs)))
             }
             Ok(Ok(None)) => None,
-            Ok(Err(error)) => Some((Bytes::from(sse::failed(&error)), None)),
+            Ok(Err(error)) => Some((Bytes::from(sse::error_event(&error)), None)),
         }
     });
-    sse::answer(events)
+    sse::sse_response(events)
 }

@@ -9,15 +9,15 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Made, made};
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Path, Query, present};
-use crate::middleware::Caller;
-use crate::pagination::{self, Asked, Part};
+use super::{Created, created};
+use crate::AppState;
 use crate::api_types::Time;
+use crate::error::ApiResult;
+use crate::extract::{JsonBody, Path, Query, double_option};
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageQuery, PageResponse};
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
         .routes(routes!(read, change))
@@ -54,7 +54,7 @@ impl From<Org> for OrgView {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewOrg)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct New {
+struct CreateOrg {
     #[schema(
         min_length = 1,
         max_length = 100,
@@ -62,11 +62,11 @@ struct New {
     )]
     name: String,
     /// At once; `null` is as many as the machine holds.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "double_option")]
     #[schema(maximum = 4_294_967_295_i64, default = 5)]
     max_sandboxes: Option<Option<u32>>,
     /// The longest lifetime in seconds; `null` is no end.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "double_option")]
     #[schema(minimum = 1, maximum = 4_294_967_295_i64, default = 3600)]
     max_timeout: Option<Option<u32>>,
 }
@@ -75,7 +75,7 @@ struct New {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OrgChange, example = json!({"maxSandboxes": 50}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Change {
+struct UpdateOrg {
     #[schema(
         min_length = 1,
         max_length = 100,
@@ -83,66 +83,66 @@ struct Change {
     )]
     name: Option<String>,
     /// At once; `null` is as many as the machine holds.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "double_option")]
     #[schema(maximum = 4_294_967_295_i64)]
     max_sandboxes: Option<Option<u32>>,
     /// The longest lifetime in seconds; `null` is no end.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "double_option")]
     #[schema(minimum = 1, maximum = 4_294_967_295_i64)]
     max_timeout: Option<Option<u32>>,
 }
 
 /// Make an org
-#[utoipa::path(post, path = "/orgs", request_body = New, responses((status = 201, body = OrgView)))]
+#[utoipa::path(post, path = "/orgs", request_body = CreateOrg, responses((status = 201, body = OrgView)))]
 async fn make(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Body(asked): Body<New>,
-) -> Made<OrgView> {
-    let asked = OrgRequest {
-        name: Some(asked.name),
-        max_sandboxes: asked.max_sandboxes,
-        max_timeout: asked.max_timeout,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    JsonBody(request): JsonBody<CreateOrg>,
+) -> Created<OrgView> {
+    let request = OrgRequest {
+        name: Some(request.name),
+        max_sandboxes: request.max_sandboxes,
+        max_timeout: request.max_timeout,
     };
-    Ok(made(app.core.make_org(&caller, asked).await?))
+    Ok(created(app.core.make_org(&caller, request).await?))
 }
 
 /// List orgs
 ///
 /// All of them for an admin, newest first; the caller's own for others.
-#[utoipa::path(get, path = "/orgs", params(Asked), responses((status = 200, body = [OrgView])))]
+#[utoipa::path(get, path = "/orgs", params(PageQuery), responses((status = 200, body = [OrgView])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Asked>,
-) -> Answer<Part<OrgView>> {
-    let orgs = app.core.orgs(&caller, &asked.page()?).await?;
-    Ok(pagination::part(orgs))
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<PageQuery>,
+) -> ApiResult<PageResponse<OrgView>> {
+    let orgs = app.core.orgs(&caller, &query.page()?).await?;
+    Ok(pagination::page_response(orgs))
 }
 
 /// Get an org
 #[utoipa::path(get, path = "/orgs/{id}", responses((status = 200, body = OrgView)))]
 async fn read(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Answer<Json<OrgView>> {
+) -> ApiResult<Json<OrgView>> {
     Ok(Json(app.core.org(&caller, &id).await?.into()))
 }
 
 /// Change an org
-#[utoipa::path(patch, path = "/orgs/{id}", request_body = Change, responses((status = 200, body = OrgView)))]
+#[utoipa::path(patch, path = "/orgs/{id}", request_body = UpdateOrg, responses((status = 200, body = OrgView)))]
 async fn change(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Body(asked): Body<Change>,
-) -> Answer<Json<OrgView>> {
-    let asked = OrgRequest {
-        name: asked.name,
-        max_sandboxes: asked.max_sandboxes,
-        max_timeout: asked.max_timeout,
+    JsonBody(request): JsonBody<UpdateOrg>,
+) -> ApiResult<Json<OrgView>> {
+    let request = OrgRequest {
+        name: request.name,
+        max_sandboxes: request.max_sandboxes,
+        max_timeout: request.max_timeout,
     };
-    let changed = app.core.change_org(&caller, &id, asked).await?;
+    let changed = app.core.change_org(&caller, &id, request).await?;
     Ok(Json(changed.into()))
 }

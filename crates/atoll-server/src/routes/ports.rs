@@ -12,18 +12,18 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::App;
-use crate::error::Answer;
+use crate::AppState;
+use crate::error::ApiResult;
 use crate::extract::Path;
-use crate::middleware::Caller;
+use crate::middleware::Authenticated;
 use crate::serve::Connection;
-use crate::websocket::{self, Ends, Upgrade};
 use crate::tunnel;
+use crate::websocket::{self, StreamEndSignal, Upgrade};
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list))
-        .routes(routes!(dig))
+        .routes(routes!(open_tunnel))
 }
 
 /// Something that listens in a sandbox.
@@ -48,18 +48,18 @@ impl From<SocketAddr> for Port {
 /// On which something listens.
 #[utoipa::path(get, path = "/sandboxes/{id}/ports", responses((status = 200, body = [Port])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Answer<Json<Vec<Port>>> {
-    let used = app.core.enter(&caller, &id, Scope::Read).await?;
-    let ports = used.runtime().ports(used.id()).await?;
+) -> ApiResult<Json<Vec<Port>>> {
+    let access = app.core.enter(&caller, &id, Scope::Read).await?;
+    let ports = access.runtime().ports(access.id()).await?;
     Ok(Json(ports.into_iter().map(Port::from).collect()))
 }
 
-fn number(port: &str) -> Result<u16, Error> {
-    let number = port.parse().ok().filter(|port| *port != 0);
-    number
+fn parse_port(port: &str) -> Result<u16, Error> {
+    let parsed = port.parse().ok().filter(|port| *port != 0);
+    parsed
         .ok_or_else(|| Error::invalid("port", format!("{port:?} is not a port"), "give 1 to 65535"))
 }
 
@@ -68,21 +68,21 @@ fn number(port: &str) -> Result<u16, Error> {
 /// A WebSocket whose binary frames are the bytes of a TCP connection. Who comes without one is told what one would be told.
 #[utoipa::path(get, path = "/sandboxes/{id}/ports/{port}/tunnel", operation_id = "tunnel",
     responses((status = 101, description = "The connection, as a WebSocket")))]
-async fn dig(
-    State(app): State<App>,
-    Caller(caller): Caller,
+async fn open_tunnel(
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, port)): Path<(String, String)>,
     connection: Option<Extension<Connection>>,
     Upgrade(upgrade): Upgrade,
-) -> Answer {
+) -> ApiResult {
     let dialled = async {
-        let port = number(&port)?;
-        let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-        let stream = used.runtime().dial(used.id(), port).await?;
+        let port = parse_port(&port)?;
+        let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+        let stream = access.runtime().dial(access.id(), port).await?;
         if let Some(Extension(connection)) = connection {
             connection.check_descriptor(&stream)?;
         }
-        Ok::<(Use, TcpStream), Error>((used, stream))
+        Ok::<(Use, TcpStream), Error>((access, stream))
     };
     let dialled = dialled.await;
     let Some(upgrade) = upgrade else {
@@ -95,13 +95,13 @@ async fn dig(
         .into());
     };
     let upgrade = upgrade
-        .max_message_size(tunnel::LARGEST)
-        .read_buffer_size(tunnel::MOST);
-    let ends = Ends::of(&app, &caller);
+        .max_message_size(tunnel::MAX_MESSAGE_BYTES)
+        .read_buffer_size(tunnel::CHUNK_BYTES);
+    let end_signal = StreamEndSignal::new(&app, &caller);
     Ok(upgrade.on_upgrade(|socket| async {
         match dialled {
-            Ok((used, stream)) => tunnel::join(socket, used, stream, ends).await,
-            Err(error) => websocket::refuse(socket, &error).await,
+            Ok((access, stream)) => tunnel::run(socket, access, stream, end_signal).await,
+            Err(error) => websocket::close_with_error(socket, &error).await,
         }
     }))
 }

@@ -15,13 +15,13 @@ use utoipa_axum::routes;
 
 pub(super) use list::read_states;
 
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Nothing, Path};
-use crate::middleware::Caller;
+use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::error::ApiResult;
+use crate::extract::{EmptyBody, JsonBody, Path};
+use crate::middleware::Authenticated;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(create::create, list::list))
         .routes(routes!(read, change::change, delete))
@@ -36,7 +36,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 }
 
 /// Seconds on the wire: 0 is without end.
-fn seconds(field: &str, seconds: i64) -> Result<Option<u32>, Error> {
+fn parse_seconds(field: &str, seconds: i64) -> Result<Option<u32>, Error> {
     match u32::try_from(seconds) {
         Ok(0) => Ok(None),
         // A hundred years.
@@ -52,10 +52,10 @@ fn seconds(field: &str, seconds: i64) -> Result<Option<u32>, Error> {
 /// Get a sandbox
 #[utoipa::path(get, path = "/sandboxes/{id}", responses((status = 200, body = Sandbox)))]
 async fn read(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Answer<Json<Sandbox>> {
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.sandbox(&caller, &id)?.into()))
 }
 
@@ -64,10 +64,10 @@ async fn read(
 /// With its files.
 #[utoipa::path(delete, path = "/sandboxes/{id}", responses((status = 204)))]
 async fn delete(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Answer<StatusCode> {
+) -> ApiResult<StatusCode> {
     app.core.delete(&caller, &id).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -85,12 +85,12 @@ struct Timeout {
 /// How long it has from now on.
 #[utoipa::path(post, path = "/sandboxes/{id}/timeout", request_body = Timeout, responses((status = 200, body = Sandbox)))]
 async fn timeout(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Body(asked): Body<Timeout>,
-) -> Answer<Json<Sandbox>> {
-    let time = seconds("timeout", asked.timeout)?;
+    JsonBody(request): JsonBody<Timeout>,
+) -> ApiResult<Json<Sandbox>> {
+    let time = parse_seconds("timeout", request.timeout)?;
     Ok(Json(app.core.set_timeout(&caller, &id, time).await?.into()))
 }
 
@@ -99,11 +99,11 @@ async fn timeout(
 /// Counts as a use: it is not idle.
 #[utoipa::path(post, path = "/sandboxes/{id}/keepalive", responses((status = 200, body = Sandbox)))]
 async fn keep_alive(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    _: Body<Nothing>,
-) -> Answer<Json<Sandbox>> {
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.keep_alive(&caller, &id)?.into()))
 }
 
@@ -112,11 +112,11 @@ async fn keep_alive(
 /// Its processes end, its files stay.
 #[utoipa::path(post, path = "/sandboxes/{id}/stop", responses((status = 200, body = Sandbox)))]
 async fn stop(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    _: Body<Nothing>,
-) -> Answer<Json<Sandbox>> {
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.stop(&caller, &id).await?.into()))
 }
 
@@ -125,11 +125,11 @@ async fn stop(
 /// Makes a stopped one run again.
 #[utoipa::path(post, path = "/sandboxes/{id}/start", responses((status = 200, body = Sandbox)))]
 async fn start(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    _: Body<Nothing>,
-) -> Answer<Json<Sandbox>> {
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.start(&caller, &id).await?.into()))
 }
 
@@ -138,11 +138,11 @@ async fn start(
 /// Stops it and starts it.
 #[utoipa::path(post, path = "/sandboxes/{id}/restart", responses((status = 200, body = Sandbox)))]
 async fn restart(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    _: Body<Nothing>,
-) -> Answer<Json<Sandbox>> {
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.restart(&caller, &id).await?.into()))
 }
 
@@ -151,11 +151,11 @@ async fn restart(
 /// Its processes stand still, and so do its clocks.
 #[utoipa::path(post, path = "/sandboxes/{id}/pause", responses((status = 200, body = Sandbox)))]
 async fn pause(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    _: Body<Nothing>,
-) -> Answer<Json<Sandbox>> {
+    _: JsonBody<EmptyBody>,
+) -> ApiResult<Json<Sandbox>> {
     Ok(Json(app.core.pause(&caller, &id).await?.into()))
 }
 
@@ -172,14 +172,14 @@ struct Resume {
 /// Lets a paused one go on.
 #[utoipa::path(post, path = "/sandboxes/{id}/resume", request_body = Resume, responses((status = 200, body = Sandbox)))]
 async fn resume(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Body(asked): Body<Resume>,
-) -> Answer<Json<Sandbox>> {
-    let time = asked
+    JsonBody(request): JsonBody<Resume>,
+) -> ApiResult<Json<Sandbox>> {
+    let time = request
         .timeout
-        .map(|time| seconds("timeout", time))
+        .map(|time| parse_seconds("timeout", time))
         .transpose()?;
     let resumed = app.core.resume(&caller, &id, time).await?;
     Ok(Json(resumed.into()))

@@ -10,20 +10,20 @@ use utoipa_axum::routes;
 
 use super::events::{self, EventView};
 use super::sandboxes::read_states;
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Path, Query};
-use crate::middleware::Caller;
-use crate::pagination::{self, Part};
+use crate::AppState;
 use crate::api_types::{CommandHistory, Sandbox};
+use crate::error::ApiResult;
+use crate::extract::{Path, Query};
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageResponse};
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list))
         .routes(routes!(read))
         .routes(routes!(commands))
         .routes(routes!(terminals))
-        .routes(routes!(happened))
+        .routes(routes!(list_events))
 }
 
 /// A session: a sandbox, and how much there is of its history.
@@ -49,7 +49,7 @@ impl From<SessionView> for Session {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Sessions {
+struct ListSessionsQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
     /// The `X-Next-Cursor` of the page before.
@@ -66,16 +66,16 @@ struct Sessions {
 /// List sessions
 ///
 /// Of all sandboxes that ever were, newest first.
-#[utoipa::path(get, path = "/sessions", params(Sessions),
+#[utoipa::path(get, path = "/sessions", params(ListSessionsQuery),
     responses((status = 200, body = [Sandbox])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Sessions>,
-) -> Answer<Part<Sandbox>> {
-    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
-    let state = read_states(asked.state.as_deref(), asked.status.as_deref())?;
-    Ok(pagination::part(
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ListSessionsQuery>,
+) -> ApiResult<PageResponse<Sandbox>> {
+    let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
+    let state = read_states(query.state.as_deref(), query.status.as_deref())?;
+    Ok(pagination::page_response(
         app.core.list_sessions(&caller, state, &page).await?,
     ))
 }
@@ -83,17 +83,17 @@ async fn list(
 /// Get a session
 #[utoipa::path(get, path = "/sessions/{id}", responses((status = 200, body = Session)))]
 async fn read(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-) -> Answer<Json<Session>> {
+) -> ApiResult<Json<Session>> {
     Ok(Json(app.core.session(&caller, &id).await?.into()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Listed {
+struct SessionCommandsQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
     /// The `X-Next-Cursor` of the page before.
@@ -101,64 +101,64 @@ struct Listed {
     cursor: Option<String>,
 }
 
-impl Listed {
-    async fn answer(
+impl SessionCommandsQuery {
+    async fn respond(
         &self,
-        app: &App,
+        app: &AppState,
         caller: &Context,
         id: &str,
         kind: CommandKind,
-    ) -> Answer<Part<CommandHistory>> {
-        let page = pagination::asked(self.limit, self.cursor.as_ref())?;
+    ) -> ApiResult<PageResponse<CommandHistory>> {
+        let page = pagination::parse_page(self.limit, self.cursor.as_ref())?;
         let commands = app.core.session_commands(caller, id, kind, &page);
-        Ok(pagination::part(commands.await?))
+        Ok(pagination::page_response(commands.await?))
     }
 }
 
 /// List commands of a session
 ///
 /// Newest first; their output is not kept.
-#[utoipa::path(get, path = "/sessions/{id}/commands", params(Listed),
+#[utoipa::path(get, path = "/sessions/{id}/commands", params(SessionCommandsQuery),
     responses((status = 200, body = [CommandHistory])))]
 async fn commands(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Listed>,
-) -> Answer<Part<CommandHistory>> {
-    asked.answer(&app, &caller, &id, CommandKind::Plain).await
+    Query(query): Query<SessionCommandsQuery>,
+) -> ApiResult<PageResponse<CommandHistory>> {
+    query.respond(&app, &caller, &id, CommandKind::Plain).await
 }
 
 /// List terminals of a session
 ///
 /// Newest first.
-#[utoipa::path(get, path = "/sessions/{id}/terminals", params(Listed),
+#[utoipa::path(get, path = "/sessions/{id}/terminals", params(SessionCommandsQuery),
     responses((status = 200, body = [CommandHistory])))]
 async fn terminals(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<Listed>,
-) -> Answer<Part<CommandHistory>> {
+    Query(query): Query<SessionCommandsQuery>,
+) -> ApiResult<PageResponse<CommandHistory>> {
     let kind = CommandKind::Terminal;
-    asked.answer(&app, &caller, &id, kind).await
+    query.respond(&app, &caller, &id, kind).await
 }
 
 /// List events of a session
 ///
 /// What happened to the sandbox.
-#[utoipa::path(get, path = "/sessions/{id}/events", operation_id = "events", params(events::Listed),
+#[utoipa::path(get, path = "/sessions/{id}/events", operation_id = "events", params(events::ListEventsQuery),
     responses((status = 200, body = [EventView])))]
-async fn happened(
-    State(app): State<App>,
-    Caller(caller): Caller,
+async fn list_events(
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(asked): Query<events::Listed>,
-) -> Answer<Json<Vec<EventView>>> {
-    let limit = pagination::limit(asked.limit)?;
+    Query(query): Query<events::ListEventsQuery>,
+) -> ApiResult<Json<Vec<EventView>>> {
+    let limit = pagination::parse_limit(query.limit)?;
     let events = app
         .core
-        .session_events(&caller, &id, asked.after, limit)
+        .session_events(&caller, &id, query.after, limit)
         .await?;
     Ok(Json(events.into_iter().map(EventView::from).collect()))
 }

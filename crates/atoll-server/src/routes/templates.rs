@@ -13,15 +13,15 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Made, made};
-use crate::App;
-use crate::error::{Answer, Failure};
-use crate::extract::{Body, Path, Query, checked_limit, is_json};
-use crate::middleware::Caller;
-use crate::pagination::Part;
+use super::{Created, created};
+use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
+use crate::error::{ApiError, ApiResult};
+use crate::extract::{JsonBody, Path, Query, checked_limit, is_json};
+use crate::middleware::Authenticated;
+use crate::pagination::PageResponse;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
         .routes(routes!(read, remove))
@@ -71,7 +71,7 @@ impl From<TemplateView> for Template {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Listed {
+struct ListTemplatesQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
     /// The `X-Next-Cursor` of the page before: the name of its last one.
@@ -81,16 +81,16 @@ struct Listed {
 /// List templates
 ///
 /// Newest first.
-#[utoipa::path(get, path = "/templates", params(Listed),
+#[utoipa::path(get, path = "/templates", params(ListTemplatesQuery),
     responses((status = 200, body = [Template])))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<Listed>,
-) -> Answer<Part<Template>> {
-    let limit = checked_limit(asked.limit, 100, 100)? as usize;
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<ListTemplatesQuery>,
+) -> ApiResult<PageResponse<Template>> {
+    let limit = checked_limit(query.limit, 100, 100)? as usize;
     let mut all = app.core.templates(&caller).await?;
-    let begin = match &asked.cursor {
+    let begin = match &query.cursor {
         None => 0,
         // After one that has gone meanwhile comes nothing.
         Some(last) => {
@@ -114,10 +114,10 @@ async fn list(
 /// Get a template
 #[utoipa::path(get, path = "/templates/{name}", responses((status = 200, body = Template)))]
 async fn read(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(name): Path<String>,
-) -> Answer<Json<Template>> {
+) -> ApiResult<Json<Template>> {
     Ok(Json(app.core.template(&caller, &name).await?.into()))
 }
 
@@ -126,10 +126,10 @@ async fn read(
 /// One that no sandbox needs.
 #[utoipa::path(delete, path = "/templates/{name}", responses((status = 204)))]
 async fn remove(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(name): Path<String>,
-) -> Answer<StatusCode> {
+) -> ApiResult<StatusCode> {
     app.core.remove_template(&caller, &name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -138,7 +138,7 @@ async fn remove(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct New {
+struct CreateTemplateQuery {
     #[param(
         pattern = "^[a-z0-9][a-z0-9._-]{0,62}$",
         required = true,
@@ -155,7 +155,7 @@ struct New {
 
 /// A template that is not sent but made here.
 #[derive(Debug, Deserialize)]
-struct Recipe {
+struct BuildRequest {
     #[serde(rename = "name")]
     _name: String,
 }
@@ -163,19 +163,19 @@ struct Recipe {
 /// Make a template
 ///
 /// From a tar archive of a root file system, plain or packed by gzip or zstd.
-#[utoipa::path(post, path = "/templates", params(New),
+#[utoipa::path(post, path = "/templates", params(CreateTemplateQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 201, body = Template)))]
 async fn make(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Query(asked): Query<New>,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Query(query): Query<CreateTemplateQuery>,
     request: Request,
-) -> Made<Template> {
+) -> Created<Template> {
     // Before anything of it is read.
     caller.require(Scope::Admin)?;
     if is_json(request.headers()) {
-        let Body(Recipe { .. }) = Body::from_request(request, &app).await?;
-        return Err(Failure(
+        let JsonBody(BuildRequest { .. }) = JsonBody::from_request(request, &app).await?;
+        return Err(ApiError(
             Error::new(
                 Code::UnsupportedByHost,
                 "templates from Dockerfiles, images and snapshots cannot be made here",
@@ -183,25 +183,25 @@ async fn make(
             .remedy("send a tar archive of a root file system: POST /templates?name=NAME"),
         ));
     }
-    let name = asked
+    let name = query
         .name
         .ok_or_else(|| Error::invalid("name", "name is required", "POST /templates?name=NAME"))?;
     let options = TemplateOptions {
-        replace: asked.replace,
-        sudo: asked.sudo.unwrap_or(true),
+        replace: query.replace,
+        sudo: query.sudo.unwrap_or(true),
         ..TemplateOptions::default()
     };
     let (sender, stream) = template::archive_channel();
     let added = app.core.add_template(&caller, &name, stream, options);
     // Both at once: what is sent is unpacked as it comes.
-    let (sent, added) = tokio::join!(send(request.into_body(), sender), added);
+    let (sent, added) = tokio::join!(forward_body(request.into_body(), sender), added);
     let template = added?;
     sent?;
-    Ok(made(template))
+    Ok(created(template))
 }
 
 /// Sends a body to be unpacked. If it breaks off, so does what is unpacked.
-async fn send(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
+async fn forward_body(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk

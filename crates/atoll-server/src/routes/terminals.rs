@@ -15,16 +15,16 @@ use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::commands::{place, surrounded};
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Key, Path, Query, Repeatable};
-use crate::middleware::Caller;
-use crate::pagination::{self, Part};
-use crate::websocket::{self, Ends, Upgrade};
+use super::commands::{cursor_of, with_context};
+use crate::AppState;
 use crate::api_types::terminal_name;
+use crate::error::ApiResult;
+use crate::extract::{IdempotencyHeader, IdempotentJson, JsonBody, Path, Query};
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageResponse};
+use crate::websocket::{self, StreamEndSignal, Upgrade};
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(make, list))
         .routes(routes!(join, end))
@@ -35,7 +35,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = NewTerminal)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct New {
+struct CreateTerminal {
     /// 1 to 500; what is beyond is taken for that.
     #[schema(maximum = 65535, default = 80)]
     cols: Option<u16>,
@@ -55,7 +55,7 @@ struct New {
     envs: BTreeMap<String, String>,
 }
 
-impl New {
+impl CreateTerminal {
     fn spec(&self) -> Result<ExecSpec, Error> {
         let mut spec = match &self.shell {
             Some(shell) => ExecSpec::argv([shell].into_iter().chain(&self.args)),
@@ -71,8 +71,8 @@ impl New {
         if let Some(tag) = &self.tag {
             spec = spec.tag(tag);
         }
-        let size = websocket::size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
-        Ok(surrounded(
+        let size = websocket::clamp_size(self.cols.unwrap_or(80), self.rows.unwrap_or(24));
+        Ok(with_context(
             spec.terminal(size),
             &self.envs,
             self.cwd.as_ref(),
@@ -81,17 +81,17 @@ impl New {
     }
 }
 
-fn find(used: &Use, pty: &str) -> Result<ExecHandle, Error> {
+fn find(access: &Use, pty: &str) -> Result<ExecHandle, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
             .remedy("GET …/pty lists those that there are")
     };
     let exec = if let Some(tag) = pty.strip_prefix("tag:") {
-        used.runtime().find_exec_by_tag(used.id(), tag)
+        access.runtime().find_exec_by_tag(access.id(), tag)
     } else {
         let id = pty.strip_prefix("pty_").map(|rest| format!("exec_{rest}"));
         let id = id.and_then(|id| id.parse().ok()).ok_or_else(unknown)?;
-        used.runtime().find_exec(used.id(), &id)
+        access.runtime().find_exec(access.id(), &id)
     };
     let exec = exec.map_err(|_| unknown())?;
     let info = exec.info();
@@ -101,16 +101,20 @@ fn find(used: &Use, pty: &str) -> Result<ExecHandle, Error> {
     Ok(exec)
 }
 
-fn open(used: &Use) -> Result<Vec<ExecInfo>, Error> {
-    let all = used.runtime().execs(used.id())?;
-    let open = |info: &ExecInfo| info.spec.terminal.is_some() && info.status.is_none();
-    Ok(all.into_iter().filter(open).collect())
+fn open_terminals(access: &Use) -> Result<Vec<ExecInfo>, Error> {
+    let all = access.runtime().execs(access.id())?;
+    let is_open = |info: &ExecInfo| info.spec.terminal.is_some() && info.status.is_none();
+    Ok(all.into_iter().filter(is_open).collect())
 }
 
-async fn start(used: &Use, asked: &New, again: Option<Again>) -> Result<ExecHandle, Error> {
-    let mut spec = asked.spec()?;
+async fn start_terminal(
+    access: &Use,
+    request: &CreateTerminal,
+    again: Option<Again>,
+) -> Result<ExecHandle, Error> {
+    let mut spec = request.spec()?;
     spec.again = again;
-    let exec = used.runtime().exec(used.id(), spec).await?;
+    let exec = access.runtime().exec(access.id(), spec).await?;
     Ok(exec.control)
 }
 
@@ -131,16 +135,16 @@ struct Terminal {
     rows: u16,
 }
 
-fn view(used: &Use, info: &ExecInfo) -> Terminal {
+fn terminal_view(access: &Use, info: &ExecInfo) -> Terminal {
     // As it is now, not as it was made.
-    let exec = used.runtime().find_exec(used.id(), &info.id);
+    let exec = access.runtime().find_exec(access.id(), &info.id);
     let joined = exec.and_then(|exec| exec.attach());
     let size = joined.map_or(info.spec.terminal.unwrap_or_default(), |joined| joined.size);
     let name = terminal_name(&info.id);
     Terminal {
         id: name.clone(),
         session: name,
-        sandbox: used.id().clone(),
+        sandbox: access.id().clone(),
         pid: info.pid,
         cols: size.columns,
         rows: size.rows,
@@ -150,23 +154,23 @@ fn view(used: &Use, info: &ExecInfo) -> Terminal {
 /// Make a terminal
 ///
 /// Asked for again by the same key it is the same terminal, for as long as that is remembered.
-#[utoipa::path(post, path = "/sandboxes/{id}/pty", params(Key), request_body = New, responses((status = 201, body = Terminal)))]
+#[utoipa::path(post, path = "/sandboxes/{id}/pty", params(IdempotencyHeader), request_body = CreateTerminal, responses((status = 201, body = Terminal)))]
 async fn make(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Repeatable(asked, again): Repeatable<New>,
-) -> Answer {
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let exec = start(&used, &asked, again).await?;
-    let body = Json(view(&used, &exec.info()));
+    IdempotentJson(request, again): IdempotentJson<CreateTerminal>,
+) -> ApiResult {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let exec = start_terminal(&access, &request, again).await?;
+    let body = Json(terminal_view(&access, &exec.info()));
     Ok((StatusCode::CREATED, body).into_response())
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-struct Listed {
+struct ListTerminalsQuery {
     /// Of the new terminal of a WebSocket.
     #[param(maximum = 65535, default = 80)]
     cols: Option<u16>,
@@ -183,33 +187,38 @@ struct Listed {
 /// List terminals
 ///
 /// Newest first. As a WebSocket: makes a terminal and joins it.
-#[utoipa::path(get, path = "/sandboxes/{id}/pty", params(Listed),
+#[utoipa::path(get, path = "/sandboxes/{id}/pty", params(ListTerminalsQuery),
     responses((status = 200, body = [Terminal]), (status = 101, description = "A new terminal, as a WebSocket")))]
 async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Query(listed): Query<Listed>,
+    Query(query): Query<ListTerminalsQuery>,
     Upgrade(upgrade): Upgrade,
-) -> Answer {
-    let page = pagination::asked(listed.limit, listed.cursor.as_ref())?;
+) -> ApiResult {
+    let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
-        let used = app.core.look(&caller, &id)?;
-        let slice = Slice::of_all(open(&used)?, &page, place);
-        let part: Part<Terminal> = pagination::part(slice.map(|info| view(&used, &info)));
+        let access = app.core.look(&caller, &id)?;
+        let slice = Slice::of_all(open_terminals(&access)?, &page, cursor_of);
+        let part: PageResponse<Terminal> =
+            pagination::page_response(slice.map(|info| terminal_view(&access, &info)));
         return Ok(part.into_response());
     };
-    let asked = New {
-        cols: listed.cols,
-        rows: listed.rows,
-        ..New::default()
+    let request = CreateTerminal {
+        cols: query.cols,
+        rows: query.rows,
+        ..CreateTerminal::default()
     };
     let joined = async {
-        let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-        let exec = start(&used, &asked, None).await?;
-        Ok((used, exec))
+        let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+        let exec = start_terminal(&access, &request, None).await?;
+        Ok((access, exec))
     };
-    Ok(upgraded(upgrade, joined.await, Ends::of(&app, &caller)))
+    Ok(upgrade_to_terminal(
+        upgrade,
+        joined.await,
+        StreamEndSignal::new(&app, &caller),
+    ))
 }
 
 /// Get a terminal
@@ -219,32 +228,38 @@ async fn list(
 #[utoipa::path(get, path = "/sandboxes/{id}/pty/{pty}",
     responses((status = 200, body = Terminal), (status = 101, description = "The terminal, as a WebSocket")))]
 async fn join(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, pty)): Path<(String, String)>,
     Upgrade(upgrade): Upgrade,
-) -> Answer {
+) -> ApiResult {
     let joined = async {
-        let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-        let exec = find(&used, &pty)?;
-        Ok((used, exec))
+        let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+        let exec = find(&access, &pty)?;
+        Ok((access, exec))
     };
     match (upgrade, joined.await) {
-        (Some(upgrade), joined) => Ok(upgraded(upgrade, joined, Ends::of(&app, &caller))),
-        (None, Ok((used, exec))) => Ok(Json(view(&used, &exec.info())).into_response()),
+        (Some(upgrade), joined) => Ok(upgrade_to_terminal(
+            upgrade,
+            joined,
+            StreamEndSignal::new(&app, &caller),
+        )),
+        (None, Ok((access, exec))) => {
+            Ok(Json(terminal_view(&access, &exec.info())).into_response())
+        }
         (None, Err(error)) => Err(error.into()),
     }
 }
 
-fn upgraded(
+fn upgrade_to_terminal(
     upgrade: WebSocketUpgrade,
     joined: Result<(Use, ExecHandle), Error>,
-    ends: Ends,
+    end_signal: StreamEndSignal,
 ) -> Response {
     upgrade.on_upgrade(|socket| async {
         match joined {
-            Ok((used, exec)) => websocket::terminal(socket, used, exec, ends).await,
-            Err(error) => websocket::refuse(socket, &error).await,
+            Ok((access, exec)) => websocket::terminal(socket, access, exec, end_signal).await,
+            Err(error) => websocket::close_with_error(socket, &error).await,
         }
     })
 }
@@ -253,7 +268,7 @@ fn upgraded(
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = TerminalSize)]
 #[serde(deny_unknown_fields)]
-struct Resize {
+struct ResizeRequest {
     /// 1 to 500; what is beyond is taken for that.
     #[schema(maximum = 65535)]
     cols: u16,
@@ -263,29 +278,29 @@ struct Resize {
 }
 
 /// Resize
-#[utoipa::path(post, path = "/sandboxes/{id}/pty/{pty}/resize", request_body = Resize, responses((status = 204)))]
+#[utoipa::path(post, path = "/sandboxes/{id}/pty/{pty}/resize", request_body = ResizeRequest, responses((status = 204)))]
 async fn resize(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, pty)): Path<(String, String)>,
-    Body(asked): Body<Resize>,
-) -> Answer<StatusCode> {
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    find(&used, &pty)?.resize(websocket::size(asked.cols, asked.rows))?;
+    JsonBody(request): JsonBody<ResizeRequest>,
+) -> ApiResult<StatusCode> {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    find(&access, &pty)?.resize(websocket::clamp_size(request.cols, request.rows))?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// End a terminal
 ///
-/// Its program ends, with everything that it started.
+/// Its program end_signal, with everything that it started.
 #[utoipa::path(delete, path = "/sandboxes/{id}/pty/{pty}", responses((status = 204)))]
 async fn end(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path((id, pty)): Path<(String, String)>,
-) -> Answer<StatusCode> {
-    let used = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
-    let exec = find(&used, &pty)?;
+) -> ApiResult<StatusCode> {
+    let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
+    let exec = find(&access, &pty)?;
     exec.kill()?;
     exec.wait().await;
     Ok(StatusCode::NO_CONTENT)

@@ -7,13 +7,13 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Made, made};
-use crate::App;
-use crate::extract::Body;
-use crate::middleware::Caller;
+use super::{Created, created};
+use crate::AppState;
 use crate::api_types::Time;
+use crate::extract::JsonBody;
+use crate::middleware::Authenticated;
 
-pub(super) fn routes() -> OpenApiRouter<App> {
+pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(ticket))
 }
 
@@ -21,7 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<App> {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewTicket)]
 #[serde(deny_unknown_fields)]
-struct New {}
+struct CreateTicket {}
 
 /// A ticket.
 #[derive(Debug, Serialize, ToSchema)]
@@ -44,11 +44,11 @@ impl From<MadeTicket> for Ticket {
 /// Make a ticket
 ///
 /// What a browser shows as `?ticket=` instead of a key, where it can send no headers: good once, within 30 seconds.
-#[utoipa::path(post, path = "/tickets", request_body = New, responses((status = 201, body = Ticket)))]
+#[utoipa::path(post, path = "/tickets", request_body = CreateTicket, responses((status = 201, body = Ticket)))]
 async fn ticket(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Body(New {}): Body<New>,
-) -> Made<Ticket> {
-    Ok(made(app.core.make_ticket(&caller)?))
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    JsonBody(CreateTicket {}): JsonBody<CreateTicket>,
+) -> Created<Ticket> {
+    Ok(created(app.core.make_ticket(&caller)?))
 }

@@ -11,9 +11,9 @@ use std::io;
 use tokio::io::ReadBuf;
 
 /// The largest head, and the largest trailer section.
-pub(super) const HEAD: usize = u16::MAX as usize;
+pub(super) const MAX_HEAD_BYTES: usize = u16::MAX as usize;
 /// The longest line with the size of a chunk.
-const CHUNK_LINE: usize = 4 << 10;
+const MAX_CHUNK_LINE_BYTES: usize = 4 << 10;
 /// A head that ends with this is invalid, whatever is before it.
 const INVALID: &[u8] = b"\0\r\n\r\n";
 
@@ -33,7 +33,7 @@ enum Part {
 
 /// A violation, at this offset of the scanned bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Fault {
+struct Violation {
     at: usize,
     in_head: bool,
     reason: &'static str,
@@ -82,7 +82,7 @@ impl Framing {
     }
 
     /// Once a fault was found: passes on what stands for the rest of the stream. `None` while there was none.
-    pub(super) fn ended(&mut self, buffer: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+    pub(super) fn poll_ended(&mut self, buffer: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
         match self.end {
             End::Open => None,
             End::Closing(rest) => {
@@ -97,35 +97,35 @@ impl Framing {
 
     /// Scans what was read behind the first `before` bytes of a buffer, and cuts it off at a fault.
     pub(super) fn check(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
-        let Err(fault) = self.scan(buffer.filled().get(before..).unwrap_or_default()) else {
+        let Err(violation) = self.scan(buffer.filled().get(before..).unwrap_or_default()) else {
             return Ok(());
         };
-        tracing::debug!(reason = fault.reason, "a malformed request is refused");
-        buffer.set_filled(before + fault.at);
+        tracing::debug!(reason = violation.reason, "a malformed request is refused");
+        buffer.set_filled(before + violation.at);
         self.line = Vec::new();
-        self.end = if fault.in_head {
+        self.end = if violation.in_head {
             End::Closing(INVALID)
         } else {
-            End::Failed(fault.reason)
+            End::Failed(violation.reason)
         };
         // A read of no bytes would be the end of the stream.
-        match self.ended(buffer) {
-            Some(Err(_)) if fault.at > 0 => Ok(()),
+        match self.poll_ended(buffer) {
+            Some(Err(_)) if violation.at > 0 => Ok(()),
             ended => ended.unwrap_or(Ok(())),
         }
     }
 
-    fn scan(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+    fn scan(&mut self, bytes: &[u8]) -> Result<(), Violation> {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
             let (left, next) = match self.part {
                 Part::Body(left) => (left, Part::Head),
                 Part::Chunk(left) => (left, Part::ChunkEnd),
                 Part::Head | Part::ChunkSize | Part::ChunkEnd | Part::Trailers => {
-                    let feed = rest.iter().position(|byte| *byte == b'\n');
-                    let taken = feed.map_or(rest.len(), |feed| feed + 1);
+                    let line_feed = rest.iter().position(|byte| *byte == b'\n');
+                    let taken = line_feed.map_or(rest.len(), |line_feed| line_feed + 1);
                     let part = self.part;
-                    let fault = |reason| Fault {
+                    let violation = |reason| Violation {
                         at: at + taken - 1,
                         in_head: part == Part::Head,
                         reason,
@@ -133,16 +133,16 @@ impl Framing {
                     self.line
                         .extend_from_slice(rest.get(..taken).unwrap_or_default());
                     self.size += taken;
-                    if self.size > self.most() {
+                    if self.size > self.max_bytes() {
                         if part == Part::Head {
                             // The HTTP library has all of it, and answers 431.
                             self.end = End::Closing(&[]);
                             return Ok(());
                         }
-                        return Err(fault("a line of a chunked body is too long"));
+                        return Err(violation("a line of a chunked body is too long"));
                     }
-                    if feed.is_some() {
-                        self.end_line().map_err(fault)?;
+                    if line_feed.is_some() {
+                        self.end_line().map_err(violation)?;
                     }
                     at += taken;
                     continue;
@@ -160,11 +160,11 @@ impl Framing {
     }
 
     /// Most bytes that the current part may have.
-    fn most(&self) -> usize {
+    fn max_bytes(&self) -> usize {
         match self.part {
-            Part::ChunkSize => CHUNK_LINE,
+            Part::ChunkSize => MAX_CHUNK_LINE_BYTES,
             Part::ChunkEnd => 2,
-            _ => HEAD,
+            _ => MAX_HEAD_BYTES,
         }
     }
 

@@ -15,84 +15,84 @@ use hyper::body::{Frame, SizeHint};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::timeouts::UnderWay;
+use super::timeouts::RequestGuard;
 
 /// How much of a body that nobody wants is still taken, and for how long.
-const REST: usize = 64 << 20;
-const LINGER: Duration = Duration::from_secs(5);
+const MAX_DRAIN: usize = 64 << 20;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether the sender of a request's body may keep quiet for as long as it likes: routes find it among the
 /// extensions. Whether the sender is still there, TCP finds out.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Silence(Arc<AtomicBool>);
+pub(crate) struct IdleExemption(Arc<AtomicBool>);
 
-impl Silence {
-    pub(crate) fn allow(&self) {
+impl IdleExemption {
+    pub(crate) fn exempt(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 /// A body as it comes from outside.
-pub(super) struct Incoming {
+pub(super) struct RequestBody {
     /// Until it is over.
     body: Option<hyper::body::Incoming>,
-    lingers: bool,
-    quiet: Duration,
-    allowed: Silence,
-    clock: Option<Pin<Box<Sleep>>>,
+    drains: bool,
+    idle_timeout: Duration,
+    exemption: IdleExemption,
+    timer: Option<Pin<Box<Sleep>>>,
     waiting: bool,
-    request: UnderWay,
+    request: RequestGuard,
 }
 
 /// The body of a request whose sender may keep quiet for so long.
-pub(super) fn limited(
+pub(super) fn with_idle_timeout(
     request: Request<hyper::body::Incoming>,
-    quiet: Duration,
-    allowed: &Silence,
-    under_way: &UnderWay,
+    idle_timeout: Duration,
+    exemption: &IdleExemption,
+    guard: &RequestGuard,
 ) -> Request<Body> {
     // In HTTP/2 a body that is not wanted ends alone; and who waits to be asked for it is not asked.
-    let lingers =
+    let drains =
         request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
     request.map(|body| {
         if body.is_end_stream() {
             return Body::empty();
         }
-        Body::new(Incoming {
+        Body::new(RequestBody {
             body: Some(body),
-            lingers,
-            quiet,
-            allowed: allowed.clone(),
-            clock: None,
+            drains,
+            idle_timeout,
+            exemption: exemption.clone(),
+            timer: None,
             waiting: false,
-            request: under_way.clone(),
+            request: guard.clone(),
         })
     })
 }
 
 /// An answer that is sent before its request is over would end the connection with it: the sender, who sees a whole
 /// answer, may already have sent its next request there.
-impl Drop for Incoming {
+impl Drop for RequestBody {
     fn drop(&mut self) {
-        let Some(mut body) = self.body.take().filter(|_| self.lingers) else {
+        let Some(mut body) = self.body.take().filter(|_| self.drains) else {
             return;
         };
         let (request, Ok(runtime)) = (self.request.clone(), Handle::try_current()) else {
             return;
         };
-        runtime.spawn(timeout(LINGER, async move {
+        runtime.spawn(timeout(DRAIN_TIMEOUT, async move {
             let _under_way = request;
-            let mut rest = 0;
-            while rest <= REST
+            let mut drained = 0;
+            while drained <= MAX_DRAIN
                 && let Some(Ok(frame)) = body.frame().await
             {
-                rest += frame.data_ref().map_or(0, Bytes::len);
+                drained += frame.data_ref().map_or(0, Bytes::len);
             }
         }));
     }
 }
 
-impl HttpBody for Incoming {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -111,16 +111,18 @@ impl HttpBody for Incoming {
             }
             return Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)));
         }
-        if this.allowed.0.load(Ordering::Relaxed) {
+        if this.exemption.0.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        let quiet = this.quiet;
-        let clock = this.clock.get_or_insert_with(|| Box::pin(sleep(quiet)));
+        let idle_timeout = this.idle_timeout;
+        let timer = this
+            .timer
+            .get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
         // From the last piece on.
         if !std::mem::replace(&mut this.waiting, true) {
-            clock.as_mut().reset(Instant::now() + quiet);
+            timer.as_mut().reset(Instant::now() + idle_timeout);
         }
-        ready!(clock.as_mut().poll(context));
+        ready!(timer.as_mut().poll(context));
         this.body = None;
         Poll::Ready(Some(Err("nothing more of the body came".into())))
     }

@@ -9,75 +9,75 @@ use hyper::rt::Executor;
 use tokio::time::{Instant, sleep_until};
 
 /// The most that is given to HTTP/2 at a time: it keeps what it was given for as long as its connection lives.
-const PIECE: usize = 16 << 10;
+const CHUNK_BYTES: usize = 16 << 10;
 
 tokio::task_local! {
     /// The answer that this task sends.
-    static SENT: Taken;
+    static PROGRESS: SendProgress;
 }
 
 /// Since when somebody could take the last piece of an answer, and has not.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Taken(Arc<Mutex<Option<Instant>>>);
+pub(super) struct SendProgress(Arc<Mutex<Option<Instant>>>);
 
-impl Taken {
+impl SendProgress {
     /// Of the answer to the request that this task serves, in HTTP/2.
-    pub(super) fn here() -> Option<Self> {
-        SENT.try_with(Self::clone).ok()
+    pub(super) fn of_current_stream() -> Option<Self> {
+        PROGRESS.try_with(Self::clone).ok()
     }
 
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn offered_at(&self) -> MutexGuard<'_, Option<Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A piece is there to be taken.
     pub(super) fn offered(&self) {
-        *self.since() = Some(Instant::now());
+        *self.offered_at() = Some(Instant::now());
     }
 
     /// All is taken.
-    pub(super) fn taken(&self) {
-        *self.since() = None;
+    pub(super) fn accepted(&self) {
+        *self.offered_at() = None;
     }
 
     /// Waits until a piece is not taken for so long.
-    async fn refused(&self, quiet: Duration) {
-        let mut look = Instant::now() + quiet;
+    async fn stalled(&self, stall_timeout: Duration) {
+        let mut check_at = Instant::now() + stall_timeout;
         loop {
-            sleep_until(look).await;
+            sleep_until(check_at).await;
             let now = Instant::now();
             // One that is offered meanwhile is not late before the next look.
-            let late = self.since().unwrap_or(now) + quiet;
-            if late <= now {
+            let stalled_at = self.offered_at().unwrap_or(now) + stall_timeout;
+            if stalled_at <= now {
                 return;
             }
-            look = late;
+            check_at = stalled_at;
         }
     }
 }
 
 /// Cuts a piece off what is to be sent.
-pub(super) fn piece(bytes: &mut Bytes) -> Bytes {
-    bytes.split_to(bytes.len().min(PIECE))
+pub(super) fn take_chunk(bytes: &mut Bytes) -> Bytes {
+    bytes.split_to(bytes.len().min(CHUNK_BYTES))
 }
 
 /// Runs the streams of a connection, each in a task of its own, until nobody takes its answer for too long.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Streams {
-    pub(super) quiet: Duration,
+pub(super) struct StreamExecutor {
+    pub(super) stall_timeout: Duration,
 }
 
-impl<F> Executor<F> for Streams
+impl<F> Executor<F> for StreamExecutor
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        let (quiet, taken) = (self.quiet, Taken::default());
+        let (stall_timeout, progress) = (self.stall_timeout, SendProgress::default());
         tokio::spawn(async move {
             tokio::select! {
-                () = SENT.scope(taken.clone(), stream) => {}
+                () = PROGRESS.scope(progress.clone(), stream) => {}
                 // Without the task that sends it the stream is reset.
-                () = taken.refused(quiet) => tracing::debug!("nobody takes an answer"),
+                () = progress.stalled(stall_timeout) => tracing::debug!("nobody takes an answer"),
             }
         });
     }

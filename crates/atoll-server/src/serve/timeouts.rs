@@ -19,9 +19,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::Patience;
+use super::ConnectionLimits;
 use super::framing::Framing;
-use super::stalled_streams::{self, Taken};
+use super::stalled_streams::{self, SendProgress};
 use super::transport::Transport;
 use super::unauthenticated::{Entry, Unauthenticated};
 
@@ -37,48 +37,48 @@ enum Phase {
 
 /// What took too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Overdue {
+pub(super) enum ConnectionTimeout {
     Head,
-    Request,
+    Idle,
 }
 
 /// How far one connection is.
 #[derive(Debug, Clone)]
-pub(super) struct Pace(Arc<Kept>);
+pub(super) struct ConnectionTimer(Arc<Shared>);
 
 #[derive(Debug)]
-struct Kept {
+struct Shared {
     phase: Mutex<Phase>,
-    patience: Patience,
+    limits: ConnectionLimits,
     /// All places there are.
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// A request was authenticated.
     authenticated: AtomicBool,
     /// A sandbox serves a request without a key; until no request is under way.
-    visiting: AtomicBool,
+    serves_visitor: AtomicBool,
     /// HTTP has ended with a response 101.
     upgraded: AtomicBool,
     /// It is closed with a TCP reset.
-    resets: AtomicBool,
+    resets_at_close: AtomicBool,
     closed: Notify,
     entry: Entry,
 }
 
-impl Pace {
+impl ConnectionTimer {
     pub(super) fn new(
-        patience: Patience,
-        places: &Arc<Semaphore>,
+        limits: ConnectionLimits,
+        permits: &Arc<Semaphore>,
         unauthenticated: &Unauthenticated,
     ) -> Self {
         unauthenticated.add(|entry| {
-            Self(Arc::new(Kept {
+            Self(Arc::new(Shared {
                 phase: Mutex::new(Phase::Head(Instant::now())),
-                patience,
-                places: Arc::clone(places),
+                limits,
+                permits: Arc::clone(permits),
                 authenticated: AtomicBool::new(false),
-                visiting: AtomicBool::new(false),
+                serves_visitor: AtomicBool::new(false),
                 upgraded: AtomicBool::new(false),
-                resets: AtomicBool::new(false),
+                resets_at_close: AtomicBool::new(false),
                 closed: Notify::new(),
                 entry,
             }))
@@ -93,12 +93,13 @@ impl Pace {
     }
 
     /// A sandbox serves the request that is under way.
-    pub(super) fn visit(&self) {
-        self.0.visiting.store(true, Ordering::Relaxed);
+    pub(super) fn mark_visitor(&self) {
+        self.0.serves_visitor.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn is_closable(&self) -> bool {
-        !self.0.authenticated.load(Ordering::Relaxed) && !self.0.visiting.load(Ordering::Relaxed)
+        !self.0.authenticated.load(Ordering::Relaxed)
+            && !self.0.serves_visitor.load(Ordering::Relaxed)
     }
 
     /// Has the task that serves it end.
@@ -106,13 +107,13 @@ impl Pace {
         self.0.closed.notify_one();
     }
 
-    /// Waits for [`Pace::close`].
+    /// Waits for [`ConnectionTimer::close`].
     pub(super) async fn closed(&self) {
         self.0.closed.notified().await;
     }
 
-    pub(super) fn patience(&self) -> &Patience {
-        &self.0.patience
+    pub(super) fn limits(&self) -> &ConnectionLimits {
+        &self.0.limits
     }
 
     /// The bytes after the upgrade are not HTTP.
@@ -122,11 +123,11 @@ impl Pace {
 
     /// Has it closed with a TCP reset.
     pub(super) fn reset_at_close(&self) {
-        self.0.resets.store(true, Ordering::Relaxed);
+        self.0.resets_at_close.store(true, Ordering::Relaxed);
     }
 
     /// The task that serves it has ended.
-    pub(super) fn leave(&self) {
+    pub(super) fn deregister(&self) {
         self.0.entry.remove();
     }
 
@@ -136,12 +137,12 @@ impl Pace {
     }
 
     /// The first words are said, in a language whose heads come in pieces that only it can tell from others.
-    pub(super) fn greeted(&self) {
+    pub(super) fn preface_received(&self) {
         *self.phase() = Phase::Idle(Instant::now());
     }
 
     /// Bytes came: if nothing was under way, they are the begin of a head.
-    fn heard(&self) {
+    fn bytes_received(&self) {
         let mut phase = self.phase();
         if let Phase::Idle(_) = *phase {
             *phase = Phase::Head(Instant::now());
@@ -149,33 +150,39 @@ impl Pace {
     }
 
     /// A request is under way until this and all its clones are dropped.
-    pub(super) fn request(&self) -> UnderWay {
+    pub(super) fn begin_request(&self) -> RequestGuard {
         let mut phase = self.phase();
         *phase = match *phase {
             Phase::Busy(count) => Phase::Busy(count.saturating_add(1)),
             Phase::Head(_) | Phase::Idle(_) => Phase::Busy(1),
         };
-        UnderWay(self.clone())
+        RequestGuard(self.clone())
     }
 
     /// Waits until something takes too long. Idleness is for as long as there are places for others, and for clients whose
     /// requests were authenticated.
-    pub(super) async fn overdue(&self, idle: Duration) -> Overdue {
-        let quiet = self.0.patience.quiet;
-        let mut look = Instant::now() + quiet;
+    pub(super) async fn next_timeout(&self, idle: Duration) -> ConnectionTimeout {
+        let head_timeout = self.0.limits.head_timeout;
+        let mut check_at = Instant::now() + head_timeout;
         loop {
             // A phase that begins meanwhile is not over before the next look.
-            sleep_until(look).await;
+            sleep_until(check_at).await;
             let now = Instant::now();
-            let crowded = self.0.places.available_permits() == 0;
-            let known = self.0.authenticated.load(Ordering::Relaxed);
-            let idle = if crowded || !known { quiet } else { idle };
-            look = match *self.phase() {
-                Phase::Head(since) if since + quiet <= now => return Overdue::Head,
-                Phase::Idle(since) if since + idle <= now => return Overdue::Request,
-                Phase::Head(since) => since + quiet,
-                Phase::Idle(since) => (since + idle).min(now + quiet),
-                Phase::Busy(_) => now + quiet,
+            let is_full = self.0.permits.available_permits() == 0;
+            let is_authenticated = self.0.authenticated.load(Ordering::Relaxed);
+            let idle = if is_full || !is_authenticated {
+                head_timeout
+            } else {
+                idle
+            };
+            check_at = match *self.phase() {
+                Phase::Head(since) if since + head_timeout <= now => {
+                    return ConnectionTimeout::Head;
+                }
+                Phase::Idle(since) if since + idle <= now => return ConnectionTimeout::Idle,
+                Phase::Head(since) => since + head_timeout,
+                Phase::Idle(since) => (since + idle).min(now + head_timeout),
+                Phase::Busy(_) => now + head_timeout,
             };
         }
     }
@@ -183,21 +190,21 @@ impl Pace {
 
 /// A request under way.
 #[derive(Debug)]
-pub(super) struct UnderWay(Pace);
+pub(super) struct RequestGuard(ConnectionTimer);
 
-impl Clone for UnderWay {
+impl Clone for RequestGuard {
     fn clone(&self) -> Self {
-        self.0.request()
+        self.0.begin_request()
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let mut phase = self.0.phase();
         if let Phase::Busy(count) = *phase {
             *phase = match count {
                 0 | 1 => {
-                    self.0.0.visiting.store(false, Ordering::Relaxed);
+                    self.0.0.serves_visitor.store(false, Ordering::Relaxed);
                     Phase::Idle(Instant::now())
                 }
                 count => Phase::Busy(count - 1),
@@ -207,27 +214,27 @@ impl Drop for UnderWay {
 }
 
 /// An answer: its request is under way until it is sent or given up.
-pub(super) struct Answered {
+pub(super) struct ResponseBody {
     body: Body,
     /// What of it is not given away yet, where that goes in pieces.
     rest: Bytes,
     /// Whether it is taken, where nobody else watches that.
-    taken: Option<Taken>,
-    _request: UnderWay,
+    progress: Option<SendProgress>,
+    _request: RequestGuard,
 }
 
-impl Answered {
-    pub(super) fn new(body: Body, request: UnderWay, taken: Option<Taken>) -> Self {
+impl ResponseBody {
+    pub(super) fn new(body: Body, request: RequestGuard, progress: Option<SendProgress>) -> Self {
         Self {
             body,
             rest: Bytes::new(),
-            taken,
+            progress,
             _request: request,
         }
     }
 
     /// What is next, in pieces.
-    fn poll_piece(
+    fn poll_chunk(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
@@ -240,12 +247,12 @@ impl Answered {
                 other => return Poll::Ready(other),
             }
         }
-        let piece = stalled_streams::piece(&mut self.rest);
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        let chunk = stalled_streams::take_chunk(&mut self.rest);
+        Poll::Ready(Some(Ok(Frame::data(chunk))))
     }
 }
 
-impl HttpBody for Answered {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -253,14 +260,14 @@ impl HttpBody for Answered {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let Some(taken) = self.taken.clone() else {
+        let Some(progress) = self.progress.clone() else {
             return Pin::new(&mut self.body).poll_frame(context);
         };
         // Whoever asks for more has taken what was there.
-        taken.taken();
-        let next = self.poll_piece(context);
+        progress.accepted();
+        let next = self.poll_chunk(context);
         if next.is_ready() {
-            taken.offered();
+            progress.offered();
         }
         next
     }
@@ -271,17 +278,17 @@ impl HttpBody for Answered {
 
     fn size_hint(&self) -> SizeHint {
         let (mut hint, rest) = (self.body.size_hint(), self.rest.len() as u64);
-        if let Some(most) = hint.upper() {
-            hint.set_upper(most.saturating_add(rest));
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper.saturating_add(rest));
         }
         hint.set_lower(hint.lower().saturating_add(rest));
         hint
     }
 }
 
-impl<S: Transport> Drop for Heard<S> {
+impl<S: Transport> Drop for TimedIo<S> {
     fn drop(&mut self) {
-        if self.pace.0.resets.load(Ordering::Relaxed) {
+        if self.timer.0.resets_at_close.load(Ordering::Relaxed) {
             self.stream.reset_at_close();
         }
     }
@@ -289,75 +296,81 @@ impl<S: Transport> Drop for Heard<S> {
 
 /// A connection on which every byte that comes is noticed, and checked while it is HTTP. It keeps its place also when it goes
 /// on as something else, and is over when its client takes nothing of what is sent for too long.
-pub(super) struct Heard<S: Transport> {
+pub(super) struct TimedIo<S: Transport> {
     stream: S,
-    pace: Pace,
+    timer: ConnectionTimer,
     framing: Framing,
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
     /// Runs while something waits to be taken.
-    clock: Option<Pin<Box<Sleep>>>,
+    write_timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S: Transport> Heard<S> {
-    pub(super) fn new(stream: S, pace: Pace, place: Option<OwnedSemaphorePermit>) -> Self {
+impl<S: Transport> TimedIo<S> {
+    pub(super) fn new(
+        stream: S,
+        timer: ConnectionTimer,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Self {
         Self {
             stream,
-            pace,
+            timer,
             framing: Framing::new(),
-            _place: place,
-            clock: None,
+            _permit: permit,
+            write_timer: None,
         }
     }
 
     /// Has who waits to write wait no longer than a client may keep quiet.
-    fn timed<T>(
+    fn with_write_timeout<T>(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.clock = None;
+            self.write_timer = None;
             return written;
         }
-        let most = self.pace.0.patience.body;
-        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(most)));
-        ready!(clock.as_mut().poll(context));
+        let upper = self.timer.0.limits.body_idle_timeout;
+        let write_timer = self
+            .write_timer
+            .get_or_insert_with(|| Box::pin(sleep(upper)));
+        ready!(write_timer.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<S: Transport> AsyncRead for Heard<S> {
+impl<S: Transport> AsyncRead for TimedIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Some(ended) = self.framing.ended(buffer) {
+        if let Some(ended) = self.framing.poll_ended(buffer) {
             return Poll::Ready(ended);
         }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.pace.heard();
-        if self.pace.0.upgraded.load(Ordering::Relaxed) {
+        self.timer.bytes_received();
+        if self.timer.0.upgraded.load(Ordering::Relaxed) {
             return Poll::Ready(Ok(()));
         }
         Poll::Ready(self.framing.check(buffer, before))
     }
 }
 
-impl<S: Transport> AsyncWrite for Heard<S> {
+impl<S: Transport> AsyncWrite for TimedIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.timed(context, written)
+        self.with_write_timeout(context, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.timed(context, flushed)
+        self.with_write_timeout(context, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -374,6 +387,6 @@ impl<S: Transport> AsyncWrite for Heard<S> {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
-        self.timed(context, written)
+        self.with_write_timeout(context, written)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::timeouts::Pace;
+use super::timeouts::ConnectionTimer;
 
 /// Minimum time between two log lines about closed connections.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ pub(super) struct Unauthenticated(Arc<Mutex<List>>);
 struct List {
     next: u64,
     /// By age.
-    connections: BTreeMap<u64, Pace>,
+    connections: BTreeMap<u64, ConnectionTimer>,
     /// Closed since the last log line.
     closed: u64,
     logged: Option<Instant>,
@@ -31,28 +31,31 @@ impl Unauthenticated {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the connection that `pace` makes for its entry.
-    pub(super) fn add(&self, pace: impl FnOnce(Entry) -> Pace) -> Pace {
+    /// Adds the connection that `timer` makes for its entry.
+    pub(super) fn add(&self, timer: impl FnOnce(Entry) -> ConnectionTimer) -> ConnectionTimer {
         let mut list = self.list();
         let number = list.next;
         list.next += 1;
-        let pace = pace(Entry {
+        let timer = timer(Entry {
             list: self.clone(),
             number,
         });
-        list.connections.insert(number, pace.clone());
-        pace
+        list.connections.insert(number, timer.clone());
+        timer
     }
 
     /// Closes the oldest connection, if there is any; not one over which a sandbox serves a visitor just now.
     pub(super) fn close_oldest(&self) -> bool {
         let mut list = self.list();
-        let oldest = list.connections.iter().find(|(_, pace)| pace.is_closable());
+        let oldest = list
+            .connections
+            .iter()
+            .find(|(_, timer)| timer.is_closable());
         let Some((&number, _)) = oldest else {
             return false;
         };
-        if let Some(pace) = list.connections.remove(&number) {
-            pace.close();
+        if let Some(timer) = list.connections.remove(&number) {
+            timer.close();
         }
         list.closed += 1;
         if list.logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {

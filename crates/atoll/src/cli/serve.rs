@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
-use atoll_server::{Access, Config as ServerConfig, Listening, Meters, Tls};
+use atoll_server::{AuthMode, Config as ServerConfig, HttpMetrics, Listener, Tls};
 use atoll_store::{Found, Store};
 use atoll_worker::instance::DataLock;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, network};
@@ -155,7 +155,7 @@ impl Complete {
         }
         let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;
         let socket = operators_socket(&config.data)?;
-        let meters = Meters::default();
+        let http_metrics = HttpMetrics::default();
         if let Some(metrics) = &metrics {
             watching::tell_metrics(metrics)?;
         }
@@ -167,26 +167,34 @@ impl Complete {
         self.greet(&core, config, at).await?;
 
         let (stop, stopped) = watch::channel(false);
-        let exporter = atoll_server::exporter(&core, &meters, self.hosts());
-        let open = atoll_server::router(core.clone(), meters.clone(), self.visitors(Access::Open));
-        let access = if self.dev { Access::Open } else { Access::Keys };
-        let public = atoll_server::router(core.clone(), meters, self.visitors(access));
-        let listening = match tls.clone() {
-            Some(tls) => Listening::Tls(listener, tls),
-            None => Listening::Plain(listener),
+        let exporter = atoll_server::exporter(&core, &http_metrics, self.hosts());
+        let open = atoll_server::router(
+            core.clone(),
+            http_metrics.clone(),
+            self.visitors(AuthMode::Trusted),
+        );
+        let auth = if self.dev {
+            AuthMode::Trusted
+        } else {
+            AuthMode::ApiKeys
         };
-        let shares = Shares::fit(self.patience.connections);
+        let public = atoll_server::router(core.clone(), http_metrics, self.visitors(auth));
+        let listening = match tls.clone() {
+            Some(tls) => Listener::Tls(listener, tls),
+            None => Listener::Plain(listener),
+        };
+        let shares = Shares::fit(self.limits.max_connections);
         let serve = |listening, router, share: Share| {
-            let patience = share.of(self.patience);
+            let limits = share.of(self.limits);
             let stopped = stopped.clone();
-            tokio::spawn(atoll_server::serve(listening, router, patience, stopped))
+            tokio::spawn(atoll_server::serve(listening, router, limits, stopped))
         };
         let (public, operator) = (
             serve(listening, public, shares.public),
-            serve(Listening::Unix(socket), open, shares.operator),
+            serve(Listener::Unix(socket), open, shares.operator),
         );
         if let Some(metrics) = metrics {
-            serve(Listening::Plain(metrics), exporter, shares.metrics);
+            serve(Listener::Plain(metrics), exporter, shares.metrics);
         }
         drop(opening);
         asked.until_end(tls.as_ref()).await;
@@ -230,9 +238,9 @@ impl Complete {
         lower.collect()
     }
 
-    fn visitors(&self, access: Access) -> ServerConfig {
+    fn visitors(&self, auth: AuthMode) -> ServerConfig {
         ServerConfig {
-            access,
+            auth,
             hosts: self.hosts(),
             origins: self.origins.iter().cloned().collect(),
             domains: self.domains.iter().cloned().collect(),

@@ -9,16 +9,16 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use super::responses::{Listed, state};
-use crate::App;
-use crate::e2b::lenient::Params;
-use crate::e2b::error::{Answer, Known, Refusal};
+use super::responses::{ListedSandbox, e2b_state};
+use crate::AppState;
+use crate::e2b::error::{E2bAuth, E2bError, E2bResult};
+use crate::e2b::lenient::LenientQuery;
 
-type Page = (HeaderMap, Json<Vec<Listed>>);
+type Page = (HeaderMap, Json<Vec<ListedSandbox>>);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Asked {
+pub(super) struct ListQuery {
     metadata: Option<String>,
     state: Option<String>,
     order: Option<String>,
@@ -28,14 +28,14 @@ pub(super) struct Asked {
     next_token: Option<String>,
 }
 
-fn wrong(message: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, message)
+fn invalid(message: impl Into<String>) -> E2bError {
+    E2bError::new(StatusCode::BAD_REQUEST, message)
 }
 
 /// Names and values, each encoded once more than a query already is.
-fn metadata(text: &str) -> Answer<BTreeMap<String, String>> {
+fn metadata(text: &str) -> E2bResult<BTreeMap<String, String>> {
     let pairs: Vec<(String, String)> =
-        serde_urlencoded::from_str(text).map_err(|_| wrong("metadata is not a query string"))?;
+        serde_urlencoded::from_str(text).map_err(|_| invalid("metadata is not a query string"))?;
     let once_more = |text: String| {
         let decoded: Result<Vec<(String, String)>, _> =
             serde_urlencoded::from_str(&format!("x={}", text.replace('+', "%2B")));
@@ -54,8 +54,8 @@ fn started(view: &SandboxView) -> (i64, &str) {
     (row.started_at.unwrap_or(row.created_at), row.id.as_str())
 }
 
-impl Asked {
-    fn states(&self) -> Answer<Vec<&str>> {
+impl ListQuery {
+    fn states(&self) -> E2bResult<Vec<&str>> {
         let Some(states) = &self.state else {
             return Ok(vec!["running", "paused"]);
         };
@@ -64,51 +64,51 @@ impl Asked {
             .iter()
             .find(|state| !["running", "paused"].contains(state))
         {
-            Some(other) => Err(wrong(format!("{other:?} is neither running nor paused"))),
+            Some(other) => Err(invalid(format!("{other:?} is neither running nor paused"))),
             None => Ok(states),
         }
     }
 
-    fn since(&self) -> Answer<Option<i64>> {
+    fn started_after(&self) -> E2bResult<Option<i64>> {
         let time = self.started_after.as_ref().map(|text| {
             let time: Result<jiff::Timestamp, _> = text.parse();
             time.map(jiff::Timestamp::as_microsecond)
-                .map_err(|_| wrong(format!("startedAfter: {text:?} is not a time")))
+                .map_err(|_| invalid(format!("startedAfter: {text:?} is not a time")))
         });
         time.transpose()
     }
 
     /// Where the page before ended.
-    fn after(&self) -> Answer<Option<(i64, String)>> {
+    fn after(&self) -> E2bResult<Option<(i64, String)>> {
         let token = self.next_token.as_ref().filter(|token| !token.is_empty());
         let parsed = token.map(|token| {
             let parts = token.split_once('.');
             let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
-            parsed.ok_or_else(|| wrong("nextToken is not one of ours"))
+            parsed.ok_or_else(|| invalid("nextToken is not one of ours"))
         });
         parsed.transpose()
     }
 }
 
 /// What fits, all of it.
-fn fitting(app: &App, caller: &Context, asked: &Asked) -> Answer<Vec<SandboxView>> {
-    if asked
+fn matching(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Vec<SandboxView>> {
+    if query
         .template
         .as_ref()
         .is_some_and(|name| name.contains(':'))
     {
-        return Err(wrong("template: give it without a tag"));
+        return Err(invalid("template: give it without a tag"));
     }
-    let (states, since) = (asked.states()?, asked.since()?);
-    let wanted = asked.metadata.as_deref().map(metadata).transpose()?;
+    let (states, since) = (query.states()?, query.started_after()?);
+    let wanted = query.metadata.as_deref().map(metadata).transpose()?;
     let wanted = wanted.unwrap_or_default();
     let all = app.core.living(caller)?.into_iter();
     let fits = |view: &SandboxView| {
         let row = &view.row;
         row.state != SandboxState::Failed
-            && states.contains(&state(row.state))
+            && states.contains(&e2b_state(row.state))
             && since.is_none_or(|since| started(view).0 >= since)
-            && asked
+            && query
                 .template
                 .as_ref()
                 .is_none_or(|name| *name == row.template)
@@ -119,26 +119,26 @@ fn fitting(app: &App, caller: &Context, asked: &Asked) -> Answer<Vec<SandboxView
     Ok(all.filter(fits).collect())
 }
 
-fn page(app: &App, caller: &Context, asked: &Asked) -> Answer<Page> {
-    let limit = asked.limit.unwrap_or(100);
+fn page(app: &AppState, caller: &Context, query: &ListQuery) -> E2bResult<Page> {
+    let limit = query.limit.unwrap_or(100);
     if !(1..=100).contains(&limit) {
-        return Err(wrong("limit: give 1 to 100"));
+        return Err(invalid("limit: give 1 to 100"));
     }
-    let ascending = match asked.order.as_deref() {
+    let ascending = match query.order.as_deref() {
         None | Some("desc") => false,
         Some("asc") => true,
-        Some(other) => return Err(wrong(format!("order: {other:?} is neither asc nor desc"))),
+        Some(other) => return Err(invalid(format!("order: {other:?} is neither asc nor desc"))),
     };
-    let mut found = fitting(app, caller, asked)?;
+    let mut found = matching(app, caller, query)?;
     let running = found
         .iter()
-        .filter(|view| state(view.row.state) == "running");
+        .filter(|view| e2b_state(view.row.state) == "running");
     let running = running.count();
     found.sort_by(|one, two| started(one).cmp(&started(two)));
     if !ascending {
         found.reverse();
     }
-    if let Some((time, id)) = asked.after()? {
+    if let Some((time, id)) = query.after()? {
         found.retain(|view| {
             let after = started(view).cmp(&(time, &id));
             if ascending {
@@ -158,29 +158,32 @@ fn page(app: &App, caller: &Context, asked: &Asked) -> Answer<Page> {
             headers.insert("x-next-token", token);
         }
     }
-    if asked.states()?.contains(&"running") {
+    if query.states()?.contains(&"running") {
         headers.insert("x-total-running", HeaderValue::from(running));
     }
-    Ok((headers, Json(found.iter().map(Listed::from).collect())))
+    Ok((
+        headers,
+        Json(found.iter().map(ListedSandbox::from).collect()),
+    ))
 }
 
 pub(super) async fn all(
-    State(app): State<App>,
-    Known(caller): Known,
-    Params(asked): Params<Asked>,
-) -> Answer<Page> {
-    page(&app, &caller, &asked)
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
+    LenientQuery(query): LenientQuery<ListQuery>,
+) -> E2bResult<Page> {
+    page(&app, &caller, &query)
 }
 
 /// As older clients list: those that run.
 pub(super) async fn running(
-    State(app): State<App>,
-    Known(caller): Known,
-    Params(asked): Params<Asked>,
-) -> Answer<Page> {
-    let asked = Asked {
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
+    LenientQuery(query): LenientQuery<ListQuery>,
+) -> E2bResult<Page> {
+    let query = ListQuery {
         state: Some("running".into()),
-        ..asked
+        ..query
     };
-    page(&app, &caller, &asked)
+    page(&app, &caller, &query)
 }

@@ -10,11 +10,11 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{about, find, id_of};
-use crate::App;
-use crate::e2b::lenient::Params;
-use crate::e2b::error::{Answer, Known, Refusal};
+use super::{find, for_sandbox, id_of};
+use crate::AppState;
 use crate::api_types::Time;
+use crate::e2b::error::{E2bAuth, E2bError, E2bResult};
+use crate::e2b::lenient::LenientQuery;
 
 /// What a sandbox used at a moment; all numbers must be there.
 #[derive(Debug, Serialize)]
@@ -50,52 +50,52 @@ impl From<Sample> for Metric {
 
 /// Seconds since 1970.
 #[derive(Debug, Deserialize)]
-pub(super) struct Range {
+pub(super) struct MetricsQuery {
     start: Option<i64>,
     end: Option<i64>,
 }
 
 pub(super) async fn metrics(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Params(range): Params<Range>,
-) -> Answer<Json<Vec<Metric>>> {
+    LenientQuery(query): LenientQuery<MetricsQuery>,
+) -> E2bResult<Json<Vec<Metric>>> {
     let id = id_of(&id);
     find(&app, &caller, id)?;
-    let from = range.start.unwrap_or(i64::MIN).saturating_mul(1_000_000);
+    let from = query.start.unwrap_or(i64::MIN).saturating_mul(1_000_000);
     // The second that is named last is part of it.
-    let end = range.end.map(|end| end.saturating_add(1));
+    let end = query.end.map(|end| end.saturating_add(1));
     let to = end.unwrap_or(i64::MAX).saturating_mul(1_000_000);
-    let used = app.core.look(&caller, id).map_err(about(id))?;
-    let samples = used.runtime().samples(used.id(), from, to);
-    let samples = samples.map_err(about(id))?.into_iter();
+    let access = app.core.look(&caller, id).map_err(for_sandbox(id))?;
+    let samples = access.runtime().samples(access.id(), from, to);
+    let samples = samples.map_err(for_sandbox(id))?.into_iter();
     Ok(Json(samples.map(Metric::from).collect()))
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Several {
+pub(super) struct LatestMetricsQuery {
     sandbox_ids: String,
 }
 
 /// How many sandboxes one question may be about.
-const MOST_SANDBOXES: usize = 100;
+const MAX_SANDBOXES: usize = 100;
 
 /// The last sample of each. Who is not there is not in the answer.
 pub(super) async fn latest(
-    State(app): State<App>,
-    Known(caller): Known,
-    Params(asked): Params<Several>,
-) -> Answer<Json<Value>> {
-    let ids: Vec<&str> = asked.sandbox_ids.split(',').map(id_of).collect();
-    if ids.len() > MOST_SANDBOXES {
-        let message = format!("sandbox_ids: give {MOST_SANDBOXES} at most");
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
+    LenientQuery(query): LenientQuery<LatestMetricsQuery>,
+) -> E2bResult<Json<Value>> {
+    let ids: Vec<&str> = query.sandbox_ids.split(',').map(id_of).collect();
+    if ids.len() > MAX_SANDBOXES {
+        let message = format!("sandbox_ids: give {MAX_SANDBOXES} at most");
+        return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     }
     let mut found = BTreeMap::new();
     for id in ids {
-        let samples = app.core.look(&caller, id).and_then(|used| {
-            let samples = used.runtime().samples(used.id(), i64::MIN, i64::MAX);
+        let samples = app.core.look(&caller, id).and_then(|access| {
+            let samples = access.runtime().samples(access.id(), i64::MIN, i64::MAX);
             Ok(samples?.pop())
         });
         match samples {
@@ -109,11 +109,11 @@ pub(super) async fn latest(
 }
 
 /// How many lines an answer has at most, and has if nothing is said.
-const MOST_LINES: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 /// A line with what it is about. Its time is that of its command's begin.
 #[derive(Debug, Serialize)]
-struct Line {
+struct LogEntry {
     timestamp: Time,
     message: String,
     level: Level,
@@ -129,9 +129,9 @@ enum Level {
     Error,
 }
 
-impl Line {
+impl LogEntry {
     /// Ends and gaps are no lines.
-    fn of(logged: &LogLine) -> Option<Self> {
+    fn from_log(logged: &LogLine) -> Option<Self> {
         let Chunk::Data { stream, bytes, .. } = &logged.content else {
             return None;
         };
@@ -141,7 +141,7 @@ impl Line {
         };
         let fields = [
             ("execID", logged.exec.to_string()),
-            ("stream", crate::sse::name(*stream).to_owned()),
+            ("stream", crate::sse::stream_name(*stream).to_owned()),
         ];
         Some(Self {
             timestamp: Time::new(logged.started_at),
@@ -162,7 +162,7 @@ enum Direction {
 
 /// Which lines. Times are milliseconds since 1970.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct LogsQuery {
     #[serde(alias = "start")]
     cursor: Option<i64>,
     limit: Option<usize>,
@@ -172,8 +172,8 @@ pub(super) struct Wanted {
     search: Option<String>,
 }
 
-impl Wanted {
-    fn fits(&self, logged: &LogLine, line: &Line) -> bool {
+impl LogsQuery {
+    fn matches_query(&self, logged: &LogLine, line: &LogEntry) -> bool {
         let at = logged.started_at / 1000;
         let in_time = self.cursor.is_none_or(|cursor| match self.direction {
             Direction::Forward => at >= cursor,
@@ -186,17 +186,19 @@ impl Wanted {
     }
 
     /// The first or the last of those that fit, in the order that was asked for.
-    fn choose(
+    fn select(
         &self,
         mut lines: impl FnMut() -> Result<Option<LogLine>, Error>,
         limit: usize,
-    ) -> Result<Vec<Line>, Error> {
+    ) -> Result<Vec<LogEntry>, Error> {
         let backward = self.direction == Direction::Backward;
         let mut found = VecDeque::new();
         while (backward || found.len() < limit)
             && let Some(logged) = lines()?
         {
-            let Some(line) = Line::of(&logged).filter(|line| self.fits(&logged, line)) else {
+            let Some(line) =
+                LogEntry::from_log(&logged).filter(|line| self.matches_query(&logged, line))
+            else {
                 continue;
             };
             found.push_back(line);
@@ -213,33 +215,36 @@ impl Wanted {
 }
 
 async fn read(
-    app: App,
+    app: AppState,
     caller: atoll_core::Context,
     id: &str,
-    wanted: Wanted,
-) -> Answer<Vec<Line>> {
-    let limit = wanted.limit.unwrap_or(MOST_LINES);
-    if limit > MOST_LINES {
-        let message = format!("limit: give {MOST_LINES} at most");
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+    query: LogsQuery,
+) -> E2bResult<Vec<LogEntry>> {
+    let limit = query.limit.unwrap_or(MAX_LINES);
+    if limit > MAX_LINES {
+        let message = format!("limit: give {MAX_LINES} at most");
+        return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     }
     find(&app, &caller, id)?;
-    let used = app.core.look(&caller, id).map_err(about(id))?;
-    let mut logs = used.runtime().logs(used.id(), None).map_err(about(id))?;
+    let access = app.core.look(&caller, id).map_err(for_sandbox(id))?;
+    let mut logs = access
+        .runtime()
+        .logs(access.id(), None)
+        .map_err(for_sandbox(id))?;
     // All of it may be read, from files.
-    let read = tokio::task::spawn_blocking(move || wanted.choose(|| logs.try_next(), limit));
+    let read = tokio::task::spawn_blocking(move || query.select(|| logs.try_next(), limit));
     let lost = |_| Error::new(Code::Internal, "the logs were not read to their end");
     Ok(read.await.map_err(lost)??)
 }
 
 /// As older clients read them: lines, and the same with what they are about.
 pub(super) async fn lines(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Params(wanted): Params<Wanted>,
-) -> Answer<Json<Value>> {
-    let lines = read(app, caller, id_of(&id), wanted).await?;
+    LenientQuery(query): LenientQuery<LogsQuery>,
+) -> E2bResult<Json<Value>> {
+    let lines = read(app, caller, id_of(&id), query).await?;
     let plain = lines.iter();
     let plain: Vec<Value> = plain
         .map(|line| json!({ "timestamp": line.timestamp, "line": line.message }))
@@ -248,11 +253,11 @@ pub(super) async fn lines(
 }
 
 pub(super) async fn entries(
-    State(app): State<App>,
-    Known(caller): Known,
+    State(app): State<AppState>,
+    E2bAuth(caller): E2bAuth,
     Path(id): Path<String>,
-    Params(wanted): Params<Wanted>,
-) -> Answer<Json<Value>> {
-    let lines = read(app, caller, id_of(&id), wanted).await?;
+    LenientQuery(query): LenientQuery<LogsQuery>,
+) -> E2bResult<Json<Value>> {
+    let lines = read(app, caller, id_of(&id), query).await?;
     Ok(Json(json!({ "logs": lines })))
 }

@@ -10,25 +10,25 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::refuse_if_given;
+use crate::e2b::error::{E2bError, E2bResult};
 use crate::extract::fingerprint;
-use crate::e2b::error::{Answer, Refusal};
 
 /// Seconds from a client.
-fn seconds(asked: Option<i64>, usual: u32) -> Answer<u32> {
-    match asked {
-        None => Ok(usual),
+fn parse_seconds(requested: Option<i64>, default: u32) -> E2bResult<u32> {
+    match requested {
+        None => Ok(default),
         // Less than nothing is now.
         Some(..=0) => Ok(0),
-        Some(asked) => u32::try_from(asked).map_err(|_| {
-            let message = format!("the timeout of {asked} s is too long");
-            Refusal::new(StatusCode::BAD_REQUEST, message)
+        Some(requested) => u32::try_from(requested).map_err(|_| {
+            let message = format!("the timeout of {requested} s is too long");
+            E2bError::new(StatusCode::BAD_REQUEST, message)
         }),
     }
 }
 
 #[derive(Debug, Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Create {
+pub(super) struct CreateSandbox {
     #[serde(rename = "templateID")]
     template_id: String,
     timeout: Option<i64>,
@@ -55,18 +55,18 @@ struct AutoResume {
     enabled: bool,
 }
 
-impl Create {
+impl CreateSandbox {
     pub(super) fn template(&self) -> &str {
         &self.template_id
     }
 
-    /// The sandbox that is meant. `usual` is how long it lives if nothing is said.
-    pub(super) fn sandbox(&self, headers: &HeaderMap, usual: u32) -> Answer<NewSandbox> {
+    /// The sandbox that is meant. `default` is how long it lives if nothing is said.
+    pub(super) fn sandbox(&self, headers: &HeaderMap, default: u32) -> E2bResult<NewSandbox> {
         refuse_if_given(self.iam.as_ref(), "iam")?;
         refuse_if_given(self.volume_mounts.as_ref(), "volumes")?;
-        let asked = self.network.as_ref();
-        let (network, policy) = match asked {
-            Some(asked) => asked.parse(self.allow_internet_access)?,
+        let request = self.network.as_ref();
+        let (network, policy) = match request {
+            Some(request) => request.parse(self.allow_internet_access)?,
             None => Network::default().parse(self.allow_internet_access)?,
         };
         let on_timeout = match (self.auto_pause, self.auto_pause_memory) {
@@ -85,13 +85,13 @@ impl Create {
             alias: None,
             metadata: self.metadata.clone().unwrap_or_default(),
             lifetime: Lifetime {
-                timeout: Some(seconds(self.timeout, usual)?),
+                timeout: Some(parse_seconds(self.timeout, default)?),
                 on_timeout,
                 idle_timeout: None,
                 on_idle: ExpiryAction::default(),
                 auto_resume: self.auto_resume.as_ref().is_some_and(|auto| auto.enabled),
             },
-            port_access: match asked.and_then(|asked| asked.allow_public_traffic) {
+            port_access: match request.and_then(|request| request.allow_public_traffic) {
                 Some(false) => PortAccess::Token,
                 _ => PortAccess::Public,
             },
@@ -106,7 +106,7 @@ impl Create {
         all
     }
 
-    fn again(&self, headers: &HeaderMap) -> Answer<Option<Again>> {
+    fn again(&self, headers: &HeaderMap) -> E2bResult<Option<Again>> {
         let Some(key) = headers.get("idempotency-key") else {
             return Ok(None);
         };
@@ -117,7 +117,7 @@ impl Create {
             .filter(|key| (1..=255).contains(&key.len()) && key.bytes().all(fits));
         let key = key.ok_or_else(|| {
             let message = "the Idempotency-Key has 1 to 255 of a-z, 0-9 and -";
-            Refusal::new(StatusCode::BAD_REQUEST, message)
+            E2bError::new(StatusCode::BAD_REQUEST, message)
         })?;
         let body = serde_json::to_vec(self).unwrap_or_default();
         Ok(Some(Again {
@@ -147,14 +147,17 @@ pub(super) struct Network {
 
 impl Network {
     /// The same for a sandbox that is there.
-    pub(super) fn parse_change(&self) -> Answer<(atoll_model::Network, Policy)> {
+    pub(super) fn parse_change(&self) -> E2bResult<(atoll_model::Network, Policy)> {
         let given = self.allow_public_traffic.map(|_| Value::Bool(true));
         refuse_if_given(given.as_ref(), "a change of allowPublicTraffic")?;
         self.parse(None)
     }
 
     /// In our words. What is allowed wins over what is denied, as with us.
-    pub(super) fn parse(&self, internet: Option<bool>) -> Answer<(atoll_model::Network, Policy)> {
+    pub(super) fn parse(
+        &self,
+        internet: Option<bool>,
+    ) -> E2bResult<(atoll_model::Network, Policy)> {
         for (value, what) in [
             (&self.rules, "network rules by domain"),
             (&self.egress_proxy, "egressProxy"),
@@ -169,7 +172,7 @@ impl Network {
             let message = format!(
                 "{domain:?} is a domain: Atoll's network rules know addresses and blocks only, such as 1.1.1.0/24"
             );
-            return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+            return Err(E2bError::new(StatusCode::BAD_REQUEST, message));
         }
         let internet = self.allow_internet_access.or(internet).unwrap_or(true);
         let default = if internet {
@@ -192,8 +195,8 @@ pub(super) struct Timeout {
 }
 
 impl Timeout {
-    pub(super) fn seconds(&self) -> Answer<u32> {
-        seconds(Some(self.timeout), 0)
+    pub(super) fn seconds(&self) -> E2bResult<u32> {
+        parse_seconds(Some(self.timeout), 0)
     }
 }
 
@@ -203,12 +206,12 @@ pub(super) struct Refresh {
 }
 
 impl Refresh {
-    pub(super) fn seconds(&self) -> Answer<u32> {
-        match seconds(self.duration, 0)? {
+    pub(super) fn seconds(&self) -> E2bResult<u32> {
+        match parse_seconds(self.duration, 0)? {
             seconds @ ..=3600 => Ok(seconds),
             more => {
                 let message = format!("duration: {more} is more than 3600");
-                Err(Refusal::new(StatusCode::BAD_REQUEST, message))
+                Err(E2bError::new(StatusCode::BAD_REQUEST, message))
             }
         }
     }
@@ -221,9 +224,9 @@ pub(super) struct Connect {
 }
 
 impl Connect {
-    pub(super) fn meant(&self) -> Answer<atoll_core::Connect> {
+    pub(super) fn to_core(&self) -> E2bResult<atoll_core::Connect> {
         Ok(atoll_core::Connect {
-            seconds: seconds(self.timeout, 300)?,
+            seconds: parse_seconds(self.timeout, 300)?,
             with_memory: self.memory.unwrap_or(true),
             only_asleep: false,
             on_timeout: None,
@@ -241,7 +244,7 @@ pub(super) struct Resume {
 }
 
 impl Resume {
-    pub(super) fn meant(&self) -> Answer<atoll_core::Connect> {
+    pub(super) fn to_core(&self) -> E2bResult<atoll_core::Connect> {
         let on_timeout = self.auto_pause.map(|pauses| {
             if pauses {
                 ExpiryAction::Pause
@@ -250,7 +253,7 @@ impl Resume {
             }
         });
         Ok(atoll_core::Connect {
-            seconds: seconds(self.timeout, 15)?,
+            seconds: parse_seconds(self.timeout, 15)?,
             with_memory: self.memory.unwrap_or(true),
             only_asleep: true,
             on_timeout,
@@ -268,7 +271,7 @@ pub(super) struct Pause {
 }
 
 impl Pause {
-    pub(super) fn meant(&self) -> Sleep {
+    pub(super) fn to_core(&self) -> Sleep {
         match self.memory {
             Some(false) => Sleep::FilesOnly,
             _ => Sleep::WithMemory,

@@ -10,32 +10,33 @@ use axum::http::request::Parts;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::middleware::{authority, host_of};
 use crate::api_types::Time;
-use crate::{App, Config};
+use crate::middleware::{host_of, request_authority};
+use crate::{AppState, Config};
 
 /// The version of E2B's daemon whose behaviour this is.
 const ENVD_VERSION: &str = "0.6.13";
 /// They have one, and nobody reads it.
-const CLIENT: &str = "atoll";
+const CLIENT_ID: &str = "atoll";
 
 /// The domain below which a client is to look for its sandboxes.
 #[derive(Debug)]
 pub(super) struct Domain(Option<String>);
 
-impl FromRequestParts<App> for Domain {
+impl FromRequestParts<AppState> for Domain {
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
-        let asked = authority(&parts.uri, &parts.headers).map(|host| host.to_ascii_lowercase());
-        Ok(Self(domain(&app.config, asked.as_deref())))
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, Infallible> {
+        let host =
+            request_authority(&parts.uri, &parts.headers).map(|host| host.to_ascii_lowercase());
+        Ok(Self(domain(&app.config, host.as_deref())))
     }
 }
 
-/// The one by which the server was asked, with its port; else the first.
-fn domain(config: &Config, asked: Option<&str>) -> Option<String> {
-    if asked.is_some_and(|asked| config.is_api_of_domain(host_of(asked))) {
-        return asked?.strip_prefix("api.").map(ToOwned::to_owned);
+/// The one by which the server was host, with its port; else the first.
+fn domain(config: &Config, host: Option<&str>) -> Option<String> {
+    if host.is_some_and(|host| config.is_api_of_domain(host_of(host))) {
+        return host?.strip_prefix("api.").map(ToOwned::to_owned);
     }
     config.domains.first().cloned()
 }
@@ -62,12 +63,12 @@ pub(super) struct Sandbox {
 }
 
 impl Sandbox {
-    pub(super) fn new(app: &App, domain: Domain, view: &SandboxView) -> Self {
+    pub(super) fn new(app: &AppState, domain: Domain, view: &SandboxView) -> Self {
         let row = &view.row;
         Self {
             template: row.template.clone(),
             id: row.id.to_string(),
-            client: CLIENT,
+            client: CLIENT_ID,
             alias: row.template.clone(),
             envd_version: ENVD_VERSION,
             envd_access_token: app.core.token(&row.id, Door::Agent),
@@ -81,7 +82,7 @@ impl Sandbox {
 /// What a list has of each.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Listed {
+pub(super) struct ListedSandbox {
     #[serde(rename = "templateID")]
     template: String,
     #[serde(rename = "sandboxID")]
@@ -103,7 +104,7 @@ pub(super) struct Listed {
 }
 
 /// The two states that they have a word for.
-pub(super) fn state(state: SandboxState) -> &'static str {
+pub(super) fn e2b_state(state: SandboxState) -> &'static str {
     match state {
         SandboxState::Paused | SandboxState::Stopped => "paused",
         _ => "running",
@@ -113,7 +114,7 @@ pub(super) fn state(state: SandboxState) -> &'static str {
 /// A sandbox without end, in a form that must have one.
 const NEVER: i64 = 253_402_300_799_000_000;
 
-impl From<&SandboxView> for Listed {
+impl From<&SandboxView> for ListedSandbox {
     fn from(view: &SandboxView) -> Self {
         let row = &view.row;
         let started = row.started_at.unwrap_or(row.created_at);
@@ -124,7 +125,7 @@ impl From<&SandboxView> for Listed {
         Self {
             template: row.template.clone(),
             id: row.id.to_string(),
-            client: CLIENT,
+            client: CLIENT_ID,
             alias: row.template.clone(),
             started_at: Time::new(started),
             end_at: Time::new(end),
@@ -132,7 +133,7 @@ impl From<&SandboxView> for Listed {
             memory: row.limits.memory.0 >> 20,
             disk: row.limits.disk.0 >> 20,
             metadata: row.metadata.clone(),
-            state: state(row.state),
+            state: e2b_state(row.state),
             envd_version: ENVD_VERSION,
         }
     }
@@ -141,9 +142,9 @@ impl From<&SandboxView> for Listed {
 /// Everything about one.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Detail {
+pub(super) struct SandboxDetail {
     #[serde(flatten)]
-    listed: Listed,
+    summary: ListedSandbox,
     envd_access_token: String,
     allow_internet_access: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -154,8 +155,8 @@ pub(super) struct Detail {
     network: Value,
 }
 
-impl Detail {
-    pub(super) fn new(app: &App, domain: Domain, view: &SandboxView) -> Self {
+impl SandboxDetail {
+    pub(super) fn new(app: &AppState, domain: Domain, view: &SandboxView) -> Self {
         let row = &view.row;
         let on_timeout = match row.lifetime.on_timeout {
             ExpiryAction::Destroy => "kill",
@@ -166,7 +167,7 @@ impl Detail {
         };
         let closed = row.network == Network::None || row.policy.default == Verdict::Deny;
         Self {
-            listed: view.into(),
+            summary: view.into(),
             envd_access_token: app.core.token(&row.id, Door::Agent),
             allow_internet_access: !closed,
             domain: domain.0,
@@ -190,17 +191,17 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::domain;
-    use crate::{Access, Config};
+    use crate::{AuthMode, Config};
 
     #[test]
-    fn a_client_stays_with_the_domain_and_the_port_that_it_asked() {
+    fn a_client_stays_with_the_domain_and_the_port_that_it_host() {
         let config = Config {
-            access: Access::Keys,
+            auth: AuthMode::ApiKeys,
             hosts: BTreeSet::new(),
             origins: BTreeSet::new(),
             domains: ["box.test", "other.test"].map(ToOwned::to_owned).into(),
         };
-        for (asked, answered) in [
+        for (host, answered) in [
             (Some("api.box.test"), "box.test"),
             (Some("api.other.test"), "other.test"),
             (Some("api.other.test:8443"), "other.test:8443"),
@@ -209,8 +210,8 @@ mod tests {
             (Some("api.else.test:8443"), "box.test"),
             (None, "box.test"),
         ] {
-            let found = domain(&config, asked);
-            assert_eq!(found.as_deref(), Some(answered), "{asked:?}");
+            let found = domain(&config, host);
+            assert_eq!(found.as_deref(), Some(answered), "{host:?}");
         }
         let none = Config {
             domains: BTreeSet::new(),

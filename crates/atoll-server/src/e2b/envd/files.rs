@@ -11,53 +11,59 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
 
-use super::target::{Place, clean, unknown_user};
-use super::signature::Asked;
-use crate::App;
-use crate::e2b::error::{Answer, Refusal};
-use crate::serve::Connection;
+use super::signature::SignedQuery;
+use super::target::{FileTarget, clean_path, invalid_username};
+use crate::AppState;
+use crate::e2b::error::{E2bError, E2bResult};
 use crate::file_body;
+use crate::serve::Connection;
 
-use body::Body;
-pub(super) use metadata::PREFIX;
+use body::UploadBody;
+pub(super) use metadata::ATTRIBUTE_PREFIX;
 
-pub(super) fn routes() -> Router<App> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new().route("/files", get(read).post(write))
 }
 
 /// Lets the caller of a request in.
-async fn enter(step: &Doorstep, parts: &Parts) -> Answer<(Place, Asked)> {
-    let asked = Asked::told(&parts.uri)?;
-    asked.admit(step, &parts.method, &parts.headers)?;
+async fn authorize(sandbox: &Doorstep, parts: &Parts) -> E2bResult<(FileTarget, SignedQuery)> {
+    let request = SignedQuery::from_uri(&parts.uri)?;
+    request.authorize(sandbox, &parts.method, &parts.headers)?;
     if let Some(connection) = parts.extensions.get::<Connection>() {
         connection.authenticate();
     }
-    let place = Place::enter(step, asked.username.clone()).await?;
-    Ok((place, asked))
+    let target = FileTarget::enter(sandbox, request.username.clone()).await?;
+    Ok((target, request))
 }
 
-async fn read(Extension(step): Extension<Doorstep>, parts: Parts) -> Answer {
-    let (place, asked) = enter(&step, &parts).await?;
-    if !takes_plain(&parts.headers) {
+async fn read(Extension(sandbox): Extension<Doorstep>, parts: Parts) -> E2bResult {
+    let (target, request) = authorize(&sandbox, &parts).await?;
+    if !accepts_identity(&parts.headers) {
         let message = "no acceptable encoding found, supported: identity";
-        return Err(Refusal::new(StatusCode::NOT_ACCEPTABLE, message));
+        return Err(E2bError::new(StatusCode::NOT_ACCEPTABLE, message));
     }
-    let path = clean(asked.path.as_deref().unwrap_or_default());
-    let reading = file_body::open(&place.used, &place.who, path.as_bytes(), &parts.headers).await;
+    let path = clean_path(request.path.as_deref().unwrap_or_default());
+    let reading = file_body::open_file(
+        &target.access,
+        &target.run_as,
+        path.as_bytes(),
+        &parts.headers,
+    )
+    .await;
     match reading {
-        Ok(opened) => Ok(opened.answer(place.used)),
-        Err(error) => Err(refusal(error, &place, &path).await),
+        Ok(opened) => Ok(opened.respond(target.access)),
+        Err(error) => Err(to_e2b_error(error, &target, &path).await),
     }
 }
 
 async fn write(
-    Extension(step): Extension<Doorstep>,
+    Extension(sandbox): Extension<Doorstep>,
     parts: Parts,
     body: axum::body::Body,
-) -> Answer<Json<Vec<upload::Written>>> {
-    let (place, asked) = enter(&step, &parts).await?;
-    let mut body = Body::new(body, &parts.headers)?;
-    let written = upload::all(&place, asked.path, &parts.headers, &mut body).await;
+) -> E2bResult<Json<Vec<upload::Written>>> {
+    let (target, request) = authorize(&sandbox, &parts).await?;
+    let mut body = UploadBody::new(body, &parts.headers)?;
+    let written = upload::write_files(&target, request.path, &parts.headers, &mut body).await;
     if written.is_err() {
         // Who still sends would not read our answer.
         body.discard().await;
@@ -66,44 +72,46 @@ async fn write(
 }
 
 /// Whether bytes may come as they are: who says nothing of it takes them.
-fn takes_plain(headers: &HeaderMap) -> bool {
-    let said = headers.get_all(header::ACCEPT_ENCODING).into_iter();
-    let said = said.filter_map(|line| line.to_str().ok());
-    let (mut plain, mut any) = (None, None);
-    for coding in said.flat_map(|line| line.split(',')) {
+fn accepts_identity(headers: &HeaderMap) -> bool {
+    let header_lines = headers.get_all(header::ACCEPT_ENCODING).into_iter();
+    let header_lines = header_lines.filter_map(|line| line.to_str().ok());
+    let (mut identity, mut any) = (None, None);
+    for coding in header_lines.flat_map(|line| line.split(',')) {
         let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
         let weight = weight.trim().strip_prefix("q=").unwrap_or("1");
         let taken = weight.trim().parse() != Ok(0.0);
         match name.trim().to_ascii_lowercase().as_str() {
-            "identity" => plain = Some(taken),
+            "identity" => identity = Some(taken),
             "*" => any = Some(taken),
             _ => {}
         }
     }
-    plain.or(any).unwrap_or(true)
+    identity.or(any).unwrap_or(true)
 }
 
 /// A refusal in the words that E2B's clients and their users know.
-async fn refusal(error: Error, place: &Place, path: &str) -> Refusal {
-    let named = error.details.get("path").map(|path| clean(path));
+async fn to_e2b_error(error: Error, target: &FileTarget, path: &str) -> E2bError {
+    let named = error.details.get("path").map(|path| clean_path(path));
     let path = named.as_deref().unwrap_or(path);
     match error.code {
-        Code::UnknownUser => Refusal::new(StatusCode::UNAUTHORIZED, unknown_user(&place.who)),
+        Code::UnknownUser => {
+            E2bError::new(StatusCode::UNAUTHORIZED, invalid_username(&target.run_as))
+        }
         Code::FileNotFound => {
             let message = format!("path '{path}' does not exist");
-            Refusal::new(StatusCode::NOT_FOUND, message)
+            E2bError::new(StatusCode::NOT_FOUND, message)
         }
         Code::NotAFile => {
-            let what = if place.is_directory(path).await {
+            let what = if target.is_directory(path).await {
                 "is a directory"
             } else {
                 "is not a regular file"
             };
-            Refusal::new(StatusCode::BAD_REQUEST, format!("path '{path}' {what}"))
+            E2bError::new(StatusCode::BAD_REQUEST, format!("path '{path}' {what}"))
         }
         Code::DiskFull => {
             let message = "not enough disk space available";
-            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, message)
+            E2bError::new(StatusCode::INSUFFICIENT_STORAGE, message)
         }
         _ => error.into(),
     }
@@ -115,7 +123,7 @@ mod tests {
 
     #[test]
     fn bytes_come_as_they_are_unless_that_is_refused() {
-        for (said, taken) in [
+        for (header_lines, taken) in [
             ("", true),
             ("gzip, deflate", true),
             ("gzip;q=1, *;q=0.5", true),
@@ -125,10 +133,10 @@ mod tests {
             ("identity; q=0.000", false),
             ("*;q=0", false),
         ] {
-            let value = said.parse().expect("a header");
+            let value = header_lines.parse().expect("a header");
             let headers = HeaderMap::from_iter([(header::ACCEPT_ENCODING, value)]);
-            assert_eq!(takes_plain(&headers), taken, "{said}");
+            assert_eq!(accepts_identity(&headers), taken, "{header_lines}");
         }
-        assert!(takes_plain(&HeaderMap::new()));
+        assert!(accepts_identity(&HeaderMap::new()));
     }
 }

@@ -12,17 +12,17 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::files::PREFIX;
-use super::target::{Place, above, clean, unknown_user};
-use super::process::user;
-use crate::App;
-use crate::e2b::connect_rpc::{Fault, Unary};
+use super::files::ATTRIBUTE_PREFIX;
+use super::process::basic_auth_user;
+use super::target::{FileTarget, clean_path, invalid_username, parent};
+use crate::AppState;
+use crate::e2b::connect_rpc::{ConnectError, Unary};
 use entry::EntryInfo;
 
 /// The most entries that one list has.
-const ENTRIES: u32 = 100_000;
+const MAX_ENTRIES: u32 = 100_000;
 
-pub(super) fn routes() -> Router<App> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/filesystem.Filesystem/Stat", post(stat))
         .route("/filesystem.Filesystem/MakeDir", post(make_dir))
@@ -33,90 +33,98 @@ pub(super) fn routes() -> Router<App> {
 }
 
 /// Where the caller of a request works: in the sandbox it is for, as whom it says.
-impl<S: Sync> FromRequestParts<S> for Place {
-    type Rejection = Fault;
+impl<S: Sync> FromRequestParts<S> for FileTarget {
+    type Rejection = ConnectError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Fault> {
-        let step = parts.extensions.get::<Doorstep>();
-        let step = step.ok_or_else(|| Fault::new("internal", "the request is for no sandbox"))?;
-        Ok(Self::enter(step, user(&parts.headers)).await?)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ConnectError> {
+        let sandbox = parts.extensions.get::<Doorstep>();
+        let sandbox = sandbox
+            .ok_or_else(|| ConnectError::new("internal", "the request is for no sandbox"))?;
+        Ok(Self::enter(sandbox, basic_auth_user(&parts.headers)).await?)
     }
 }
 
-impl Place {
-    async fn describe(&self, path: &str) -> Result<EntryInfo, Fault> {
+impl FileTarget {
+    async fn describe(&self, path: &str) -> Result<EntryInfo, ConnectError> {
         let described = self.runtime();
-        let described = described.describe(self.id(), &self.who, path.as_bytes(), PREFIX);
-        let described = described.await.map_err(|error| self.fault(error))?;
+        let described =
+            described.describe(self.id(), &self.run_as, path.as_bytes(), ATTRIBUTE_PREFIX);
+        let described = described.await.map_err(|error| self.connect_error(error))?;
         Ok(described.into())
     }
 
     /// Makes one directory.
     async fn make_directory(&self, path: &str) -> Result<(), Error> {
         let made = self.runtime();
-        let made = made.make_directory(self.id(), &self.who, path.as_bytes(), 0o755, false);
+        let made = made.make_directory(self.id(), &self.run_as, path.as_bytes(), 0o755, false);
         made.await
     }
 
     /// Makes what is missing above a path.
-    async fn make_above(&self, path: &str) -> Result<(), Fault> {
-        let Some(above) = above(path) else {
+    async fn make_above(&self, path: &str) -> Result<(), ConnectError> {
+        let Some(parent) = parent(path) else {
             return Ok(());
         };
         let made = self.runtime();
-        let made = made.make_directory(self.id(), &self.who, above.as_bytes(), 0o755, true);
-        made.await.map_err(|error| self.fault(error))
+        let made = made.make_directory(self.id(), &self.run_as, parent.as_bytes(), 0o755, true);
+        made.await.map_err(|error| self.connect_error(error))
     }
 
-    fn fault(&self, error: Error) -> Fault {
-        in_their_words(error, &self.who)
+    fn connect_error(&self, error: Error) -> ConnectError {
+        to_e2b_error(error, &self.run_as)
     }
 }
 
 /// A refusal in the words that E2B's clients and their users know.
-fn in_their_words(error: Error, who: &Caller) -> Fault {
+fn to_e2b_error(error: Error, run_as: &Caller) -> ConnectError {
     let errno = error.details.get("errno");
     match error.code {
-        Code::UnknownUser => Fault::new("unauthenticated", unknown_user(who)),
+        Code::UnknownUser => ConnectError::new("unauthenticated", invalid_username(run_as)),
         _ if errno.is_some_and(|errno| errno == "ELOOP") => {
-            Fault::new("failed_precondition", error.message)
+            ConnectError::new("failed_precondition", error.message)
         }
         _ => error.into(),
     }
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Which {
+struct PathRequest {
     #[serde(default)]
     path: String,
 }
 
-async fn stat(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
-    let entry = place.describe(&clean(&asked.path)).await?;
+async fn stat(
+    target: FileTarget,
+    Unary(request): Unary<PathRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let entry = target.describe(&clean_path(&request.path)).await?;
     Ok(Json(json!({ "entry": entry })))
 }
 
-async fn make_dir(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
-    let path = clean(&asked.path);
-    place.make_above(&path).await?;
-    match place.make_directory(&path).await {
+async fn make_dir(
+    target: FileTarget,
+    Unary(request): Unary<PathRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let path = clean_path(&request.path);
+    target.make_above(&path).await?;
+    match target.make_directory(&path).await {
         Ok(()) => {}
         Err(error) if error.code == Code::FileExists => {
-            return Err(in_the_way(&place, &path).await);
+            return Err(path_exists_error(&target, &path).await);
         }
-        Err(error) => return Err(place.fault(error)),
+        Err(error) => return Err(target.connect_error(error)),
     }
-    let entry = place.describe(&path).await?;
+    let entry = target.describe(&path).await?;
     Ok(Json(json!({ "entry": entry })))
 }
 
-async fn in_the_way(place: &Place, path: &str) -> Fault {
-    if place.is_directory(path).await {
+async fn path_exists_error(target: &FileTarget, path: &str) -> ConnectError {
+    if target.is_directory(path).await {
         let message = format!("directory already exists: {path}");
-        return Fault::new("already_exists", message);
+        return ConnectError::new("already_exists", message);
     }
     let message = format!("path already exists but it is not a directory: {path}");
-    Fault::new("invalid_argument", message)
+    ConnectError::new("invalid_argument", message)
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -127,13 +135,19 @@ struct Move {
     destination: String,
 }
 
-async fn rename(place: Place, Unary(asked): Unary<Move>) -> Result<Json<Value>, Fault> {
-    let (from, to) = (clean(&asked.source), clean(&asked.destination));
-    place.make_above(&to).await?;
-    let (id, runtime) = (place.id(), place.runtime());
-    let renamed = runtime.rename(id, &place.who, from.as_bytes(), to.as_bytes(), true);
-    renamed.await.map_err(|error| place.fault(error))?;
-    let entry = place.describe(&to).await?;
+async fn rename(
+    target: FileTarget,
+    Unary(request): Unary<Move>,
+) -> Result<Json<Value>, ConnectError> {
+    let (from, to) = (
+        clean_path(&request.source),
+        clean_path(&request.destination),
+    );
+    target.make_above(&to).await?;
+    let (id, runtime) = (target.id(), target.runtime());
+    let renamed = runtime.rename(id, &target.run_as, from.as_bytes(), to.as_bytes(), true);
+    renamed.await.map_err(|error| target.connect_error(error))?;
+    let entry = target.describe(&to).await?;
     Ok(Json(json!({ "entry": entry })))
 }
 
@@ -146,27 +160,33 @@ struct List {
     depth: u32,
 }
 
-async fn list_dir(place: Place, Unary(asked): Unary<List>) -> Result<Json<Value>, Fault> {
-    let (path, depth) = (clean(&asked.path), asked.depth.max(1));
-    let runtime = place.runtime();
-    let which = (path.as_bytes(), depth, ENTRIES);
-    let listed = runtime.describe_tree(place.id(), &place.who, which, PREFIX);
-    let (entries, more) = listed.await.map_err(|error| place.fault(error))?;
+async fn list_dir(
+    target: FileTarget,
+    Unary(request): Unary<List>,
+) -> Result<Json<Value>, ConnectError> {
+    let (path, depth) = (clean_path(&request.path), request.depth.max(1));
+    let runtime = target.runtime();
+    let which = (path.as_bytes(), depth, MAX_ENTRIES);
+    let listed = runtime.describe_tree(target.id(), &target.run_as, which, ATTRIBUTE_PREFIX);
+    let (entries, more) = listed.await.map_err(|error| target.connect_error(error))?;
     if more {
-        let message = format!("{path} has more than {ENTRIES} entries: list less of it");
-        return Err(Fault::new("failed_precondition", message));
+        let message = format!("{path} has more than {MAX_ENTRIES} entries: list less of it");
+        return Err(ConnectError::new("failed_precondition", message));
     }
     let entries: Vec<EntryInfo> = entries.into_iter().map(EntryInfo::from).collect();
     Ok(Json(json!({ "entries": entries })))
 }
 
 /// Removes a file, or a directory with all that is in it; that it is not there is no failure.
-async fn remove(place: Place, Unary(asked): Unary<Which>) -> Result<Json<Value>, Fault> {
-    let path = clean(&asked.path);
-    let runtime = place.runtime();
-    let removed = runtime.remove(place.id(), &place.who, path.as_bytes(), true);
+async fn remove(
+    target: FileTarget,
+    Unary(request): Unary<PathRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let path = clean_path(&request.path);
+    let runtime = target.runtime();
+    let removed = runtime.remove(target.id(), &target.run_as, path.as_bytes(), true);
     match removed.await {
-        Err(error) if error.code != Code::FileNotFound => Err(place.fault(error)),
+        Err(error) if error.code != Code::FileNotFound => Err(target.connect_error(error)),
         _ => Ok(Json(json!({}))),
     }
 }

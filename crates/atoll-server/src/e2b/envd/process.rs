@@ -18,18 +18,18 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::App;
-use crate::e2b::connect_rpc::{self, Call, Fault, Unary};
-use crate::serve::{Connection, Silence};
-use crate::websocket::size;
+use crate::AppState;
+use crate::e2b::connect_rpc::{self, ConnectError, RequestStream, Unary};
+use crate::serve::{Connection, IdleExemption};
+use crate::websocket::clamp_size;
 
 pub(super) use events::keepalive;
 
-pub(super) fn routes() -> Router<App> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/process.Process/List", post(list))
         .route("/process.Process/Start", post(start))
-        .route("/process.Process/Connect", post(join))
+        .route("/process.Process/Connect", post(connect))
         .route("/process.Process/Update", post(update))
         .route("/process.Process/SendInput", post(send_input))
         .route("/process.Process/StreamInput", post(stream_input))
@@ -39,19 +39,19 @@ pub(super) fn routes() -> Router<App> {
 
 /// Which process.
 #[derive(Debug, Default, Deserialize)]
-struct Selector {
+struct ProcessSelector {
     pid: Option<i32>,
     tag: Option<String>,
 }
 
-impl Selector {
-    fn find(&self, used: &Use) -> Result<ExecHandle, Fault> {
-        let runtime = used.runtime();
+impl ProcessSelector {
+    fn find(&self, access: &Use) -> Result<ExecHandle, ConnectError> {
+        let runtime = access.runtime();
         let found = match (self.pid, &self.tag) {
-            (Some(pid), _) => runtime.find_exec_by_pid(used.id(), pid),
-            (None, Some(tag)) => runtime.find_exec_by_tag(used.id(), tag),
+            (Some(pid), _) => runtime.find_exec_by_pid(access.id(), pid),
+            (None, Some(tag)) => runtime.find_exec_by_tag(access.id(), tag),
             (None, None) => {
-                return Err(Fault::new(
+                return Err(ConnectError::new(
                     "invalid_argument",
                     "no pid and no tag was given",
                 ));
@@ -59,10 +59,10 @@ impl Selector {
         };
         found.map_err(|error| match (error.code, self.pid, &self.tag) {
             (Code::ExecNotFound, Some(pid), _) => {
-                Fault::new("not_found", format!("process with pid {pid} not found"))
+                ConnectError::new("not_found", format!("process with pid {pid} not found"))
             }
             (Code::ExecNotFound, None, Some(tag)) => {
-                Fault::new("not_found", format!("process with tag '{tag}' not found"))
+                ConnectError::new("not_found", format!("process with tag '{tag}' not found"))
             }
             _ => error.into(),
         })
@@ -70,12 +70,12 @@ impl Selector {
 }
 
 #[derive(Debug, Deserialize)]
-struct Selected {
-    process: Selector,
+struct SelectedProcess {
+    process: ProcessSelector,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Config {
+struct ProcessConfig {
     cmd: String,
     #[serde(default)]
     args: Vec<String>,
@@ -100,13 +100,13 @@ struct Size {
 impl Size {
     fn of_terminal(&self) -> atoll_model::TerminalSize {
         let number = |number| u16::try_from(number).unwrap_or(u16::MAX);
-        size(number(self.cols), number(self.rows))
+        clamp_size(number(self.cols), number(self.rows))
     }
 }
 
 #[derive(Debug, Deserialize)]
 struct Start {
-    process: Config,
+    process: ProcessConfig,
     pty: Option<Pty>,
     tag: Option<String>,
     /// Older clients say nothing and mean yes.
@@ -115,7 +115,7 @@ struct Start {
 
 impl Start {
     fn spec(&self, headers: &HeaderMap) -> ExecSpec {
-        let Config {
+        let ProcessConfig {
             cmd,
             args,
             envs,
@@ -129,7 +129,7 @@ impl Start {
             .clone()
             .filter(|cwd| !cwd.is_empty())
             .map(String::into_bytes);
-        spec.user = user(headers);
+        spec.user = basic_auth_user(headers);
         spec.tag.clone_from(&self.tag);
         spec.deadline = deadline(headers);
         if let Some(pty) = &self.pty {
@@ -142,11 +142,11 @@ impl Start {
 }
 
 /// Whom a caller wants to be: the name of basic authentication, whose password nobody asks for.
-pub(super) fn user(headers: &HeaderMap) -> Option<String> {
+pub(super) fn basic_auth_user(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;
-    let named = scheme.eq_ignore_ascii_case("basic");
-    let decoded = named.then(|| STANDARD.decode(encoded.trim()).ok())??;
+    let is_basic = scheme.eq_ignore_ascii_case("basic");
+    let decoded = is_basic.then(|| STANDARD.decode(encoded.trim()).ok())??;
     let text = String::from_utf8(decoded).ok()?;
     let name = text.split(':').next()?;
     (!name.is_empty()).then(|| name.to_owned())
@@ -160,24 +160,24 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// A refusal in the words that E2B's clients and their users know.
-fn in_their_words(error: Error, spec: &ExecSpec) -> Fault {
+fn to_e2b_error(error: Error, spec: &ExecSpec) -> ConnectError {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match error.code {
         Code::CwdNotFound => {
             let cwd = spec.directory.as_deref().map(text).unwrap_or_default();
-            Fault::new("invalid_argument", format!("cwd '{cwd}' does not exist"))
+            ConnectError::new("invalid_argument", format!("cwd '{cwd}' does not exist"))
         }
         Code::UnknownUser => {
             let user = spec.user.clone().unwrap_or_default();
-            Fault::new("unauthenticated", format!("invalid username: '{user}'"))
+            ConnectError::new("unauthenticated", format!("invalid username: '{user}'"))
         }
         _ => error.into(),
     }
 }
 
-async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    let all = used.runtime().execs(used.id())?.into_iter();
+async fn list(Extension(sandbox): Extension<Doorstep>) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    let all = access.runtime().execs(access.id())?.into_iter();
     let running = all.filter(|exec| exec.status.is_none());
     let processes: Vec<Value> = running
         .map(|exec| {
@@ -205,65 +205,65 @@ async fn list(Extension(step): Extension<Doorstep>) -> Result<Json<Value>, Fault
 }
 
 async fn start(
-    Extension(step): Extension<Doorstep>,
+    Extension(sandbox): Extension<Doorstep>,
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    match begin(&step, &headers, body).await {
-        Ok((used, control)) => events::stream(used, connection, control, 0, &headers),
-        Err(fault) => fault.stream(),
+    match start_process(&sandbox, &headers, body).await {
+        Ok((access, control)) => events::stream(access, connection, control, 0, &headers),
+        Err(error) => error.stream(),
     }
 }
 
-async fn begin(
-    step: &Doorstep,
+async fn start_process(
+    sandbox: &Doorstep,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Use, ExecHandle), Fault> {
-    let asked: Start = Call::new(body).only().await?;
-    let spec = asked.spec(headers);
-    let used = step.enter().await?;
-    let begun = used.runtime().exec(used.id(), spec.clone()).await;
-    let exec = begun.map_err(|error| in_their_words(error, &spec))?;
-    Ok((used, exec.control))
+) -> Result<(Use, ExecHandle), ConnectError> {
+    let request: Start = RequestStream::new(body).only().await?;
+    let spec = request.spec(headers);
+    let access = sandbox.enter().await?;
+    let started = access.runtime().exec(access.id(), spec.clone()).await;
+    let exec = started.map_err(|error| to_e2b_error(error, &spec))?;
+    Ok((access, exec.control))
 }
 
 /// Joins a process: what it says from now on.
-async fn join(
-    Extension(step): Extension<Doorstep>,
+async fn connect(
+    Extension(sandbox): Extension<Doorstep>,
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let joined = async {
-        let asked: Selected = Call::new(body).only().await?;
-        let used = step.enter().await?;
-        let control = asked.process.find(&used)?;
-        Ok::<_, Fault>((used, control))
+    let connected = async {
+        let request: SelectedProcess = RequestStream::new(body).only().await?;
+        let access = sandbox.enter().await?;
+        let control = request.process.find(&access)?;
+        Ok::<_, ConnectError>((access, control))
     };
-    match joined.await {
-        Ok((used, control)) => {
+    match connected.await {
+        Ok((access, control)) => {
             let now = control.output_range().1;
-            events::stream(used, connection, control, now, &headers)
+            events::stream(access, connection, control, now, &headers)
         }
-        Err(fault) => fault.stream(),
+        Err(error) => error.stream(),
     }
 }
 
 #[derive(Debug, Deserialize)]
 struct Update {
-    process: Selector,
+    process: ProcessSelector,
     pty: Option<Pty>,
 }
 
 async fn update(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<Update>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    let control = asked.process.find(&used)?;
-    if let Some(pty) = asked.pty {
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<Update>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    let control = request.process.find(&access)?;
+    if let Some(pty) = request.pty {
         control.resize(pty.size.of_terminal())?;
     }
     Ok(Json(json!({})))
@@ -277,18 +277,19 @@ struct Input {
 }
 
 impl Input {
-    async fn write(&self, control: &ExecHandle) -> Result<(), Fault> {
-        let given = self.stdin.as_ref().or(self.pty.as_ref());
-        let bytes = STANDARD.decode(given.map_or("", String::as_str));
-        let bytes = bytes.map_err(|_| Fault::new("invalid_argument", "input is not base64"))?;
+    async fn write(&self, control: &ExecHandle) -> Result<(), ConnectError> {
+        let data = self.stdin.as_ref().or(self.pty.as_ref());
+        let bytes = STANDARD.decode(data.map_or("", String::as_str));
+        let bytes =
+            bytes.map_err(|_| ConnectError::new("invalid_argument", "input is not base64"))?;
         let on_terminal = control.info().spec.terminal.is_some();
-        if on_terminal != self.pty.is_some() && given.is_some() {
+        if on_terminal != self.pty.is_some() && data.is_some() {
             let message = if on_terminal {
                 "the process has a terminal: send pty input"
             } else {
                 "the process has no terminal: send stdin input"
             };
-            return Err(Fault::new("internal", message));
+            return Err(ConnectError::new("internal", message));
         }
         Ok(control.write_stdin(&bytes).await?)
     }
@@ -296,61 +297,61 @@ impl Input {
 
 #[derive(Debug, Deserialize)]
 struct SendInput {
-    process: Selector,
+    process: ProcessSelector,
     input: Input,
 }
 
 async fn send_input(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<SendInput>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    asked.input.write(&asked.process.find(&used)?).await?;
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<SendInput>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    request.input.write(&request.process.find(&access)?).await?;
     Ok(Json(json!({})))
 }
 
 /// What a stream of input consists of.
 #[derive(Debug, Deserialize)]
-struct Piece {
-    start: Option<Selected>,
-    data: Option<Given>,
+struct InputMessage {
+    start: Option<SelectedProcess>,
+    data: Option<InputData>,
     /// A sign of life, which says nothing.
     #[serde(default, rename = "keepalive")]
     _keepalive: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Given {
+struct InputData {
     input: Input,
 }
 
 async fn stream_input(
-    Extension(step): Extension<Doorstep>,
-    Extension(silence): Extension<Silence>,
+    Extension(sandbox): Extension<Doorstep>,
+    Extension(exemption): Extension<IdleExemption>,
     body: Body,
 ) -> Response {
     // Somebody types when they like.
-    silence.allow();
-    match take_input(&step, body).await {
+    exemption.exempt();
+    match take_input(&sandbox, body).await {
         Ok(()) => connect_rpc::stream(futures_util::stream::iter([
             Ok(connect_rpc::message(&json!({}))),
-            Ok(connect_rpc::done()),
+            Ok(connect_rpc::end_of_stream()),
         ])),
-        Err(fault) => fault.stream(),
+        Err(error) => error.stream(),
     }
 }
 
-async fn take_input(step: &Doorstep, body: Body) -> Result<(), Fault> {
-    let used = step.enter().await?;
-    let mut call = Call::new(body);
+async fn take_input(sandbox: &Doorstep, body: Body) -> Result<(), ConnectError> {
+    let access = sandbox.enter().await?;
+    let mut call = RequestStream::new(body);
     let mut process = None;
-    while let Some(piece) = call.next::<Piece>().await? {
-        used.touch();
+    while let Some(piece) = call.next::<InputMessage>().await? {
+        access.touch();
         if let Some(start) = piece.start {
-            process = Some(start.process.find(&used)?);
+            process = Some(start.process.find(&access)?);
         }
         if let Some(data) = piece.data {
-            let unknown = || Fault::new("invalid_argument", "input came before its process");
+            let unknown = || ConnectError::new("invalid_argument", "input came before its process");
             let process = process.as_ref().ok_or_else(unknown)?;
             data.input.write(process).await?;
         }
@@ -360,40 +361,40 @@ async fn take_input(step: &Doorstep, body: Body) -> Result<(), Fault> {
 
 #[derive(Debug, Deserialize)]
 struct SendSignal {
-    process: Selector,
+    process: ProcessSelector,
     #[serde(default)]
     signal: String,
 }
 
 async fn send_signal(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<SendSignal>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    let control = asked.process.find(&used)?;
-    let signal = match asked.signal.as_str() {
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<SendSignal>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    let control = request.process.find(&access)?;
+    let signal = match request.signal.as_str() {
         "SIGNAL_SIGKILL" => 9,
         "SIGNAL_SIGTERM" => 15,
         other => {
             let message =
                 format!("the signal {other:?} is neither SIGNAL_SIGKILL nor SIGNAL_SIGTERM");
-            return Err(Fault::new("invalid_argument", message));
+            return Err(ConnectError::new("invalid_argument", message));
         }
     };
     if control.info().status.is_some() {
         let pid = control.info().pid;
         let message = format!("process with pid {pid} not found");
-        return Err(Fault::new("not_found", message));
+        return Err(ConnectError::new("not_found", message));
     }
     control.signal(signal).await?;
     Ok(Json(json!({})))
 }
 
 async fn close_stdin(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<Selected>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    asked.process.find(&used)?.close_stdin()?;
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<SelectedProcess>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    request.process.find(&access)?.close_stdin()?;
     Ok(Json(json!({})))
 }

@@ -14,18 +14,18 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use crate::e2b::error::E2bError;
+use crate::e2b::lenient::WithUnknownFields;
 use crate::e2b::router;
-use crate::e2b::lenient::Noted;
-use crate::e2b::error::Refusal;
 
 /// The longest path that is compared: no file has a longer one.
-const LONGEST: usize = 4096;
+const MAX_PATH_BYTES: usize = 4096;
 /// In how many sandboxes a link without an id is looked for: those that were created last.
-const SEARCHED: usize = 256;
+const MAX_SEARCHED: usize = 256;
 
 /// What stands behind the question mark of `/files`.
 #[derive(Debug, Default, Deserialize)]
-pub(in crate::e2b) struct Asked {
+pub(in crate::e2b) struct SignedQuery {
     #[serde(default)]
     pub(super) path: Option<String>,
     #[serde(default)]
@@ -36,20 +36,20 @@ pub(in crate::e2b) struct Asked {
     signature_expiration: Option<i64>,
 }
 
-impl Asked {
+impl SignedQuery {
     /// As a request is read that is going to be answered.
-    pub(super) fn told(uri: &Uri) -> Result<Self, Refusal> {
-        Ok(Self::read(uri.query().unwrap_or_default())?.told())
+    pub(super) fn from_uri(uri: &Uri) -> Result<Self, E2bError> {
+        Ok(Self::read(uri.query().unwrap_or_default())?.log_unknown())
     }
 
-    fn of(query: &str) -> Result<Self, Refusal> {
-        Ok(Self::read(query)?.sent())
+    fn parse(query: &str) -> Result<Self, E2bError> {
+        Ok(Self::read(query)?.into_inner())
     }
 
-    fn read(query: &str) -> Result<Noted<Self>, Refusal> {
+    fn read(query: &str) -> Result<WithUnknownFields<Self>, E2bError> {
         serde_urlencoded::from_str(query).map_err(|error| {
             let message = format!("the query cannot be read: {error}");
-            Refusal::new(StatusCode::BAD_REQUEST, message)
+            E2bError::new(StatusCode::BAD_REQUEST, message)
         })
     }
 
@@ -58,7 +58,7 @@ impl Asked {
         let claimed = self.signature.as_deref()?.strip_prefix("v1_")?;
         let claimed = STANDARD_NO_PAD.decode(claimed).ok()?;
         let path = self.path.as_deref().unwrap_or_default();
-        if path.len() > LONGEST {
+        if path.len() > MAX_PATH_BYTES {
             return None;
         }
         let action = match *method {
@@ -76,37 +76,37 @@ impl Asked {
     }
 
     /// Whether this sandbox's token signed it.
-    fn signed_by(&self, step: &Doorstep, method: &Method) -> bool {
+    fn is_signed_by(&self, sandbox: &Doorstep, method: &Method) -> bool {
         let signature = self.signature(method);
-        signature.is_some_and(|signature| signature.is_by(step))
+        signature.is_some_and(|signature| signature.is_made_by(sandbox))
     }
 
     /// Lets in who shows the sandbox's token or a link that it signed, in the order and the words of their daemon.
-    pub(super) fn admit(
+    pub(super) fn authorize(
         &self,
-        step: &Doorstep,
+        sandbox: &Doorstep,
         method: &Method,
         headers: &HeaderMap,
-    ) -> Result<(), Refusal> {
-        let refused = |message: &str| Err(Refusal::new(StatusCode::UNAUTHORIZED, message));
+    ) -> Result<(), E2bError> {
+        let unauthorized = |message: &str| Err(E2bError::new(StatusCode::UNAUTHORIZED, message));
         if headers.contains_key("x-access-token") {
-            return if router::shows_token(step, Door::Agent, headers) {
-                Ok(step.count()?)
+            return if router::presents_token(sandbox, Door::Agent, headers) {
+                Ok(sandbox.count()?)
             } else {
-                refused("access token present in header but does not match")
+                unauthorized("access token present in header but does not match")
             };
         }
         if self.signature.is_none() {
-            return refused("missing signature query parameter");
+            return unauthorized("missing signature query parameter");
         }
-        if !self.signed_by(step, method) {
-            return refused("invalid signature");
+        if !self.is_signed_by(sandbox, method) {
+            return unauthorized("invalid signature");
         }
         let now = jiff::Timestamp::now().as_second();
         if self.signature_expiration.is_some_and(|until| until < now) {
-            return refused("signature is already expired");
+            return unauthorized("signature is already expired");
         }
-        Ok(step.count()?)
+        Ok(sandbox.count()?)
     }
 }
 
@@ -119,42 +119,44 @@ struct Signature {
 }
 
 impl Signature {
-    fn is_by(&self, step: &Doorstep) -> bool {
-        let hash = self.before.clone().chain_update(step.token(Door::Agent));
+    fn is_made_by(&self, sandbox: &Doorstep) -> bool {
+        let hash = self.before.clone().chain_update(sandbox.token(Door::Agent));
         let hash = hash.chain_update(&self.after).finalize();
         hash.as_slice().ct_eq(&self.claimed).into()
     }
 }
 
 /// Whether this is the address of a signed link.
-pub(in crate::e2b) fn is_there(uri: &Uri) -> bool {
+pub(in crate::e2b) fn is_signed(uri: &Uri) -> bool {
     let query = uri.query().unwrap_or_default();
-    uri.path() == "/files" && Asked::of(query).is_ok_and(|asked| asked.signature.is_some())
+    uri.path() == "/files" && SignedQuery::parse(query).is_ok_and(|query| query.signature.is_some())
 }
 
 /// Whether a query has a signature by a sandbox's token, for reading or for writing.
-pub(in crate::e2b) fn is_by(step: &Doorstep, query: &str) -> bool {
-    let signed = |asked: Asked| {
+pub(in crate::e2b) fn is_signed_by(sandbox: &Doorstep, query: &str) -> bool {
+    let signed = |query: SignedQuery| {
         let methods = [Method::GET, Method::POST];
-        methods.iter().any(|method| asked.signed_by(step, method))
+        methods
+            .iter()
+            .any(|method| query.is_signed_by(sandbox, method))
     };
-    Asked::of(query).is_ok_and(signed)
+    SignedQuery::parse(query).is_ok_and(signed)
 }
 
 /// The sandbox of a link that does not name it.
-pub(in crate::e2b) fn find(
+pub(in crate::e2b) fn find_sandbox(
     core: &Core,
     client: Option<IpAddr>,
     method: &Method,
     uri: &Uri,
-) -> Result<Doorstep, Refusal> {
+) -> Result<Doorstep, E2bError> {
     if let Some(client) = client {
         core.count_search(client)?;
     }
-    let signature = Asked::of(uri.query().unwrap_or_default())?.signature(method);
+    let signature = SignedQuery::parse(uri.query().unwrap_or_default())?.signature(method);
     let found = signature.and_then(|signature| {
-        let mut newest = core.newest_doorsteps(SEARCHED).into_iter();
-        newest.find(|step| signature.is_by(step))
+        let mut newest = core.newest_doorsteps(MAX_SEARCHED).into_iter();
+        newest.find(|sandbox| signature.is_made_by(sandbox))
     });
-    found.ok_or_else(|| Refusal::new(StatusCode::UNAUTHORIZED, "invalid signature"))
+    found.ok_or_else(|| E2bError::new(StatusCode::UNAUTHORIZED, "invalid signature"))
 }

@@ -8,24 +8,26 @@ use axum::routing::get;
 use axum::{Extension, Json, Router};
 use serde_json::{Value, json};
 
-use crate::App;
-use crate::e2b::error::Answer;
+use crate::AppState;
+use crate::e2b::error::E2bResult;
 
-pub(super) fn routes() -> Router<App> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/metrics", get(metrics))
         .route("/envs", get(variables))
 }
 
 /// The variables of every command.
-async fn variables(Extension(step): Extension<Doorstep>) -> Answer<Json<BTreeMap<String, String>>> {
-    let used = step.enter().await?;
-    Ok(Json(used.runtime().variables(used.id())?))
+async fn variables(
+    Extension(sandbox): Extension<Doorstep>,
+) -> E2bResult<Json<BTreeMap<String, String>>> {
+    let access = sandbox.enter().await?;
+    Ok(Json(access.runtime().variables(access.id())?))
 }
 
-async fn metrics(Extension(step): Extension<Doorstep>) -> Answer<Json<Value>> {
-    let used = step.enter().await?;
-    let (runtime, id) = (used.runtime(), used.id());
+async fn metrics(Extension(sandbox): Extension<Doorstep>) -> E2bResult<Json<Value>> {
+    let access = sandbox.enter().await?;
+    let (runtime, id) = (access.runtime(), access.id());
     let disk = runtime.disk_usage(id).await?;
     let now = runtime.samples(id, i64::MIN, i64::MAX)?.pop();
     let now = now.ok_or_else(|| Error::new(Code::Internal, "nothing was measured"))?;

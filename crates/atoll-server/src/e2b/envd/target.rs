@@ -6,34 +6,34 @@ use atoll_worker::LocalRuntime;
 
 /// A sandbox, and as whom somebody works on its files.
 #[derive(Debug)]
-pub(super) struct Place {
-    pub(super) used: Use,
-    pub(super) who: Caller,
+pub(super) struct FileTarget {
+    pub(super) access: Use,
+    pub(super) run_as: Caller,
 }
 
-impl Place {
+impl FileTarget {
     /// As the user of this name, or the template's.
-    pub(super) async fn enter(step: &Doorstep, user: Option<String>) -> Result<Self, Error> {
-        let used = step.enter().await?;
-        let who = Caller {
+    pub(super) async fn enter(sandbox: &Doorstep, user: Option<String>) -> Result<Self, Error> {
+        let access = sandbox.enter().await?;
+        let run_as = Caller {
             user: user.filter(|user| !user.is_empty()),
             authority: Authority::Root,
         };
-        Ok(Self { used, who })
+        Ok(Self { access, run_as })
     }
 
     pub(super) fn runtime(&self) -> &LocalRuntime {
-        self.used.runtime()
+        self.access.runtime()
     }
 
     pub(super) fn id(&self) -> &SandboxId {
-        self.used.id()
+        self.access.id()
     }
 
     /// Whether a path leads to a directory.
     pub(super) async fn is_directory(&self, path: &str) -> bool {
         let found = self.runtime();
-        let found = found.stat(self.id(), &self.who, path.as_bytes(), true);
+        let found = found.stat(self.id(), &self.run_as, path.as_bytes(), true);
         found
             .await
             .is_ok_and(|found| found.kind == EntryKind::Directory)
@@ -41,14 +41,14 @@ impl Place {
 }
 
 /// A user who is not there, in the words that E2B's clients and their users know.
-pub(super) fn unknown_user(who: &Caller) -> String {
-    let user = who.user.as_deref().unwrap_or_default();
+pub(super) fn invalid_username(run_as: &Caller) -> String {
+    let user = run_as.user.as_deref().unwrap_or_default();
     format!("invalid username: '{user}'")
 }
 
 /// A path as their daemon reads it, without `.`, `..` and doubled slashes; what is not absolute begins at the user's
 /// home, for which `~` is another word.
-pub(super) fn clean(path: &str) -> String {
+pub(super) fn clean_path(path: &str) -> String {
     let absolute = path.starts_with('/');
     let path = match path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => rest.trim_start_matches('/'),
@@ -74,15 +74,15 @@ pub(super) fn clean(path: &str) -> String {
 }
 
 /// The directory above a clean path, if it has one that may have to be made.
-pub(super) fn above(path: &str) -> Option<&str> {
-    let (above, _) = path.rsplit_once('/')?;
-    (!above.is_empty()).then_some(above)
+pub(super) fn parent(path: &str) -> Option<&str> {
+    let (parent, _) = path.rsplit_once('/')?;
+    (!parent.is_empty()).then_some(parent)
 }
 
 /// The last part of a clean path.
-pub(super) fn name(path: &str) -> &str {
+pub(super) fn file_name(path: &str) -> &str {
     match path.rsplit_once('/') {
-        Some((_, name)) if !name.is_empty() => name,
+        Some((_, file_name)) if !file_name.is_empty() => file_name,
         _ => path,
     }
 }
@@ -106,15 +106,15 @@ mod tests {
             ("/a/../../b/", "/b"),
             ("//tmp//x", "/tmp/x"),
         ] {
-            assert_eq!(clean(given), meant, "{given:?}");
+            assert_eq!(clean_path(given), meant, "{given:?}");
         }
     }
 
     #[test]
     fn what_is_above_and_the_name_are_found() {
-        assert_eq!((above("a"), name("a")), (None, "a"));
-        assert_eq!((above("/a"), name("/a")), (None, "a"));
-        assert_eq!((above("/a/b"), name("/a/b")), (Some("/a"), "b"));
-        assert_eq!(name("/"), "/");
+        assert_eq!((parent("a"), file_name("a")), (None, "a"));
+        assert_eq!((parent("/a"), file_name("/a")), (None, "a"));
+        assert_eq!((parent("/a/b"), file_name("/a/b")), (Some("/a"), "b"));
+        assert_eq!(file_name("/"), "/");
     }
 }

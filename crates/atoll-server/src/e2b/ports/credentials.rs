@@ -9,18 +9,18 @@ use base64::engine::general_purpose::STANDARD;
 use subtle::ConstantTimeEq as _;
 
 use crate::e2b::envd::signature;
-use crate::routes::is_link;
+use crate::routes::is_signed_url;
 
 /// Headers that are for this server alone, whatever is in them.
-const OURS: [&str; 3] = [
+const SERVER_HEADERS: [&str; 3] = [
     "e2b-traffic-access-token",
     "e2b-sandbox-id",
     "e2b-sandbox-port",
 ];
 
 /// Removes the credentials from the headers of a request.
-pub(super) fn strip_headers(step: &Doorstep, headers: &mut HeaderMap) {
-    for name in OURS {
+pub(super) fn strip_headers(sandbox: &Doorstep, headers: &mut HeaderMap) {
+    for name in SERVER_HEADERS {
         headers.remove(name);
     }
     let names: Vec<HeaderName> = headers.keys().cloned().collect();
@@ -28,7 +28,7 @@ pub(super) fn strip_headers(step: &Doorstep, headers: &mut HeaderMap) {
         let before: Vec<HeaderValue> = headers.get_all(&name).iter().cloned().collect();
         let after: Vec<HeaderValue> = before
             .iter()
-            .filter_map(|value| strip_value(step, &name, value))
+            .filter_map(|value| strip_value(sandbox, &name, value))
             .collect();
         if before == after {
             continue;
@@ -41,26 +41,26 @@ pub(super) fn strip_headers(step: &Doorstep, headers: &mut HeaderMap) {
 }
 
 /// A header's value without credentials; `None` if nothing is left of it.
-fn strip_value(step: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
+fn strip_value(sandbox: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Option<HeaderValue> {
     // A character for each byte: what is not text passes too.
     let text: String = value.as_bytes().iter().copied().map(char::from).collect();
     let left = match *name {
         header::COOKIE => without(&text, ';', |cookie| {
             let mut parts = cookie.split('=').map(str::trim);
-            parts.any(|part| is_credential(step, &decoded(part.trim_matches('"'))))
+            parts.any(|part| is_credential(sandbox, &decode(part.trim_matches('"'))))
         })?,
-        header::SEC_WEBSOCKET_PROTOCOL => {
-            without(&text, ',', |protocol| is_credential(step, protocol.trim()))?
-        }
+        header::SEC_WEBSOCKET_PROTOCOL => without(&text, ',', |protocol| {
+            is_credential(sandbox, protocol.trim())
+        })?,
         header::REFERER => match text.split_once('?') {
-            Some((page, query)) => match strip_query(step, query) {
+            Some((page, query)) => match strip_query(sandbox, query) {
                 Some(left) if left.is_empty() => page.to_owned(),
                 Some(left) => format!("{page}?{left}"),
                 None => return Some(value.clone()),
             },
             None => return Some(value.clone()),
         },
-        _ if holds_credential(step, name, &text) => return None,
+        _ if holds_credential(sandbox, name, &text) => return None,
         _ => return Some(value.clone()),
     };
     let bytes: Vec<u8> = left.chars().map(|letter| letter as u8).collect();
@@ -68,10 +68,10 @@ fn strip_value(step: &Doorstep, name: &HeaderName, value: &HeaderValue) -> Optio
 }
 
 /// Whether one of the words of a header is a credential.
-fn holds_credential(step: &Doorstep, name: &HeaderName, text: &str) -> bool {
-    let has = |text: &str| {
+fn holds_credential(sandbox: &Doorstep, name: &HeaderName, text: &str) -> bool {
+    let has_credential = |text: &str| {
         let mut words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
-        words.any(|word| is_credential(step, word))
+        words.any(|word| is_credential(sandbox, word))
     };
     match name.as_str() {
         // E2B's clients send keys of E2B's own service too, which have other lengths.
@@ -83,15 +83,16 @@ fn holds_credential(step: &Doorstep, name: &HeaderName, text: &str) -> bool {
                 .split_once(' ')
                 .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"));
             let basic = basic.and_then(|(_, coded)| STANDARD.decode(coded.trim()).ok());
-            has(text) || basic.is_some_and(|bytes| has(&String::from_utf8_lossy(&bytes)))
+            has_credential(text)
+                || basic.is_some_and(|bytes| has_credential(&String::from_utf8_lossy(&bytes)))
         }
-        _ => has(text),
+        _ => has_credential(text),
     }
 }
 
 /// Removes the credentials from the query of a request.
-pub(super) fn strip_path(step: &Doorstep, target: PathAndQuery) -> PathAndQuery {
-    let left = target.query().and_then(|query| strip_query(step, query));
+pub(super) fn strip_path(sandbox: &Doorstep, target: PathAndQuery) -> PathAndQuery {
+    let left = target.query().and_then(|query| strip_query(sandbox, query));
     let text = match left {
         None => return target,
         Some(left) if left.is_empty() => target.path().to_owned(),
@@ -103,12 +104,12 @@ pub(super) fn strip_path(step: &Doorstep, target: PathAndQuery) -> PathAndQuery 
 }
 
 /// A query without credentials; `None` if it has none.
-fn strip_query(step: &Doorstep, query: &str) -> Option<String> {
+fn strip_query(sandbox: &Doorstep, query: &str) -> Option<String> {
     let left = without(query, '&', |parameter| {
-        let mut parts = parameter.split('=').map(decoded);
-        let signed = || signature::is_by(step, query) || is_link(step, query);
+        let mut parts = parameter.split('=').map(decode);
+        let signed = || signature::is_signed_by(sandbox, query) || is_signed_url(sandbox, query);
         parts.clone().next().is_some_and(|name| name == "signature") && signed()
-            || parts.any(|part| is_credential(step, &part))
+            || parts.any(|part| is_credential(sandbox, &part))
     });
     let left = left.unwrap_or_default();
     (left.len() != query.len()).then_some(left)
@@ -125,15 +126,15 @@ fn without(list: &str, separator: char, is_removed: impl Fn(&str) -> bool) -> Op
 }
 
 /// A value of a query or a cookie, as it is meant.
-fn decoded(value: &str) -> String {
+fn decode(value: &str) -> String {
     let pairs = serde_urlencoded::from_str::<Vec<(String, String)>>(&format!("={value}"));
     let pair = pairs.ok().and_then(|mut pairs| pairs.pop());
     pair.map_or_else(|| value.to_owned(), |(_, value)| value)
 }
 
 /// Whether a word is a key, a ticket, or an access token of this sandbox.
-fn is_credential(step: &Doorstep, word: &str) -> bool {
-    let is_token = |door| step.token(door).as_bytes().ct_eq(word.as_bytes()).into();
+fn is_credential(sandbox: &Doorstep, word: &str) -> bool {
+    let is_token = |door| sandbox.token(door).as_bytes().ct_eq(word.as_bytes()).into();
     is_key(word)
         || is_ticket(word)
         || is_digits(word) && [Door::Agent, Door::Ports].into_iter().any(is_token)

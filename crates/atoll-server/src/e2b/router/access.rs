@@ -10,9 +10,9 @@ use axum::http::{HeaderMap, Method};
 
 use super::target::{ENVD, Target};
 use super::{envd, header_value};
-use crate::cors::check_site;
-use crate::middleware::{authority, check_origin, is_websocket};
-use crate::{Access, App};
+use crate::cors::check_fetch_metadata;
+use crate::middleware::{check_origin, is_websocket, request_authority};
+use crate::{AppState, AuthMode};
 
 /// The decision about a request.
 pub(super) enum Verdict {
@@ -25,7 +25,7 @@ pub(super) enum Verdict {
 }
 
 /// The credentials of a request, read before anything is waited for.
-pub(super) struct Shown {
+pub(super) struct PresentedCredentials {
     /// The token for the port, or a signature by it.
     token: bool,
     key: Option<String>,
@@ -35,17 +35,17 @@ pub(super) struct Shown {
     request: RequestId,
 }
 
-impl Shown {
+impl PresentedCredentials {
     /// `found` is the sandbox that the request names, if there is one.
-    pub(super) fn of(
-        app: &App,
+    pub(super) fn from_request(
+        app: &AppState,
         target: &Target,
         found: Option<&Doorstep>,
         request: &Request,
     ) -> Self {
         let headers = request.headers();
         let parameter = |name| query_value(request, name);
-        let key = key_of(headers).map(ToOwned::to_owned);
+        let key = header_key(headers).map(ToOwned::to_owned);
         let key = key.or_else(|| parameter("api_key").filter(|_| is_websocket(headers)));
         let ticket = parameter("ticket").filter(|_| request.method() == Method::GET);
         let id = request.extensions().get::<RequestId>().cloned();
@@ -54,26 +54,27 @@ impl Shown {
             token: match target.port {
                 ENVD => {
                     private
-                        && (opens(app, target, Door::Agent, headers) || is_signed(found, request))
+                        && (presents_token(app, target, Door::Agent, headers)
+                            || is_signed(found, request))
                 }
-                _ => opens(app, target, Door::Ports, headers),
+                _ => presents_token(app, target, Door::Ports, headers),
             },
             key: key.filter(|key| is_key(key)),
             ticket: ticket.filter(|ticket| is_ticket(ticket)),
-            open: app.config.access == Access::Open && is_own_page(app, request),
+            open: app.config.auth == AuthMode::Trusted && is_own_page(app, request),
             request: id.unwrap_or_else(RequestId::random),
         }
     }
 
     /// The caller, if a key or a ticket is valid.
-    async fn caller(self, app: &App) -> Result<Option<Context>, Error> {
+    async fn caller(self, app: &AppState) -> Result<Option<Context>, Error> {
         let (kind, context) = match (self.key, self.ticket) {
             (Some(key), _) => ("key", app.core.authenticate(&key, self.request).await),
             (None, Some(ticket)) => ("ticket", app.core.redeem(&ticket, self.request)),
             (None, None) if self.open => ("open", app.core.operator(self.request).await),
             (None, None) => return Ok(None),
         };
-        app.meters.asked_in(kind, context.is_ok());
+        app.metrics.auth_attempt(kind, context.is_ok());
         match context {
             Ok(context) => Ok(Some(context)),
             Err(error) if error.code.category() == Category::Auth => Ok(None),
@@ -83,11 +84,11 @@ impl Shown {
 }
 
 /// Decides about a request to a port.
-pub(super) async fn judge(
-    app: &App,
+pub(super) async fn authorize(
+    app: &AppState,
     port: u16,
     found: Option<&Doorstep>,
-    shown: Shown,
+    credentials: PresentedCredentials,
 ) -> Result<Verdict, Error> {
     let access = access_of(found);
     let open = match port {
@@ -95,17 +96,19 @@ pub(super) async fn judge(
         ENVD => access != PortAccess::Private,
         _ => access == PortAccess::Public,
     };
-    if found.is_some() && (open || shown.token) {
+    if found.is_some() && (open || credentials.token) {
         return Ok(Verdict::Admitted(None));
     }
     if port == ENVD {
         return Ok(Verdict::Unknown);
     }
-    let may = |step: &Doorstep, context: &Context| {
-        step.org() == context.org.id && context.require(Scope::Sandboxes).is_ok()
+    let is_allowed = |sandbox: &Doorstep, context: &Context| {
+        sandbox.org() == context.org.id && context.require(Scope::Sandboxes).is_ok()
     };
-    Ok(match (found, shown.caller(app).await?) {
-        (Some(step), Some(context)) if may(step, &context) => Verdict::Admitted(Some(context)),
+    Ok(match (found, credentials.caller(app).await?) {
+        (Some(sandbox), Some(context)) if is_allowed(sandbox, &context) => {
+            Verdict::Admitted(Some(context))
+        }
         (Some(_), _) if access == PortAccess::Token => Verdict::TokenMissing,
         _ => Verdict::Unknown,
     })
@@ -116,7 +119,7 @@ fn access_of(found: Option<&Doorstep>) -> PortAccess {
 }
 
 /// Whether a request shows the token of a door. Takes as long for a sandbox that does not exist.
-fn opens(app: &App, target: &Target, door: Door, headers: &HeaderMap) -> bool {
+fn presents_token(app: &AppState, target: &Target, door: Door, headers: &HeaderMap) -> bool {
     let token = header_value(headers, door.header());
     let id = target.sandbox.as_deref().unwrap_or_default();
     match (token, id.parse::<SandboxId>()) {
@@ -129,11 +132,11 @@ fn opens(app: &App, target: &Target, door: Door, headers: &HeaderMap) -> bool {
 fn is_signed(found: Option<&Doorstep>, request: &Request) -> bool {
     let query = request.uri().query().unwrap_or_default();
     request.uri().path() == "/files"
-        && found.is_some_and(|step| envd::signature::is_by(step, query))
+        && found.is_some_and(|sandbox| envd::signature::is_signed_by(sandbox, query))
 }
 
 /// The API key among the headers. The program behind the port may use the same headers for keys of its own.
-fn key_of(headers: &HeaderMap) -> Option<&str> {
+fn header_key(headers: &HeaderMap) -> Option<&str> {
     let bearer = || {
         let (scheme, secret) = header_value(headers, "authorization")?.split_once(' ')?;
         let secret = secret.trim();
@@ -151,8 +154,8 @@ fn query_value(request: &Request, name: &str) -> Option<String> {
 }
 
 /// Where everybody on the machine is let in, pages elsewhere are not.
-fn is_own_page(app: &App, request: &Request) -> bool {
-    let own = authority(request.uri(), request.headers());
+fn is_own_page(app: &AppState, request: &Request) -> bool {
+    let own = request_authority(request.uri(), request.headers());
     check_origin(request.headers(), own.as_deref(), &app.config).is_ok()
-        && check_site(request).is_ok()
+        && check_fetch_metadata(request).is_ok()
 }

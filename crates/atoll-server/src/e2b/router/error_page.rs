@@ -7,32 +7,32 @@ use axum::middleware::Next;
 use axum::response::Response;
 use serde::Deserialize;
 
-use crate::middleware::Theirs;
+use crate::middleware::FromSandbox;
 
 /// More than any answer of ours has.
-const LONGEST: usize = 16 << 10;
+const MAX_BODY_BYTES: usize = 16 << 10;
 
 /// What we say instead of a sandbox.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Told {
+struct ErrorMessage {
     message: String,
     sandbox_id: Option<String>,
     port: Option<u16>,
 }
 
 /// Makes pages of our own refusals, for those who look at them.
-pub(super) async fn for_people(request: Request, next: Next) -> Response {
-    let looks = is_looked_at(request.headers());
+pub(super) async fn html_for_browsers(request: Request, next: Next) -> Response {
+    let wants_html = accepts_html(request.headers());
     let response = next.run(request).await;
     let status = response.status();
     let refused = status.is_client_error() || status.is_server_error();
-    if !looks || !refused || response.extensions().get::<Theirs>().is_some() {
+    if !wants_html || !refused || response.extensions().get::<FromSandbox>().is_some() {
         return response;
     }
     let (mut parts, body) = response.into_parts();
-    let body = to_bytes(body, LONGEST).await.unwrap_or_default();
-    let Ok(told) = serde_json::from_slice::<Told>(&body) else {
+    let body = to_bytes(body, MAX_BODY_BYTES).await.unwrap_or_default();
+    let Ok(error_message) = serde_json::from_slice::<ErrorMessage>(&body) else {
         return Response::from_parts(parts, Body::from(body));
     };
     parts.headers.remove(header::CONTENT_LENGTH);
@@ -45,14 +45,14 @@ pub(super) async fn for_people(request: Request, next: Next) -> Response {
     ] {
         parts.headers.insert(name, HeaderValue::from_static(value));
     }
-    Response::from_parts(parts, Body::from(told.page(status)))
+    Response::from_parts(parts, Body::from(error_message.page(status)))
 }
 
 /// Whether somebody opens an address. Scripts and programs ask for anything, not for a page.
-fn is_looked_at(headers: &HeaderMap) -> bool {
-    let said = |name| headers.get(name).map(HeaderValue::as_bytes);
+fn accepts_html(headers: &HeaderMap) -> bool {
+    let header_value = |name| headers.get(name).map(HeaderValue::as_bytes);
     // Browsers do not say it to addresses that they do not trust.
-    if let Some(mode) = said("sec-fetch-mode") {
+    if let Some(mode) = header_value("sec-fetch-mode") {
         return mode == b"navigate";
     }
     let accept = headers.get(header::ACCEPT);
@@ -64,15 +64,15 @@ fn is_looked_at(headers: &HeaderMap) -> bool {
     })
 }
 
-impl Told {
+impl ErrorMessage {
     fn page(&self, status: StatusCode) -> String {
-        let message = plain(&self.message);
+        let message = escape_html(&self.message);
         let port = self
             .port
             .map(|port| format!("<br>Port <code>{port}</code>"));
         let sandbox = self.sandbox_id.as_deref().map(|id| {
             let port = port.unwrap_or_default();
-            format!("<p>Sandbox <code>{}</code>{port}</p>\n", plain(id))
+            format!("<p>Sandbox <code>{}</code>{port}</p>\n", escape_html(id))
         });
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n\
@@ -85,7 +85,7 @@ impl Told {
 }
 
 /// Text that means nothing to a browser.
-fn plain(text: &str) -> String {
+fn escape_html(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn only_who_opens_an_address_gets_a_page() {
         let browser = "text/html,application/xhtml+xml,*/*;q=0.8";
-        for (lines, looks) in [
+        for (lines, wants_html) in [
             (vec![], false),
             (vec![("accept", "*/*")], false),
             (vec![("accept", "application/json, text/plain")], false),
@@ -112,18 +112,18 @@ mod tests {
                 let value = HeaderValue::from_static(value);
                 (header::HeaderName::from_static(name), value)
             });
-            assert_eq!(is_looked_at(&headers.collect()), looks, "{lines:?}");
+            assert_eq!(accepts_html(&headers.collect()), wants_html, "{lines:?}");
         }
     }
 
     #[test]
     fn nothing_that_is_told_is_markup() {
-        let told = Told {
+        let error_message = ErrorMessage {
             message: "<script>&\"".into(),
             sandbox_id: Some("<b>".into()),
             port: Some(80),
         };
-        let page = told.page(StatusCode::BAD_GATEWAY);
+        let page = error_message.page(StatusCode::BAD_GATEWAY);
         assert!(
             page.contains("<h1>&lt;script&gt;&amp;&quot;</h1>"),
             "{page}"

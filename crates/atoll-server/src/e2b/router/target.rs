@@ -6,7 +6,7 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue};
 
 use crate::e2b::envd;
-use crate::middleware::{authority, host_of};
+use crate::middleware::{host_of, request_authority};
 
 /// Where E2B's own daemon listens: here it is this server.
 pub(in crate::e2b) const ENVD: u16 = 49983;
@@ -23,54 +23,54 @@ pub(in crate::e2b) struct Target {
 
 /// Why a request that is for a sandbox leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Astray(pub(super) String);
+pub(super) struct InvalidTarget(pub(super) String);
 
 impl Target {
     /// By headers, by a host name `PORT-ID.…` of one of our domains, or by a signature; nothing if it is for us.
-    pub(super) fn of(
+    pub(super) fn from_request(
         request: &Request,
         domains: &BTreeSet<String>,
-    ) -> Result<Option<Self>, Astray> {
+    ) -> Result<Option<Self>, InvalidTarget> {
         let headers = request.headers();
         let host = host(request).unwrap_or_default();
-        let named = named(&host, domains);
-        let id = only(headers, "e2b-sandbox-id")?;
-        let Some(id) = id.or(named.as_ref().map(|(id, _)| id.as_str())) else {
-            if envd::signature::is_there(request.uri()) {
+        let host_target = parse_host(&host, domains);
+        let id = single_header(headers, "e2b-sandbox-id")?;
+        let Some(id) = id.or(host_target.as_ref().map(|(id, _)| id.as_str())) else {
+            if envd::signature::is_signed(request.uri()) {
                 return Ok(Some(Self {
                     sandbox: None,
                     port: ENVD,
                     by_host: false,
                 }));
             }
-            if below("sandbox.", &host, domains) {
+            if is_subdomain("sandbox.", &host, domains) {
                 let message = "the header E2b-Sandbox-Id has to say which sandbox is meant";
-                return Err(Astray(message.into()));
+                return Err(InvalidTarget(message.into()));
             }
             return Ok(None);
         };
-        let id = id_alone(id)?;
-        let port = match only(headers, "e2b-sandbox-port")? {
-            Some(port) => Some(port_of(port)?),
+        let id = parse_id(id)?;
+        let port = match single_header(headers, "e2b-sandbox-port")? {
+            Some(port) => Some(parse_port(port)?),
             None => None,
         };
-        if let Some((other, its)) = &named
-            && (id != id_alone(other)? || port.is_some_and(|port| port != *its))
+        if let Some((other, its)) = &host_target
+            && (id != parse_id(other)? || port.is_some_and(|port| port != *its))
         {
             let message = "the host names another sandbox or port than the headers E2b-Sandbox-Id and E2b-Sandbox-Port";
-            return Err(Astray(message.into()));
+            return Err(InvalidTarget(message.into()));
         }
-        let port = port.or(named.as_ref().map(|(_, port)| *port));
+        let port = port.or(host_target.as_ref().map(|(_, port)| *port));
         Ok(Some(Self {
             sandbox: Some(id.to_owned()),
             port: port.unwrap_or(ENVD),
-            by_host: named.is_some(),
+            by_host: host_target.is_some(),
         }))
     }
 }
 
 /// The sandbox and the port that a host of one of our domains names.
-fn named(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
+fn parse_host(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
     let (label, domain) = host.split_once('.')?;
     let (port, id) = label.split_once('-')?;
     let known = domains.contains(domain);
@@ -78,43 +78,43 @@ fn named(host: &str, domains: &BTreeSet<String>) -> Option<(String, u16)> {
 }
 
 /// Whether a host is one of our domains, with this before it.
-pub(super) fn below(before: &str, host: &str, domains: &BTreeSet<String>) -> bool {
+pub(super) fn is_subdomain(before: &str, host: &str, domains: &BTreeSet<String>) -> bool {
     let domain = host.strip_prefix(before);
     domain.is_some_and(|domain| domains.contains(domain))
 }
 
 /// What a header says. Of two nobody knows which is meant.
-fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Astray> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, InvalidTarget> {
     let mut values = headers.get_all(name).iter();
     match (values.next().map(HeaderValue::to_str), values.next()) {
         (None, _) => Ok(None),
         (Some(Ok(value)), None) => Ok(Some(value.trim())),
-        _ => Err(Astray(format!(
+        _ => Err(InvalidTarget(format!(
             "the header {name} has to be there once, as text"
         ))),
     }
 }
 
 /// Older clients write more behind the id.
-fn id_alone(text: &str) -> Result<&str, Astray> {
+fn parse_id(text: &str) -> Result<&str, InvalidTarget> {
     let id = text.split('-').next().unwrap_or_default();
     let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9');
     if id.is_empty() || !id.bytes().all(fits) {
-        return Err(Astray("Invalid sandbox ID".into()));
+        return Err(InvalidTarget("Invalid sandbox ID".into()));
     }
     Ok(id)
 }
 
-fn port_of(text: &str) -> Result<u16, Astray> {
+fn parse_port(text: &str) -> Result<u16, InvalidTarget> {
     let port = text.parse().ok().filter(|port| *port > 0);
-    let wrong = || Astray("the header E2b-Sandbox-Port is not a port: 1 to 65535".into());
-    port.ok_or_else(wrong)
+    let invalid = || InvalidTarget("the header E2b-Sandbox-Port is not a port: 1 to 65535".into());
+    port.ok_or_else(invalid)
 }
 
 /// The name by which a server is asked for, without its port.
 pub(super) fn host(request: &Request) -> Option<String> {
-    let asked = authority(request.uri(), request.headers())?;
-    Some(host_of(&asked).to_ascii_lowercase())
+    let host = request_authority(request.uri(), request.headers())?;
+    Some(host_of(&host).to_ascii_lowercase())
 }
 
 #[cfg(test)]
@@ -124,14 +124,17 @@ mod tests {
     use super::*;
 
     /// What a request for an address, with these headers, is for.
-    fn target(address: &str, headers: &[(&str, &str)]) -> Result<Option<(String, u16)>, Astray> {
+    fn target(
+        address: &str,
+        headers: &[(&str, &str)],
+    ) -> Result<Option<(String, u16)>, InvalidTarget> {
         let mut request = Request::builder().uri(address);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::empty()).expect("a request");
         let domains = BTreeSet::from(["box.test".to_owned()]);
-        let found = Target::of(&request, &domains)?;
+        let found = Target::from_request(&request, &domains)?;
         Ok(found.map(|found| (found.sandbox.unwrap_or_default(), found.port)))
     }
 
@@ -163,13 +166,13 @@ mod tests {
     #[test]
     fn what_contradicts_itself_or_makes_no_sense_is_refused() {
         let id = ("e2b-sandbox-id", "iabc");
-        for wrong in ["", "0", "-1", "65536", "80a", "80,81", "\u{fc}"] {
-            let port = ("e2b-sandbox-port", wrong);
-            assert!(target("/", &[id, port]).is_err(), "{wrong:?}");
+        for invalid in ["", "0", "-1", "65536", "80a", "80,81", "\u{fc}"] {
+            let port = ("e2b-sandbox-port", invalid);
+            assert!(target("/", &[id, port]).is_err(), "{invalid:?}");
         }
-        for wrong in ["", "-", "IABC", "i_abc", "../x", "iabc iabd", "\u{fc}"] {
-            let id = ("e2b-sandbox-id", wrong);
-            assert!(target("/", &[id]).is_err(), "{wrong:?}");
+        for invalid in ["", "-", "IABC", "i_abc", "../x", "iabc iabd", "\u{fc}"] {
+            let id = ("e2b-sandbox-id", invalid);
+            assert!(target("/", &[id]).is_err(), "{invalid:?}");
         }
         assert!(target("/", &[id, id]).is_err());
         assert!(

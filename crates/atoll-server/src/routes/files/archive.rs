@@ -8,29 +8,37 @@ use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::target::{As, Files};
-use super::tree::Which;
-use crate::error::Answer;
-use crate::extract::Query;
-use crate::file_body::{bytes, chunks, pour};
+use super::target::{FileTarget, RunAsQuery};
+use super::tree::PathQuery;
 use crate::api_types::BinaryBody;
+use crate::error::ApiResult;
+use crate::extract::Query;
+use crate::file_body::{body_chunks, copy_stream, download_response};
 
 /// Read an archive
 ///
 /// A file, or a directory with all that is below, as tar.
-#[utoipa::path(get, path = "/sandboxes/{id}/files/archive", params(Which, As),
+#[utoipa::path(get, path = "/sandboxes/{id}/files/archive", params(PathQuery, RunAsQuery),
     responses((status = 200, content_type = "application/x-tar", body = BinaryBody)))]
-pub(super) async fn pack(files: Files, Query(which): Query<Which>) -> Answer<Response> {
-    let packed = files.runtime();
-    let packed = packed.pack(files.id(), &files.who, which.path.as_bytes());
+pub(super) async fn pack(
+    target: FileTarget,
+    Query(query): Query<PathQuery>,
+) -> ApiResult<Response> {
+    let packed = target.runtime();
+    let packed = packed.pack(target.id(), &target.run_as, query.path.as_bytes());
     let reader = packed.await?;
-    Ok(bytes("application/x-tar", files.used, reader, None))
+    Ok(download_response(
+        "application/x-tar",
+        target.access,
+        reader,
+        None,
+    ))
 }
 
 /// The result of unpacking an archive.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct UnpackSummary {
+pub(super) struct UnpackSummaryView {
     /// Entries that are there now.
     entries: u64,
     /// Of their contents.
@@ -48,7 +56,7 @@ struct SkippedEntry {
     why: String,
 }
 
-impl From<Unpacked> for UnpackSummary {
+impl From<Unpacked> for UnpackSummaryView {
     fn from(unpacked: Unpacked) -> Self {
         let told = unpacked.told.into_iter().map(|(name, why)| SkippedEntry {
             name: String::from_utf8_lossy(&name).into_owned(),
@@ -66,14 +74,14 @@ impl From<Unpacked> for UnpackSummary {
 /// Write an archive
 ///
 /// Unpacks tar below a directory, which is made if it is missing.
-#[utoipa::path(put, path = "/sandboxes/{id}/files/archive", params(Which, As),
-    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = UnpackSummary)))]
+#[utoipa::path(put, path = "/sandboxes/{id}/files/archive", params(PathQuery, RunAsQuery),
+    request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = UnpackSummaryView)))]
 pub(super) async fn unpack(
-    files: Files,
-    Query(which): Query<Which>,
+    target: FileTarget,
+    Query(query): Query<PathQuery>,
     headers: HeaderMap,
     body: Body,
-) -> Answer<Json<UnpackSummary>> {
+) -> ApiResult<Json<UnpackSummaryView>> {
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(Error::new(
             Code::UnsupportedMediaType,
@@ -82,9 +90,9 @@ pub(super) async fn unpack(
         .remedy("leave out the header Content-Encoding, and send the tar archive itself")
         .into());
     }
-    let unpacking = files.runtime();
-    let unpacking = unpacking.unpack(files.id(), &files.who, which.path.as_bytes());
+    let unpacking = target.runtime();
+    let unpacking = unpacking.unpack(target.id(), &target.run_as, query.path.as_bytes());
     let mut unpacking = unpacking.await?;
-    pour(chunks(body), unpacking.writer()).await?;
+    copy_stream(body_chunks(body), unpacking.writer()).await?;
     Ok(Json(unpacking.finish().await?.into()))
 }

@@ -5,12 +5,12 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::target::{As, Files, Rights};
-use crate::error::Answer;
-use crate::extract::{Body, Query};
+use super::target::{AuthorityParam, FileTarget, RunAsQuery};
+use crate::error::ApiResult;
+use crate::extract::{JsonBody, Query};
 
 /// A path must be there.
-pub(super) fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
+pub(super) fn require_path<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
     if value.is_empty() {
         let message = format!("{field} is required");
         return Err(Error::invalid(field, message, "give a path in the sandbox"));
@@ -19,7 +19,7 @@ pub(super) fn need<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
 }
 
 /// Permission bits as people write them.
-pub(super) fn octal(text: &str) -> Result<u32, Error> {
+pub(super) fn parse_mode(text: &str) -> Result<u32, Error> {
     let mode = u32::from_str_radix(text.trim_start_matches("0o"), 8);
     mode.ok().filter(|mode| *mode <= 0o7777).ok_or_else(|| {
         let message = format!("{text:?} is not a mode");
@@ -30,7 +30,7 @@ pub(super) fn octal(text: &str) -> Result<u32, Error> {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Aside {
+pub(super) struct OptionalPathQuery {
     /// Here or in the body.
     #[param(min_length = 1)]
     path: Option<String>,
@@ -48,24 +48,24 @@ pub(super) struct NewDirectory {
     #[schema(pattern = "^(0o)?[0-7]{1,4}$", default = "755")]
     mode: Option<String>,
     user: Option<String>,
-    authority: Option<Rights>,
+    authority: Option<AuthorityParam>,
 }
 
 /// Make a directory
 ///
 /// Missing ones above it too; one that is there is no failure.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/mkdir", params(As, Aside), request_body = NewDirectory, responses((status = 204)))]
+#[utoipa::path(post, path = "/sandboxes/{id}/files/mkdir", params(RunAsQuery, OptionalPathQuery), request_body = NewDirectory, responses((status = 204)))]
 pub(super) async fn make_directory(
-    files: Files,
-    Query(aside): Query<Aside>,
-    Body(asked): Body<NewDirectory>,
-) -> Answer<StatusCode> {
-    let path = asked.path.or(aside.path).unwrap_or_default();
-    let path = need("path", &path)?;
-    let mode = asked.mode.as_deref().map_or(Ok(0o755), octal)?;
-    let files = files.acting(asked.user, asked.authority);
-    let runtime = files.runtime();
-    let made = runtime.make_directory(files.id(), &files.who, path, mode, true);
+    target: FileTarget,
+    Query(path_query): Query<OptionalPathQuery>,
+    JsonBody(request): JsonBody<NewDirectory>,
+) -> ApiResult<StatusCode> {
+    let path = request.path.or(path_query.path).unwrap_or_default();
+    let path = require_path("path", &path)?;
+    let mode = request.mode.as_deref().map_or(Ok(0o755), parse_mode)?;
+    let target = target.with_run_as(request.user, request.authority);
+    let runtime = target.runtime();
+    let made = runtime.make_directory(target.id(), &target.run_as, path, mode, true);
     made.await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -82,16 +82,22 @@ pub(super) struct Transfer {
     #[serde(default)]
     replace: bool,
     user: Option<String>,
-    authority: Option<Rights>,
+    authority: Option<AuthorityParam>,
 }
 
 /// Rename
-#[utoipa::path(post, path = "/sandboxes/{id}/files/rename", params(As), request_body = Transfer, responses((status = 204)))]
-pub(super) async fn rename(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
-    let (from, to) = (need("from", &asked.from)?, need("to", &asked.to)?);
-    let files = files.acting(asked.user, asked.authority);
-    let runtime = files.runtime();
-    let renamed = runtime.rename(files.id(), &files.who, from, to, asked.replace);
+#[utoipa::path(post, path = "/sandboxes/{id}/files/rename", params(RunAsQuery), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn rename(
+    target: FileTarget,
+    JsonBody(request): JsonBody<Transfer>,
+) -> ApiResult<StatusCode> {
+    let (from, to) = (
+        require_path("from", &request.from)?,
+        require_path("to", &request.to)?,
+    );
+    let target = target.with_run_as(request.user, request.authority);
+    let runtime = target.runtime();
+    let renamed = runtime.rename(target.id(), &target.run_as, from, to, request.replace);
     renamed.await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -99,23 +105,32 @@ pub(super) async fn rename(files: Files, Body(asked): Body<Transfer>) -> Answer<
 /// Move
 ///
 /// Into the directory `to`, under the same name.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/move", params(As), request_body = Transfer, responses((status = 204)))]
-pub(super) async fn move_into(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
-    need("to", &asked.to)?;
-    let name = asked.from.rsplit('/').find(|part| !part.is_empty());
-    let to = format!("{}/{}", asked.to, name.unwrap_or_default());
-    rename(files, Body(Transfer { to, ..asked })).await
+#[utoipa::path(post, path = "/sandboxes/{id}/files/move", params(RunAsQuery), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn move_into(
+    target: FileTarget,
+    JsonBody(request): JsonBody<Transfer>,
+) -> ApiResult<StatusCode> {
+    require_path("to", &request.to)?;
+    let name = request.from.rsplit('/').find(|part| !part.is_empty());
+    let to = format!("{}/{}", request.to, name.unwrap_or_default());
+    rename(target, JsonBody(Transfer { to, ..request })).await
 }
 
 /// Copy
 ///
 /// With all that is below.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/copy", params(As), request_body = Transfer, responses((status = 204)))]
-pub(super) async fn copy(files: Files, Body(asked): Body<Transfer>) -> Answer<StatusCode> {
-    let (from, to) = (need("from", &asked.from)?, need("to", &asked.to)?);
-    let files = files.acting(asked.user, asked.authority);
-    let runtime = files.runtime();
-    let copied = runtime.copy(files.id(), &files.who, from, to, asked.replace);
+#[utoipa::path(post, path = "/sandboxes/{id}/files/copy", params(RunAsQuery), request_body = Transfer, responses((status = 204)))]
+pub(super) async fn copy(
+    target: FileTarget,
+    JsonBody(request): JsonBody<Transfer>,
+) -> ApiResult<StatusCode> {
+    let (from, to) = (
+        require_path("from", &request.from)?,
+        require_path("to", &request.to)?,
+    );
+    let target = target.with_run_as(request.user, request.authority);
+    let runtime = target.runtime();
+    let copied = runtime.copy(target.id(), &target.run_as, from, to, request.replace);
     copied.await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -130,16 +145,21 @@ pub(super) struct ModeChange {
     #[schema(pattern = "^(0o)?[0-7]{1,4}$")]
     mode: String,
     user: Option<String>,
-    authority: Option<Rights>,
+    authority: Option<AuthorityParam>,
 }
 
 /// Set permission bits
-#[utoipa::path(post, path = "/sandboxes/{id}/files/chmod", params(As), request_body = ModeChange, responses((status = 204)))]
-pub(super) async fn chmod(files: Files, Body(asked): Body<ModeChange>) -> Answer<StatusCode> {
-    let path = need("path", &asked.path)?;
-    let mode = octal(&asked.mode)?;
-    let files = files.acting(asked.user, asked.authority);
-    let changed = files.runtime().chmod(files.id(), &files.who, path, mode);
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chmod", params(RunAsQuery), request_body = ModeChange, responses((status = 204)))]
+pub(super) async fn chmod(
+    target: FileTarget,
+    JsonBody(request): JsonBody<ModeChange>,
+) -> ApiResult<StatusCode> {
+    let path = require_path("path", &request.path)?;
+    let mode = parse_mode(&request.mode)?;
+    let target = target.with_run_as(request.user, request.authority);
+    let changed = target
+        .runtime()
+        .chmod(target.id(), &target.run_as, path, mode);
     changed.await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -157,17 +177,20 @@ pub(super) struct OwnerChange {
     #[serde(default)]
     group: String,
     user: Option<String>,
-    authority: Option<Rights>,
+    authority: Option<AuthorityParam>,
 }
 
 /// Set owner and group
-#[utoipa::path(post, path = "/sandboxes/{id}/files/chown", params(As), request_body = OwnerChange, responses((status = 204)))]
-pub(super) async fn chown(files: Files, Body(asked): Body<OwnerChange>) -> Answer<StatusCode> {
-    let path = need("path", &asked.path)?;
-    let OwnerChange { owner, group, .. } = &asked;
-    let files = files.acting(asked.user.clone(), asked.authority);
-    let runtime = files.runtime();
-    let changed = runtime.chown(files.id(), &files.who, path, owner, group);
+#[utoipa::path(post, path = "/sandboxes/{id}/files/chown", params(RunAsQuery), request_body = OwnerChange, responses((status = 204)))]
+pub(super) async fn chown(
+    target: FileTarget,
+    JsonBody(request): JsonBody<OwnerChange>,
+) -> ApiResult<StatusCode> {
+    let path = require_path("path", &request.path)?;
+    let OwnerChange { owner, group, .. } = &request;
+    let target = target.with_run_as(request.user.clone(), request.authority);
+    let runtime = target.runtime();
+    let changed = runtime.chown(target.id(), &target.run_as, path, owner, group);
     changed.await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -8,39 +8,46 @@ use axum::response::{IntoResponse as _, Response};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::change::octal;
-use super::target::{As, Files};
-use super::tree::{EntryView, Which};
-use crate::error::{Answer, Failure};
+use super::change::parse_mode;
+use super::target::{FileTarget, RunAsQuery};
+use super::tree::{EntryView, PathQuery};
+use crate::api_types::BinaryBody;
+use crate::error::{ApiError, ApiResult};
 use crate::extract::Query;
 use crate::file_body;
-use crate::api_types::BinaryBody;
 
 /// Read a file
 ///
 /// With `Range`, a part of it. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
-#[utoipa::path(get, path = "/sandboxes/{id}/files", params(Which, As),
+#[utoipa::path(get, path = "/sandboxes/{id}/files", params(PathQuery, RunAsQuery),
     responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
         (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
         (status = 304, description = "It is what somebody has")))]
 pub(super) async fn read(
-    files: Files,
-    Query(which): Query<Which>,
+    target: FileTarget,
+    Query(query): Query<PathQuery>,
     headers: HeaderMap,
-) -> Answer<Response> {
-    download(files, which.path.as_bytes(), &headers).await
+) -> ApiResult<Response> {
+    download(target, query.path.as_bytes(), &headers).await
 }
 
 /// A file, or the part of it that is asked for.
-pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> Answer<Response> {
-    let Files { used, who } = files;
-    match file_body::open(&used, &who, path, headers).await {
-        Ok(opened) => Ok(opened.answer(used)),
+pub(super) async fn download(
+    target: FileTarget,
+    path: &[u8],
+    headers: &HeaderMap,
+) -> ApiResult<Response> {
+    let FileTarget { access, run_as } = target;
+    match file_body::open_file(&access, &run_as, path, headers).await {
+        Ok(opened) => Ok(opened.respond(access)),
         // Tells how long the file is, so that a part of it can be asked for.
         Err(error) if error.code == Code::RangeNotSatisfiable => {
             let size = error.details.get("size").cloned().unwrap_or_default();
-            let response = Failure(error).into_response();
-            Ok(file_body::placed(response, &format!("*/{size}")))
+            let response = ApiError(error).into_response();
+            Ok(file_body::with_content_range(
+                response,
+                &format!("*/{size}"),
+            ))
         }
         Err(error) => Err(error.into()),
     }
@@ -50,7 +57,7 @@ pub(super) async fn download(files: Files, path: &[u8], headers: &HeaderMap) -> 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Written {
+pub(super) struct WriteFileQuery {
     #[param(min_length = 1, example = "notes.txt")]
     path: String,
     /// Permission bits in octal; as they were, or 644, if nothing is said.
@@ -64,31 +71,31 @@ pub(super) struct Written {
 /// Write a file
 ///
 /// Missing directories above it are made.
-#[utoipa::path(put, path = "/sandboxes/{id}/files", params(Written, As),
+#[utoipa::path(put, path = "/sandboxes/{id}/files", params(WriteFileQuery, RunAsQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn write(
-    files: Files,
-    Query(which): Query<Written>,
+    target: FileTarget,
+    Query(query): Query<WriteFileQuery>,
     body: Body,
-) -> Answer<Json<EntryView>> {
+) -> ApiResult<Json<EntryView>> {
     let options = WriteOptions {
-        mode: which.mode.as_deref().map(octal).transpose()?,
-        in_place: which.in_place,
+        mode: query.mode.as_deref().map(parse_mode).transpose()?,
+        in_place: query.in_place,
         parents: true,
     };
-    upload(files, which.path.as_bytes(), options, body).await
+    upload(target, query.path.as_bytes(), options, body).await
 }
 
 /// Writes a file from a body.
 pub(super) async fn upload(
-    files: Files,
+    target: FileTarget,
     path: &[u8],
     options: WriteOptions,
     body: Body,
-) -> Answer<Json<EntryView>> {
-    let writer = files.runtime();
-    let writer = writer.write_file(files.id(), &files.who, path, options);
+) -> ApiResult<Json<EntryView>> {
+    let writer = target.runtime();
+    let writer = writer.write_file(target.id(), &target.run_as, path, options);
     let mut writer = writer.await?;
-    file_body::pour(file_body::chunks(body), &mut writer).await?;
+    file_body::copy_stream(file_body::body_chunks(body), &mut writer).await?;
     Ok(Json(writer.commit().await?.into()))
 }

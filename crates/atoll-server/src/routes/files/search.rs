@@ -5,19 +5,19 @@ use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::target::{As, Files};
+use super::target::{FileTarget, RunAsQuery};
 use super::tree::EntryView;
-use crate::error::Answer;
+use crate::error::ApiResult;
 use crate::extract::{Query, checked_limit};
 
 /// How many places are told if nobody says, and at most.
-const USUAL: u32 = 100;
-const MOST: u32 = 1000;
+const DEFAULT_LIMIT: u32 = 100;
+const MAX_LIMIT: u32 = 1000;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Asked {
+pub(super) struct SearchQuery {
     /// A directory; all that is below is looked at.
     #[param(min_length = 1, example = "/etc")]
     path: String,
@@ -34,7 +34,7 @@ pub(super) struct Asked {
 /// What was found.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = FoundFile)]
-struct Place {
+struct FoundFile {
     #[serde(flatten)]
     entry: EntryView,
     /// Counted from 1, if text was looked for.
@@ -45,7 +45,7 @@ struct Place {
     text: Option<String>,
 }
 
-impl From<Found> for Place {
+impl From<Found> for FoundFile {
     fn from(found: Found) -> Self {
         let (line, text) = found.line.unzip();
         Self {
@@ -58,8 +58,8 @@ impl From<Found> for Place {
 
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = FoundFiles)]
-pub(super) struct Places {
-    results: Vec<Place>,
+pub(super) struct FoundFiles {
+    results: Vec<FoundFile>,
     /// There is more than `limit`.
     truncated: bool,
 }
@@ -67,20 +67,23 @@ pub(super) struct Places {
 /// Search
 ///
 /// For names, for text in files, or for both.
-#[utoipa::path(get, path = "/sandboxes/{id}/files/search", params(Asked, As), responses((status = 200, body = Places)))]
-pub(super) async fn search(files: Files, Query(asked): Query<Asked>) -> Answer<Json<Places>> {
-    if asked.query.is_empty() && asked.content.is_empty() {
+#[utoipa::path(get, path = "/sandboxes/{id}/files/search", params(SearchQuery, RunAsQuery), responses((status = 200, body = FoundFiles)))]
+pub(super) async fn search(
+    target: FileTarget,
+    Query(query): Query<SearchQuery>,
+) -> ApiResult<Json<FoundFiles>> {
+    if query.query.is_empty() && query.content.is_empty() {
         let message = "nothing is looked for";
         return Err(Error::invalid("query", message, "give query, content or both").into());
     }
     let wanted = Search {
-        name: asked.query.into(),
-        text: asked.content.into(),
-        limit: checked_limit(asked.limit, USUAL, MOST)?,
+        name: query.query.into(),
+        text: query.content.into(),
+        limit: checked_limit(query.limit, DEFAULT_LIMIT, MAX_LIMIT)?,
     };
-    let found = files.runtime();
-    let found = found.search(files.id(), &files.who, asked.path.as_bytes(), wanted);
+    let found = target.runtime();
+    let found = found.search(target.id(), &target.run_as, query.path.as_bytes(), wanted);
     let (found, truncated) = found.await?;
-    let results = found.into_iter().map(Place::from).collect();
-    Ok(Json(Places { results, truncated }))
+    let results = found.into_iter().map(FoundFile::from).collect();
+    Ok(Json(FoundFiles { results, truncated }))
 }

@@ -10,30 +10,30 @@ use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::change::need;
+use super::change::require_path;
 use super::contents;
-use super::target::{Files, Rights};
+use super::target::{AuthorityParam, FileTarget};
 use super::tree::EntryView;
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Path, Query};
-use crate::middleware::{Caller, Origin};
-use crate::serve::Connection;
+use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
+use crate::error::ApiResult;
+use crate::extract::{JsonBody, Path, Query};
+use crate::middleware::{Authenticated, ServerUrl};
+use crate::serve::Connection;
 
 /// How long a link is good if nobody says, in seconds.
-const USUAL: u32 = 3600;
+const DEFAULT_TTL_SECS: u32 = 3600;
 
 /// The file and the lifetime of a signed URL.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewSignedUrl, example = json!({"path": "/etc/hostname", "expiresIn": 60}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Asked {
+pub(super) struct CreateSignedUrl {
     #[schema(min_length = 1)]
     path: String,
     user: Option<String>,
     #[serde(default)]
-    authority: Rights,
+    authority: AuthorityParam,
     /// In seconds.
     #[schema(minimum = 1, maximum = 86400, default = 3600)]
     expires_in: Option<u32>,
@@ -42,7 +42,7 @@ pub(super) struct Asked {
 /// A URL that permits one action on one file until a time, without a key.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct SignedUrl {
+pub(super) struct SignedUrlView {
     url: String,
     expires_at: Time,
 }
@@ -51,13 +51,13 @@ pub(super) struct SignedUrl {
 #[derive(Debug, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Signed {
+pub(super) struct SignedUrlQuery {
     #[param(min_length = 1)]
     path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<String>,
     #[serde(default)]
-    authority: Rights,
+    authority: AuthorityParam,
     /// In seconds since 1970.
     expires: i64,
     /// Over all of it.
@@ -67,52 +67,52 @@ pub(super) struct Signed {
 
 /// Make a download link
 ///
-/// One file, without a key, until a time. It leads to `…/files/download`.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = Asked, responses((status = 200, body = SignedUrl)))]
+/// One file, without a key, until a time. It leads to `…/target/download`.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = CreateSignedUrl, responses((status = 200, body = SignedUrlView)))]
 pub(super) async fn make_download(
-    app: State<App>,
-    caller: Caller,
+    app: State<AppState>,
+    caller: Authenticated,
     Path(id): Path<String>,
-    origin: Origin,
-    asked: Body<Asked>,
-) -> Answer<Json<SignedUrl>> {
-    make(Act::Download, &app, &caller, &id, &origin, asked)
+    origin: ServerUrl,
+    request: JsonBody<CreateSignedUrl>,
+) -> ApiResult<Json<SignedUrlView>> {
+    create_signed_url(Act::Download, &app, &caller, &id, &origin, request)
 }
 
 /// Make an upload link
 ///
-/// One file, without a key, until a time. It leads to `…/files/upload`.
-#[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = Asked, responses((status = 200, body = SignedUrl)))]
+/// One file, without a key, until a time. It leads to `…/target/upload`.
+#[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = CreateSignedUrl, responses((status = 200, body = SignedUrlView)))]
 pub(super) async fn make_upload(
-    app: State<App>,
-    caller: Caller,
+    app: State<AppState>,
+    caller: Authenticated,
     Path(id): Path<String>,
-    origin: Origin,
-    asked: Body<Asked>,
-) -> Answer<Json<SignedUrl>> {
-    make(Act::Upload, &app, &caller, &id, &origin, asked)
+    origin: ServerUrl,
+    request: JsonBody<CreateSignedUrl>,
+) -> ApiResult<Json<SignedUrlView>> {
+    create_signed_url(Act::Upload, &app, &caller, &id, &origin, request)
 }
 
-fn make(
+fn create_signed_url(
     act: Act,
-    app: &App,
-    Caller(caller): &Caller,
+    app: &AppState,
+    Authenticated(caller): &Authenticated,
     id: &str,
-    Origin(origin): &Origin,
-    Body(asked): Body<Asked>,
-) -> Answer<Json<SignedUrl>> {
-    need("path", &asked.path)?;
-    let who = FileCaller {
-        user: asked.user.clone(),
-        authority: asked.authority.into(),
+    ServerUrl(origin): &ServerUrl,
+    JsonBody(request): JsonBody<CreateSignedUrl>,
+) -> ApiResult<Json<SignedUrlView>> {
+    require_path("path", &request.path)?;
+    let run_as = FileCaller {
+        user: request.user.clone(),
+        authority: request.authority.into(),
     };
-    let seconds = asked.expires_in.unwrap_or(USUAL);
-    let wanted = (act, asked.path, who);
+    let seconds = request.expires_in.unwrap_or(DEFAULT_TTL_SECS);
+    let wanted = (act, request.path, run_as);
     let (link, signature) = app.core.sign_link(caller, id, wanted, seconds)?;
-    let signed = Signed {
+    let signed = SignedUrlQuery {
         path: link.path,
-        user: asked.user,
-        authority: asked.authority,
+        user: request.user,
+        authority: request.authority,
         expires: link.expires,
         signature,
     };
@@ -120,52 +120,52 @@ fn make(
     let query = serde_urlencoded::to_string(&signed).unwrap_or_default();
     let url = format!("{origin}/sandboxes/{sandbox}/files/{}?{query}", act.name());
     let expires_at = Time::new(link.expires.saturating_mul(1_000_000));
-    Ok(Json(SignedUrl { url, expires_at }))
+    Ok(Json(SignedUrlView { url, expires_at }))
 }
 
 /// What a query must have to be a link's, among whatever else it has.
 #[derive(Debug, Deserialize)]
-struct Quoted {
+struct SignedUrlParams {
     path: String,
     user: Option<String>,
     #[serde(default)]
-    authority: Rights,
+    authority: AuthorityParam,
     expires: i64,
     signature: String,
 }
 
 /// Whether the query of some request has the signature of a link to this sandbox, for either act.
-pub(crate) fn is_link(step: &Doorstep, query: &str) -> bool {
-    let Ok(quoted) = serde_urlencoded::from_str::<Quoted>(query) else {
+pub(crate) fn is_signed_url(sandbox: &Doorstep, query: &str) -> bool {
+    let Ok(params) = serde_urlencoded::from_str::<SignedUrlParams>(query) else {
         return false;
     };
     let mut link = Link {
         act: Act::Download,
-        sandbox: step.id().clone(),
-        path: quoted.path,
+        sandbox: sandbox.id().clone(),
+        path: params.path,
         who: FileCaller {
-            user: quoted.user,
-            authority: quoted.authority.into(),
+            user: params.user,
+            authority: params.authority.into(),
         },
-        expires: quoted.expires,
+        expires: params.expires,
     };
     [Act::Download, Act::Upload].into_iter().any(|act| {
         link.act = act;
-        step.knows_link(&link, &quoted.signature)
+        sandbox.knows_link(&link, &params.signature)
     })
 }
 
 /// Where a link leads, if it is good.
-async fn follow(
+async fn open_signed_url(
     act: Act,
-    app: &App,
+    app: &AppState,
     id: &str,
-    signed: Signed,
+    signed: SignedUrlQuery,
     connection: Option<Extension<Connection>>,
-) -> Answer<(Files, String)> {
+) -> ApiResult<(FileTarget, String)> {
     // A name that is no id is in no link that was ever signed.
     let sandbox: SandboxId = id.parse().unwrap_or_else(|_| SandboxId::random());
-    let who = FileCaller {
+    let run_as = FileCaller {
         user: signed.user,
         authority: signed.authority.into(),
     };
@@ -173,51 +173,51 @@ async fn follow(
         act,
         sandbox,
         path: signed.path,
-        who,
+        who: run_as,
         expires: signed.expires,
     };
-    let used = app.core.follow_link(&link, &signed.signature).await?;
+    let access = app.core.follow_link(&link, &signed.signature).await?;
     if let Some(Extension(connection)) = connection {
         connection.authenticate();
     }
-    let who = link.who;
-    Ok((Files { used, who }, link.path))
+    let run_as = link.who;
+    Ok((FileTarget { access, run_as }, link.path))
 }
 
 /// Follow a download link
 ///
 /// With `Range`, a part of the file. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
-#[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(Signed),
+#[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(SignedUrlQuery),
     responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
         (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
         (status = 304, description = "It is what somebody has")))]
 pub(super) async fn download(
-    State(app): State<App>,
+    State(app): State<AppState>,
     Path(id): Path<String>,
-    Query(signed): Query<Signed>,
+    Query(signed): Query<SignedUrlQuery>,
     connection: Option<Extension<Connection>>,
     headers: HeaderMap,
-) -> Answer<Response> {
-    let (files, path) = follow(Act::Download, &app, &id, signed, connection).await?;
-    contents::download(files, path.as_bytes(), &headers).await
+) -> ApiResult<Response> {
+    let (target, path) = open_signed_url(Act::Download, &app, &id, signed, connection).await?;
+    contents::download(target, path.as_bytes(), &headers).await
 }
 
 /// Follow an upload link
 ///
 /// Missing directories above the file are made.
-#[utoipa::path(put, path = "/sandboxes/{id}/files/upload", security(()), params(Signed),
+#[utoipa::path(put, path = "/sandboxes/{id}/files/upload", security(()), params(SignedUrlQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn upload(
-    State(app): State<App>,
+    State(app): State<AppState>,
     Path(id): Path<String>,
-    Query(signed): Query<Signed>,
+    Query(signed): Query<SignedUrlQuery>,
     connection: Option<Extension<Connection>>,
     body: RawBody,
-) -> Answer<Json<EntryView>> {
-    let (files, path) = follow(Act::Upload, &app, &id, signed, connection).await?;
+) -> ApiResult<Json<EntryView>> {
+    let (target, path) = open_signed_url(Act::Upload, &app, &id, signed, connection).await?;
     let options = WriteOptions {
         parents: true,
         ..WriteOptions::default()
     };
-    contents::upload(files, path.as_bytes(), options, body).await
+    contents::upload(target, path.as_bytes(), options, body).await
 }

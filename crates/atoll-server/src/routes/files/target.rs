@@ -9,28 +9,28 @@ use axum::http::request::Parts;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::App;
-use crate::error::Failure;
-use crate::extract::{Path, split_query};
-use crate::middleware::Caller;
+use crate::AppState;
+use crate::error::ApiError;
+use crate::extract::{Path, take_query_params};
 use crate::malformed::read_query;
+use crate::middleware::Authenticated;
 
 /// Whose rights count.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Authority)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Rights {
+pub(super) enum AuthorityParam {
     #[default]
     User,
     /// The sandbox's root's; what is made belongs to the user.
     Root,
 }
 
-impl From<Rights> for Authority {
-    fn from(rights: Rights) -> Self {
-        match rights {
-            Rights::User => Self::User,
-            Rights::Root => Self::Root,
+impl From<AuthorityParam> for Authority {
+    fn from(authority: AuthorityParam) -> Self {
+        match authority {
+            AuthorityParam::User => Self::User,
+            AuthorityParam::Root => Self::Root,
         }
     }
 }
@@ -39,54 +39,58 @@ impl From<Rights> for Authority {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct As {
+pub(super) struct RunAsQuery {
     /// Name or number; the template's if nothing is said. Relative paths and `~` start at its home.
     user: Option<String>,
     #[serde(default)]
-    authority: Rights,
+    authority: AuthorityParam,
 }
 
 /// A sandbox whose files the caller may work on now.
 #[derive(Debug)]
-pub(super) struct Files {
-    pub(super) used: Use,
-    pub(super) who: FileCaller,
+pub(super) struct FileTarget {
+    pub(super) access: Use,
+    pub(super) run_as: FileCaller,
 }
 
-impl Files {
+impl FileTarget {
     pub(super) fn runtime(&self) -> &LocalRuntime {
-        self.used.runtime()
+        self.access.runtime()
     }
 
     pub(super) fn id(&self) -> &SandboxId {
-        self.used.id()
+        self.access.id()
     }
 
     /// As somebody else, where that is said.
-    pub(super) fn acting(mut self, user: Option<String>, rights: Option<Rights>) -> Self {
-        self.who.user = user.or(self.who.user);
-        self.who.authority = rights.map_or(self.who.authority, Authority::from);
+    pub(super) fn with_run_as(
+        mut self,
+        user: Option<String>,
+        authority: Option<AuthorityParam>,
+    ) -> Self {
+        self.run_as.user = user.or(self.run_as.user);
+        self.run_as.authority = authority.map_or(self.run_as.authority, Authority::from);
         self
     }
 }
 
-impl FromRequestParts<App> for Files {
-    type Rejection = Failure;
+impl FromRequestParts<AppState> for FileTarget {
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
-        let Caller(caller) = Caller::from_request_parts(parts, app).await?;
+    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, ApiError> {
+        let Authenticated(caller) = Authenticated::from_request_parts(parts, app).await?;
         let id = Path::<String>::from_request_parts(parts, app).await;
         let id = id.map_or_else(|_| String::new(), |Path(id)| id);
         // What is left of the query is the route's own.
-        let own = split_query(&mut parts.uri, &["user", "authority"]);
-        let As { user, authority } = read_query(&own)?;
+        let own = take_query_params(&mut parts.uri, &["user", "authority"]);
+        let RunAsQuery { user, authority } = read_query(&own)?;
         let scope = match parts.method {
             Method::GET | Method::HEAD => Scope::Read,
             _ => Scope::Sandboxes,
         };
-        let used = app.core.enter(&caller, &id, scope).await?;
+        let access = app.core.enter(&caller, &id, scope).await?;
         let authority = authority.into();
-        let who = FileCaller { user, authority };
-        Ok(Self { used, who })
+        let run_as = FileCaller { user, authority };
+        Ok(Self { access, run_as })
     }
 }

@@ -7,19 +7,19 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::target::{As, Files};
-use crate::error::Answer;
-use crate::extract::{Query, checked_limit};
+use super::target::{FileTarget, RunAsQuery};
 use crate::api_types::Time;
+use crate::error::ApiResult;
+use crate::extract::{Query, checked_limit};
 
 /// How many entries a list has at most.
-const ENTRIES: u32 = 10_000;
+const MAX_ENTRIES: u32 = 10_000;
 
 /// Which one.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Which {
+pub(super) struct PathQuery {
     #[param(min_length = 1, example = "/etc/hostname")]
     pub(super) path: String,
 }
@@ -81,18 +81,21 @@ impl From<Entry> for EntryView {
 /// Look at a path
 ///
 /// Links are not followed.
-#[utoipa::path(get, path = "/sandboxes/{id}/files/stat", params(Which, As), responses((status = 200, body = EntryView)))]
-pub(super) async fn stat(files: Files, Query(which): Query<Which>) -> Answer<Json<EntryView>> {
-    let path = which.path.as_bytes();
-    let about = files.runtime();
-    let about = about.stat(files.id(), &files.who, path, false).await?;
+#[utoipa::path(get, path = "/sandboxes/{id}/files/stat", params(PathQuery, RunAsQuery), responses((status = 200, body = EntryView)))]
+pub(super) async fn stat(
+    target: FileTarget,
+    Query(query): Query<PathQuery>,
+) -> ApiResult<Json<EntryView>> {
+    let path = query.path.as_bytes();
+    let about = target.runtime();
+    let about = about.stat(target.id(), &target.run_as, path, false).await?;
     Ok(Json(about.into()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Listed {
+pub(super) struct ListFilesQuery {
     #[param(min_length = 1, example = "/home/user")]
     path: String,
     /// How many levels.
@@ -103,14 +106,17 @@ pub(super) struct Listed {
 }
 
 /// List a directory
-#[utoipa::path(get, path = "/sandboxes/{id}/files/list", params(Listed, As),
+#[utoipa::path(get, path = "/sandboxes/{id}/files/list", params(ListFilesQuery, RunAsQuery),
     responses((status = 200, body = [EntryView], headers(("X-Truncated" = String, description = "There is more than `limit`")))))]
-pub(super) async fn list(files: Files, Query(asked): Query<Listed>) -> Answer<Response> {
-    let limit = checked_limit(asked.limit, ENTRIES, ENTRIES)?;
-    let depth = asked.depth.unwrap_or(1);
-    let path = asked.path.as_bytes();
-    let runtime = files.runtime();
-    let listed = runtime.list_files(files.id(), &files.who, path, depth, limit);
+pub(super) async fn list(
+    target: FileTarget,
+    Query(query): Query<ListFilesQuery>,
+) -> ApiResult<Response> {
+    let limit = checked_limit(query.limit, MAX_ENTRIES, MAX_ENTRIES)?;
+    let depth = query.depth.unwrap_or(1);
+    let path = query.path.as_bytes();
+    let runtime = target.runtime();
+    let listed = runtime.list_files(target.id(), &target.run_as, path, depth, limit);
     let (entries, more) = listed.await?;
     let entries: Vec<EntryView> = entries.into_iter().map(EntryView::from).collect();
     let mut response = Json(entries).into_response();
@@ -124,7 +130,7 @@ pub(super) async fn list(files: Files, Query(asked): Query<Listed>) -> Answer<Re
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Removed {
+pub(super) struct RemoveFileQuery {
     #[param(min_length = 1, example = "old")]
     path: String,
     /// With all that is below.
@@ -135,12 +141,15 @@ pub(super) struct Removed {
 /// Remove
 ///
 /// A file, or a directory with all that is below.
-#[utoipa::path(delete, path = "/sandboxes/{id}/files", params(Removed, As), responses((status = 204)))]
-pub(super) async fn remove(files: Files, Query(asked): Query<Removed>) -> Answer<StatusCode> {
-    let path = asked.path.as_bytes();
-    let recursive = asked.recursive.unwrap_or(true);
-    let runtime = files.runtime();
-    let removed = runtime.remove(files.id(), &files.who, path, recursive);
+#[utoipa::path(delete, path = "/sandboxes/{id}/files", params(RemoveFileQuery, RunAsQuery), responses((status = 204)))]
+pub(super) async fn remove(
+    target: FileTarget,
+    Query(query): Query<RemoveFileQuery>,
+) -> ApiResult<StatusCode> {
+    let path = query.path.as_bytes();
+    let recursive = query.recursive.unwrap_or(true);
+    let runtime = target.runtime();
+    let removed = runtime.remove(target.id(), &target.run_as, path, recursive);
     removed.await?;
     Ok(StatusCode::NO_CONTENT)
 }

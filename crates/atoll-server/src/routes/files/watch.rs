@@ -8,15 +8,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-use super::target::{As, Files};
-use crate::error::Answer;
+use super::target::{FileTarget, RunAsQuery};
+use crate::error::ApiResult;
 use crate::extract::Query;
 use crate::sse;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Asked {
+pub(super) struct WatchQuery {
     /// A directory.
     #[param(min_length = 1)]
     path: String,
@@ -29,41 +29,44 @@ pub(super) struct Asked {
 ///
 /// Server-sent events `create`, `write`, `remove`, `rename` and `chmod`, each with a `path`; `overflow` and `limit` if some
 /// are missing; `end` with its `reason`; and `ping`.
-#[utoipa::path(get, path = "/sandboxes/{id}/files/watch", params(Asked, As),
+#[utoipa::path(get, path = "/sandboxes/{id}/files/watch", params(WatchQuery, RunAsQuery),
     responses((status = 200, content_type = "text/event-stream", body = String)))]
-pub(super) async fn watch(files: Files, Query(asked): Query<Asked>) -> Answer<Response> {
-    let Files { used, who } = files;
+pub(super) async fn watch(
+    target: FileTarget,
+    Query(query): Query<WatchQuery>,
+) -> ApiResult<Response> {
+    let FileTarget { access, run_as } = target;
     let options = WatchOptions {
-        recursive: asked.recursive,
+        recursive: query.recursive,
         ..WatchOptions::default()
     };
-    let (runtime, path) = (used.runtime(), asked.path.as_bytes());
-    let watch = runtime.watch(used.id(), &who, path, options).await?;
-    let state = Some((used, watch));
+    let (runtime, path) = (access.runtime(), query.path.as_bytes());
+    let watch = runtime.watch(access.id(), &run_as, path, options).await?;
+    let state = Some((access, watch));
     let events = futures_util::stream::unfold(state, |state| async {
-        let (used, mut watch) = state?;
-        let (text, over) = match tokio::time::timeout(sse::PING, watch.next()).await {
-            Err(_) => (sse::PINGED.to_owned(), false),
-            Ok(Ok(Some(happened))) => (event(&happened), happened == WatchEvent::End),
+        let (access, mut watch) = state?;
+        let (text, ended) = match tokio::time::timeout(sse::PING_INTERVAL, watch.next()).await {
+            Err(_) => (sse::PING_EVENT.to_owned(), false),
+            Ok(Ok(Some(watch_event))) => (event(&watch_event), watch_event == WatchEvent::End),
             Ok(Ok(None)) => return None,
             // Its helper has ended with everything else in the sandbox.
-            Ok(Err(_)) if !runs(&used) => (end("stopped"), true),
-            Ok(Err(error)) => (sse::failed(&error), true),
+            Ok(Err(_)) if !is_running(&access) => (end("stopped"), true),
+            Ok(Err(error)) => (sse::error_event(&error), true),
         };
-        let next = (!over).then_some((used, watch));
+        let next = (!ended).then_some((access, watch));
         Some((Bytes::from(text), next))
     });
-    Ok(sse::answer(events))
+    Ok(sse::sse_response(events))
 }
 
-fn runs(used: &Use) -> bool {
-    let info = used.runtime().get(used.id());
+fn is_running(access: &Use) -> bool {
+    let info = access.runtime().get(access.id());
     info.is_ok_and(|info| info.state == SandboxState::Running)
 }
 
-fn event(happened: &WatchEvent) -> String {
+fn event(watch_event: &WatchEvent) -> String {
     let text = |path: &[u8]| Value::from(String::from_utf8_lossy(path));
-    let (name, body) = match happened {
+    let (name, body) = match watch_event {
         WatchEvent::Create { path, directory } => {
             ("create", json!({ "path": text(path), "isDir": directory }))
         }

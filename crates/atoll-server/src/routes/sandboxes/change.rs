@@ -9,21 +9,21 @@ use axum::extract::State;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::create::{limits, on_the_wire, policy};
-use super::seconds;
-use crate::App;
-use crate::error::Answer;
-use crate::extract::{Body, Path, present};
-use crate::middleware::Caller;
+use super::create::{parse_policy, rename_error_fields, with_limits};
+use super::parse_seconds;
+use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::error::ApiResult;
+use crate::extract::{JsonBody, Path, double_option};
+use crate::middleware::Authenticated;
 
 /// What of a sandbox changes: what is left out stays.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = SandboxChange, example = json!({"alias": "web", "memoryMB": 4096}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Patch {
+pub(super) struct UpdateSandbox {
     /// `null` takes it away.
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "double_option")]
     #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     alias: Option<Option<String>>,
     /// Replaces all that there is.
@@ -53,22 +53,25 @@ pub(super) struct Patch {
 /// Change a sandbox
 ///
 /// While it runs, too.
-#[utoipa::path(patch, path = "/sandboxes/{id}", request_body = Patch, responses((status = 200, body = Sandbox)))]
+#[utoipa::path(patch, path = "/sandboxes/{id}", request_body = UpdateSandbox, responses((status = 200, body = Sandbox)))]
 pub(super) async fn change(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Body(asked): Body<Patch>,
-) -> Answer<Json<Sandbox>> {
-    let changed = app.core.change(&caller, &id, |row| asked.change(row)).await;
-    Ok(Json(changed.map_err(on_the_wire)?.into()))
+    JsonBody(request): JsonBody<UpdateSandbox>,
+) -> ApiResult<Json<Sandbox>> {
+    let changed = app
+        .core
+        .change(&caller, &id, |row| request.to_change(row))
+        .await;
+    Ok(Json(changed.map_err(rename_error_fields)?.into()))
 }
 
-impl Patch {
+impl UpdateSandbox {
     /// What becomes of a sandbox that is like this.
-    fn change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
-        let before = row.lifetime;
-        let sized = limits(
+    fn to_change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
+        let current = row.lifetime;
+        let limits = with_limits(
             row.limits,
             self.cpu_count,
             self.memory,
@@ -76,20 +79,20 @@ impl Patch {
             self.pids,
         )?;
         let lifetime = Lifetime {
-            timeout: before.timeout,
-            on_timeout: self.on_timeout.unwrap_or(before.on_timeout),
+            timeout: current.timeout,
+            on_timeout: self.on_timeout.unwrap_or(current.on_timeout),
             idle_timeout: match self.idle_timeout {
-                Some(time) => seconds("idleTimeout", time)?,
-                None => before.idle_timeout,
+                Some(time) => parse_seconds("idleTimeout", time)?,
+                None => current.idle_timeout,
             },
-            on_idle: self.on_idle.unwrap_or(before.on_idle),
-            auto_resume: self.auto_resume.unwrap_or(before.auto_resume),
+            on_idle: self.on_idle.unwrap_or(current.on_idle),
+            auto_resume: self.auto_resume.unwrap_or(current.auto_resume),
         };
         Ok(SandboxChange {
             alias: self.alias,
             metadata: self.metadata,
             lifetime: Some(lifetime),
-            limits: (sized != row.limits).then_some(sized),
+            limits: (limits != row.limits).then_some(limits),
         })
     }
 }
@@ -97,7 +100,7 @@ impl Patch {
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NetworkRules, example = json!({"network": "internet", "allow": ["1.1.1.1:443"]}))]
 #[serde(deny_unknown_fields)]
-pub(super) struct Rules {
+pub(super) struct NetworkRules {
     network: Option<Network>,
     /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
     #[serde(default)]
@@ -110,14 +113,14 @@ pub(super) struct Rules {
 /// Set the network
 ///
 /// And what it may reach.
-#[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = Rules, responses((status = 200, body = Sandbox)))]
+#[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = NetworkRules, responses((status = 200, body = Sandbox)))]
 pub(super) async fn network(
-    State(app): State<App>,
-    Caller(caller): Caller,
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
     Path(id): Path<String>,
-    Body(asked): Body<Rules>,
-) -> Answer<Json<Sandbox>> {
-    let rules = policy(&asked.allow, &asked.deny)?;
-    let changed = app.core.set_network(&caller, &id, asked.network, rules);
+    JsonBody(request): JsonBody<NetworkRules>,
+) -> ApiResult<Json<Sandbox>> {
+    let rules = parse_policy(&request.allow, &request.deny)?;
+    let changed = app.core.set_network(&caller, &id, request.network, rules);
     Ok(Json(changed.await?.into()))
 }

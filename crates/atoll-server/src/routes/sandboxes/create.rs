@@ -11,18 +11,18 @@ use axum::extract::State;
 use serde::Deserialize;
 use utoipa::ToSchema;
 
-use super::seconds;
-use crate::App;
-use crate::extract::{Key, Repeatable};
-use crate::middleware::Caller;
-use crate::routes::{Made, made};
+use super::parse_seconds;
+use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::extract::{IdempotencyHeader, IdempotentJson};
+use crate::middleware::Authenticated;
+use crate::routes::{Created, created};
 
 /// What a sandbox is to be: everything may be left out.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewSandbox, example = json!({"template": "base", "memoryMB": 1024, "timeout": 600}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Create {
+pub(super) struct CreateSandbox {
     /// The same as `template`.
     #[serde(rename = "templateID")]
     template_id: Option<String>,
@@ -89,7 +89,7 @@ fn megabytes(field: &str, amount: u64) -> Result<Bytes, Error> {
 }
 
 /// Limits with those changed that something is said of.
-pub(super) fn limits(
+pub(super) fn with_limits(
     mut limits: Limits,
     cpus: Option<f64>,
     memory: Option<u64>,
@@ -115,7 +115,7 @@ pub(super) fn limits(
     Ok(limits)
 }
 
-impl Create {
+impl CreateSandbox {
     fn template(&self) -> Result<String, Error> {
         match (&self.template_id, &self.template) {
             (Some(one), Some(two)) if one != two => Err(Error::invalid(
@@ -129,7 +129,7 @@ impl Create {
     }
 
     fn limits(&self) -> Result<Limits, Error> {
-        limits(
+        with_limits(
             Limits::default(),
             self.cpu_count,
             self.memory,
@@ -154,19 +154,19 @@ impl Create {
     }
 
     fn lifetime(&self) -> Result<Lifetime, Error> {
-        let usual = Lifetime::default();
+        let default = Lifetime::default();
         Ok(Lifetime {
             timeout: match self.timeout {
-                Some(time) => seconds("timeout", time)?,
-                None => usual.timeout,
+                Some(time) => parse_seconds("timeout", time)?,
+                None => default.timeout,
             },
-            on_timeout: self.on_timeout.unwrap_or(usual.on_timeout),
+            on_timeout: self.on_timeout.unwrap_or(default.on_timeout),
             idle_timeout: match self.idle_timeout {
-                Some(time) => seconds("idleTimeout", time)?,
-                None => usual.idle_timeout,
+                Some(time) => parse_seconds("idleTimeout", time)?,
+                None => default.idle_timeout,
             },
-            on_idle: self.on_idle.unwrap_or(usual.on_idle),
-            auto_resume: self.auto_resume.unwrap_or(usual.auto_resume),
+            on_idle: self.on_idle.unwrap_or(default.on_idle),
+            auto_resume: self.auto_resume.unwrap_or(default.auto_resume),
         })
     }
 }
@@ -174,35 +174,39 @@ impl Create {
 /// Make a sandbox
 ///
 /// A command works when it answers.
-#[utoipa::path(post, path = "/sandboxes", params(Key), request_body = Create,
+#[utoipa::path(post, path = "/sandboxes", params(IdempotencyHeader), request_body = CreateSandbox,
     responses((status = 201, body = Sandbox)))]
 pub(super) async fn create(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    Repeatable(asked, again): Repeatable<Create>,
-) -> Made<Sandbox> {
-    let asked = NewSandbox {
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    IdempotentJson(request, again): IdempotentJson<CreateSandbox>,
+) -> Created<Sandbox> {
+    let request = NewSandbox {
         spec: SandboxSpec {
-            template: asked.template()?,
-            limits: asked.limits()?,
-            network: asked.network()?,
-            policy: policy(&asked.allow, &asked.deny)?,
-            environment: asked.envs.clone(),
+            template: request.template()?,
+            limits: request.limits()?,
+            network: request.network()?,
+            policy: parse_policy(&request.allow, &request.deny)?,
+            environment: request.envs.clone(),
             mounts: Vec::new(),
-            durable: asked.durable,
+            durable: request.durable,
         },
-        lifetime: asked.lifetime()?,
-        alias: asked.alias,
-        metadata: asked.metadata,
+        lifetime: request.lifetime()?,
+        alias: request.alias,
+        metadata: request.metadata,
         port_access: PortAccess::Private,
         again,
     };
-    let sandbox = app.core.create(&caller, asked).await.map_err(on_the_wire)?;
-    Ok(made(sandbox))
+    let sandbox = app
+        .core
+        .create(&caller, request)
+        .await
+        .map_err(rename_error_fields)?;
+    Ok(created(sandbox))
 }
 
 /// A limit by the name it has in requests.
-pub(super) fn on_the_wire(mut error: Error) -> Error {
+pub(super) fn rename_error_fields(mut error: Error) -> Error {
     let names = [
         ("cpus", "cpuCount"),
         ("memory", "memoryMB"),
@@ -216,7 +220,7 @@ pub(super) fn on_the_wire(mut error: Error) -> Error {
     error
 }
 
-pub(super) fn policy(allow: &[String], deny: &[String]) -> Result<Policy, Error> {
+pub(super) fn parse_policy(allow: &[String], deny: &[String]) -> Result<Policy, Error> {
     // Who names only what passes means that nothing else does.
     let default = if deny.is_empty() && !allow.is_empty() {
         Verdict::Deny

@@ -11,24 +11,24 @@ use axum::http::{HeaderMap, HeaderValue, Uri};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use crate::App;
-use crate::error::{Answer, Failure};
-use crate::extract::with_query;
-use crate::middleware::Caller;
-use crate::malformed::read_query;
-use crate::pagination::{self, Part};
+use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::error::{ApiError, ApiResult};
+use crate::extract::with_query;
+use crate::malformed::read_query;
+use crate::middleware::Authenticated;
+use crate::pagination::{self, PageResponse};
 
 /// Characters of `q`.
-const MAX_TEXT: usize = 100;
+const MAX_SEARCH_CHARS: usize = 100;
 
 /// What the parameters of a metadata filter begin with.
-const METADATA: &str = "metadata.";
+const METADATA_PREFIX: &str = "metadata.";
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(super) struct Listed {
+pub(super) struct ListSandboxesQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
     /// The `X-Next-Cursor` of the page before.
@@ -58,18 +58,18 @@ struct MetadataFilter {
 }
 
 /// The parameters of a list, with the metadata filter, whose names the caller chooses.
-pub(super) struct Filters {
-    listed: Listed,
+pub(super) struct SandboxFilters {
+    query: ListSandboxesQuery,
     metadata: BTreeMap<String, String>,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Filters {
-    type Rejection = Failure;
+impl<S: Send + Sync> FromRequestParts<S> for SandboxFilters {
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let (rest, metadata) = split_metadata(&parts.uri)?;
-        let listed = read_query(&rest)?;
-        Ok(Self { listed, metadata })
+        let query = read_query(&rest)?;
+        Ok(Self { query, metadata })
     }
 }
 
@@ -81,7 +81,7 @@ fn split_metadata(uri: &Uri) -> Result<(Uri, BTreeMap<String, String>), Error> {
         let Some((name, value)) = decoded else {
             continue;
         };
-        let Some(key) = name.strip_prefix(METADATA) else {
+        let Some(key) = name.strip_prefix(METADATA_PREFIX) else {
             rest.push(pair);
             continue;
         };
@@ -130,19 +130,19 @@ fn read_state(field: &str, word: Option<&str>) -> Result<Option<SandboxState>, E
     })
 }
 
-impl Filters {
+impl SandboxFilters {
     fn filter(self) -> Result<SandboxFilter, Error> {
-        let Listed {
+        let ListSandboxesQuery {
             state,
             status,
             template,
             q,
             ..
-        } = self.listed;
+        } = self.query;
         if q.as_ref()
-            .is_some_and(|text| text.chars().count() > MAX_TEXT)
+            .is_some_and(|text| text.chars().count() > MAX_SEARCH_CHARS)
         {
-            let message = format!("q: expected at most {MAX_TEXT} characters, got more");
+            let message = format!("q: expected at most {MAX_SEARCH_CHARS} characters, got more");
             return Err(Error::invalid("q", message, "search for a shorter text"));
         }
         Ok(SandboxFilter {
@@ -157,19 +157,19 @@ impl Filters {
 /// List sandboxes
 ///
 /// Newest first, without deleted ones. All filters have to match. `X-Total-Count` is the number of matches on all pages.
-#[utoipa::path(get, path = "/sandboxes", params(Listed, MetadataFilter),
+#[utoipa::path(get, path = "/sandboxes", params(ListSandboxesQuery, MetadataFilter),
     responses((status = 200, body = [Sandbox], headers(("X-Total-Count" = u64, description = "Matches on all pages")))))]
 pub(super) async fn list(
-    State(app): State<App>,
-    Caller(caller): Caller,
-    filters: Filters,
-) -> Answer<Part<Sandbox>> {
-    let asked = &filters.listed;
-    let page = pagination::asked(asked.limit, asked.cursor.as_ref())?;
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    filters: SandboxFilters,
+) -> ApiResult<PageResponse<Sandbox>> {
+    let request = &filters.query;
+    let page = pagination::parse_page(request.limit, request.cursor.as_ref())?;
     let found = app
         .core
         .list_sandboxes(&caller, &filters.filter()?, &page)?;
-    let (mut headers, items): (HeaderMap, Json<_>) = pagination::part(found.page);
+    let (mut headers, items): (HeaderMap, Json<_>) = pagination::page_response(found.page);
     headers.insert("x-total-count", HeaderValue::from(found.total));
     Ok((headers, items))
 }

@@ -3,12 +3,12 @@ use tokio::io::ReadBuf;
 use super::*;
 
 /// Bytes that the HTTP library sees when these arrive in reads of a size, and whether the stream ended at a fault.
-fn pass(bytes: &[u8], size: usize) -> (Vec<u8>, bool) {
+fn run(bytes: &[u8], size: usize) -> (Vec<u8>, bool) {
     let (mut framing, mut seen) = (Framing::new(), Vec::new());
-    for piece in bytes.chunks(size) {
+    for chunk in bytes.chunks(size) {
         let mut memory = vec![0; size];
         let mut buffer = ReadBuf::new(&mut memory);
-        buffer.put_slice(piece);
+        buffer.put_slice(chunk);
         let checked = framing.check(&mut buffer, 0);
         seen.extend_from_slice(buffer.filled());
         if checked.is_err() {
@@ -17,7 +17,7 @@ fn pass(bytes: &[u8], size: usize) -> (Vec<u8>, bool) {
         loop {
             let mut memory = vec![0; size];
             let mut buffer = ReadBuf::new(&mut memory);
-            match framing.ended(&mut buffer) {
+            match framing.poll_ended(&mut buffer) {
                 None => break,
                 Some(Ok(())) if !buffer.filled().is_empty() => {
                     seen.extend_from_slice(buffer.filled());
@@ -50,7 +50,7 @@ fn valid_messages_pass_unchanged_however_they_are_split() {
         post("X: a\r\nY:\r\n", ""),
     ] {
         for size in [1, 2, 7, 4096] {
-            let (seen, ended) = pass(message.as_bytes(), size);
+            let (seen, ended) = run(message.as_bytes(), size);
             assert_eq!(String::from_utf8_lossy(&seen), message, "{size}");
             assert!(!ended, "{message:?}");
         }
@@ -75,7 +75,7 @@ fn a_faulty_head_ends_with_invalid_bytes_and_nothing_after_it_passes() {
         "GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a\r\n: empty\r\n\r\n",
     ] {
-        refused(head);
+        assert_refused(head);
     }
     for fields in [
         "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
@@ -93,14 +93,14 @@ fn a_faulty_head_ends_with_invalid_bytes_and_nothing_after_it_passes() {
         "Transfer-Encoding: identity\r\n",
         "Transfer-Encoding:\r\n",
     ] {
-        refused(&format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n"));
+        assert_refused(&format!("POST / HTTP/1.1\r\nHost: a\r\n{fields}\r\n"));
     }
 }
 
-fn refused(head: &str) {
+fn assert_refused(head: &str) {
     let stream = format!("{NEXT}{head}{NEXT}");
     for size in [1, 3, 4096] {
-        let (seen, ended) = pass(stream.as_bytes(), size);
+        let (seen, ended) = run(stream.as_bytes(), size);
         let seen = String::from_utf8(seen).unwrap();
         assert!(ended, "{head:?} in reads of {size}: {seen:?}");
         let begin = seen.strip_suffix("\0\r\n\r\n").unwrap();
@@ -129,7 +129,7 @@ fn a_faulty_chunk_fails_the_read() {
     ] {
         let stream = post("Transfer-Encoding: chunked\r\n", body);
         for size in [1, 3, 4096] {
-            let (seen, ended) = pass(stream.as_bytes(), size);
+            let (seen, ended) = run(stream.as_bytes(), size);
             let seen = String::from_utf8(seen).unwrap();
             assert!(ended && !seen.contains("/next"), "{body:?}: {seen:?}");
             assert!(stream.starts_with(&seen), "{seen:?}");
@@ -139,11 +139,11 @@ fn a_faulty_chunk_fails_the_read() {
 
 #[test]
 fn lines_are_bounded() {
-    let long = "x".repeat(HEAD + 1);
+    let long = "x".repeat(MAX_HEAD_BYTES + 1);
     // The HTTP library has received more than it takes, and answers 431.
-    let (seen, ended) = pass(format!("GET /{long}").as_bytes(), 4096);
-    assert!(ended && seen.len() > HEAD);
+    let (seen, ended) = run(format!("GET /{long}").as_bytes(), 4096);
+    assert!(ended && seen.len() > MAX_HEAD_BYTES);
     let chunk = post("Transfer-Encoding: chunked\r\n", &format!("1;{long}\r\n"));
-    let (seen, ended) = pass(chunk.as_bytes(), 4096);
-    assert!(ended && seen.len() < 3 * CHUNK_LINE);
+    let (seen, ended) = run(chunk.as_bytes(), 4096);
+    assert!(ended && seen.len() < 3 * MAX_CHUNK_LINE_BYTES);
 }

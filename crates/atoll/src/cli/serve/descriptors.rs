@@ -1,7 +1,7 @@
 //! How the file descriptors that the server may open are shared: every connection takes one, and so do connections to ports and
 //! the work of sandboxes.
 
-use atoll_server::Patience;
+use atoll_server::ConnectionLimits;
 use rustix::process::{Resource, getrlimit};
 
 /// Most connections at the operator's socket, and at the listener for metrics.
@@ -24,11 +24,11 @@ pub(super) struct Shares {
 }
 
 impl Share {
-    pub(super) fn of(self, patience: Patience) -> Patience {
-        Patience {
-            connections: self.connections,
-            reserved: self.reserved,
-            ..patience
+    pub(super) fn of(self, limits: ConnectionLimits) -> ConnectionLimits {
+        ConnectionLimits {
+            max_connections: self.connections,
+            first_reserved_fd: self.reserved,
+            ..limits
         }
     }
 }

@@ -304,15 +304,15 @@ impl Settings {
                 rate_limit: self.rate_limit,
                 adopt_orphans: false,
             },
-            patience: atoll_server::Patience {
-                connections: self
+            limits: atoll_server::ConnectionLimits {
+                max_connections: self
                     .max_connections
                     .ok_or_else(missing("max-connections"))?
                     .get(),
-                quiet: self.client_timeout.ok_or_else(missing("client-timeout"))?.0,
-                body: self.body_timeout.ok_or_else(missing("body-timeout"))?.0,
-                idle: self.idle_timeout.ok_or_else(missing("idle-timeout"))?.0,
-                reserved: i32::MAX,
+                head_timeout: self.client_timeout.ok_or_else(missing("client-timeout"))?.0,
+                body_idle_timeout: self.body_timeout.ok_or_else(missing("body-timeout"))?.0,
+                idle_timeout: self.idle_timeout.ok_or_else(missing("idle-timeout"))?.0,
+                first_reserved_fd: i32::MAX,
             },
         };
         all.check()?;
@@ -412,7 +412,7 @@ pub(super) struct Complete {
     pub(super) authorities: Vec<PathBuf>,
     pub(super) window: Option<Bytes>,
     pub(super) rules: atoll_core::Config,
-    pub(super) patience: atoll_server::Patience,
+    pub(super) limits: atoll_server::ConnectionLimits,
 }
 
 impl Complete {
@@ -427,11 +427,11 @@ impl Complete {
                 "leave --dev out, or listen on 127.0.0.1",
             ));
         }
-        let patience = &self.patience;
+        let limits = &self.limits;
         for (field, time) in [
-            ("client-timeout", patience.quiet),
-            ("body-timeout", patience.body),
-            ("idle-timeout", patience.idle),
+            ("client-timeout", limits.head_timeout),
+            ("body-timeout", limits.body_idle_timeout),
+            ("idle-timeout", limits.idle_timeout),
         ] {
             if time.is_zero() {
                 let message = format!("a {field} of 0 lets nobody say anything");

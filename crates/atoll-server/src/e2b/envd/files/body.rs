@@ -10,28 +10,31 @@ use flate2::write::MultiGzDecoder;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _};
 
-use crate::e2b::error::{Answer, Refusal};
+use crate::e2b::error::{E2bError, E2bResult};
 use crate::file_body;
 
 /// How much is unpacked at a time: a byte becomes a thousand at most, so this much never becomes a lot.
-const PIECE: usize = 8 << 10;
+const CHUNK_BYTES: usize = 8 << 10;
 /// How long, and how much, somebody may go on sending what is not wanted any more.
-const PATIENCE: Duration = Duration::from_secs(30);
-const MOST: usize = 1 << 30;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(30);
+const MAX_DISCARD_BYTES: usize = 1 << 30;
 
 /// What is left of it.
-pub(super) struct Body(BoxStream<'static, Result<Bytes, Error>>);
+pub(super) struct UploadBody(BoxStream<'static, Result<Bytes, Error>>);
 
-impl Body {
-    pub(super) fn new(body: axum::body::Body, headers: &HeaderMap) -> Answer<Self> {
-        let packed = headers.get(header::CONTENT_ENCODING);
-        let packed = packed.map_or("identity", |packed| packed.to_str().unwrap_or("?"));
-        match packed.trim().to_ascii_lowercase().as_str() {
-            "identity" | "" => Ok(Self(file_body::chunks(body).boxed())),
-            "gzip" => Ok(Self(unpacked(file_body::chunks(body).boxed()).boxed())),
+impl UploadBody {
+    pub(super) fn new(body: axum::body::Body, headers: &HeaderMap) -> E2bResult<Self> {
+        let compressed = headers.get(header::CONTENT_ENCODING);
+        let compressed =
+            compressed.map_or("identity", |compressed| compressed.to_str().unwrap_or("?"));
+        match compressed.trim().to_ascii_lowercase().as_str() {
+            "identity" | "" => Ok(Self(file_body::body_chunks(body).boxed())),
+            "gzip" => Ok(Self(
+                decompress(file_body::body_chunks(body).boxed()).boxed(),
+            )),
             other => {
                 let message = format!("unsupported Content-Encoding: {other}, supported: gzip");
-                Err(Refusal::new(StatusCode::BAD_REQUEST, message))
+                Err(E2bError::new(StatusCode::BAD_REQUEST, message))
             }
         }
     }
@@ -42,31 +45,31 @@ impl Body {
 
     /// Reads on, for those who listen only after their last byte.
     pub(super) async fn discard(self) {
-        let mut left = MOST;
+        let mut left = MAX_DISCARD_BYTES;
         let rest = self.0.take_while(|chunk| {
             left = left.saturating_sub(chunk.as_ref().map_or(left, Bytes::len));
             std::future::ready(left > 0)
         });
         let rest = rest.for_each(|_| std::future::ready(()));
-        let _ = tokio::time::timeout(PATIENCE, rest).await;
+        let _ = tokio::time::timeout(DISCARD_TIMEOUT, rest).await;
     }
 }
 
-struct Unpacking {
-    packed: BoxStream<'static, Result<Bytes, Error>>,
-    piece: Bytes,
+struct GzipStream {
+    compressed: BoxStream<'static, Result<Bytes, Error>>,
+    input: Bytes,
     decoder: MultiGzDecoder<Vec<u8>>,
-    over: bool,
+    ended: bool,
 }
 
-fn unpacked(
-    packed: BoxStream<'static, Result<Bytes, Error>>,
+fn decompress(
+    compressed: BoxStream<'static, Result<Bytes, Error>>,
 ) -> impl Stream<Item = Result<Bytes, Error>> + Send {
-    let state = Unpacking {
-        packed,
-        piece: Bytes::new(),
+    let state = GzipStream {
+        compressed,
+        input: Bytes::new(),
         decoder: MultiGzDecoder::new(Vec::new()),
-        over: false,
+        ended: false,
     };
     futures_util::stream::try_unfold(state, |mut state| async {
         let next = state.next().await?;
@@ -74,20 +77,20 @@ fn unpacked(
     })
 }
 
-impl Unpacking {
+impl GzipStream {
     async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        while !self.over {
-            if self.piece.is_empty() {
-                if let Some(chunk) = self.packed.next().await {
-                    self.piece = chunk?;
+        while !self.ended {
+            if self.input.is_empty() {
+                if let Some(chunk) = self.compressed.next().await {
+                    self.input = chunk?;
                 } else {
-                    self.over = true;
-                    self.decoder.try_finish().map_err(|_| damaged())?;
+                    self.ended = true;
+                    self.decoder.try_finish().map_err(|_| invalid_gzip())?;
                 }
             }
-            let piece = self.piece.split_to(self.piece.len().min(PIECE));
-            if !self.over {
-                self.decoder.write_all(&piece).map_err(|_| damaged())?;
+            let input = self.input.split_to(self.input.len().min(CHUNK_BYTES));
+            if !self.ended {
+                self.decoder.write_all(&input).map_err(|_| invalid_gzip())?;
             }
             let bytes = std::mem::take(self.decoder.get_mut());
             if !bytes.is_empty() {
@@ -100,7 +103,7 @@ impl Unpacking {
     }
 }
 
-fn damaged() -> Error {
+fn invalid_gzip() -> Error {
     Error::invalid(
         "body",
         "the body is not whole gzip data",

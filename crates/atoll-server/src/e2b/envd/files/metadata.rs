@@ -3,31 +3,33 @@
 use atoll_model::Attributes;
 use axum::http::{HeaderMap, StatusCode};
 
-use crate::e2b::error::{Answer, Refusal};
+use crate::e2b::error::{E2bError, E2bResult};
 
 /// How headers that say something of the file begin.
-const HEADER: &str = "x-metadata-";
+const HEADER_PREFIX: &str = "x-metadata-";
 /// How attributes begin that E2B's clients are told.
-pub(in crate::e2b::envd) const PREFIX: &str = "user.e2b.";
+pub(in crate::e2b::envd) const ATTRIBUTE_PREFIX: &str = "user.e2b.";
 /// The longest name: the kernel's, without the prefix.
-const NAME: usize = 246;
+const MAX_NAME_BYTES: usize = 246;
 /// The most of names and values together.
-const MOST: usize = 4096;
+const MAX_TOTAL_BYTES: usize = 4096;
 
 /// All that is said of a file, which replaces what was said before.
-pub(super) fn attributes(headers: &HeaderMap) -> Answer<Attributes> {
-    let refused = |message: String| Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+pub(super) fn attributes(headers: &HeaderMap) -> E2bResult<Attributes> {
+    let invalid = |message: String| Err(E2bError::new(StatusCode::BAD_REQUEST, message));
     let mut attributes = Attributes {
-        prefix: PREFIX.to_owned(),
+        prefix: ATTRIBUTE_PREFIX.to_owned(),
         ..Attributes::default()
     };
     let mut bytes = 0;
     for (name, value) in headers {
-        let Some(name) = name.as_str().strip_prefix(HEADER) else {
+        let Some(name) = name.as_str().strip_prefix(HEADER_PREFIX) else {
             continue;
         };
-        if name.is_empty() || name.len() > NAME {
-            return refused(format!("metadata key '{name}' has not 1 to {NAME} bytes"));
+        if name.is_empty() || name.len() > MAX_NAME_BYTES {
+            return invalid(format!(
+                "metadata key '{name}' has not 1 to {MAX_NAME_BYTES} bytes"
+            ));
         }
         let printable = |byte: &u8| (0x20..0x7f).contains(byte);
         let Some(value) = value
@@ -35,7 +37,7 @@ pub(super) fn attributes(headers: &HeaderMap) -> Answer<Attributes> {
             .ok()
             .filter(|value| value.as_bytes().iter().all(printable))
         else {
-            return refused(format!(
+            return invalid(format!(
                 "metadata value for key '{name}' is not printable ASCII"
             ));
         };
@@ -43,8 +45,10 @@ pub(super) fn attributes(headers: &HeaderMap) -> Answer<Attributes> {
         let values = &mut attributes.values;
         values.insert(name.to_owned(), value.to_owned());
     }
-    if bytes > MOST {
-        return refused(format!("metadata has {bytes} bytes, more than {MOST}"));
+    if bytes > MAX_TOTAL_BYTES {
+        return invalid(format!(
+            "metadata has {bytes} bytes, more than {MAX_TOTAL_BYTES}"
+        ));
     }
     Ok(attributes)
 }

@@ -8,10 +8,10 @@ use axum::http::{HeaderMap, StatusCode, header};
 use futures_util::{Stream, TryStreamExt as _};
 use serde::Serialize;
 
-use super::body::Body;
-use super::{metadata, refusal};
-use crate::e2b::envd::target::{Place, clean, name};
-use crate::e2b::error::{Answer, Refusal};
+use super::body::UploadBody;
+use super::{metadata, to_e2b_error};
+use crate::e2b::envd::target::{FileTarget, clean_path, file_name};
+use crate::e2b::error::{E2bError, E2bResult};
 use crate::file_body;
 
 /// What became of one.
@@ -25,69 +25,69 @@ pub(super) struct Written {
     metadata: BTreeMap<String, String>,
 }
 
-fn wrong(message: impl Into<String>) -> Refusal {
-    Refusal::new(StatusCode::BAD_REQUEST, message)
+fn invalid(message: impl Into<String>) -> E2bError {
+    E2bError::new(StatusCode::BAD_REQUEST, message)
 }
 
 /// Writes all files of a body.
-pub(super) async fn all(
-    place: &Place,
+pub(super) async fn write_files(
+    target: &FileTarget,
     path: Option<String>,
     headers: &HeaderMap,
-    body: &mut Body,
-) -> Answer<Vec<Written>> {
+    body: &mut UploadBody,
+) -> E2bResult<Vec<Written>> {
     let attributes = metadata::attributes(headers)?;
     let kind = headers.get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if let Ok(boundary) = multer::parse_boundary(kind) {
-        return parts(place, path, &attributes, body, boundary).await;
+        return write_form_files(target, path, &attributes, body, boundary).await;
     }
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/octet-stream") {
         let message = format!(
             "Content-Type '{kind}' is neither multipart/form-data nor application/octet-stream"
         );
-        return Err(wrong(message));
+        return Err(invalid(message));
     }
     let path = path.filter(|path| !path.is_empty());
-    let path = path.ok_or_else(|| wrong("query parameter 'path' is required"))?;
-    let written = one(place, &clean(&path), attributes, body.chunks()).await?;
+    let path = path.ok_or_else(|| invalid("query parameter 'path' is required"))?;
+    let written = write_file(target, &clean_path(&path), attributes, body.chunks()).await?;
     Ok(vec![written])
 }
 
 /// The parts of a form that are files. Where they go says their name, if the query does not.
-async fn parts(
-    place: &Place,
+async fn write_form_files(
+    target: &FileTarget,
     path: Option<String>,
     attributes: &Attributes,
-    body: &mut Body,
+    body: &mut UploadBody,
     boundary: String,
-) -> Answer<Vec<Written>> {
-    let unread = |error: multer::Error| wrong(format!("the form cannot be read: {error}"));
+) -> E2bResult<Vec<Written>> {
+    let unread = |error: multer::Error| invalid(format!("the form cannot be read: {error}"));
     let mut form = multer::Multipart::new(body.chunks(), boundary);
     let mut seen = HashSet::new();
-    let mut all = Vec::new();
+    let mut written = Vec::new();
     while let Some(part) = form.next_field().await.map_err(unread)? {
         if part.name() != Some("file") {
             continue;
         }
-        let named = part.file_name().map(unescaped);
-        let named = path.clone().or(named).filter(|path| !path.is_empty());
-        let named = named.ok_or_else(|| wrong("a file has no path"))?;
-        let named = clean(&named);
-        if !seen.insert(named.clone()) {
+        let file_path = part.file_name().map(unescaped);
+        let file_path = path.clone().or(file_path).filter(|path| !path.is_empty());
+        let file_path = file_path.ok_or_else(|| invalid("a file has no path"))?;
+        let file_path = clean_path(&file_path);
+        if !seen.insert(file_path.clone()) {
             let message = format!(
-                "you cannot upload multiple files to the same path '{named}' in one upload request, only the first specified file was uploaded"
+                "you cannot upload multiple files to the same path '{file_path}' in one upload request, only the first specified file was uploaded"
             );
-            return Err(wrong(message));
+            return Err(invalid(message));
         }
         let chunks = part.map_err(|error| {
             let message = format!("the form cannot be read: {error}");
             Error::invalid("body", message, "send it again, whole")
         });
-        all.push(one(place, &named, attributes.clone(), chunks).await?);
+        written.push(write_file(target, &file_path, attributes.clone(), chunks).await?);
     }
-    Ok(all)
+    Ok(written)
 }
 
 /// Forms write what would end a name, or its line, as numbers.
@@ -97,31 +97,35 @@ fn unescaped(name: &str) -> String {
 }
 
 /// Writes one file.
-async fn one(
-    place: &Place,
+async fn write_file(
+    target: &FileTarget,
     path: &str,
     attributes: Attributes,
     chunks: impl Stream<Item = Result<Bytes, Error>>,
-) -> Answer<Written> {
+) -> E2bResult<Written> {
     let metadata = attributes.values.clone();
     let written = async {
-        let writer = place.runtime();
-        let writer =
-            writer.write_file_with_attributes(place.id(), &place.who, path.as_bytes(), attributes);
+        let writer = target.runtime();
+        let writer = writer.write_file_with_attributes(
+            target.id(),
+            &target.run_as,
+            path.as_bytes(),
+            attributes,
+        );
         let mut writer = writer.await?;
-        file_body::pour(chunks, &mut writer).await?;
+        file_body::copy_stream(chunks, &mut writer).await?;
         writer.commit().await
     };
     match written.await {
         Ok(entry) => {
-            let path = clean(&String::from_utf8_lossy(&entry.path));
+            let path = clean_path(&String::from_utf8_lossy(&entry.path));
             Ok(Written {
-                name: name(&path).to_owned(),
+                name: file_name(&path).to_owned(),
                 path,
                 kind: "file",
                 metadata,
             })
         }
-        Err(error) => Err(refusal(error, place, path).await),
+        Err(error) => Err(to_e2b_error(error, target, path).await),
     }
 }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use atoll_model::{Described, EntryKind};
 use serde::Serialize;
 
-use crate::e2b::envd::target::{clean, name};
+use crate::e2b::envd::target::{clean_path, file_name};
 
 /// What a directory takes at least. Some file systems say nothing; their clients expect something.
-const DIRECTORY: u64 = 4096;
+const MIN_DIRECTORY_SIZE: u64 = 4096;
 
 /// All that is said of one.
 #[derive(Debug, Serialize)]
@@ -43,7 +43,7 @@ impl From<Described> for EntryInfo {
             attributes,
         } = described;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let path = clean(&text(&entry.path));
+        let path = clean_path(&text(&entry.path));
         let is_link = entry.kind == EntryKind::Link;
         let (kind, mode) = match &target {
             Some(target) => (target.kind, target.mode),
@@ -52,7 +52,7 @@ impl From<Described> for EntryInfo {
         };
         let modified = jiff::Timestamp::from_nanosecond(i128::from(entry.modified));
         Self {
-            name: name(&path).to_owned(),
+            name: file_name(&path).to_owned(),
             kind: match kind {
                 EntryKind::File => Some("FILE_TYPE_FILE"),
                 EntryKind::Directory => Some("FILE_TYPE_DIRECTORY"),
@@ -60,7 +60,7 @@ impl From<Described> for EntryInfo {
                 EntryKind::Other => None,
             },
             size: match entry.kind {
-                EntryKind::Directory if entry.size == 0 => DIRECTORY,
+                EntryKind::Directory if entry.size == 0 => MIN_DIRECTORY_SIZE,
                 _ => entry.size,
             }
             .to_string(),
@@ -94,8 +94,8 @@ fn permissions(kind: EntryKind, mode: u32) -> String {
     if word.is_empty() {
         word.push('-');
     }
-    for (place, letter) in (0..9).rev().zip("rwxrwxrwx".chars()) {
-        word.push(if mode & (1 << place) == 0 {
+    for (shift, letter) in (0..9).rev().zip("rwxrwxrwx".chars()) {
+        word.push(if mode & (1 << shift) == 0 {
             '-'
         } else {
             letter

@@ -15,15 +15,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::entry::EntryInfo;
-use super::in_their_words;
-use crate::App;
-use crate::e2b::connect_rpc::{self, Call, Envelope, Fault, Unary};
-use crate::e2b::envd::files::PREFIX;
-use crate::e2b::envd::target::{Place, clean};
+use super::to_e2b_error;
+use crate::AppState;
+use crate::e2b::connect_rpc::{self, ConnectError, Envelope, RequestStream, Unary};
+use crate::e2b::envd::files::ATTRIBUTE_PREFIX;
 use crate::e2b::envd::process::keepalive;
+use crate::e2b::envd::target::{FileTarget, clean_path};
 use crate::serve::Connection;
 
-pub(super) fn routes() -> Router<App> {
+pub(super) fn routes() -> Router<AppState> {
     Router::new()
         .route("/filesystem.Filesystem/WatchDir", post(watch_dir))
         .route("/filesystem.Filesystem/CreateWatcher", post(create))
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Router<App> {
 /// What is to be watched.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct WatchRequest {
     #[serde(default)]
     path: String,
     #[serde(default)]
@@ -46,11 +46,11 @@ struct Asked {
     _allow_network_mounts: Option<bool>,
 }
 
-impl Asked {
-    fn watched(&self, place: &Place) -> Watched {
+impl WatchRequest {
+    fn watch_spec(&self, target: &FileTarget) -> Watched {
         Watched {
-            who: place.who.clone(),
-            path: clean(&self.path).into_bytes(),
+            who: target.run_as.clone(),
+            path: clean_path(&self.path).into_bytes(),
             options: WatchOptions {
                 recursive: self.recursive,
                 ..WatchOptions::default()
@@ -71,7 +71,7 @@ struct Event {
 }
 
 /// What happened, in their words, which are the kernel's: a rename is told as two things.
-fn told(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Fault> {
+fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, ConnectError> {
     Ok(match event {
         WatchEvent::Create { path, .. } => vec![("CREATE", path)],
         WatchEvent::Write { path } => vec![("WRITE", path)],
@@ -82,13 +82,13 @@ fn told(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Fault> {
         WatchEvent::Chmod { path } => vec![("CHMOD", path)],
         WatchEvent::End => vec![("REMOVE", b"")],
         WatchEvent::Overflow => {
-            return Err(Fault::new(
+            return Err(ConnectError::new(
                 "internal",
                 "more happened than could be told: list the directory and watch it again",
             ));
         }
         WatchEvent::Limit => {
-            return Err(Fault::new(
+            return Err(ConnectError::new(
                 "failed_precondition",
                 "there are more directories than can be watched: watch fewer",
             ));
@@ -97,14 +97,18 @@ fn told(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Fault> {
 }
 
 /// All that is told of something that happened.
-async fn describe(used: &Use, watched: &Watched, event: &WatchEvent) -> Result<Vec<Event>, Fault> {
+async fn to_events(
+    access: &Use,
+    spec: &Watched,
+    event: &WatchEvent,
+) -> Result<Vec<Event>, ConnectError> {
     let mut events = Vec::new();
-    for (kind, path) in told(event)? {
-        let wanted = watched.with_entries && matches!(kind, "CREATE" | "WRITE" | "CHMOD");
-        let full = [&watched.path, b"/".as_slice(), path].concat();
+    for (kind, path) in event_types(event)? {
+        let wanted = spec.with_entries && matches!(kind, "CREATE" | "WRITE" | "CHMOD");
+        let full = [&spec.path, b"/".as_slice(), path].concat();
         let described = if wanted {
-            let runtime = used.runtime();
-            let described = runtime.describe(used.id(), &watched.who, &full, PREFIX);
+            let runtime = access.runtime();
+            let described = runtime.describe(access.id(), &spec.who, &full, ATTRIBUTE_PREFIX);
             // It may have gone in the meantime.
             described.await.ok()
         } else {
@@ -130,28 +134,28 @@ async fn describe(used: &Use, watched: &Watched, event: &WatchEvent) -> Result<V
 
 /// A stream that never begins fails as one that has begun.
 async fn watch_dir(
-    place: Result<Place, Fault>,
+    target: Result<FileTarget, ConnectError>,
     Extension(connection): Extension<Connection>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let begun = async {
-        let asked: Asked = Call::new(body).only().await?;
-        let place = place?;
-        let watched = asked.watched(&place);
-        let used = place.used;
-        let (runtime, options) = (used.runtime(), watched.options);
-        let watch = runtime.watch(used.id(), &watched.who, &watched.path, options);
-        let fault = |error: Error| in_their_words(error, &watched.who);
-        let watch = watch.await.map_err(fault)?;
-        Ok::<_, Fault>(State {
-            used,
+        let request: WatchRequest = RequestStream::new(body).only().await?;
+        let target = target?;
+        let spec = request.watch_spec(&target);
+        let access = target.access;
+        let (runtime, options) = (access.runtime(), spec.options);
+        let watch = runtime.watch(access.id(), &spec.who, &spec.path, options);
+        let to_error = |error: Error| to_e2b_error(error, &spec.who);
+        let watch = watch.await.map_err(to_error)?;
+        Ok::<_, ConnectError>(State {
+            access,
             connection,
-            watched,
+            spec,
             watch,
             waiting: VecDeque::from([connect_rpc::message(&json!({ "start": {} }))]),
             keepalive: keepalive(&headers),
-            over: false,
+            ended: false,
         })
     };
     match begun.await {
@@ -159,20 +163,20 @@ async fn watch_dir(
             let envelope = state.next().await?;
             Some((envelope, state))
         })),
-        Err(fault) => fault.stream(),
+        Err(error) => error.stream(),
     }
 }
 
 /// A stream under way.
 struct State {
-    used: Use,
+    access: Use,
     connection: Connection,
-    watched: Watched,
+    spec: Watched,
     watch: Watch,
     /// What is still to be sent.
     waiting: VecDeque<Bytes>,
     keepalive: Duration,
-    over: bool,
+    ended: bool,
 }
 
 impl State {
@@ -181,72 +185,75 @@ impl State {
             if let Some(envelope) = self.waiting.pop_front() {
                 return Some(Ok(envelope));
             }
-            if self.over {
+            if self.ended {
                 return None;
             }
             match tokio::time::timeout(self.keepalive, self.watch.next()).await {
                 Err(_) => return Some(Ok(connect_rpc::message(&json!({ "keepalive": {} })))),
-                Ok(Ok(Some(event))) => self.happened(&event).await,
+                Ok(Ok(Some(event))) => self.push_event(&event).await,
                 // It ended with its sandbox.
-                Ok(Ok(None) | Err(_)) if self.used.is_over() => {
-                    self.over = true;
-                    return Some(connect_rpc::end_with(&self.used, &self.connection).await);
+                Ok(Ok(None) | Err(_)) if self.access.is_over() => {
+                    self.ended = true;
+                    return Some(connect_rpc::end_with(&self.access, &self.connection).await);
                 }
-                Ok(Ok(None)) => self.end(connect_rpc::done()),
-                Ok(Err(error)) => self.end(Fault::from(error).envelope()),
+                Ok(Ok(None)) => self.end(connect_rpc::end_of_stream()),
+                Ok(Err(error)) => self.end(ConnectError::from(error).envelope()),
             }
         }
     }
 
-    async fn happened(&mut self, event: &WatchEvent) {
-        match describe(&self.used, &self.watched, event).await {
+    async fn push_event(&mut self, event: &WatchEvent) {
+        match to_events(&self.access, &self.spec, event).await {
             Ok(events) => self.waiting.extend(
                 events
                     .iter()
                     .map(|event| connect_rpc::message(&json!({ "filesystem": event }))),
             ),
-            Err(fault) => self.end(fault.envelope()),
+            Err(error) => self.end(error.envelope()),
         }
     }
 
     fn end(&mut self, envelope: Bytes) {
         self.waiting.push_back(envelope);
-        self.over = true;
+        self.ended = true;
     }
 }
 
-async fn create(place: Place, Unary(asked): Unary<Asked>) -> Result<Json<Value>, Fault> {
-    let kept = place.used.keep_watch(asked.watched(&place)).await;
-    let id = kept.map_err(|error| in_their_words(error, &place.who))?;
+async fn create(
+    target: FileTarget,
+    Unary(request): Unary<WatchRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let created = target.access.keep_watch(request.watch_spec(&target)).await;
+    let id = created.map_err(|error| to_e2b_error(error, &target.run_as))?;
     Ok(Json(json!({ "watcherId": id })))
 }
 
 /// A watch that is kept.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
+struct WatcherRequest {
     #[serde(default, alias = "watcher_id")]
     watcher_id: String,
 }
 
 async fn events(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<Kept>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    let (watched, happened) = used.drain_watch(&asked.watcher_id).await?;
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<WatcherRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    let (spec, changes) = access.drain_watch(&request.watcher_id).await?;
     let mut events = Vec::new();
-    for event in &happened {
-        events.extend(describe(&used, &watched, event).await?);
+    for event in &changes {
+        events.extend(to_events(&access, &spec, event).await?);
     }
     Ok(Json(json!({ "events": events })))
 }
 
 async fn remove(
-    Extension(step): Extension<Doorstep>,
-    Unary(asked): Unary<Kept>,
-) -> Result<Json<Value>, Fault> {
-    let used = step.enter().await?;
-    used.end_watch(&asked.watcher_id)?;
+    Extension(sandbox): Extension<Doorstep>,
+    Unary(request): Unary<WatcherRequest>,
+) -> Result<Json<Value>, ConnectError> {
+    let access = sandbox.enter().await?;
+    access.end_watch(&request.watcher_id)?;
     Ok(Json(json!({})))
 }

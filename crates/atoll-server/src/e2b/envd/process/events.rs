@@ -12,46 +12,46 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::e2b::connect_rpc::{self, Envelope, Fault};
+use crate::e2b::connect_rpc::{self, ConnectError, Envelope};
 use crate::serve::Connection;
 
 /// How often something is said, if nothing else is asked for.
-const KEEPALIVE: Duration = Duration::from_secs(90);
+const DEFAULT_KEEPALIVE: Duration = Duration::from_secs(90);
 
 /// What the processes of a sandbox that ends are sent.
-const KILL: i32 = 9;
+const SIGKILL: i32 = 9;
 
 /// How often a client wants to hear something.
 pub(in crate::e2b) fn keepalive(headers: &HeaderMap) -> Duration {
-    let asked = headers.get("keepalive-ping-interval");
-    let asked = asked.and_then(|asked| asked.to_str().ok()?.parse().ok());
-    asked
+    let interval = headers.get("keepalive-ping-interval");
+    let interval = interval.and_then(|interval| interval.to_str().ok()?.parse().ok());
+    interval
         .filter(|seconds| *seconds > 0)
-        .map_or(KEEPALIVE, Duration::from_secs)
+        .map_or(DEFAULT_KEEPALIVE, Duration::from_secs)
 }
 
 /// Where the stream is.
-enum At {
+enum Phase {
     Start,
     Running,
     /// What is left to be said.
     Ending(Bytes),
-    Over,
+    Ended,
 }
 
 struct State {
     /// The sandbox is in use as long as somebody listens.
-    used: Use,
+    access: Use,
     connection: Connection,
     control: ExecHandle,
     reader: OutputReader,
-    at: At,
+    phase: Phase,
     keepalive: Duration,
 }
 
 /// Everything from a position on. Who goes away ends nothing.
 pub(super) fn stream(
-    used: Use,
+    access: Use,
     connection: Connection,
     control: ExecHandle,
     after: u64,
@@ -59,10 +59,10 @@ pub(super) fn stream(
 ) -> Response {
     let state = State {
         reader: control.output(after),
-        used,
+        access,
         connection,
         control,
-        at: At::Start,
+        phase: Phase::Start,
         keepalive: keepalive(headers),
     };
     connect_rpc::stream(futures_util::stream::unfold(state, |mut state| async {
@@ -77,22 +77,22 @@ fn event(event: &Value) -> Bytes {
 
 impl State {
     async fn next(&mut self) -> Option<Envelope> {
-        Some(match std::mem::replace(&mut self.at, At::Running) {
-            At::Start => Ok(event(
+        Some(match std::mem::replace(&mut self.phase, Phase::Running) {
+            Phase::Start => Ok(event(
                 &json!({ "start": { "pid": self.control.info().pid } }),
             )),
-            At::Running => self.happens().await,
-            At::Ending(last) => {
-                self.at = At::Over;
+            Phase::Running => self.next_event().await,
+            Phase::Ending(last) => {
+                self.phase = Phase::Ended;
                 Ok(last)
             }
-            At::Over => return None,
+            Phase::Ended => return None,
         })
     }
 
-    async fn happens(&mut self) -> Envelope {
+    async fn next_event(&mut self) -> Envelope {
         let next = tokio::time::timeout(self.keepalive, self.reader.next()).await;
-        self.used.touch();
+        self.access.touch();
         Ok(match next {
             Err(_) => event(&json!({ "keepalive": {} })),
             Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
@@ -100,20 +100,20 @@ impl State {
             Ok(Ok(Some(Chunk::Gap { from, to }))) => {
                 let lost = to - from;
                 let message = format!("{lost} bytes of output came faster than they were read");
-                self.fail(&Fault::new("data_loss", message))
+                self.fail(&ConnectError::new("data_loss", message))
             }
             Ok(Ok(Some(Chunk::Exit(status)))) => return self.end(status).await,
             Ok(Ok(None)) => {
                 let status = self.control.info().status.unwrap_or_default();
                 return self.end(status).await;
             }
-            Ok(Err(error)) => self.fail(&Fault::from(error)),
+            Ok(Err(error)) => self.fail(&ConnectError::from(error)),
         })
     }
 
-    fn fail(&mut self, fault: &Fault) -> Bytes {
-        self.at = At::Over;
-        fault.envelope()
+    fn fail(&mut self, error: &ConnectError) -> Bytes {
+        self.phase = Phase::Ended;
+        error.envelope()
     }
 
     fn data(&self, stream: Stream, bytes: &[u8]) -> Bytes {
@@ -129,20 +129,20 @@ impl State {
     async fn end(&mut self, status: ExecStatus) -> Envelope {
         if status.timed_out {
             let message = "context deadline exceeded";
-            return Ok(self.fail(&Fault::new("deadline_exceeded", message)));
+            return Ok(self.fail(&ConnectError::new("deadline_exceeded", message)));
         }
         // It was killed with its sandbox: that is no end of its own.
-        if status.signal == Some(KILL) && self.used.is_over() {
-            self.at = At::Over;
-            return connect_rpc::end_with(&self.used, &self.connection).await;
+        if status.signal == Some(SIGKILL) && self.access.is_over() {
+            self.phase = Phase::Ended;
+            return connect_rpc::end_with(&self.access, &self.connection).await;
         }
-        self.at = At::Ending(connect_rpc::done());
-        Ok(event(&json!({ "end": ended(status) })))
+        self.phase = Phase::Ending(connect_rpc::end_of_stream());
+        Ok(event(&json!({ "end": exit_event(status) })))
     }
 }
 
 /// How a process ended, in Go's words.
-fn ended(status: ExecStatus) -> Value {
+fn exit_event(status: ExecStatus) -> Value {
     match (status.signal, status.code) {
         (Some(signal), _) => {
             let words = format!("signal: {}", signal_name(signal));
