@@ -73,7 +73,7 @@ pub(crate) async fn write(
     FileWriter::open(sandbox, caller, work).await
 }
 
-pub(crate) async fn put(
+pub(crate) async fn write_with_attributes(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
     path: &[u8],
@@ -92,7 +92,7 @@ pub(crate) async fn put(
     FileWriter::open(sandbox, caller, work).await
 }
 
-/// Describes a path, or what is below it: at most so many entries come back, and whether there are more.
+/// Describes a path, or what is below it: at max so many entries come back, and whether there are more.
 pub(crate) async fn describe(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
@@ -113,19 +113,19 @@ pub(crate) async fn describe(
     call.all(of, limit.max(1) as usize).await
 }
 
-/// Work that has no data: at most so many entries come back.
-pub(crate) async fn simple(
+/// Work that has no data: at max so many entries come back.
+pub(crate) async fn call(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
     work: FileWork,
-    most: usize,
+    max: usize,
 ) -> Result<(Vec<Entry>, bool), Error> {
     for path in paths(&work) {
         check_path(path)?;
     }
     HelperCall::start(sandbox, caller, work, None)
         .await?
-        .entries(most)
+        .entries(max)
         .await
 }
 

@@ -46,7 +46,7 @@ pub use self::dns::Resolvers;
 use self::firewall::Compiled;
 pub use self::link::Link;
 use self::netlink::{ROUTE, Socket};
-use self::veth::Family;
+use self::veth::LinkNames;
 use crate::error::{internal, jail};
 use crate::sandbox::blocking;
 
@@ -84,7 +84,7 @@ pub struct Network {
     tag: String,
     config: Config,
     addresses: Arc<Addresses>,
-    ready: OnceCell<Arc<ActiveNetwork>>,
+    active: OnceCell<Arc<ActiveNetwork>>,
 }
 
 impl Network {
@@ -93,17 +93,17 @@ impl Network {
     pub fn new(
         tag: impl Into<String>,
         config: Config,
-        held: Option<OwnedFd>,
+        inherited: Option<OwnedFd>,
     ) -> Result<Self, Error> {
-        let addresses = match held {
-            Some(held) => Addresses::take_over(held),
+        let addresses = match inherited {
+            Some(file) => Addresses::take_over(file),
             None => Addresses::open(&config.addresses)?,
         };
         Ok(Self {
             tag: tag.into(),
             config,
             addresses: Arc::new(addresses),
-            ready: OnceCell::new(),
+            active: OnceCell::new(),
         })
     }
 
@@ -128,17 +128,17 @@ impl Network {
     ) -> Result<Vec<Option<Link>>, Error> {
         let compiled: Vec<_> = sandboxes
             .iter()
-            .map(|(address, policy)| (*address, Compiled::of(policy)))
+            .map(|(address, policy)| (*address, Compiled::new(policy)))
             .collect();
         let (tag, config) = (self.tag.clone(), self.config.clone());
         let addresses = Arc::clone(&self.addresses);
-        let ready = ActiveNetwork::resume(tag, config, addresses, gateway, &compiled)?;
+        let active = ActiveNetwork::resume(tag, config, addresses, gateway, &compiled)?;
         let links = compiled
             .into_iter()
-            .map(|(address, policy)| Link::found(&ready, address, policy))
+            .map(|(address, policy)| Link::existing(&active, address, policy))
             .collect();
-        self.ready
-            .set(ready)
+        self.active
+            .set(active)
             .map_err(|error| internal("go on with the network", &error))?;
         Ok(links)
     }
@@ -153,23 +153,23 @@ impl Network {
     /// time after what this returns was dropped.
     pub async fn attach(&self, namespace: OwnedFd, policy: Policy) -> Result<Link, Error> {
         policy.check()?;
-        let ready = self.ready.get_or_try_init(|| {
+        let active = self.active.get_or_try_init(|| {
             let (tag, config) = (self.tag.clone(), self.config.clone());
             let addresses = Arc::clone(&self.addresses);
             blocking(move || ActiveNetwork::open(tag, config, addresses))
         });
-        let ready = Arc::clone(ready.await?);
-        blocking(move || Link::make(&ready, namespace.as_fd(), &policy)).await
+        let active = Arc::clone(active.await?);
+        blocking(move || Link::create(&active, namespace.as_fd(), &policy)).await
     }
 
     /// Removes links and rules, and releases the blocks of addresses. Sandboxes that still have a link lose it.
     pub async fn tear_down(&self) -> Result<(), Error> {
-        let Some(ready) = self.ready.get().map(Arc::clone) else {
+        let Some(active) = self.active.get().map(Arc::clone) else {
             return Ok(());
         };
         let addresses = Arc::clone(&self.addresses);
         blocking(move || {
-            ready.close()?;
+            active.close()?;
             addresses.release_all();
             Ok(())
         })
@@ -178,11 +178,11 @@ impl Network {
 
     /// Ends our part of it. Links and rules stay for the next server.
     pub async fn detach(&self) -> Result<(), Error> {
-        let Some(ready) = self.ready.get().map(Arc::clone) else {
+        let Some(active) = self.active.get().map(Arc::clone) else {
             return Ok(());
         };
         blocking(move || {
-            ready.detach();
+            active.detach();
             Ok(())
         })
         .await
@@ -191,10 +191,10 @@ impl Network {
 
 /// Takes away the links and rules that an instance left. It is dead, or about to be.
 pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
-    let family = Family::of(tag);
+    let names = LinkNames::new(tag);
     let links = Socket::open(ROUTE).and_then(|mut socket| {
-        let found = veth::list(&mut socket, &family)?;
-        veth::delete(&mut socket, &family, &found)
+        let found = veth::list(&mut socket, &names)?;
+        veth::delete(&mut socket, &names, &found)
     });
     links.map_err(|error| internal("remove an instance's links", &error))?;
     match firewall::open().and_then(|mut socket| firewall::remove(&mut socket, tag)) {

@@ -106,7 +106,7 @@ impl Screen {
         let mut out = String::new();
         replay::write(&self.terminal, &mut out);
         let mut bytes = out.into_bytes();
-        bytes.extend_from_slice(self.parser.begun());
+        bytes.extend_from_slice(self.parser.pending_bytes());
         bytes
     }
 }

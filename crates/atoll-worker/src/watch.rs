@@ -89,7 +89,7 @@ impl Watch {
             if self.ended {
                 return Ok(None);
             }
-            let word = self.call.listen().await?;
+            let word = self.call.receive().await?;
             self.hear(word);
         }
     }
@@ -100,7 +100,7 @@ impl Watch {
             self.token = self.token.wrapping_add(1).max(1);
             // If it has ended just now, its last messages are still to be read.
             let question = ToHelper::Drain { token: self.token };
-            let _ = self.call.say(&question).await;
+            let _ = self.call.send(&question).await;
             self.until(self.token).await?;
         }
         self.bytes = 0;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use atoll_jail::wire::{FileWork, FromHelper};
 use atoll_model::{Caller, Error, Unpacked};
 
-use super::call::nonsense;
+use super::call::protocol_error;
 use super::{FileReader, FileWriter, check_path};
 use crate::sandbox::Sandbox;
 
 /// More entries that were left out are not told by name.
-const MOST_TOLD: usize = 100;
+const MAX_SKIPPED_NAMES: usize = 100;
 
 pub(crate) async fn pack(
     sandbox: Arc<Sandbox>,
@@ -45,11 +45,11 @@ impl Unpacking {
 
     /// All was sent; what came of it.
     pub async fn finish(self) -> Result<Unpacked, Error> {
-        let mut call = self.writer.sent().await?;
+        let mut call = self.writer.finish_data().await?;
         let mut unpacked = Unpacked::default();
         loop {
             match call.next().await? {
-                FromHelper::LeftOut(some) if unpacked.told.len() < MOST_TOLD => {
+                FromHelper::LeftOut(some) if unpacked.told.len() < MAX_SKIPPED_NAMES => {
                     let some = some.into_iter().map(|left| (left.name, left.why));
                     unpacked.told.extend(some);
                 }
@@ -65,7 +65,7 @@ impl Unpacking {
                     call.finished = true;
                     return Ok(unpacked);
                 }
-                _ => return Err(nonsense()),
+                _ => return Err(protocol_error()),
             }
         }
     }

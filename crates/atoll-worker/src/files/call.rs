@@ -15,15 +15,15 @@ use crate::error::{inside_file, internal, too_many_processes};
 use crate::keeper::watch_channel;
 use crate::sandbox::Sandbox;
 
-/// A helper that says nothing for so long may have been stopped by somebody inside.
-const SILENCE: Duration = Duration::from_secs(1);
+/// A helper that says nothing for so long may have been stopped by somebody helper_end.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A file call under way. Dropping it ends the helper.
 #[derive(Debug)]
 pub(crate) struct HelperCall {
     sandbox: Arc<Sandbox>,
     request: u32,
-    answers: AsyncFd<Channel<ToHelper, FromHelper>>,
+    channel: AsyncFd<Channel<ToHelper, FromHelper>>,
     /// The helper ends by itself: it is done, or it notices that nobody listens any more.
     pub(super) finished: bool,
 }
@@ -45,8 +45,9 @@ impl HelperCall {
         work: FileWork,
         data: Option<OwnedFd>,
     ) -> Result<Self, Error> {
-        let (answers, inside) = wire::pair().map_err(|error| internal("make a socket", &error))?;
-        let answers = watch_channel(answers)?;
+        let (channel, helper_end) =
+            wire::pair().map_err(|error| internal("make a socket", &error))?;
+        let channel = watch_channel(channel)?;
         let request = sandbox.init.number();
         let call = FileCall {
             user: caller.user.clone().unwrap_or_default(),
@@ -56,8 +57,8 @@ impl HelperCall {
             },
             work,
         };
-        let inside: OwnedFd = Channel::<FromHelper, ToHelper>::into_fd(inside);
-        let mut descriptors = vec![inside.as_fd()];
+        let helper_end: OwnedFd = Channel::<FromHelper, ToHelper>::into_fd(helper_end);
+        let mut descriptors = vec![helper_end.as_fd()];
         descriptors.extend(data.iter().map(AsFd::as_fd));
         sandbox
             .say(&ToInit::File { request, call }, &descriptors)
@@ -65,26 +66,26 @@ impl HelperCall {
         Ok(Self {
             sandbox,
             request,
-            answers,
+            channel,
             finished: false,
         })
     }
 
-    /// The helper's next word, within a time in which something must happen.
+    /// The helper's next message, within a time in which something must happen.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
-        let deadline = tokio::time::Instant::now() + self.patience();
+        let deadline = tokio::time::Instant::now() + self.timeout();
         let mut paused = pin!(self.sandbox.paused());
         loop {
             tokio::select! {
                 biased;
-                word = self.listen() => return word,
+                message = self.receive() => return message,
                 refusal = &mut paused => return Err(refusal),
-                () = tokio::time::sleep(SILENCE) => {}
+                () = tokio::time::sleep(STALL_CHECK_INTERVAL) => {}
             }
             if tokio::time::Instant::now() > deadline {
-                return Err(self.silent("the sandbox did not answer"));
+                return Err(self.timeout_error("the sandbox did not answer"));
             }
-            // Perhaps somebody inside has stopped it.
+            // Perhaps somebody helper_end has stopped it.
             self.sandbox.init.try_send(&ToInit::Signal {
                 request: self.request,
                 signal: rustix::process::Signal::CONT.as_raw(),
@@ -93,37 +94,41 @@ impl HelperCall {
     }
 
     /// A helper that says and moves nothing for so long is stuck on something that will never come.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         self.sandbox.patience
     }
 
-    pub(super) fn silent(&self, what: &str) -> Error {
+    pub(super) fn timeout_error(&self, problem: &str) -> Error {
         match *self.sandbox.state.borrow() {
-            SandboxState::Running => silent(what, self.patience()),
+            SandboxState::Running => timeout_error(problem, self.timeout()),
             state => state.refusal("used"),
         }
     }
 
-    /// The helper's next word, whenever it comes.
-    pub(crate) async fn listen(&mut self) -> Result<FromHelper, Error> {
-        let word = loop {
-            let ready = self.answers.readable().await;
+    /// The helper's next message, whenever it comes.
+    pub(crate) async fn receive(&mut self) -> Result<FromHelper, Error> {
+        let message = loop {
+            let ready = self.channel.readable().await;
             let mut ready = ready.map_err(|error| internal("watch a socket", &error))?;
             if let Ok(received) = ready.try_io(|channel| channel.get_ref().receive_hostile()) {
                 break received;
             }
         };
-        match word {
-            Ok(Some(FromHelper::Failed { why, errno, path })) => {
+        match message {
+            Ok(Some(FromHelper::Failed {
+                why: failure,
+                errno,
+                path,
+            })) => {
                 self.finished = true;
-                Err(failed(why, errno, &path))
+                Err(helper_error(failure, errno, &path))
             }
-            Ok(Some(word)) => Ok(word),
+            Ok(Some(message)) => Ok(message),
             Ok(None) => {
                 self.finished = true;
                 Err(Error::new(
                     Code::Conflict,
-                    "the file helper was ended inside the sandbox",
+                    "the file helper was killed inside the sandbox",
                 )
                 .remedy("try again"))
             }
@@ -135,39 +140,39 @@ impl HelperCall {
     }
 
     /// Says something to the helper.
-    pub(crate) async fn say(&self, word: &ToHelper) -> Result<(), Error> {
-        let said = crate::keeper::send(&self.answers, word, &[]);
-        self.in_time(said, "the sandbox heard nothing").await?
+    pub(crate) async fn send(&self, message: &ToHelper) -> Result<(), Error> {
+        let sent = crate::keeper::send(&self.channel, message, &[]);
+        self.with_timeout(sent, "the sandbox heard nothing").await?
     }
 
     /// What comes of something that the helper has a part in, within its time.
-    pub(super) async fn in_time<T>(
+    pub(super) async fn with_timeout<T>(
         &self,
         work: impl Future<Output = T>,
-        what: &str,
+        problem: &str,
     ) -> Result<T, Error> {
         tokio::select! {
             biased;
             done = work => Ok(done),
             refusal = self.sandbox.paused() => Err(refusal),
-            () = tokio::time::sleep(self.patience()) => Err(self.silent(what)),
+            () = tokio::time::sleep(self.timeout()) => Err(self.timeout_error(problem)),
         }
     }
 
-    /// Everything the helper says until it is done, at most so many entries.
-    pub(super) async fn entries(self, most: usize) -> Result<(Vec<Entry>, bool), Error> {
-        let of = |word| match word {
+    /// Everything the helper says until it is done, at max so many entries.
+    pub(super) async fn entries(self, max: usize) -> Result<(Vec<Entry>, bool), Error> {
+        let of = |message| match message {
             FromHelper::Entries(entries) => Some(entries.into_iter().map(entry).collect()),
             _ => None,
         };
-        self.all(of, most).await
+        self.all(of, max).await
     }
 
-    /// Everything of one kind that the helper says until it is done, at most so many.
+    /// Everything of one kind that the helper says until it is done, at max so many.
     pub(super) async fn all<T>(
         mut self,
         of: impl Fn(FromHelper) -> Option<Vec<T>>,
-        most: usize,
+        max: usize,
     ) -> Result<(Vec<T>, bool), Error> {
         let mut all = Vec::new();
         loop {
@@ -176,10 +181,10 @@ impl HelperCall {
                     self.finished = true;
                     return Ok((all, truncated));
                 }
-                word => all.extend(of(word).ok_or_else(nonsense)?),
+                message => all.extend(of(message).ok_or_else(protocol_error)?),
             }
             // A hijacked helper could go on for ever.
-            if all.len() > most {
+            if all.len() > max {
                 return Err(Error::new(
                     Code::Internal,
                     "the sandbox sent more entries than were asked for",
@@ -190,17 +195,20 @@ impl HelperCall {
 }
 
 /// What a hijacked helper may say; it could go on for ever.
-pub(super) fn nonsense() -> Error {
-    Error::new(Code::Internal, "the sandbox told nonsense")
+pub(super) fn protocol_error() -> Error {
+    Error::new(
+        Code::Internal,
+        "protocol error: unexpected message from the sandbox",
+    )
 }
 
-pub(super) fn silent(what: &str, patience: Duration) -> Error {
-    Error::new(Code::Timeout, format!("{what} for {patience:?}")).remedy(
+pub(super) fn timeout_error(problem: &str, timeout: Duration) -> Error {
+    Error::new(Code::Timeout, format!("{problem} for {timeout:?}")).remedy(
         "the file may be one that never ends or never begins, or something stops what works on it",
     )
 }
 
-fn not_started(errno: i32) -> Error {
+fn spawn_error(errno: i32) -> Error {
     if errno == rustix::io::Errno::AGAIN.raw_os_error() {
         return too_many_processes();
     }
@@ -210,10 +218,10 @@ fn not_started(errno: i32) -> Error {
     )
 }
 
-fn failed(why: Failure, errno: i32, path: &[u8]) -> Error {
+fn helper_error(failure: Failure, errno: i32, path: &[u8]) -> Error {
     let text = String::from_utf8_lossy(path).into_owned();
-    match why {
-        Failure::Kernel if path.is_empty() => not_started(errno),
+    match failure {
+        Failure::Kernel if path.is_empty() => spawn_error(errno),
         Failure::Kernel => inside_file(errno, path),
         Failure::User => Error::new(
             Code::UnknownUser,

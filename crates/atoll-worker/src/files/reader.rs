@@ -51,9 +51,13 @@ impl FileReader {
     /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
     pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
         let read = self.pipe.read_buf(&mut buffer);
-        match self.call.in_time(read, "the file gave nothing").await? {
+        match self
+            .call
+            .with_timeout(read, "the file gave nothing")
+            .await?
+        {
             Ok(0) => {
-                self.end().await?;
+                self.expect_done().await?;
                 Ok(0)
             }
             Ok(read) => Ok(read),
@@ -78,7 +82,7 @@ impl FileReader {
         }
     }
 
-    pub(super) async fn end(&mut self) -> Result<(), Error> {
+    pub(super) async fn expect_done(&mut self) -> Result<(), Error> {
         if !self.call.finished {
             self.call.next().await?;
             self.call.finished = true;

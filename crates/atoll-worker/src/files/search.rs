@@ -10,7 +10,7 @@ use super::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
 /// The longest pattern or text that is looked for.
-const LONGEST: usize = 1024;
+const MAX_QUERY_BYTES: usize = 1024;
 
 /// What was found, and whether there may be more.
 pub(crate) async fn search(
@@ -20,12 +20,12 @@ pub(crate) async fn search(
     wanted: Search,
 ) -> Result<(Vec<Found>, bool), Error> {
     for (field, value) in [("query", &wanted.name), ("content", &wanted.text)] {
-        if value.len() > LONGEST || value.contains(&0) {
-            let message = format!("{field} has more than {LONGEST} bytes, or a NUL byte");
+        if value.len() > MAX_QUERY_BYTES || value.contains(&0) {
+            let message = format!("{field} has more than {MAX_QUERY_BYTES} bytes, or a NUL byte");
             return Err(Error::invalid(field, message, "look for something shorter"));
         }
     }
-    let most = wanted.limit as usize;
+    let max = wanted.limit as usize;
     let work = FileWork::Search {
         path: check_path(path)?,
         name: wanted.name,
@@ -37,7 +37,7 @@ pub(crate) async fn search(
         _ => None,
     };
     let call = HelperCall::start(sandbox, caller, work, None).await?;
-    call.all(of, most).await
+    call.all(of, max).await
 }
 
 fn found(found: wire::Found) -> Found {

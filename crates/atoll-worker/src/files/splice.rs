@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::pipe::SpliceFlags;
 use tokio::net::unix::pipe;
 
-use super::call::silent;
+use super::call::timeout_error;
 use super::{FileReader, FileWriter};
 use crate::error::internal;
 use crate::exec::{create_pipe, set_nonblocking};
@@ -21,14 +21,14 @@ const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 impl FileWriter {
     /// Sends a whole file of the host, without copying it through our memory.
-    pub async fn send(&mut self, file: File) -> Result<u64, Error> {
+    pub async fn splice_from(&mut self, file: File) -> Result<u64, Error> {
         let Some(pipe) = self.pipe.take() else {
             return Ok(0);
         };
         let pipe = pipe
             .into_nonblocking_fd()
             .map_err(|error| internal("change a pipe", &error))?;
-        let patience = self.call.patience();
+        let timeout = self.call.timeout();
         let (pipe, sent) = blocking(move || {
             let mut total = 0;
             loop {
@@ -37,8 +37,8 @@ impl FileWriter {
                     Ok(moved) => total += moved as u64,
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => {
-                        if !comes(&pipe, PollFlags::OUT, patience)? {
-                            return Err(silent("the sandbox took nothing", patience));
+                        if !wait_ready(&pipe, PollFlags::OUT, timeout)? {
+                            return Err(timeout_error("the sandbox took nothing", timeout));
                         }
                     }
                     Err(Errno::PIPE) => return Ok((pipe, None)),
@@ -58,20 +58,20 @@ impl FileWriter {
                 self.pipe = Some(pipe.map_err(|error| internal("watch a pipe", &error))?);
                 Ok(total)
             }
-            None => Err(self.why().await),
+            None => Err(self.helper_error().await),
         }
     }
 }
 
 impl FileReader {
     /// Moves everything into a file of the host, without copying it through our memory.
-    pub async fn save(mut self, file: File) -> Result<u64, Error> {
+    pub async fn splice_to(mut self, file: File) -> Result<u64, Error> {
         let pipe = self
             .pipe
             .into_nonblocking_fd()
             .map_err(|error| internal("change a pipe", &error))?;
         self.pipe = empty_pipe()?;
-        let patience = self.call.patience();
+        let timeout = self.call.timeout();
         let total = blocking(move || {
             let failed = |error: &std::io::Error| internal("write a file of the host", error);
             let lock = Lock::new().map_err(|error| failed(&error.into()))?;
@@ -81,8 +81,8 @@ impl FileReader {
                     Ok(0) => return Ok(total),
                     Ok(moved) => total += moved as u64,
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                        if !comes(&pipe, PollFlags::IN, patience)? {
-                            return Err(silent("the file gave nothing", patience));
+                        if !wait_ready(&pipe, PollFlags::IN, timeout)? {
+                            return Err(timeout_error("the file gave nothing", timeout));
                         }
                     }
                     Err(error) => return Err(failed(&error)),
@@ -90,16 +90,16 @@ impl FileReader {
             }
         })
         .await?;
-        self.end().await?;
+        self.expect_done().await?;
         Ok(total)
     }
 }
 
 /// Waits until a pipe can be used, or is at its end; false if that did not come in time.
-fn comes(pipe: &OwnedFd, what: PollFlags, patience: Duration) -> Result<bool, Error> {
+fn wait_ready(pipe: &OwnedFd, what: PollFlags, timeout: Duration) -> Result<bool, Error> {
     let failed = |error: Errno| internal("wait for a pipe", &std::io::Error::from(error));
-    let patience = Timespec::try_from(patience).map_err(|_| failed(Errno::INVAL))?;
-    match poll(&mut [PollFd::new(pipe, what)], Some(&patience)) {
+    let timeout = Timespec::try_from(timeout).map_err(|_| failed(Errno::INVAL))?;
+    match poll(&mut [PollFd::new(pipe, what)], Some(&timeout)) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(true),
         Err(error) => Err(failed(error)),

@@ -49,18 +49,18 @@ impl FileWriter {
         let written = pipe.write_all(bytes);
         match self
             .call
-            .in_time(written, "the sandbox took nothing")
+            .with_timeout(written, "the sandbox took nothing")
             .await?
         {
             Ok(()) => Ok(()),
             // The helper has closed its end: it says why.
-            Err(_) => Err(self.why().await),
+            Err(_) => Err(self.helper_error().await),
         }
     }
 
     /// Makes the write take effect; the file as it is then.
     pub async fn commit(self) -> Result<Entry, Error> {
-        let (entries, _) = self.sent().await?.entries(1).await?;
+        let (entries, _) = self.finish_data().await?.entries(1).await?;
         entries
             .into_iter()
             .next()
@@ -68,15 +68,15 @@ impl FileWriter {
     }
 
     /// Says that all was sent; what the helper says to that is still to be heard.
-    pub(super) async fn sent(mut self) -> Result<HelperCall, Error> {
+    pub(super) async fn finish_data(mut self) -> Result<HelperCall, Error> {
         self.pipe = None;
-        if self.call.say(&ToHelper::Commit).await.is_err() {
-            return Err(self.why().await);
+        if self.call.send(&ToHelper::Commit).await.is_err() {
+            return Err(self.helper_error().await);
         }
         Ok(self.call)
     }
 
-    pub(super) async fn why(&mut self) -> Error {
+    pub(super) async fn helper_error(&mut self) -> Error {
         match self.call.next().await {
             Err(error) => error,
             Ok(_) => Error::new(

@@ -11,10 +11,10 @@ use atoll_model::{Code, Error};
 
 use super::addresses::{self, Addresses};
 use super::dns::{self, Forwarder, PORT};
-use super::firewall::{self, Begin, Compiled, Terms};
+use super::firewall::{self, Compiled, InitialState, RulesetConfig};
 use super::link_reaper::LinkReaper;
 use super::netlink::{ROUTE, Socket};
-use super::veth::{self, Family, Ipv6};
+use super::veth::{self, Ipv6, LinkNames};
 use super::{Config, inventory, lock, remove_leftovers, ruleset_watcher};
 use crate::error::internal;
 
@@ -26,15 +26,15 @@ pub(super) type LinkPolicy = Arc<Mutex<Option<Compiled>>>;
 #[derive(Debug)]
 pub(super) struct ActiveNetwork {
     pub(super) tag: String,
-    pub(super) family: Family,
+    pub(super) names: LinkNames,
     pub(super) ipv6: Ipv6,
     pub(super) addresses: Arc<Addresses>,
     pub(super) links: Mutex<Socket>,
     pub(super) rules: Mutex<Socket>,
-    pub(super) janitor: LinkReaper,
+    pub(super) reaper: LinkReaper,
     /// What sandboxes that are linked have to obey.
-    pub(super) live: Mutex<BTreeMap<Ipv4Addr, LinkPolicy>>,
-    terms: Terms,
+    pub(super) policies: Mutex<BTreeMap<Ipv4Addr, LinkPolicy>>,
+    ruleset: RulesetConfig,
     forwarder: Mutex<Option<Forwarder>>,
     phase: RwLock<Phase>,
 }
@@ -53,12 +53,12 @@ impl ActiveNetwork {
         config: Config,
         addresses: Arc<Addresses>,
     ) -> Result<Arc<Self>, Error> {
-        let gateway = addresses.take(|block| inventory::is_named(&tag, block))?;
-        let ready = Self::prepare(tag, config, addresses, gateway)?;
-        let installed = firewall::install(&ready.tag, &ready.terms, Begin::Open);
+        let gateway = addresses.allocate(|block| inventory::is_named(&tag, block))?;
+        let network = Self::prepare(tag, config, addresses, gateway)?;
+        let installed = firewall::install(&network.tag, &network.ruleset, InitialState::Open);
         // The gateway, which nobody else would.
-        installed.inspect_err(|_| drop(remove_leftovers(&ready.tag)))?;
-        Ok(ready)
+        installed.inspect_err(|_| drop(remove_leftovers(&network.tag)))?;
+        Ok(network)
     }
 
     /// Goes on with the links of a server that is gone, which nothing passes for a moment. Links of
@@ -73,28 +73,29 @@ impl ActiveNetwork {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let used = sandboxes.iter().map(|(address, _)| *address);
         addresses.inherit(&used.chain([gateway]).collect());
-        let ready = Self::prepare(tag, config, addresses, gateway)?;
-        firewall::install(&ready.tag, &ready.terms, Begin::Shut)?;
+        let network = Self::prepare(tag, config, addresses, gateway)?;
+        firewall::install(&network.tag, &network.ruleset, InitialState::Blocked)?;
         let policies = sandboxes.iter().map(|(address, policy)| (*address, policy));
-        firewall::fill(&mut lock(&ready.rules), &ready.tag, policies)
+        firewall::restore_policies(&mut lock(&network.rules), &network.tag, policies)
             .map_err(failed("put the sandboxes' policies back"))?;
         {
-            let mut links = lock(&ready.links);
-            let found =
-                veth::sandboxes(&mut links, &ready.family).map_err(failed("list the links"))?;
+            let mut links = lock(&network.links);
+            let found = veth::list_sandbox_links(&mut links, &network.names)
+                .map_err(failed("list the links"))?;
             let known: BTreeSet<String> = sandboxes
                 .iter()
-                .map(|(address, _)| ready.name(*address))
+                .map(|(address, _)| network.link_name(*address))
                 .collect();
             let others: Vec<_> = found
                 .into_iter()
                 .filter(|link| !known.contains(&link.name))
                 .collect();
-            veth::delete(&mut links, &ready.family, &others)
+            veth::delete(&mut links, &network.names, &others)
                 .map_err(failed("remove links of nobody"))?;
         }
-        firewall::lift(&mut lock(&ready.rules), &ready.tag).map_err(failed("open the links"))?;
-        Ok(ready)
+        firewall::unblock(&mut lock(&network.rules), &network.tag)
+            .map_err(failed("open the links"))?;
+        Ok(network)
     }
 
     /// Everything but the rules, which come last, so that nothing but the gateway has to be taken back.
@@ -108,56 +109,61 @@ impl ActiveNetwork {
         let links = Socket::open(ROUTE).map_err(failed("speak with the kernel about links"))?;
         let rules = firewall::open().map_err(failed("speak with the kernel about rules"))?;
         let sockets = listen(gateway).map_err(failed("listen for names"))?;
-        forward().map_err(failed("turn net.ipv4.ip_forward on"))?;
+        enable_forwarding().map_err(failed("turn net.ipv4.ip_forward on"))?;
         let exceptions = Arc::clone(&config.exceptions);
         let forwarder = Forwarder::start(sockets, config.resolvers, exceptions);
         let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
-        let janitor = LinkReaper::start(&tag, Arc::clone(&addresses));
-        let janitor = janitor.map_err(failed("start the janitor of links"))?;
-        let ready = Arc::new(Self {
-            family: Family::of(&tag),
+        let reaper = LinkReaper::start(&tag, Arc::clone(&addresses));
+        let reaper = reaper.map_err(failed("start the reaper of links"))?;
+        let network = Arc::new(Self {
+            names: LinkNames::new(&tag),
             tag,
             ipv6: match fs::exists("/proc/sys/net/ipv6") {
-                Ok(true) => Ipv6::Known,
-                _ => Ipv6::Unknown,
+                Ok(true) => Ipv6::Available,
+                _ => Ipv6::Missing,
             },
             addresses,
             links: Mutex::new(links),
             rules: Mutex::new(rules),
-            janitor,
-            live: Mutex::default(),
-            terms: Terms {
+            reaper,
+            policies: Mutex::default(),
+            ruleset: RulesetConfig {
                 gateway,
-                connections: config.connections.min(most_connections()),
+                connections: config.connections.min(max_connections()),
                 exceptions: config.exceptions,
             },
             forwarder: Mutex::new(Some(forwarder)),
             phase: RwLock::new(Phase::Open),
         });
-        ruleset_watcher::start(&ready).map_err(failed("start the guard of the rules"))?;
-        veth::gate(&mut lock(&ready.links), &ready.family, gateway, ready.ipv6)
-            .map_err(failed("make the gateway"))?;
-        Ok(ready)
+        ruleset_watcher::start(&network).map_err(failed("start the guard of the rules"))?;
+        veth::set_up_gateway(
+            &mut lock(&network.links),
+            &network.names,
+            gateway,
+            network.ipv6,
+        )
+        .map_err(failed("make the gateway"))?;
+        Ok(network)
     }
 
     /// The address of our end of every link, which answers questions for names.
     pub(super) fn gateway(&self) -> Ipv4Addr {
-        self.terms.gateway
+        self.ruleset.gateway
     }
 
     /// Returns an address that no sandbox has.
     pub(super) fn take_address(&self) -> Result<Ipv4Addr, Error> {
         self.addresses
-            .take(|block| inventory::is_named(&self.tag, block))
+            .allocate(|block| inventory::is_named(&self.tag, block))
     }
 
     /// What the link of an address is called.
-    pub(super) fn name(&self, address: Ipv4Addr) -> String {
-        format!("{}{}", self.family.prefix(), addresses::number(address))
+    pub(super) fn link_name(&self, address: Ipv4Addr) -> String {
+        format!("{}{}", self.names.prefix(), addresses::number(address))
     }
 
     /// Keeps the rules in place while a link is made. After the end there are none.
-    pub(super) fn open_for_links(&self) -> Result<RwLockReadGuard<'_, Phase>, Error> {
+    pub(super) fn read_ruleset_phase(&self) -> Result<RwLockReadGuard<'_, Phase>, Error> {
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
         match *phase {
             Phase::Open => Ok(phase),
@@ -174,7 +180,7 @@ impl ActiveNetwork {
     }
 
     /// Nothing is made or put back from here on.
-    pub(super) fn end(&self) {
+    pub(super) fn mark_closed(&self) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Closed;
     }
 
@@ -186,11 +192,11 @@ impl ActiveNetwork {
 
     /// Ends our part, and leaves links and rules to whoever comes next.
     pub(super) fn detach(&self) {
-        self.end();
+        self.mark_closed();
         if let Some(forwarder) = lock(&self.forwarder).take() {
-            forwarder.end();
+            forwarder.stop();
         }
-        self.janitor.finish();
+        self.reaper.finish();
     }
 
     /// Puts the rules back that somebody took away. Nothing passes until they are there.
@@ -201,18 +207,26 @@ impl ActiveNetwork {
             return Ok(());
         }
         let mut links = lock(&self.links);
-        let found = veth::sandboxes(&mut links, &self.family).map_err(failed("list the links"))?;
-        veth::switch(&mut links, &found, veth::Switch::Off).map_err(failed("shut the links"))?;
-        firewall::install(&self.tag, &self.terms, Begin::Open)?;
-        for (address, current) in &*lock(&self.live) {
+        let found =
+            veth::list_sandbox_links(&mut links, &self.names).map_err(failed("list the links"))?;
+        veth::set_state(&mut links, &found, veth::LinkState::Down)
+            .map_err(failed("shut the links"))?;
+        firewall::install(&self.tag, &self.ruleset, InitialState::Open)?;
+        for (address, current) in &*lock(&self.policies) {
             if let Some(policy) = &*lock(current) {
                 let none = Compiled::default();
-                firewall::change(&mut lock(&self.rules), &self.tag, *address, &none, policy)
-                    .map_err(failed("put a sandbox's policy back"))?;
+                firewall::replace_policy(
+                    &mut lock(&self.rules),
+                    &self.tag,
+                    *address,
+                    &none,
+                    policy,
+                )
+                .map_err(failed("put a sandbox's policy back"))?;
             }
         }
         let gateway = self.gateway();
-        veth::switch(&mut links, &found, veth::Switch::On { gateway })
+        veth::set_state(&mut links, &found, veth::LinkState::Up { gateway })
             .map_err(failed("open the links"))
     }
 }
@@ -234,7 +248,7 @@ fn listen(gateway: Ipv4Addr) -> io::Result<dns::Sockets> {
 }
 
 /// Lets the host pass packets on.
-fn forward() -> io::Result<()> {
+fn enable_forwarding() -> io::Result<()> {
     let path = "/proc/sys/net/ipv4/ip_forward";
     if fs::read_to_string(path)?.trim() == "0" {
         fs::write(path, "1")?;
@@ -243,9 +257,9 @@ fn forward() -> io::Result<()> {
 }
 
 /// No sandbox may take so much of what the host can remember that others go short.
-fn most_connections() -> u32 {
+fn max_connections() -> u32 {
     let path = "/proc/sys/net/netfilter/nf_conntrack_max";
-    let most = fs::read_to_string(path).ok();
-    let most = most.and_then(|text| text.trim().parse::<u32>().ok());
-    most.map_or(u32::MAX, |most| (most / 8).max(64))
+    let max = fs::read_to_string(path).ok();
+    let max = max.and_then(|text| text.trim().parse::<u32>().ok());
+    max.map_or(u32::MAX, |max| (max / 8).max(64))
 }

@@ -62,7 +62,7 @@ impl Addresses {
 
     /// Returns an address that no sandbox has. `is_named` says whether the kernel has rules or links of another instance
     /// for any address of a block.
-    pub(super) fn take(
+    pub(super) fn allocate(
         &self,
         is_named: impl Fn(&RangeInclusive<Ipv4Addr>) -> Result<bool, Error>,
     ) -> Result<Ipv4Addr, Error> {
@@ -95,7 +95,7 @@ impl Addresses {
     }
 
     /// Takes one back, when nothing in the kernel has it any more.
-    pub(super) fn give_back(&self, address: Ipv4Addr) {
+    pub(super) fn release(&self, address: Ipv4Addr) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push_back(address);
     }
@@ -147,7 +147,10 @@ pub(super) fn number(address: Ipv4Addr) -> u32 {
 mod tests {
     use super::*;
 
-    #[allow(clippy::unnecessary_wraps, reason = "the signature that take() wants")]
+    #[allow(
+        clippy::unnecessary_wraps,
+        reason = "the signature that allocate() wants"
+    )]
     fn none(_: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
         Ok(false)
     }
@@ -161,7 +164,7 @@ mod tests {
         let mut seen = BTreeSet::new();
         for _ in 0..150 {
             for instance in [&one, &other] {
-                let address = instance.take(none).expect("an address");
+                let address = instance.allocate(none).expect("an address");
                 assert!(
                     SANDBOXES.contains(address) && seen.insert(address),
                     "{address}"
@@ -170,8 +173,8 @@ mod tests {
             }
         }
         let back = *seen.first().expect("some");
-        one.give_back(back);
-        assert_ne!(one.take(none).expect("an address"), back);
+        one.release(back);
+        assert_ne!(one.allocate(none).expect("an address"), back);
     }
 
     #[test]
@@ -180,21 +183,21 @@ mod tests {
         let path = scratch.path().join("addresses");
         let one = Addresses::open(&path).expect("open");
         let first: Vec<_> = (0..70)
-            .map(|_| one.take(none).expect("an address"))
+            .map(|_| one.allocate(none).expect("an address"))
             .collect();
         let held = one.as_fd().try_clone_to_owned().expect("a copy");
         drop(one);
         let other = Addresses::open(&path).expect("open");
-        assert!(!first.contains(&other.take(none).expect("an address")));
+        assert!(!first.contains(&other.allocate(none).expect("an address")));
         let next = Addresses::take_over(held);
         next.inherit(&BTreeSet::from([first[69]]));
         let again: Vec<_> = (0..63)
-            .map(|_| next.take(none).expect("an address"))
+            .map(|_| next.allocate(none).expect("an address"))
             .collect();
         assert!(!again.contains(&first[69]));
         assert!(again.iter().all(|address| number(*address) / BLOCK == 1));
         let given_up = Addresses::open(&path).expect("open");
-        assert_eq!(given_up.take(none).expect("an address"), first[0]);
+        assert_eq!(given_up.allocate(none).expect("an address"), first[0]);
     }
 
     #[test]
@@ -204,10 +207,10 @@ mod tests {
         let one = Addresses::open(&path).expect("open");
         let stale = Ipv4Addr::new(198, 18, 0, 1);
         let named = |block: &RangeInclusive<Ipv4Addr>| Ok(block.contains(&stale));
-        let address = one.take(named).expect("an address");
+        let address = one.allocate(named).expect("an address");
         assert_eq!(number(address) / BLOCK, 1);
         let other = Addresses::open(&path).expect("open");
-        assert_eq!(other.take(none).expect("an address"), stale);
+        assert_eq!(other.allocate(none).expect("an address"), stale);
     }
 
     #[test]
@@ -216,9 +219,9 @@ mod tests {
         let path = scratch.path().join("addresses");
         let one = Addresses::open(&path).expect("open");
         let _keeper = one.as_fd().try_clone_to_owned().expect("a copy");
-        let address = one.take(none).expect("an address");
+        let address = one.allocate(none).expect("an address");
         one.release_all();
         let other = Addresses::open(&path).expect("open");
-        assert_eq!(other.take(none).expect("an address"), address);
+        assert_eq!(other.allocate(none).expect("an address"), address);
     }
 }

@@ -7,30 +7,30 @@ use std::net::Ipv4Addr;
 use super::netlink::{ACK, Batch, Socket};
 
 const CONNTRACK: u16 = 1;
-const DELETE: u16 = CONNTRACK << 8 | 2;
+const DELETE_FLOW: u16 = CONNTRACK << 8 | 2;
 const TUPLE_ORIG: u16 = 1;
 const TUPLE_IP: u16 = 1;
 const IP_V4_SRC: u16 = 1;
 const FILTER: u16 = 25;
 const FILTER_ORIG_FLAGS: u16 = 1;
 /// Compare the source address and nothing else.
-const BY_SOURCE: u32 = 1;
+const MATCH_SOURCE_ADDRESS: u32 = 1;
 
 /// Forgets all flows that this address began.
 pub(super) fn delete_flows(socket: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
     let inet = rustix::net::AddressFamily::INET.as_raw() as u8;
     let mut batch = Batch::default();
-    batch.message(DELETE, ACK, &[inet, 0, 0, 0], |batch| {
+    batch.message(DELETE_FLOW, ACK, &[inet, 0, 0, 0], |batch| {
         batch.nested(TUPLE_ORIG, &[], |batch| {
             batch.nested(TUPLE_IP, &[], |batch| {
                 batch.attribute(IP_V4_SRC, &address.octets());
             });
         });
         batch.nested(FILTER, &[], |batch| {
-            batch.attribute(FILTER_ORIG_FLAGS, &BY_SOURCE.to_ne_bytes());
+            batch.attribute(FILTER_ORIG_FLAGS, &MATCH_SOURCE_ADDRESS.to_ne_bytes());
         });
     });
-    match socket.ask(&batch) {
+    match socket.request(&batch) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other.map(drop),
     }

@@ -1,4 +1,4 @@
-//! The forwarder: names for sandboxes, asked of the host's own name servers.
+//! The forwarder: names for sandboxes, response of the host's own name servers.
 //!
 //! It listens on the gateway address, keeps nothing, and passes on what it can read. An answer with
 //! an address that is refused to sandboxes, and in no exception of the operator, becomes an answer without records. How much of the host
@@ -21,25 +21,25 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use self::message::{Judgement, Query, Status, truncated};
+use self::message::{AnswerCheck, Query, Status, truncated};
 
-/// Where names are asked for.
+/// Where names are response for.
 pub(super) const PORT: u16 = 53;
 /// Questions and connections at once, of one sandbox.
-const FROM_ONE: usize = 64;
+const MAX_PER_SANDBOX: usize = 64;
 /// Of all together.
-const FROM_ALL: usize = 1024;
+const MAX_IN_FLIGHT: usize = 1024;
 /// The longest datagram in either direction.
-const DATAGRAM: usize = 4096;
+const MAX_DATAGRAM_BYTES: usize = 4096;
 /// How long one name server may think.
-const PATIENCE: Duration = Duration::from_secs(3);
+const RESOLVER_TIMEOUT: Duration = Duration::from_secs(3);
 /// How many name servers are tried.
-const TRIES: usize = 3;
+const MAX_RESOLVERS: usize = 3;
 /// How long a connection may be silent, and how many questions it may ask.
-const SILENCE: Duration = Duration::from_secs(10);
-const QUESTIONS: usize = 100;
+const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_QUERIES_PER_CONNECTION: usize = 100;
 
-/// Who is asked.
+/// Who is response.
 #[derive(Debug, Clone)]
 pub enum Resolvers {
     /// Whom `/etc/resolv.conf` of the host names at the time.
@@ -104,12 +104,12 @@ impl Forwarder {
         let shared = Arc::new(Shared {
             resolvers,
             exceptions,
-            read: Mutex::default(),
-            busy: Mutex::default(),
+            host_resolvers: Mutex::default(),
+            in_flight: Mutex::default(),
         });
         let mut tasks = JoinSet::new();
-        tasks.spawn(datagrams(udp, Arc::clone(&shared)));
-        tasks.spawn(connections(tcp, shared));
+        tasks.spawn(serve_udp(udp, Arc::clone(&shared)));
+        tasks.spawn(serve_tcp(tcp, shared));
         Ok(Self {
             tasks,
             runtime: tokio::runtime::Handle::current(),
@@ -117,7 +117,7 @@ impl Forwarder {
     }
 
     /// Ends it; its address is free when this returns. Not for a thread of the runtime itself.
-    pub(super) fn end(mut self) {
+    pub(super) fn stop(mut self) {
         let runtime = self.runtime.clone();
         runtime.block_on(self.tasks.shutdown());
     }
@@ -129,9 +129,9 @@ struct Shared {
     /// Refused addresses that may be answered.
     exceptions: Arc<[EgressException]>,
     /// When the host's configuration was read, and what it said.
-    read: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
+    host_resolvers: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
     /// What each sandbox has under way.
-    busy: Mutex<HashMap<IpAddr, usize>>,
+    in_flight: Mutex<HashMap<IpAddr, usize>>,
 }
 
 impl Shared {
@@ -139,7 +139,10 @@ impl Shared {
         if let Resolvers::Fixed(resolvers) = &self.resolvers {
             return resolvers.clone();
         }
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self
+            .host_resolvers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match &*read {
             Some((when, resolvers)) if when.elapsed() < Duration::from_secs(5) => resolvers.clone(),
             _ => {
@@ -152,28 +155,35 @@ impl Shared {
     }
 
     /// Lets a question or a connection in, if there is room.
-    fn enter(self: &Arc<Self>, who: IpAddr) -> Option<Guest> {
-        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: usize = busy.values().sum();
-        let own = busy.get(&who).copied().unwrap_or_default();
-        if own >= FROM_ONE || all >= FROM_ALL {
+    fn try_acquire(self: &Arc<Self>, sandbox: IpAddr) -> Option<QueryPermit> {
+        let mut in_flight = self
+            .in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let all: usize = in_flight.values().sum();
+        let own = in_flight.get(&sandbox).copied().unwrap_or_default();
+        if own >= MAX_PER_SANDBOX || all >= MAX_IN_FLIGHT {
             return None;
         }
-        busy.insert(who, own + 1);
-        Some(Guest(Arc::clone(self), who))
+        in_flight.insert(sandbox, own + 1);
+        Some(QueryPermit(Arc::clone(self), sandbox))
     }
 }
 
 /// Something of a sandbox that is under way.
-struct Guest(Arc<Shared>, IpAddr);
+struct QueryPermit(Arc<Shared>, IpAddr);
 
-impl Drop for Guest {
+impl Drop for QueryPermit {
     fn drop(&mut self) {
-        let mut busy = self.0.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = busy.get_mut(&self.1) {
+        let mut in_flight = self
+            .0
+            .in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = in_flight.get_mut(&self.1) {
             *own -= 1;
             if *own == 0 {
-                busy.remove(&self.1);
+                in_flight.remove(&self.1);
             }
         }
     }
@@ -187,36 +197,36 @@ fn name_servers(text: &str) -> Vec<SocketAddr> {
         .collect()
 }
 
-async fn datagrams(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
+async fn serve_udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
     // Dropped with the forwarder, and with it whatever is under way.
     let mut tasks = JoinSet::new();
-    let mut buffer = vec![0; DATAGRAM];
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
         while tasks.try_join_next().is_some() {}
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             continue;
         };
-        // Too much at once: silence, and whoever asked asks again.
-        let Some(guest) = shared.enter(from.ip()) else {
+        // Too much at once: silence, and whoever response asks again.
+        let Some(permit) = shared.try_acquire(from.ip()) else {
             continue;
         };
         let (socket, bytes) = (Arc::clone(&socket), buffer[..length].to_vec());
         tasks.spawn(async move {
-            if let Some(answer) = answer(&guest.0, &bytes, Transport::Udp).await {
+            if let Some(answer) = resolve(&permit.0, &bytes, Transport::Udp).await {
                 let _ = socket.send_to(&answer, from).await;
             }
         });
     }
 }
 
-async fn connections(listener: TcpListener, shared: Arc<Shared>) {
+async fn serve_tcp(listener: TcpListener, shared: Arc<Shared>) {
     let mut tasks = JoinSet::new();
     loop {
         while tasks.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, from)) => {
-                if let Some(guest) = shared.enter(from.ip()) {
-                    tasks.spawn(async move { drop(converse(stream, guest).await) });
+                if let Some(permit) = shared.try_acquire(from.ip()) {
+                    tasks.spawn(async move { drop(serve_connection(stream, permit).await) });
                 }
             }
             // Out of descriptors, perhaps: give others a chance to close some.
@@ -225,11 +235,11 @@ async fn connections(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn converse(mut stream: TcpStream, guest: Guest) -> io::Result<()> {
-    for _ in 0..QUESTIONS {
-        let bytes = timeout(SILENCE, receive(&mut stream)).await??;
-        match answer(&guest.0, &bytes, Transport::Tcp).await {
-            Some(answer) => timeout(SILENCE, send(&mut stream, &answer)).await??,
+async fn serve_connection(mut stream: TcpStream, permit: QueryPermit) -> io::Result<()> {
+    for _ in 0..MAX_QUERIES_PER_CONNECTION {
+        let bytes = timeout(CONNECTION_IDLE_TIMEOUT, receive(&mut stream)).await??;
+        match resolve(&permit.0, &bytes, Transport::Tcp).await {
+            Some(answer) => timeout(CONNECTION_IDLE_TIMEOUT, send(&mut stream, &answer)).await??,
             None => break,
         }
     }
@@ -254,36 +264,36 @@ enum Transport {
 }
 
 /// What a sandbox is told; nothing if what it said was no question.
-async fn answer(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
+async fn resolve(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
     let query = match Query::read(bytes) {
         Ok(query) => query,
         Err(refusal) => return refusal,
     };
     if query.wants_ipv6() {
-        return Some(query.empty(Status::Fine));
+        return Some(query.empty(Status::NoError));
     }
-    for resolver in shared.resolvers().into_iter().take(TRIES) {
-        let asked = timeout(PATIENCE, async {
+    for resolver in shared.resolvers().into_iter().take(MAX_RESOLVERS) {
+        let response = timeout(RESOLVER_TIMEOUT, async {
             match transport {
-                Transport::Udp => ask_udp(resolver, &query, &shared.exceptions).await,
-                Transport::Tcp => ask_tcp(resolver, &query).await,
+                Transport::Udp => query_udp(resolver, &query, &shared.exceptions).await,
+                Transport::Tcp => query_tcp(resolver, &query).await,
             }
         });
-        let Ok(Ok(answer)) = asked.await else {
+        let Ok(Ok(answer)) = response.await else {
             continue;
         };
-        return Some(match query.judge(&answer, &shared.exceptions) {
-            Judgement::Passes => answer,
-            Judgement::PointsInside => query.empty(Status::Fine),
-            Judgement::Cut => truncated(&query),
-            Judgement::Broken | Judgement::Foreign => continue,
+        return Some(match query.check_answer(&answer, &shared.exceptions) {
+            AnswerCheck::Allowed => answer,
+            AnswerCheck::BlockedAddress => query.empty(Status::NoError),
+            AnswerCheck::Truncated => truncated(&query),
+            AnswerCheck::Malformed | AnswerCheck::Foreign => continue,
         });
     }
-    Some(query.empty(Status::ServerFailed))
+    Some(query.empty(Status::ServFail))
 }
 
 /// Asks from a port of its own, so that a stranger would have to guess it.
-async fn ask_udp(
+async fn query_udp(
     resolver: SocketAddr,
     query: &Query<'_>,
     exceptions: &[EgressException],
@@ -295,17 +305,17 @@ async fn ask_udp(
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(resolver).await?;
     socket.send(query.bytes()).await?;
-    let mut buffer = vec![0; DATAGRAM];
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
         let length = socket.recv(&mut buffer).await?;
-        if query.judge(&buffer[..length], exceptions) != Judgement::Foreign {
+        if query.check_answer(&buffer[..length], exceptions) != AnswerCheck::Foreign {
             buffer.truncate(length);
             return Ok(buffer);
         }
     }
 }
 
-async fn ask_tcp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>> {
+async fn query_tcp(resolver: SocketAddr, query: &Query<'_>) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(resolver).await?;
     send(&mut stream, query.bytes()).await?;
     receive(&mut stream).await

@@ -1,4 +1,4 @@
-//! The rules: one table of our own, written once by `nft`; whatever changes later is said by netlink,
+//! The rules: one table of our own, written once by `nft`; whatever changes later is message by netlink,
 //! a fraction of a millisecond each time.
 //!
 //! A sandbox without a policy of its own needs nothing in the table: that a packet's source is the
@@ -20,7 +20,7 @@ use atoll_model::{Code, EgressException, Error, REFUSED};
 
 pub(super) use self::policy::Compiled;
 use self::transaction::Transaction;
-pub(super) use self::transaction::is_deletion;
+pub(super) use self::transaction::is_table_deletion;
 use super::netlink::{NETFILTER, Socket};
 use crate::error::internal;
 
@@ -34,16 +34,16 @@ pub(super) fn table(tag: &str) -> String {
 
 /// Whether a new table lets anything pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum InitialState {
     /// At once.
     Open,
-    /// Not before [`lift`].
-    Shut,
+    /// Not before [`unblock`].
+    Blocked,
 }
 
 /// What the rules of an instance depend on, besides its tag.
 #[derive(Debug)]
-pub(super) struct Terms {
+pub(super) struct RulesetConfig {
     pub(super) gateway: Ipv4Addr,
     /// Connections of one sandbox at once.
     pub(super) connections: u32,
@@ -52,7 +52,7 @@ pub(super) struct Terms {
 }
 
 /// A rule that ends the judgement of a refused destination.
-fn opening(exception: &EgressException) -> String {
+fn exception_rule(exception: &EgressException) -> String {
     let block = exception.block();
     let ports = exception.ports().iter();
     let ports: Vec<String> = ports
@@ -66,22 +66,29 @@ fn opening(exception: &EgressException) -> String {
 }
 
 /// The whole table as text.
-pub(super) fn ruleset(tag: &str, terms: &Terms, begin: Begin) -> String {
-    let exceptions: Vec<String> = terms.exceptions.iter().map(opening).collect();
+pub(super) fn ruleset(tag: &str, config: &RulesetConfig, state: InitialState) -> String {
+    let exceptions: Vec<String> = config.exceptions.iter().map(exception_rule).collect();
     let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
     include_str!("firewall/rules.nft")
         .replace("TABLE", &table(tag))
-        .replace("SHUT", if begin == Begin::Shut { "drop" } else { "" })
+        .replace(
+            "SHUT",
+            if state == InitialState::Blocked {
+                "drop"
+            } else {
+                ""
+            },
+        )
         .replace("LINKS", &format!("\"atl-{tag}-*\""))
-        .replace("GATEWAY", &terms.gateway.to_string())
+        .replace("GATEWAY", &config.gateway.to_string())
         .replace("EXCEPTIONS", &exceptions.join("\n\t\t"))
         .replace("REFUSED", &refused.join(", "))
-        .replace("CONNECTIONS", &terms.connections.to_string())
+        .replace("CONNECTIONS", &config.connections.to_string())
 }
 
 /// Makes the table. What was there of it makes way at the same moment.
-pub(super) fn install(tag: &str, terms: &Terms, begin: Begin) -> Result<(), Error> {
-    nft(&ruleset(tag, terms, begin))
+pub(super) fn install(tag: &str, config: &RulesetConfig, state: InitialState) -> Result<(), Error> {
+    nft(&ruleset(tag, config, state))
 }
 
 /// Has `nft` carry something out, all or nothing.
@@ -112,11 +119,15 @@ pub(super) fn nft(text: &str) -> Result<(), Error> {
     let output = child.wait_with_output();
     let output = output.map_err(|error| internal("wait for nft", &error))?;
     if !output.status.success() || written.is_err() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.lines().next().unwrap_or("it said nothing").to_owned();
+        let message = String::from_utf8_lossy(&output.stderr);
+        let message = message
+            .lines()
+            .next()
+            .unwrap_or("no error message")
+            .to_owned();
         return Err(Error::new(
             Code::UnsupportedByHost,
-            format!("this host cannot provide the network internet: nft refused our rules: {said}"),
+            format!("this host cannot provide the network internet: nft refused our rules: {message}"),
         )
         .remedy("a kernel with nftables, conntrack, fib, reject and masquerade is needed (5.10 or newer)")
         .detail("feature", "network internet"));
@@ -130,7 +141,7 @@ pub(super) fn open() -> io::Result<Socket> {
 }
 
 /// Puts another policy in the place of a sandbox's present one, all or nothing.
-pub(super) fn change(
+pub(super) fn replace_policy(
     socket: &mut Socket,
     tag: &str,
     sandbox: Ipv4Addr,
@@ -144,7 +155,7 @@ pub(super) fn change(
 
 /// Gives sandboxes their policies in a table that has none yet, some dozens at a time: more may not
 /// fit into one message.
-pub(super) fn fill<'a>(
+pub(super) fn restore_policies<'a>(
     socket: &mut Socket,
     tag: &str,
     sandboxes: impl Iterator<Item = (Ipv4Addr, &'a Compiled)>,
@@ -160,15 +171,15 @@ pub(super) fn fill<'a>(
     Ok(())
 }
 
-/// Lets packets pass a table that was made [`Begin::Shut`].
-pub(super) fn lift(socket: &mut Socket, tag: &str) -> io::Result<()> {
+/// Lets packets pass a table that was made [`InitialState::Blocked`].
+pub(super) fn unblock(socket: &mut Socket, tag: &str) -> io::Result<()> {
     let mut transaction = Transaction::new(&table(tag));
-    transaction.empty_chain("shut");
+    transaction.flush_chain("shut");
     transaction.commit(socket)
 }
 
 /// Takes policies of sandboxes away, all or none.
-pub(super) fn forget<'a>(
+pub(super) fn remove_policies<'a>(
     socket: &mut Socket,
     tag: &str,
     sandboxes: impl Iterator<Item = (Ipv4Addr, &'a Compiled)>,
@@ -182,7 +193,7 @@ pub(super) fn forget<'a>(
 
 /// Whether the table is there.
 pub(super) fn exists(socket: &mut Socket, tag: &str) -> io::Result<bool> {
-    match socket.ask(&transaction::table_wanted(&table(tag))) {
+    match socket.request(&transaction::get_table(&table(tag))) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),

@@ -46,7 +46,7 @@ pub(crate) fn tags() -> Result<BTreeSet<String>, Error> {
 
 fn links() -> Result<Vec<(String, Ipv4Addr)>, Error> {
     Socket::open(ROUTE)
-        .and_then(|mut socket| veth::inventory(&mut socket))
+        .and_then(|mut socket| veth::list_owners(&mut socket))
         .map_err(|error| internal("list the links of instances", &error))
 }
 

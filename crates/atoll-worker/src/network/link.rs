@@ -20,77 +20,84 @@ use crate::sandbox::blocking;
 /// A sandbox's link. It is taken away when this is dropped, unless it was told to stay.
 #[derive(Debug)]
 pub struct Link {
-    pub(super) ready: Arc<ActiveNetwork>,
+    pub(super) network: Arc<ActiveNetwork>,
     pub(super) name: String,
     address: Ipv4Addr,
     policy: LinkPolicy,
-    stays: AtomicBool,
+    keep_on_drop: AtomicBool,
 }
 
 impl Link {
     /// Every failure drops the link, and with it whatever was made.
-    pub(super) fn make(
-        ready: &Arc<ActiveNetwork>,
+    pub(super) fn create(
+        network: &Arc<ActiveNetwork>,
         namespace: BorrowedFd<'_>,
         policy: &Policy,
     ) -> Result<Self, Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
-        let _in_place = ready.open_for_links()?;
-        let address = ready.take_address()?;
+        let _in_place = network.read_ruleset_phase()?;
+        let address = network.take_address()?;
         let link = Self {
-            name: ready.name(address),
-            ready: Arc::clone(ready),
+            name: network.link_name(address),
+            network: Arc::clone(network),
             address,
             policy: Arc::new(Mutex::new(Some(Compiled::default()))),
-            stays: AtomicBool::new(false),
+            keep_on_drop: AtomicBool::new(false),
         };
-        lock(&ready.live).insert(address, Arc::clone(&link.policy));
-        let inside = netns::within(namespace, || Socket::open(ROUTE));
-        let inside = inside.map_err(|error| jail(&error))?;
-        let mut inside = inside.map_err(failed("speak with the kernel about a sandbox's link"))?;
+        lock(&network.policies).insert(address, Arc::clone(&link.policy));
+        let netlink = netns::within(namespace, || Socket::open(ROUTE));
+        let netlink = netlink.map_err(|error| jail(&error))?;
+        let mut netlink =
+            netlink.map_err(failed("speak with the kernel about a sandbox's link"))?;
         {
-            let mut links = lock(&ready.links);
-            veth::pair(&mut links, &ready.family, &link.name, address, namespace)
+            let mut links = lock(&network.links);
+            veth::create_pair(&mut links, &network.names, &link.name, address, namespace)
                 .and_then(|index| {
-                    veth::lead(&mut links, index, ready.gateway(), address, ready.ipv6)
+                    veth::set_up_host_end(
+                        &mut links,
+                        index,
+                        network.gateway(),
+                        address,
+                        network.ipv6,
+                    )
                 })
                 .map_err(failed("make a sandbox's link"))?;
         }
         // Before there is a way out.
-        enforce(ready, address, &link.policy, policy)?;
-        veth::inside(&mut inside, ready.gateway(), address, ready.ipv6)
-            .and_then(|()| veth::settle(&mut lock(&ready.links), &link.name))
+        apply_policy(network, address, &link.policy, policy)?;
+        veth::set_up_sandbox_end(&mut netlink, network.gateway(), address, network.ipv6)
+            .and_then(|()| veth::wait_oper_up(&mut lock(&network.links), &link.name))
             .map_err(failed("set a sandbox's end of its link up"))?;
         Ok(link)
     }
 
     /// One that is there already, under a policy that is in force.
-    pub(super) fn found(
-        ready: &Arc<ActiveNetwork>,
+    pub(super) fn existing(
+        network: &Arc<ActiveNetwork>,
         address: Ipv4Addr,
         policy: Compiled,
     ) -> Option<Self> {
-        let name = ready.name(address);
-        veth::find(&mut lock(&ready.links), &name).ok()?;
+        let name = network.link_name(address);
+        veth::find(&mut lock(&network.links), &name).ok()?;
         let link = Self {
             name,
-            ready: Arc::clone(ready),
+            network: Arc::clone(network),
             address,
             policy: Arc::new(Mutex::new(Some(policy))),
-            stays: AtomicBool::new(true),
+            keep_on_drop: AtomicBool::new(true),
         };
-        lock(&ready.live).insert(address, Arc::clone(&link.policy));
+        lock(&network.policies).insert(address, Arc::clone(&link.policy));
         Some(link)
     }
 
-    /// It stays when this is dropped: another server will go on with it.
+    /// It keep_on_drop when this is dropped: another server will go on with it.
     pub fn keep_on_drop(&self) {
-        self.stays.store(true, Ordering::Release);
+        self.keep_on_drop.store(true, Ordering::Release);
     }
 
     /// It goes when this is dropped, whatever it was told before.
     pub fn remove_on_drop(&self) {
-        self.stays.store(false, Ordering::Release);
+        self.keep_on_drop.store(false, Ordering::Release);
     }
 
     /// The sandbox's address.
@@ -100,25 +107,25 @@ impl Link {
 
     /// The address of our end, which answers questions for names.
     pub fn gateway(&self) -> Ipv4Addr {
-        self.ready.gateway()
+        self.network.gateway()
     }
 
     /// What `/etc/resolv.conf` in the sandbox has to say.
     pub fn resolv_conf(&self) -> String {
-        format!("nameserver {}\n", self.ready.gateway())
+        format!("nameserver {}\n", self.network.gateway())
     }
 
     /// Changes what the sandbox may reach, at once. Connections that the new policy forbids are cut.
     pub async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         policy.check()?;
-        let (ready, address) = (Arc::clone(&self.ready), self.address);
+        let (network, address) = (Arc::clone(&self.network), self.address);
         let current = Arc::clone(&self.policy);
-        blocking(move || enforce(&ready, address, &current, &policy)).await
+        blocking(move || apply_policy(&network, address, &current, &policy)).await
     }
 }
 
-fn enforce(
-    ready: &ActiveNetwork,
+fn apply_policy(
+    network: &ActiveNetwork,
     address: Ipv4Addr,
     current: &LinkPolicy,
     policy: &Policy,
@@ -127,20 +134,26 @@ fn enforce(
     let Some(current) = &mut *current else {
         return Ok(());
     };
-    let new = Compiled::of(policy);
-    firewall::change(&mut lock(&ready.rules), &ready.tag, address, current, &new)
-        .map_err(|error| internal("change a sandbox's policy", &error))?;
+    let new = Compiled::new(policy);
+    firewall::replace_policy(
+        &mut lock(&network.rules),
+        &network.tag,
+        address,
+        current,
+        &new,
+    )
+    .map_err(|error| internal("change a sandbox's policy", &error))?;
     *current = new;
     Ok(())
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if self.stays.load(Ordering::Acquire) {
+        if self.keep_on_drop.load(Ordering::Acquire) {
             return;
         }
-        lock(&self.ready.live).remove(&self.address);
-        self.ready.janitor.take(RemovedLink {
+        lock(&self.network.policies).remove(&self.address);
+        self.network.reaper.remove(RemovedLink {
             name: std::mem::take(&mut self.name),
             address: self.address,
             policy: lock(&self.policy).take().unwrap_or_default(),

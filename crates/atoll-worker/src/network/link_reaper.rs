@@ -15,10 +15,10 @@ use super::addresses::Addresses;
 use super::conntrack;
 use super::firewall::{self, Compiled};
 use super::netlink::{ROUTE, Socket};
-use super::veth::{self, Family};
+use super::veth::{self, LinkNames};
 
 /// How long others may come along before the work is done.
-const GATHERING: Duration = Duration::from_millis(20);
+const BATCH_DELAY: Duration = Duration::from_millis(20);
 
 /// A link that nobody needs any more.
 #[derive(Debug)]
@@ -38,30 +38,30 @@ pub(super) struct LinkReaper {
 impl LinkReaper {
     /// Starts the thread in the network namespace of this one.
     pub(super) fn start(tag: &str, addresses: Arc<Addresses>) -> io::Result<Self> {
-        let work = Work {
+        let worker = Worker {
             tag: tag.to_owned(),
-            family: Family::of(tag),
+            names: LinkNames::new(tag),
             links: Socket::open(ROUTE)?,
             rules: firewall::open()?,
             addresses,
         };
         let (queue, leaving) = channel();
         let thread = std::thread::Builder::new()
-            .name("atoll-janitor".into())
+            .name("atoll-reaper".into())
             .stack_size(256 << 10)
-            .spawn(move || work.run(&leaving))?;
+            .spawn(move || worker.run(&leaving))?;
         Ok(Self {
             queue: Mutex::new(Some(queue)),
             thread: Mutex::new(Some(thread)),
         })
     }
 
-    /// Takes a link away some time soon.
-    pub(super) fn take(&self, leaving: RemovedLink) {
+    /// Takes a link away batch time soon.
+    pub(super) fn remove(&self, link: RemovedLink) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = &*queue {
             // Without a janitor everything was taken away already.
-            let _ = queue.send(leaving);
+            let _ = queue.send(link);
         }
     }
 
@@ -85,52 +85,53 @@ impl LinkReaper {
 }
 
 /// What the thread works with.
-struct Work {
+struct Worker {
     tag: String,
-    family: Family,
+    names: LinkNames,
     links: Socket,
     rules: Socket,
     addresses: Arc<Addresses>,
 }
 
-impl Work {
+impl Worker {
     fn run(mut self, leaving: &Receiver<RemovedLink>) {
         while let Ok(first) = leaving.recv() {
-            std::thread::sleep(GATHERING);
-            let mut some = vec![first];
-            some.extend(leaving.try_iter());
-            self.remove(&some);
+            std::thread::sleep(BATCH_DELAY);
+            let mut batch = vec![first];
+            batch.extend(leaving.try_iter());
+            self.remove_all(&batch);
         }
     }
 
-    fn remove(&mut self, leaving: &[RemovedLink]) {
-        let found = leaving
+    fn remove_all(&mut self, links: &[RemovedLink]) {
+        let found = links
             .iter()
-            .map(|leaving| veth::find(&mut self.links, &leaving.name));
+            .map(|link| veth::find(&mut self.links, &link.name));
         let found: Vec<_> = found.collect();
         // One that went with its namespace cannot say any more whether it was used.
         let used: Vec<bool> = found
             .iter()
-            .map(|f| f.as_ref().map_or(true, |f| f.used))
+            .map(|f| f.as_ref().map_or(true, |f| f.has_sent))
             .collect();
-        let there: Vec<_> = found.into_iter().flatten().collect();
-        if veth::delete(&mut self.links, &self.family, &there).is_err() {
+        let existing: Vec<_> = found.into_iter().flatten().collect();
+        if veth::delete(&mut self.links, &self.names, &existing).is_err() {
             // Their addresses are lost to this instance; the links go with it.
             return;
         }
-        let policies = leaving.iter().map(|one| (one.address, &one.policy));
-        if firewall::forget(&mut self.rules, &self.tag, policies.clone()).is_err() {
+        let policies = links.iter().map(|link| (link.address, &link.policy));
+        if firewall::remove_policies(&mut self.rules, &self.tag, policies.clone()).is_err() {
             // One that is not there spoils it for all.
             for policy in policies {
-                let _ = firewall::forget(&mut self.rules, &self.tag, std::iter::once(policy));
+                let _ =
+                    firewall::remove_policies(&mut self.rules, &self.tag, std::iter::once(policy));
             }
         }
-        for (leaving, used) in leaving.iter().zip(used) {
+        for (link, used) in links.iter().zip(used) {
             if used {
                 // Older kernels cannot: then flows end by their own clocks.
-                let _ = conntrack::delete_flows(&mut self.rules, leaving.address);
+                let _ = conntrack::delete_flows(&mut self.rules, link.address);
             }
-            self.addresses.give_back(leaving.address);
+            self.addresses.release(link.address);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's binary conversations about links, rules and sockets: messages, attributes, answers.
+//! The kernel's binary conversations about links, rules and sockets: messages, attributes, expected_replies.
 //!
 //! Blocking, and in the network namespace of the thread that opened the socket. Written by hand,
 //! because half of what is said here (elements of rules, flows) no crate can say, and because
@@ -40,20 +40,20 @@ const NESTED: u16 = 0x8000;
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     bytes: Vec<u8>,
-    /// How many answers will end the conversation.
-    answers: usize,
+    /// How many expected_replies will end the conversation.
+    expected_replies: usize,
     next: u32,
     /// Where the last message begins.
     last: usize,
 }
 
 impl Batch {
-    /// Adds a message: its fixed part, then its attributes.
+    /// Adds a message: its header part, then its attributes.
     pub(super) fn message(
         &mut self,
         kind: u16,
         flags: u16,
-        fixed: &[u8],
+        header: &[u8],
         attributes: impl FnOnce(&mut Self),
     ) {
         let start = self.bytes.len();
@@ -65,12 +65,12 @@ impl Batch {
         self.bytes.extend((REQUEST | flags).to_ne_bytes());
         self.bytes.extend(sequence.to_ne_bytes());
         self.bytes.extend(0_u32.to_ne_bytes());
-        self.bytes.extend(fixed);
+        self.bytes.extend(header);
         self.pad();
         attributes(self);
         let length = (self.bytes.len() - start) as u32;
         self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
-        self.answers += usize::from(flags & (ACK | DUMP) != 0);
+        self.expected_replies += usize::from(flags & (ACK | DUMP) != 0);
     }
 
     /// Adds an attribute.
@@ -86,25 +86,25 @@ impl Batch {
         self.attribute(kind, &[value.as_bytes(), b"\0"].concat());
     }
 
-    /// Adds an attribute made of attributes, after a fixed part if it has one.
-    pub(super) fn nested(&mut self, kind: u16, fixed: &[u8], inside: impl FnOnce(&mut Self)) {
+    /// Adds an attribute made of attributes, after a header part if it has one.
+    pub(super) fn nested(&mut self, kind: u16, header: &[u8], attributes: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend(0_u16.to_ne_bytes());
         self.bytes.extend((kind | NESTED).to_ne_bytes());
-        self.bytes.extend(fixed);
+        self.bytes.extend(header);
         self.pad();
-        inside(self);
+        attributes(self);
         let length = (self.bytes.len() - start) as u16;
         self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
     /// Wants to know how the last message went. Errors are told in any case; thousands of good
-    /// answers would not fit into the socket.
+    /// expected_replies would not fit into the socket.
     pub(super) fn acknowledge(&mut self) {
         if let Some(flags) = self.bytes.get_mut(self.last + 6..self.last + 8) {
             let old = u16::from_ne_bytes([flags[0], flags[1]]);
             flags.copy_from_slice(&(old | ACK).to_ne_bytes());
-            self.answers += 1;
+            self.expected_replies += 1;
         }
     }
 
@@ -131,19 +131,19 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Opens one in the network namespace of this thread.
-    pub(super) fn open(about: Option<Protocol>) -> io::Result<Self> {
-        Self::listen(about, 0)
+    pub(super) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        Self::listen(protocol, 0)
     }
 
     /// Opens one that also hears what is told to groups of listeners.
-    pub(super) fn listen(about: Option<Protocol>, groups: u32) -> io::Result<Self> {
+    pub(super) fn listen(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let family = AddressFamily::NETLINK;
-        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, about)?;
+        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        // The kernel answers at once. Should it not, an error is better than a thread that hangs.
-        let patience = Some(Duration::from_secs(20));
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, patience)?;
+        // The kernel expected_replies at once. Should it not, an error is better than a thread that hangs.
+        let timeout = Some(Duration::from_secs(20));
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, timeout)?;
         Ok(Self {
             socket,
             buffer: vec![0; 64 << 10],
@@ -151,7 +151,7 @@ impl Socket {
     }
 
     /// Waits for the next messages that nobody asked for.
-    pub(super) fn hear(&mut self) -> io::Result<Vec<Reply>> {
+    pub(super) fn receive(&mut self) -> io::Result<Vec<Reply>> {
         let (_, length) = rustix::net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC)?;
         let bytes = self.buffer.get(..length);
         Ok(Messages(bytes.ok_or(io::ErrorKind::InvalidData)?).collect())
@@ -159,11 +159,11 @@ impl Socket {
 
     /// Sends a batch and waits until all of it was answered: the messages that are not mere
     /// acknowledgements, or the first error.
-    pub(super) fn ask(&mut self, batch: &Batch) -> io::Result<Vec<Reply>> {
+    pub(super) fn request(&mut self, batch: &Batch) -> io::Result<Vec<Reply>> {
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.socket, &batch.bytes, SendFlags::empty(), &kernel)?;
-        let (mut replies, mut failed, mut open) = (Vec::new(), None, batch.answers);
-        while open > 0 {
+        let (mut replies, mut failed, mut pending) = (Vec::new(), None, batch.expected_replies);
+        while pending > 0 {
             let (_, length) =
                 rustix::net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC)?;
             let bytes = self
@@ -178,9 +178,9 @@ impl Socket {
                     .map_or(0, |b| i32::from_ne_bytes(*b));
                 if end && status < 0 {
                     failed.get_or_insert(-status);
-                    open = 0;
+                    pending = 0;
                 } else if end {
-                    open = open.saturating_sub(1);
+                    pending = pending.saturating_sub(1);
                 } else {
                     replies.push(reply);
                 }

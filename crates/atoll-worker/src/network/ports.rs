@@ -10,7 +10,7 @@ use atoll_model::Error;
 use super::netlink::{Batch, DUMP, SOCK_DIAG, Socket};
 use crate::error::{internal, jail};
 
-const BY_FAMILY: u16 = 20;
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TCP: u8 = 6;
 /// The bit of the state `LISTEN`.
 const LISTEN: u32 = 1 << 10;
@@ -53,16 +53,16 @@ fn dump(socket: &mut Socket, family: u8) -> io::Result<Vec<SocketAddr>> {
     // No particular socket.
     request.resize(56, 0);
     let mut batch = Batch::default();
-    batch.message(BY_FAMILY, DUMP, &request, |_| {});
-    let replies = socket.ask(&batch)?;
+    batch.message(SOCK_DIAG_BY_FAMILY, DUMP, &request, |_| {});
+    let replies = socket.request(&batch)?;
     Ok(replies
         .iter()
-        .filter_map(|reply| read(&reply.body))
+        .filter_map(|reply| parse(&reply.body))
         .collect())
 }
 
 /// Reads family, port and address out of a description of a socket.
-fn read(body: &[u8]) -> Option<SocketAddr> {
+fn parse(body: &[u8]) -> Option<SocketAddr> {
     let port = u16::from_be_bytes(body.get(4..6)?.try_into().ok()?);
     let address: IpAddr = match *body.first()? {
         INET => Ipv4Addr::from(<[u8; 4]>::try_from(body.get(8..12)?).ok()?).into(),

@@ -11,33 +11,33 @@ use super::firewall;
 use super::netlink::{NETFILTER, Socket};
 
 /// The group that hears about changes of tables.
-const CHANGES: u32 = 1 << 6;
+const NFNLGRP_NFTABLES: u32 = 1 << 6;
 
 /// Starts the guard of a network, in the network namespace of this thread. It ends when the network
 /// is closed, which deletes the table, or dropped.
-pub(super) fn start(ready: &Arc<ActiveNetwork>) -> io::Result<()> {
-    let events = Socket::listen(NETFILTER, CHANGES)?;
-    let questions = firewall::open()?;
-    let ready = Arc::downgrade(ready);
+pub(super) fn start(network: &Arc<ActiveNetwork>) -> io::Result<()> {
+    let events = Socket::listen(NETFILTER, NFNLGRP_NFTABLES)?;
+    let queries = firewall::open()?;
+    let network = Arc::downgrade(network);
     std::thread::Builder::new()
-        .name("atoll-guard".into())
+        .name("atoll-nftables".into())
         .stack_size(256 << 10)
-        .spawn(move || watch(&ready, events, questions))
+        .spawn(move || watch(&network, events, queries))
         .map(drop)
 }
 
-fn watch(ready: &Weak<ActiveNetwork>, mut events: Socket, mut questions: Socket) {
+fn watch(network: &Weak<ActiveNetwork>, mut events: Socket, mut queries: Socket) {
     loop {
         // Too much at once, or nothing for a while: look oneself.
-        let look = events
-            .hear()
-            .map_or(true, |heard| heard.iter().any(firewall::is_deletion));
-        let Some(ready) = ready.upgrade().filter(|ready| !ready.is_closed()) else {
+        let check = events.receive().map_or(true, |events_received| {
+            events_received.iter().any(firewall::is_table_deletion)
+        });
+        let Some(network) = network.upgrade().filter(|network| !network.is_closed()) else {
             return;
         };
-        if look && let Ok(false) = firewall::exists(&mut questions, &ready.tag) {
+        if check && let Ok(false) = firewall::exists(&mut queries, &network.tag) {
             // Where this fails the links stay shut, and it is tried again after a while.
-            let _ = ready.restore();
+            let _ = network.restore();
         }
     }
 }

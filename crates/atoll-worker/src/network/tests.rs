@@ -17,27 +17,32 @@ use atoll_model::{Policy, Verdict};
 use atoll_testkit::wait_for;
 use tokio::io::AsyncReadExt;
 
-use self::world::{Guest, HOST, PRIVATE, PUBLIC, WEB, World, arrives, copy, echo, serve, sh};
+use self::world::{
+    HOST, PRIVATE, PUBLIC, TestSandbox, WEB_PORT, World, copy, echo, is_delivered, serve, sh,
+};
 use super::{Config, Network, Resolvers, dial, inventory, ports, remove_leftovers};
 
 #[test]
 fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
+        let (sandbox, neighbour) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
         let other = Network::new("bbbb", world.config(), None).expect("a network");
-        let stranger = Guest::join(&other).await;
-        let gateway = guest.link.ready.gateway().to_string();
-        let near = [&neighbour, &stranger].map(|guest| guest.link.address().to_string());
+        let foreign_sandbox = TestSandbox::attach(&other).await;
+        let gateway = sandbox.link.network.gateway().to_string();
+        let near = [&neighbour, &foreign_sandbox].map(|sandbox| sandbox.link.address().to_string());
         let refused: Vec<&str> = PRIVATE
             .into_iter()
             .chain([HOST, &gateway, &near[0], &near[1]])
             .collect();
         for address in PUBLIC {
-            guest.reach(address).expect(address);
+            sandbox.reach(address).expect(address);
         }
         for address in &refused {
-            let error = guest.reach(address).expect_err(address);
+            let error = sandbox.reach(address).expect_err(address);
             assert_eq!(
                 error.kind(),
                 std::io::ErrorKind::ConnectionRefused,
@@ -46,14 +51,14 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         }
         // Datagrams neither.
         let servers = [
-            netns::within(world.internet.as_fd(), world::datagrams).expect("internet"),
-            world::datagrams(),
-            neighbour.inside(world::datagrams),
-            stranger.inside(world::datagrams),
+            netns::within(world.internet.as_fd(), world::udp_socket).expect("internet"),
+            world::udp_socket(),
+            neighbour.inside(world::udp_socket),
+            foreign_sandbox.inside(world::udp_socket),
         ];
-        let client = guest.inside(world::datagrams);
+        let client = sandbox.inside(world::udp_socket);
         for address in &refused {
-            let _ = client.send_to(address.as_bytes(), (*address, world::TALK));
+            let _ = client.send_to(address.as_bytes(), (*address, world::ECHO_PORT));
         }
         let heard = |server: &UdpSocket| {
             let mut buffer = [0; 32];
@@ -62,9 +67,9 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         };
         assert_eq!(servers.each_ref().map(heard), [const { None }; 4]);
         // Not even by a policy that says so, if one could.
-        guest.obey(&["0.0.0.0/0"], &[], Deny).await;
+        sandbox.set_policy(&["0.0.0.0/0"], &[], Deny).await;
         for address in &refused {
-            guest.reach(address).expect_err(address);
+            sandbox.reach(address).expect_err(address);
         }
         // Without our rules, but with their masquerade, everybody answers.
         for tag in ["aaaa", "bbbb"] {
@@ -74,12 +79,12 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
         sh("nft add chain ip nat out '{ type nat hook postrouting priority 100; }'");
         sh("nft add rule ip nat out oifname up0 masquerade");
         for address in refused {
-            guest.reach(address).expect(address);
+            sandbox.reach(address).expect(address);
             client
-                .send_to(address.as_bytes(), (address, world::TALK))
+                .send_to(address.as_bytes(), (address, world::ECHO_PORT))
                 .expect("send");
-            let said = servers.iter().find_map(heard);
-            assert_eq!(said.expect("a word"), address);
+            let response = servers.iter().find_map(heard);
+            assert_eq!(response.expect("a word"), address);
         }
     });
 }
@@ -88,7 +93,10 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
 fn a_policy_is_obeyed_by_address_and_port() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let (guest, free) = (Guest::join(&network).await, Guest::join(&network).await);
+        let (sandbox, free) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
         type Case<'a> = (&'a [&'a str], &'a [&'a str], Verdict, [bool; 2]);
         let cases: [Case<'_>; 9] = [
             (&[], &[], Allow, [true, true]),
@@ -107,8 +115,8 @@ fn a_policy_is_obeyed_by_address_and_port() {
             (&["8.8.8.8"], &["0.0.0.0/0"], Allow, [false, false]),
         ];
         for (allow, deny, default, expected) in cases {
-            guest.obey(allow, deny, default).await;
-            let reached = PUBLIC.map(|address| guest.reach(address).is_ok());
+            sandbox.set_policy(allow, deny, default).await;
+            let reached = PUBLIC.map(|address| sandbox.reach(address).is_ok());
             assert_eq!(reached, expected, "{allow:?} {deny:?} {default:?}");
             assert!(
                 PUBLIC.iter().all(|address| free.reach(address).is_ok()),
@@ -122,23 +130,25 @@ fn a_policy_is_obeyed_by_address_and_port() {
 fn a_change_of_policy_cuts_what_is_established() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let guest = Guest::join(&network).await;
-        let [cut, kept] = PUBLIC.map(|address| guest.reach(address).expect(address));
+        let sandbox = TestSandbox::attach(&network).await;
+        let [cut, kept] = PUBLIC.map(|address| sandbox.reach(address).expect(address));
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
         let server = server.expect("internet").expect("bind");
-        let client = guest.inside(|| UdpSocket::bind("0.0.0.0:7")).expect("bind");
-        assert!(arrives(&client, &server, "1.1.1.1:7"));
+        let client = sandbox
+            .inside(|| UdpSocket::bind("0.0.0.0:7"))
+            .expect("bind");
+        assert!(is_delivered(&client, &server, "1.1.1.1:7"));
         // A server that goes on talking: no word of it may come in.
         let back = format!("{HOST}:7");
-        assert!(arrives(&server, &client, &back));
-        guest.obey(&[], &["1.1.1.1"], Allow).await;
-        assert!(!arrives(&server, &client, &back));
-        assert!(!arrives(&client, &server, "1.1.1.1:7"));
+        assert!(is_delivered(&server, &client, &back));
+        sandbox.set_policy(&[], &["1.1.1.1"], Allow).await;
+        assert!(!is_delivered(&server, &client, &back));
+        assert!(!is_delivered(&client, &server, "1.1.1.1:7"));
         assert!(echo(&cut).is_err());
         echo(&kept).expect("the other goes on");
-        guest.obey(&[], &[], Allow).await;
+        sandbox.set_policy(&[], &[], Allow).await;
         assert!(
-            arrives(&server, &client, &back),
+            is_delivered(&server, &client, &back),
             "the same probe with the rule removed"
         );
     });
@@ -148,47 +158,50 @@ fn a_change_of_policy_cuts_what_is_established() {
 fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
+        let (sandbox, neighbour) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
         let server = server.expect("internet").expect("bind");
         let here = UdpSocket::bind("[::]:7").expect("bind");
-        let link = guest.link.name.clone();
-        let inside = guest.inside(|| sh("ip addr show eth0"));
+        let link = sandbox.link.name.clone();
+        let inside = sandbox.inside(|| sh("ip addr show eth0"));
         assert!(!inside.contains("inet6"), "{inside}");
-        let nowhere = guest.inside(|| {
+        let nowhere = sandbox.inside(|| {
             let socket = UdpSocket::bind("[::]:0").expect("bind");
             socket.connect("[2001:db8::1]:7")
         });
         assert!(nowhere.is_err());
         assert!(!sh(&format!("ip addr show {link}")).contains("inet6"));
         sh(&format!("ip addr add fd99::1/64 dev {link} nodad"));
-        let [own, of_neighbour, of_internet, six] = guest.inside(|| {
+        let [own, of_neighbour, of_internet, six] = sandbox.inside(|| {
             // As if it had every right in its namespace.
             sh("ip addr add fd99::2/64 dev eth0 nodad");
             sh(&format!("ip addr add {} dev lo", neighbour.link.address()));
             sh("ip addr add 9.9.9.9 dev lo");
             [
-                format!("{}:7", guest.link.address()),
+                format!("{}:7", sandbox.link.address()),
                 format!("{}:7", neighbour.link.address()),
                 "9.9.9.9:7".to_owned(),
                 "[fd99::2]:7".to_owned(),
             ]
             .map(|address| UdpSocket::bind(&address).expect(&address))
         });
-        assert!(arrives(&own, &server, "1.1.1.1:7"));
-        assert!(!arrives(&of_neighbour, &server, "1.1.1.1:7"));
-        assert!(!arrives(&of_internet, &server, "1.1.1.1:7"));
-        assert!(!arrives(&six, &here, "[fd99::1]:7"));
+        assert!(is_delivered(&own, &server, "1.1.1.1:7"));
+        assert!(!is_delivered(&of_neighbour, &server, "1.1.1.1:7"));
+        assert!(!is_delivered(&of_internet, &server, "1.1.1.1:7"));
+        assert!(!is_delivered(&six, &here, "[fd99::1]:7"));
         // Without the rule.
         sh("nft flush chain inet atoll_aaaa leaving");
-        assert!(arrives(&of_neighbour, &server, "1.1.1.1:7"));
-        assert!(arrives(&of_internet, &server, "1.1.1.1:7"));
+        assert!(is_delivered(&of_neighbour, &server, "1.1.1.1:7"));
+        assert!(is_delivered(&of_internet, &server, "1.1.1.1:7"));
         assert!(
-            !arrives(&six, &here, "[fd99::1]:7"),
+            !is_delivered(&six, &here, "[fd99::1]:7"),
             "there is a second line"
         );
         sh("nft flush chain inet atoll_aaaa to_host");
-        assert!(arrives(&six, &here, "[fd99::1]:7"));
+        assert!(is_delivered(&six, &here, "[fd99::1]:7"));
     });
 }
 
@@ -220,18 +233,18 @@ fn nothing_is_lost_right_after_a_link_was_made() {
 fn rules_that_somebody_takes_away_come_back_with_the_policies() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let guest = Guest::join(&network).await;
-        guest.obey(&[], &["9.9.9.9"], Allow).await;
+        let sandbox = TestSandbox::attach(&network).await;
+        sandbox.set_policy(&[], &["9.9.9.9"], Allow).await;
         for _ in 0..2 {
             // What reloading a firewall does.
             sh("nft flush ruleset");
             wait_for("the rules", Duration::from_mins(1), || {
                 let listed = sh("nft list ruleset; ip link show up");
-                listed.contains(": jump out_") && listed.contains(&guest.link.name)
+                listed.contains(": jump out_") && listed.contains(&sandbox.link.name)
             });
-            guest.reach("1.1.1.1").expect("public");
+            sandbox.reach("1.1.1.1").expect("public");
             for address in ["9.9.9.9", HOST, "10.0.0.1"] {
-                guest.reach(address).expect_err(address);
+                sandbox.reach(address).expect_err(address);
             }
         }
         network.tear_down().await.expect("dismantle");
@@ -246,12 +259,12 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
 fn no_address_of_the_host_comes_or_goes_with_a_sandbox() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let first = Guest::join(&network).await;
-        let gateway = first.link.ready.gateway().to_string();
+        let first = TestSandbox::attach(&network).await;
+        let gateway = first.link.network.gateway().to_string();
         let addresses = || sh("ip -o address");
         let before = addresses();
         assert!(before.contains(&gateway), "{before}");
-        let second = Guest::join(&network).await;
+        let second = TestSandbox::attach(&network).await;
         second.reach("1.1.1.1").expect("public");
         assert_eq!(addresses(), before);
         let name = second.link.name.clone();
@@ -277,8 +290,8 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
                 } else {
                     [1, 1, 1, 1]
                 };
-                let said = dns::answer(&buffer[..length], &[(1, &address)]);
-                upstream.send_to(&said, from).expect("send");
+                let response = dns::answer(&buffer[..length], &[(1, &address)]);
+                upstream.send_to(&response, from).expect("send");
             }
         });
         let config = Config {
@@ -286,10 +299,10 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
             ..world.config()
         };
         let network = Network::new("aaaa", config, None).expect("a network");
-        let guest = Guest::join(&network).await;
+        let sandbox = TestSandbox::attach(&network).await;
         // Names are answered even if nothing else may be reached.
-        guest.obey(&[], &[], Deny).await;
-        let server = guest.link.resolv_conf();
+        sandbox.set_policy(&[], &[], Deny).await;
+        let server = sandbox.link.resolv_conf();
         let server = server
             .trim()
             .strip_prefix("nameserver ")
@@ -306,11 +319,13 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
                 .recv(&mut buffer)
                 .map(|length| buffer[..length].to_vec())
         };
-        let inside = guest.inside(|| UdpSocket::bind("0.0.0.0:0")).expect("bind");
-        let said = ask(&inside, "example.com").expect("an answer");
-        assert!(said.ends_with(&[1, 1, 1, 1]));
-        let said = ask(&inside, "metadata.example.com").expect("an answer");
-        assert_eq!((said[3] & 0xf, said[7]), (0, 0));
+        let inside = sandbox
+            .inside(|| UdpSocket::bind("0.0.0.0:0"))
+            .expect("bind");
+        let response = ask(&inside, "example.com").expect("an answer");
+        assert!(response.ends_with(&[1, 1, 1, 1]));
+        let response = ask(&inside, "metadata.example.com").expect("an answer");
+        assert_eq!((response[3] & 0xf, response[7]), (0, 0));
         // A neighbour of the host that knows the way.
         let outside = netns::within(world.internet.as_fd(), || {
             sh(&format!("ip route add {server} via {HOST}"));
@@ -330,11 +345,11 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
 fn nothing_comes_in_but_answers() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let guest = Guest::join(&network).await;
-        let address = guest.link.address();
-        let try_it = || {
+        let sandbox = TestSandbox::attach(&network).await;
+        let address = sandbox.link.address();
+        let connect_in = || {
             netns::within(world.internet.as_fd(), || {
-                world::connect(&format!("{address}:{WEB}"))
+                world::connect(&format!("{address}:{WEB_PORT}"))
             })
             .expect("internet")
         };
@@ -342,11 +357,11 @@ fn nothing_comes_in_but_answers() {
             sh(&format!("ip route add {address} via {HOST}"));
         })
         .expect("internet");
-        assert!(try_it().is_err());
+        assert!(connect_in().is_err());
         for chain in ["arriving", "leaving", "beyond", "postrouting"] {
             sh(&format!("nft flush chain inet atoll_aaaa {chain}"));
         }
-        try_it().expect("the same without the rules");
+        connect_in().expect("the same without the rules");
     });
 }
 
@@ -358,7 +373,10 @@ fn a_sandbox_with_many_connections_leaves_some_to_others() {
             ..world.config()
         };
         let network = Network::new("aaaa", config, None).expect("a network");
-        let (greedy, other) = (Guest::join(&network).await, Guest::join(&network).await);
+        let (greedy, other) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
         let held: Vec<_> = (0..5)
             .map(|_| greedy.reach("1.1.1.1").expect("within the limit"))
             .collect();
@@ -377,17 +395,17 @@ fn links() -> String {
 fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        let guest = Guest::join(&network).await;
-        guest.obey(&["1.1.1.1"], &["9.9.9.9:1"], Deny).await;
-        let _open = guest.reach("1.1.1.1").expect("public");
-        let address = guest.link.address().to_string();
+        let sandbox = TestSandbox::attach(&network).await;
+        sandbox.set_policy(&["1.1.1.1"], &["9.9.9.9:1"], Deny).await;
+        let _open = sandbox.reach("1.1.1.1").expect("public");
+        let address = sandbox.link.address().to_string();
         let remembered = || {
             let flows = std::fs::read_to_string("/proc/thread-self/net/nf_conntrack");
             flows.expect("flows").contains(&format!("src={address} "))
         };
         assert!(remembered());
         assert!(sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
-        let Guest { link, namespace } = guest;
+        let TestSandbox { link, namespace } = sandbox;
         drop(link);
         wait_for("the link to go", Duration::from_mins(1), || {
             links().is_empty()
@@ -411,17 +429,20 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         let [one, other] =
             ["aaaa", "bbbb"].map(|tag| Network::new(tag, world.config(), None).expect("a network"));
         let unused = Network::new("cccc", world.config(), None).expect("a network");
-        let guests = [Guest::join(&one).await, Guest::join(&one).await];
-        let stranger = Guest::join(&other).await;
+        let sandboxes = [
+            TestSandbox::attach(&one).await,
+            TestSandbox::attach(&one).await,
+        ];
+        let foreign_sandbox = TestSandbox::attach(&other).await;
         one.tear_down().await.expect("dismantle");
         unused.tear_down().await.expect("nothing to do");
         let left = links();
-        assert_eq!(left.trim(), stranger.link.name);
-        stranger.reach("1.1.1.1").expect("it goes on");
-        drop(guests);
+        assert_eq!(left.trim(), foreign_sandbox.link.name);
+        foreign_sandbox.reach("1.1.1.1").expect("it goes on");
+        drop(sandboxes);
         // As if its process had been killed.
-        stranger.link.ready.end();
-        std::mem::forget(stranger);
+        foreign_sandbox.link.network.mark_closed();
+        std::mem::forget(foreign_sandbox);
         remove_leftovers("bbbb").expect("collect");
         remove_leftovers("bbbb").expect("nothing left to do");
         assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
@@ -429,9 +450,9 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
 }
 
 /// Whether the forwarder answers a sandbox's query, if only with a failure.
-fn answers_names(guest: &Guest) -> bool {
-    let gateway = guest.link.gateway();
-    guest.inside(|| {
+fn answers_names(sandbox: &TestSandbox) -> bool {
+    let gateway = sandbox.link.gateway();
+    sandbox.inside(|| {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("bind");
         let timeout = Some(Duration::from_secs(5));
         socket.set_read_timeout(timeout).expect("a timeout");
@@ -445,12 +466,12 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
     World::with(async |world| {
         let open = |tag| Network::new(tag, world.config(), None).expect("a network");
         let killed = open("aaaa");
-        let guest = Guest::join(&killed).await;
-        assert!(answers_names(&guest));
-        let stale = guest.link.gateway();
+        let sandbox = TestSandbox::attach(&killed).await;
+        assert!(answers_names(&sandbox));
+        let stale = sandbox.link.gateway();
         // As a SIGKILL leaves it: rules and gateway stay, locks on addresses do not.
         killed.detach().await.expect("leave");
-        drop((guest, killed));
+        drop((sandbox, killed));
         assert_eq!(
             inventory::tags().expect("tags"),
             BTreeSet::from(["aaaa".to_owned()])
@@ -462,16 +483,16 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
         ] {
             sh(change);
             let next = open(tag);
-            let guest = Guest::join(&next).await;
-            assert_ne!(guest.link.gateway(), stale);
-            assert!(answers_names(&guest), "{tag}");
+            let sandbox = TestSandbox::attach(&next).await;
+            assert_ne!(sandbox.link.gateway(), stale);
+            assert!(answers_names(&sandbox), "{tag}");
             next.tear_down().await.expect("dismantle");
         }
         remove_leftovers("aaaa").expect("collect");
         assert!(inventory::tags().expect("tags").is_empty());
         let last = open("dddd");
-        let guest = Guest::join(&last).await;
-        assert_eq!(guest.link.gateway(), stale, "the block is free again");
+        let sandbox = TestSandbox::attach(&last).await;
+        assert_eq!(sandbox.link.gateway(), stale, "the block is free again");
         last.tear_down().await.expect("dismantle");
     });
 }
@@ -481,28 +502,28 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         // As sandboxes have it: a network namespace of their own user namespace.
-        let mut sandbox = Command::new("unshare")
+        let mut process = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "cat"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");
-        let mut talk = sandbox.stdin.take().expect("stdin");
-        talk.write_all(b"x").expect("write");
-        let mut heard = sandbox.stdout.take().expect("stdout");
-        heard.read_exact(&mut [0]).expect("it runs");
-        let namespace = netns::of(sandbox.id() as i32).expect("its namespace");
+        let mut stdin = process.stdin.take().expect("stdin");
+        stdin.write_all(b"x").expect("write");
+        let mut stdout = process.stdout.take().expect("stdout");
+        stdout.read_exact(&mut [0]).expect("it runs");
+        let namespace = netns::of(process.id() as i32).expect("its namespace");
         let link = network.attach(copy(&namespace), Policy::default()).await;
-        let guest = Guest {
+        let sandbox = TestSandbox {
             namespace,
             link: link.expect("a link"),
         };
-        guest.reach("1.1.1.1").expect("public");
-        guest.reach("10.0.0.1").expect_err("private");
-        drop(talk);
-        sandbox.wait().expect("the end");
+        sandbox.reach("1.1.1.1").expect("public");
+        sandbox.reach("10.0.0.1").expect_err("private");
+        drop(stdin);
+        process.wait().expect("the end");
         // Its link went with it, without anybody's doing.
-        let Guest { namespace, link } = guest;
+        let TestSandbox { namespace, link } = sandbox;
         drop(namespace);
         wait_for("the link to go", Duration::from_mins(1), || {
             links().is_empty()

@@ -43,26 +43,26 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
 
-/// The state of a link that works.
-const OPERATES: u8 = 6;
+/// The state of a link that oper_up.
+const OPER_UP: u8 = 6;
 
 /// How the names of all instances' links begin.
 const PREFIX: &str = "atl-";
 
 /// What the end inside is called.
-pub(super) const INSIDE: &str = "eth0";
+pub(super) const SANDBOX_INTERFACE: &str = "eth0";
 
 /// How the links of an instance are told from others: by name, and by the number of a group, which
 /// lets many be deleted at once.
 #[derive(Debug, Clone)]
-pub(super) struct Family {
+pub(super) struct LinkNames {
     prefix: String,
     group: u32,
 }
 
-impl Family {
+impl LinkNames {
     /// That of an instance.
-    pub(super) fn of(tag: &str) -> Self {
+    pub(super) fn new(tag: &str) -> Self {
         // A tag is 4 of 36 characters: 21 bits, with our initials above them and one bit below.
         let number = tag.bytes().fold(0_u32, |sum, byte| {
             let digit = match byte {
@@ -83,35 +83,35 @@ impl Family {
     }
 
     /// The two ends of the gate.
-    fn gate(&self) -> [String; 2] {
+    fn gateway_pair(&self) -> [String; 2] {
         ["gate", "wall"].map(|end| format!("{}{end}", self.prefix))
     }
 
     /// Those that are about to be deleted.
-    fn leaving(&self) -> u32 {
+    fn removal_group(&self) -> u32 {
         self.group | 1
     }
 }
 
 /// A link with us.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct HostLink {
     pub(super) index: u32,
     pub(super) name: String,
     /// Whether anything ever came out of it.
-    pub(super) used: bool,
+    pub(super) has_sent: bool,
     /// Whether what is sent through it arrives.
-    works: bool,
+    oper_up: bool,
     /// The address that it leads to.
     sandbox: Ipv4Addr,
 }
 
 /// The fixed part of a message about a link, with the flags to set.
-fn about(index: u32, flags: u32) -> Vec<u8> {
-    changing(index, flags, flags)
+fn link_header(index: u32, flags: u32) -> Vec<u8> {
+    link_header_with_mask(index, flags, flags)
 }
 
-fn changing(index: u32, flags: u32, mask: u32) -> Vec<u8> {
+fn link_header_with_mask(index: u32, flags: u32, mask: u32) -> Vec<u8> {
     let mut bytes = vec![0; 4];
     bytes.extend(index.to_ne_bytes());
     bytes.extend(flags.to_ne_bytes());
@@ -120,31 +120,31 @@ fn changing(index: u32, flags: u32, mask: u32) -> Vec<u8> {
 }
 
 /// Makes a pair: our end with this name, the other in a sandbox's namespace. Neither is up.
-pub(super) fn pair(
+pub(super) fn create_pair(
     socket: &mut Socket,
-    family: &Family,
+    names: &LinkNames,
     name: &str,
     address: Ipv4Addr,
     namespace: BorrowedFd<'_>,
 ) -> io::Result<u32> {
-    make(socket, family, name, address, Other::In(namespace))
+    create(socket, names, name, address, PeerEnd::Namespace(namespace))
 }
 
 /// Where the other end of a pair is.
 #[derive(Clone, Copy)]
-enum Other<'a> {
+enum PeerEnd<'a> {
     /// In a sandbox's namespace.
-    In(BorrowedFd<'a>),
+    Namespace(BorrowedFd<'a>),
     /// With us, by this name.
-    Here(&'a str),
+    Host(&'a str),
 }
 
-fn make(
+fn create(
     socket: &mut Socket,
-    family: &Family,
+    names: &LinkNames,
     name: &str,
     address: Ipv4Addr,
-    other: Other<'_>,
+    peer: PeerEnd<'_>,
 ) -> io::Result<u32> {
     let [a, b, c, d] = address.octets();
     // Locally administered, and as different from others as the address is.
@@ -156,69 +156,72 @@ fn make(
         batch.attribute(IFLA_NUM_RX_QUEUES, &1_u32.to_ne_bytes());
     };
     let mut batch = Batch::default();
-    batch.message(NEWLINK, ACK | CREATE, &about(0, NOARP), |batch| {
+    batch.message(NEWLINK, ACK | CREATE, &link_header(0, NOARP), |batch| {
         common(batch, name);
-        batch.attribute(IFLA_GROUP, &family.group.to_ne_bytes());
+        batch.attribute(IFLA_GROUP, &names.group.to_ne_bytes());
         batch.nested(IFLA_LINKINFO, &[], |batch| {
             batch.text(INFO_KIND, "veth");
             batch.nested(INFO_DATA, &[], |batch| {
-                batch.nested(VETH_PEER, &about(0, NOARP), |batch| match other {
-                    Other::In(namespace) => {
-                        common(batch, INSIDE);
+                batch.nested(VETH_PEER, &link_header(0, NOARP), |batch| match peer {
+                    PeerEnd::Namespace(namespace) => {
+                        common(batch, SANDBOX_INTERFACE);
                         let namespace = namespace.as_raw_fd().to_ne_bytes();
                         batch.attribute(IFLA_NET_NS_FD, &namespace);
                     }
-                    Other::Here(name) => {
+                    PeerEnd::Host(name) => {
                         common(batch, name);
-                        batch.attribute(IFLA_GROUP, &family.group.to_ne_bytes());
+                        batch.attribute(IFLA_GROUP, &names.group.to_ne_bytes());
                     }
                 });
             });
         });
     });
-    socket.ask(&batch)?;
+    socket.request(&batch)?;
     find(socket, name).map(|found| found.index)
 }
 
 /// Looks a link up by name.
-pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<Found> {
+pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<HostLink> {
     let mut batch = Batch::default();
-    batch.message(GETLINK, ACK, &about(0, 0), |batch| {
+    batch.message(GETLINK, ACK, &link_header(0, 0), |batch| {
         batch.text(IFLA_IFNAME, name);
     });
-    let replies = socket.ask(&batch)?;
-    let found = replies.iter().find_map(|reply| read(&reply.body));
+    let replies = socket.request(&batch)?;
+    let found = replies.iter().find_map(|reply| parse(&reply.body));
     found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
 /// All links of a family with sandboxes.
-pub(super) fn sandboxes(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
-    let gate = family.gate();
-    let mut links = list(socket, family)?;
+pub(super) fn list_sandbox_links(
+    socket: &mut Socket,
+    names: &LinkNames,
+) -> io::Result<Vec<HostLink>> {
+    let gate = names.gateway_pair();
+    let mut links = list(socket, names)?;
     links.retain(|link| !gate.contains(&link.name));
     Ok(links)
 }
 
 /// All links of a family.
-pub(super) fn list(socket: &mut Socket, family: &Family) -> io::Result<Vec<Found>> {
+pub(super) fn list(socket: &mut Socket, names: &LinkNames) -> io::Result<Vec<HostLink>> {
     let mut links = all(socket)?;
-    links.retain(|link| link.name.starts_with(family.prefix()));
+    links.retain(|link| link.name.starts_with(names.prefix()));
     Ok(links)
 }
 
 /// All links of the network namespace, also those of others than instances.
-fn all(socket: &mut Socket) -> io::Result<Vec<Found>> {
+fn all(socket: &mut Socket) -> io::Result<Vec<HostLink>> {
     let mut batch = Batch::default();
-    batch.message(GETLINK, DUMP, &about(0, 0), |_| {});
-    let replies = socket.ask(&batch)?;
+    batch.message(GETLINK, DUMP, &link_header(0, 0), |_| {});
+    let replies = socket.request(&batch)?;
     Ok(replies
         .iter()
-        .filter_map(|reply| read(&reply.body))
+        .filter_map(|reply| parse(&reply.body))
         .collect())
 }
 
 /// The links of all instances: the tag, and the address of the sandbox or of the gateway.
-pub(super) fn inventory(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr)>> {
+pub(super) fn list_owners(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr)>> {
     let links = all(socket)?;
     let ours = links.iter().filter_map(|link| {
         let (tag, _) = link.name.strip_prefix(PREFIX)?.split_once('-')?;
@@ -227,12 +230,12 @@ pub(super) fn inventory(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr
     Ok(ours.collect())
 }
 
-fn read(body: &[u8]) -> Option<Found> {
-    let mut found = Found {
+fn parse(body: &[u8]) -> Option<HostLink> {
+    let mut found = HostLink {
         index: u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?),
         name: String::new(),
-        used: false,
-        works: false,
+        has_sent: false,
+        oper_up: false,
         sandbox: Ipv4Addr::UNSPECIFIED,
     };
     for (kind, value) in attributes(body.get(16..)?) {
@@ -248,8 +251,8 @@ fn read(body: &[u8]) -> Option<Found> {
                     found.sandbox = address.into();
                 }
             }
-            IFLA_OPERSTATE => found.works = value == [OPERATES],
-            IFLA_STATS64 => found.used = value.get(..8)? != [0; 8],
+            IFLA_OPERSTATE => found.oper_up = value == [OPER_UP],
+            IFLA_STATS64 => found.has_sent = value.get(..8)? != [0; 8],
             _ => {}
         }
     }
@@ -257,7 +260,7 @@ fn read(body: &[u8]) -> Option<Found> {
 }
 
 /// Gives an end its address and tells it the other's; a route to that comes with it.
-fn addressed(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
+fn add_address(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
     let mut fixed = vec![rustix::net::AddressFamily::INET.as_raw() as u8, 32, 0, 0];
     fixed.extend(index.to_ne_bytes());
     batch.message(NEWADDR, ACK | REPLACE, &fixed, |batch| {
@@ -269,14 +272,14 @@ fn addressed(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
 /// Whether the kernel knows IPv6, and has to be told not to use it on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ipv6 {
-    Known,
-    Unknown,
+    Available,
+    Missing,
 }
 
 /// Sets an end up, with what else it needs and without IPv6: it gets no address of its own making, and nobody inside may
 /// give it one. A setting below `/proc/sys` would say it more plainly, but with a thousand namespaces just finding the
 /// file there takes longer than all the rest.
-fn set_up(
+fn bring_up(
     socket: &mut Socket,
     index: u32,
     ipv6: Ipv6,
@@ -285,8 +288,8 @@ fn set_up(
     const NO_ADDRESS: u8 = 1;
     let inet6 = rustix::net::AddressFamily::INET6.as_raw();
     let mut batch = Batch::default();
-    batch.message(SETLINK, ACK, &about(index, UP), |batch| {
-        if ipv6 == Ipv6::Known {
+    batch.message(SETLINK, ACK, &link_header(index, UP), |batch| {
+        if ipv6 == Ipv6::Available {
             batch.nested(IFLA_AF_SPEC, &[], |batch| {
                 batch.nested(inet6, &[], |batch| {
                     batch.attribute(ADDR_GEN_MODE, &[NO_ADDRESS]);
@@ -295,41 +298,43 @@ fn set_up(
         }
     });
     with(&mut batch);
-    socket.ask(&batch).map(drop)
+    socket.request(&batch).map(drop)
 }
 
 /// Has this machine be the gateway of a family, if it is not.
-pub(super) fn gate(
+pub(super) fn set_up_gateway(
     socket: &mut Socket,
-    family: &Family,
+    names: &LinkNames,
     gateway: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    let [gate, wall] = family.gate();
+    let [gate, wall] = names.gateway_pair();
     let index = match find(socket, &gate) {
         Ok(found) => found.index,
-        Err(error) if is_gone(&error) => make(socket, family, &gate, gateway, Other::Here(&wall))?,
+        Err(error) if is_gone(&error) => {
+            create(socket, names, &gate, gateway, PeerEnd::Host(&wall))?
+        }
         Err(error) => return Err(error),
     };
-    outside(socket, index, gateway, gateway, ipv6)
+    set_up_addressed_end(socket, index, gateway, gateway, ipv6)
 }
 
 /// Our end of a link: the way to its sandbox, where the gateway speaks.
-pub(super) fn lead(
+pub(super) fn set_up_host_end(
     socket: &mut Socket,
     index: u32,
     gateway: Ipv4Addr,
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    set_up(socket, index, ipv6, |batch| {
-        way(batch, index, gateway, sandbox);
+    bring_up(socket, index, ipv6, |batch| {
+        add_route(batch, index, gateway, sandbox);
     })
 }
 
-fn way(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr) {
+fn add_route(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr) {
     const LINK: u8 = 253;
-    let fixed = route(32, LINK);
+    let fixed = route_header(32, LINK);
     batch.message(NEWROUTE, ACK | REPLACE, &fixed, |batch| {
         batch.attribute(RTA_DST, &sandbox.octets());
         batch.attribute(RTA_OIF, &index.to_ne_bytes());
@@ -338,7 +343,7 @@ fn way(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr) {
 }
 
 /// The fixed part of a message about a route.
-fn route(length: u8, scope: u8) -> [u8; 12] {
+fn route_header(length: u8, scope: u8) -> [u8; 12] {
     const MAIN: u8 = 254;
     const STATIC: u8 = 4;
     const UNICAST: u8 = 1;
@@ -349,41 +354,46 @@ fn route(length: u8, scope: u8) -> [u8; 12] {
 }
 
 /// Our end, with an address.
-pub(super) fn outside(
+pub(super) fn set_up_addressed_end(
     socket: &mut Socket,
     index: u32,
     gateway: Ipv4Addr,
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
-    set_up(socket, index, ipv6, |batch| {
-        addressed(batch, index, gateway, sandbox);
+    bring_up(socket, index, ipv6, |batch| {
+        add_address(batch, index, gateway, sandbox);
     })
 }
 
 /// The end inside, and the way out.
-pub(super) fn inside(
+pub(super) fn set_up_sandbox_end(
     socket: &mut Socket,
     gateway: Ipv4Addr,
     sandbox: Ipv4Addr,
     ipv6: Ipv6,
 ) -> io::Result<()> {
     const ANYWHERE: u8 = 0;
-    let index = find(socket, INSIDE)?.index;
-    set_up(socket, index, ipv6, |batch| {
-        addressed(batch, index, sandbox, gateway);
-        batch.message(NEWROUTE, ACK | CREATE, &route(0, ANYWHERE), |batch| {
-            batch.attribute(RTA_GATEWAY, &gateway.octets());
-            batch.attribute(RTA_OIF, &index.to_ne_bytes());
-        });
+    let index = find(socket, SANDBOX_INTERFACE)?.index;
+    bring_up(socket, index, ipv6, |batch| {
+        add_address(batch, index, sandbox, gateway);
+        batch.message(
+            NEWROUTE,
+            ACK | CREATE,
+            &route_header(0, ANYWHERE),
+            |batch| {
+                batch.attribute(RTA_GATEWAY, &gateway.octets());
+                batch.attribute(RTA_OIF, &index.to_ne_bytes());
+            },
+        );
     })
 }
 
-/// Waits until our end works. When the other end comes up, the kernel notes it some time later, and
+/// Waits until our end oper_up. When the other end comes up, the kernel notes it some time later, and
 /// drops what is sent until then: a first answer would be lost. Kernels since 6.8 do it when asked.
-pub(super) fn settle(socket: &mut Socket, name: &str) -> io::Result<()> {
+pub(super) fn wait_oper_up(socket: &mut Socket, name: &str) -> io::Result<()> {
     let (mut pause, begin) = (Duration::from_micros(50), Instant::now());
-    while !find(socket, name)?.works {
+    while !find(socket, name)?.oper_up {
         if begin.elapsed() > Duration::from_secs(5) {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -395,24 +405,29 @@ pub(super) fn settle(socket: &mut Socket, name: &str) -> io::Result<()> {
 
 /// What [`switch`] does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Switch {
+pub(super) enum LinkState {
     /// The kernel has forgotten the way meanwhile.
-    On {
+    Up {
         gateway: Ipv4Addr,
     },
-    Off,
+    Down,
 }
 
 /// Lets links pass something again, or nothing.
-pub(super) fn switch(socket: &mut Socket, links: &[Found], to: Switch) -> io::Result<()> {
-    let flags = if to == Switch::Off { 0 } else { UP };
+pub(super) fn set_state(socket: &mut Socket, links: &[HostLink], to: LinkState) -> io::Result<()> {
+    let flags = if to == LinkState::Down { 0 } else { UP };
     for link in links {
         let mut batch = Batch::default();
-        batch.message(SETLINK, ACK, &changing(link.index, flags, UP), |_| {});
-        if let Switch::On { gateway } = to {
-            way(&mut batch, link.index, gateway, link.sandbox);
+        batch.message(
+            SETLINK,
+            ACK,
+            &link_header_with_mask(link.index, flags, UP),
+            |_| {},
+        );
+        if let LinkState::Up { gateway } = to {
+            add_route(&mut batch, link.index, gateway, link.sandbox);
         }
-        match socket.ask(&batch) {
+        match socket.request(&batch) {
             Err(error) if !is_gone(&error) => return Err(error),
             _ => {}
         }
@@ -421,14 +436,14 @@ pub(super) fn switch(socket: &mut Socket, links: &[Found], to: Switch) -> io::Re
 }
 
 /// Deletes links that are still there, all at once: one by one each would take some 25 ms.
-pub(super) fn delete(socket: &mut Socket, family: &Family, links: &[Found]) -> io::Result<()> {
+pub(super) fn delete(socket: &mut Socket, names: &LinkNames, links: &[HostLink]) -> io::Result<()> {
     let mut moved = 0;
     for link in links {
         let mut batch = Batch::default();
-        batch.message(SETLINK, ACK, &about(link.index, 0), |batch| {
-            batch.attribute(IFLA_GROUP, &family.leaving().to_ne_bytes());
+        batch.message(SETLINK, ACK, &link_header(link.index, 0), |batch| {
+            batch.attribute(IFLA_GROUP, &names.removal_group().to_ne_bytes());
         });
-        match socket.ask(&batch) {
+        match socket.request(&batch) {
             Ok(_) => moved += 1,
             Err(error) if is_gone(&error) => {}
             Err(error) => return Err(error),
@@ -438,10 +453,10 @@ pub(super) fn delete(socket: &mut Socket, family: &Family, links: &[Found]) -> i
         return Ok(());
     }
     let mut batch = Batch::default();
-    batch.message(DELLINK, ACK, &about(0, 0), |batch| {
-        batch.attribute(IFLA_GROUP, &family.leaving().to_ne_bytes());
+    batch.message(DELLINK, ACK, &link_header(0, 0), |batch| {
+        batch.attribute(IFLA_GROUP, &names.removal_group().to_ne_bytes());
     });
-    match socket.ask(&batch) {
+    match socket.request(&batch) {
         Err(error) if !is_gone(&error) => Err(error),
         _ => Ok(()),
     }

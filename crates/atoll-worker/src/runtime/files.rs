@@ -53,7 +53,7 @@ impl LocalRuntime {
         path: &[u8],
         attributes: Attributes,
     ) -> Result<FileWriter, Error> {
-        files::put(self.find(id)?, caller, path, attributes).await
+        files::write_with_attributes(self.find(id)?, caller, path, attributes).await
     }
 
     /// Details of a path, with its extended attributes that begin with `prefix`.
@@ -85,7 +85,7 @@ impl LocalRuntime {
     }
 
     async fn work(&self, id: &SandboxId, caller: &Caller, work: FileWork) -> Result<(), Error> {
-        files::simple(self.find(id)?, caller, work, 1)
+        files::call(self.find(id)?, caller, work, 1)
             .await
             .map(|_| ())
     }
@@ -102,7 +102,7 @@ impl LocalRuntime {
             path: path.into(),
             follow,
         };
-        let (entries, _) = files::simple(self.find(id)?, caller, work, 1).await?;
+        let (entries, _) = files::call(self.find(id)?, caller, work, 1).await?;
         entries
             .into_iter()
             .next()
@@ -124,7 +124,7 @@ impl LocalRuntime {
             depth,
             limit,
         };
-        files::simple(self.find(id)?, caller, work, limit as usize).await
+        files::call(self.find(id)?, caller, work, limit as usize).await
     }
 
     /// Creates a directory. With `parents`, missing parents are created and an existing directory

@@ -70,8 +70,8 @@ impl Style {
                 let _ = write!(out, ";4:{kind}");
             }
         }
-        color(out, self.foreground, 30, 90, 38);
-        color(out, self.background, 40, 100, 48);
+        write_color(out, self.foreground, 30, 90, 38);
+        write_color(out, self.background, 40, 100, 48);
         match self.line {
             Color::Default => {}
             Color::Index(index) => {
@@ -85,7 +85,7 @@ impl Style {
     }
 }
 
-fn color(out: &mut String, color: Color, dark: u8, bright: u8, long: u8) {
+fn write_color(out: &mut String, color: Color, dark: u8, bright: u8, long: u8) {
     let _ = match color {
         Color::Default => Ok(()),
         Color::Index(index @ 0..8) => write!(out, ";{}", dark + index),
@@ -103,19 +103,19 @@ pub(super) enum Width {
     /// It also takes the cell behind.
     Wide,
     /// It is the cell behind.
-    Behind,
+    Continuation,
 }
 
 /// Marks kept on one character. What is piled above is not shown: cells have one size, so that a
 /// screen has one, whatever is written on it.
-const MARKS: usize = 3;
+const MAX_MARKS: usize = 3;
 
 /// One cell: 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cell {
     /// NUL where nothing was written since it was erased.
     base: char,
-    marks: [char; MARKS],
+    marks: [char; MAX_MARKS],
     pub(super) width: Width,
     pub(super) style: Style,
 }
@@ -136,12 +136,12 @@ impl Cell {
     }
 
     /// Something was written here.
-    pub(super) fn written(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.base != '\0'
     }
 
     /// Adds a character that has no width of its own.
-    pub(super) fn mark(&mut self, mark: char) {
+    pub(super) fn add_mark(&mut self, mark: char) {
         if let Some(free) = self.marks.iter_mut().find(|free| **free == '\0') {
             *free = mark;
         }
@@ -149,7 +149,7 @@ impl Cell {
 
     /// Appends the character with its marks; a space for an empty cell.
     pub(super) fn write(&self, out: &mut String) {
-        out.push(if self.written() { self.base } else { ' ' });
+        out.push(if self.is_written() { self.base } else { ' ' });
         out.extend(self.marks.iter().filter(|mark| **mark != '\0'));
     }
 }

@@ -7,20 +7,20 @@ use super::print::translate;
 use super::terminal::{Charset, PASSIVE, Terminal};
 
 /// The longest title that is kept.
-const TITLE: usize = 1024;
+const MAX_TITLE_BYTES: usize = 1024;
 
 impl Perform for Terminal {
-    fn ascii(&mut self, mut text: &[u8]) {
+    fn print_ascii(&mut self, mut text: &[u8]) {
         let charset = self.cursor.charsets.get(self.cursor.shift);
         let charset = charset.copied().unwrap_or_default();
         if charset != Charset::Ascii || self.modes.insert || !self.modes.wrap {
             for byte in text {
-                self.write(translate(charset, *byte), 1);
+                self.print_char(translate(charset, *byte), 1);
             }
             return;
         }
         while !text.is_empty() {
-            self.wrap();
+            self.wrap_if_pending();
             let (row, column, style) = (self.cursor.row, self.cursor.column, self.cursor.style);
             let (now, later) = text.split_at(text.len().min(self.size.columns - column));
             self.row().put_ascii(column, now, style);
@@ -31,57 +31,57 @@ impl Perform for Terminal {
         }
     }
 
-    fn character(&mut self, character: char) {
+    fn print(&mut self, character: char) {
         match character.width() {
-            Some(0) => self.mark(character),
-            Some(width) => self.write(character, width.min(2)),
+            Some(0) => self.add_mark(character),
+            Some(width) => self.print_char(character, width.min(2)),
             None => {}
         }
     }
 
-    fn control(&mut self, byte: u8) {
+    fn execute(&mut self, byte: u8) {
         self.last = None;
         match byte {
             0x08 => {
                 let column = self.cursor.column;
-                self.column(column.saturating_sub(1));
+                self.move_to_column(column.saturating_sub(1));
             }
             0x09 => self.tab(1),
             0x0a..=0x0c => {
-                self.down();
+                self.line_feed();
                 if self.modes.newline {
-                    self.column(0);
+                    self.move_to_column(0);
                 }
                 self.cursor.pending = false;
             }
-            0x0d => self.column(0),
+            0x0d => self.move_to_column(0),
             0x0e => self.cursor.shift = 1,
             0x0f => self.cursor.shift = 0,
             _ => {}
         }
     }
 
-    fn escape(&mut self, between: Option<u8>, last: u8) {
+    fn esc_dispatch(&mut self, intermediate: Option<u8>, last: u8) {
         self.last = None;
-        match (between, last) {
-            (None, b'7') => self.save(),
-            (None, b'8') => self.restore(),
-            (None, b'=') => self.passive(66, true),
-            (None, b'>') => self.passive(66, false),
+        match (intermediate, last) {
+            (None, b'7') => self.save_cursor(),
+            (None, b'8') => self.restore_cursor(),
+            (None, b'=') => self.set_passive_mode(66, true),
+            (None, b'>') => self.set_passive_mode(66, false),
             (None, b'D') => {
-                self.down();
+                self.line_feed();
                 self.cursor.pending = false;
             }
             (None, b'E') => {
-                self.down();
-                self.column(0);
+                self.line_feed();
+                self.move_to_column(0);
             }
             (None, b'H') => {
                 let column = self.cursor.column;
                 self.tabs[column] = true;
             }
             (None, b'M') => {
-                self.up();
+                self.reverse_line_feed();
                 self.cursor.pending = false;
             }
             (None, b'c') => *self = Self::new(self.size),
@@ -98,33 +98,33 @@ impl Perform for Terminal {
         }
     }
 
-    fn sequence(&mut self, sequence: &Sequence, last: u8) {
+    fn csi_dispatch(&mut self, sequence: &Sequence, last: u8) {
         let written = self.last.take();
-        match (sequence.private, sequence.between, last) {
-            (None, None, _) => self.plain(sequence, last, written),
-            (Some(b'?'), None, b'h') => self.modes(sequence, true),
-            (Some(b'?'), None, b'l') => self.modes(sequence, false),
-            (Some(b'?'), None, b'J' | b'K') => self.plain(sequence, last, None),
-            (Some(b'>'), None, b'm') if sequence.number(0) == 4 => {
-                self.modes.other_keys = sequence.number(1).min(3);
+        match (sequence.private, sequence.intermediate, last) {
+            (None, None, _) => self.csi(sequence, last, written),
+            (Some(b'?'), None, b'h') => self.set_private_modes(sequence, true),
+            (Some(b'?'), None, b'l') => self.set_private_modes(sequence, false),
+            (Some(b'?'), None, b'J' | b'K') => self.csi(sequence, last, None),
+            (Some(b'>'), None, b'm') if sequence.param(0) == 4 => {
+                self.modes.other_keys = sequence.param(1).min(3);
             }
-            (None, Some(b' '), b'q') if sequence.number(0) <= 6 => {
-                self.modes.cursor_shape = sequence.number(0);
+            (None, Some(b' '), b'q') if sequence.param(0) <= 6 => {
+                self.modes.cursor_shape = sequence.param(0);
             }
-            (None, Some(b'!'), b'p') => self.soften(),
+            (None, Some(b'!'), b'p') => self.soft_reset(),
             _ => {}
         }
     }
 
-    fn command(&mut self, text: &[u8]) {
+    fn osc_dispatch(&mut self, text: &[u8]) {
         if let [b'0' | b'2', b';', title @ ..] = text {
-            title[..title.len().min(TITLE)].clone_into(&mut self.title);
+            title[..title.len().min(MAX_TITLE_BYTES)].clone_into(&mut self.title);
         }
     }
 }
 
 impl Terminal {
-    fn passive(&mut self, mode: u16, set: bool) {
+    fn set_passive_mode(&mut self, mode: u16, set: bool) {
         if let Some(index) = PASSIVE.iter().position(|(number, _)| *number == mode) {
             self.modes.passive[index] = set;
         }
@@ -138,7 +138,7 @@ impl Terminal {
                 column += 1;
             }
         }
-        self.column(column);
+        self.move_to_column(column);
     }
 
     fn tab_back(&mut self, count: usize) {
@@ -149,33 +149,33 @@ impl Terminal {
                 column -= 1;
             }
         }
-        self.column(column);
+        self.move_to_column(column);
     }
 
-    fn plain(&mut self, sequence: &Sequence, last: u8, written: Option<(char, usize, usize)>) {
+    fn csi(&mut self, sequence: &Sequence, last: u8, written: Option<(char, usize, usize)>) {
         let count = sequence.count(0);
         let (row, column) = (self.cursor.row, self.cursor.column);
         let (columns, style) = (self.size.columns, self.cursor.style);
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         let within = (top..=bottom).contains(&row);
         match last {
-            b'A' => self.climb(count, 0),
-            b'B' | b'e' => self.climb(0, count),
-            b'C' | b'a' => self.column(column + count),
-            b'D' => self.column(column.saturating_sub(count)),
+            b'A' => self.move_rows(count, 0),
+            b'B' | b'e' => self.move_rows(0, count),
+            b'C' | b'a' => self.move_to_column(column + count),
+            b'D' => self.move_to_column(column.saturating_sub(count)),
             b'E' | b'F' => {
                 let (up, down) = if last == b'F' { (count, 0) } else { (0, count) };
-                self.climb(up, down);
-                self.column(0);
+                self.move_rows(up, down);
+                self.move_to_column(0);
             }
-            b'G' | b'`' => self.column(count - 1),
-            b'H' | b'f' => self.go(count - 1, sequence.count(1) - 1),
+            b'G' | b'`' => self.move_to_column(count - 1),
+            b'H' | b'f' => self.move_to(count - 1, sequence.count(1) - 1),
             b'I' => self.tab(count),
             b'Z' => self.tab_back(count),
-            b'd' => self.go(count - 1, column),
-            b'J' => self.erase_display(sequence.number(0)),
+            b'd' => self.move_to(count - 1, column),
+            b'J' => self.erase_display(sequence.param(0)),
             b'K' => {
-                let (from, to) = match sequence.number(0) {
+                let (from, to) = match sequence.param(0) {
                     0 => (column, columns),
                     1 => (0, column + 1),
                     2 => (0, columns),
@@ -185,11 +185,11 @@ impl Terminal {
             }
             b'L' if within => {
                 self.scroll_down(row, count);
-                self.column(0);
+                self.move_to_column(0);
             }
             b'M' if within => {
                 self.delete_lines(row, count);
-                self.column(0);
+                self.move_to_column(0);
             }
             b'@' => self.row().insert(column, count, columns, style),
             b'P' => self.row().delete(column, count, columns, style),
@@ -203,20 +203,20 @@ impl Terminal {
                     Some((character, ..)) if character.is_ascii() && character != '\0' => {
                         // It is what was shown: no character set changes it again.
                         let shift = std::mem::replace(&mut self.cursor.shift, usize::MAX);
-                        self.ascii(&vec![character as u8; count]);
+                        self.print_ascii(&vec![character as u8; count]);
                         self.cursor.shift = shift;
                     }
                     Some((character, ..)) => {
                         let width = character.width().unwrap_or(1).clamp(1, 2);
                         for _ in 0..count {
-                            self.write(character, width);
+                            self.print_char(character, width);
                         }
                     }
                     None => {}
                 }
                 return;
             }
-            b'g' => match sequence.number(0) {
+            b'g' => match sequence.param(0) {
                 0 => self.tabs[column] = false,
                 3 => self.tabs.fill(false),
                 _ => {}
@@ -231,16 +231,16 @@ impl Terminal {
                 }
                 return;
             }
-            b'm' => return self.look(sequence),
+            b'm' => return self.set_style(sequence),
             b'r' => {
-                let bottom = match sequence.number(1) {
+                let bottom = match sequence.param(1) {
                     0 => self.size.rows,
                     bottom => usize::from(bottom),
                 };
-                return self.region(count - 1, bottom - 1);
+                return self.set_region(count - 1, bottom - 1);
             }
-            b's' => return self.save(),
-            b'u' => return self.restore(),
+            b's' => return self.save_cursor(),
+            b'u' => return self.restore_cursor(),
             _ => return,
         }
         self.cursor.pending = false;
@@ -260,11 +260,11 @@ impl Terminal {
         }
     }
 
-    fn erase_display(&mut self, what: u16) {
+    fn erase_display(&mut self, part: u16) {
         let (row, column) = (self.cursor.row, self.cursor.column);
         let (columns, style) = (self.size.columns, self.cursor.style);
         let rows = &mut self.buffer_mut().rows;
-        let range = match what {
+        let range = match part {
             0 => {
                 rows[row].erase(column, columns, columns, style);
                 row + 1..rows.len()
@@ -282,13 +282,13 @@ impl Terminal {
         }
     }
 
-    fn modes(&mut self, sequence: &Sequence, set: bool) {
+    fn set_private_modes(&mut self, sequence: &Sequence, set: bool) {
         for group in sequence.groups() {
             let &[mode] = group else { continue };
             match mode {
                 6 => {
                     self.cursor.origin = set;
-                    self.go(0, 0);
+                    self.move_to(0, 0);
                 }
                 7 => self.modes.wrap = set,
                 9 | 1000 | 1002 | 1003 => self.modes.mouse = if set { mode } else { 0 },
@@ -299,22 +299,22 @@ impl Terminal {
                         self.modes.mouse_form = 0;
                     }
                 }
-                47 | 1047 if set => self.enter(),
-                47 | 1047 => self.leave(),
-                1048 if set => self.save(),
-                1048 => self.restore(),
+                47 | 1047 if set => self.enter_alternate(),
+                47 | 1047 => self.leave_alternate(),
+                1048 if set => self.save_cursor(),
+                1048 => self.restore_cursor(),
                 1049 if set => {
                     if self.alternate.is_none() {
-                        self.save();
+                        self.save_cursor();
                     }
-                    self.enter();
+                    self.enter_alternate();
                     self.erase_display(2);
                 }
                 1049 => {
-                    self.leave();
-                    self.restore();
+                    self.leave_alternate();
+                    self.restore_cursor();
                 }
-                _ => self.passive(mode, set),
+                _ => self.set_passive_mode(mode, set),
             }
         }
     }

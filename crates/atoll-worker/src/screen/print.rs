@@ -4,18 +4,18 @@ use super::cell::{Cell, Width};
 use super::terminal::{Charset, Terminal};
 
 /// What DEC's drawing characters look like, from `_` to `~`.
-const DRAWING: [char; 32] = [
+const DEC_SPECIAL_GRAPHICS: [char; 32] = [
     '\u{a0}', '◆', '▒', '␉', '␌', '␍', '␊', '°', '±', '␤', '␋', '┘', '┐', '┌', '└', '┼', '⎺', '⎻',
     '─', '⎼', '⎽', '├', '┤', '┴', '┬', '│', '≤', '≥', 'π', '≠', '£', '·',
 ];
 
 impl Terminal {
     /// Goes to the next row if the last column was written before.
-    pub(super) fn wrap(&mut self) {
+    pub(super) fn wrap_if_pending(&mut self) {
         if self.cursor.pending && self.modes.wrap {
             self.row().wrapped = true;
-            self.down();
-            self.column(0);
+            self.line_feed();
+            self.move_to_column(0);
         }
     }
 
@@ -26,12 +26,12 @@ impl Terminal {
     }
 
     /// Writes one character of this width.
-    pub(super) fn write(&mut self, character: char, width: usize) {
+    pub(super) fn print_char(&mut self, character: char, width: usize) {
         let columns = self.size.columns;
         if width > columns {
             return;
         }
-        self.wrap();
+        self.wrap_if_pending();
         let style = self.cursor.style;
         if self.cursor.column + width > columns {
             if !self.modes.wrap {
@@ -40,7 +40,7 @@ impl Terminal {
             let column = self.cursor.column;
             self.row().erase(column, columns, columns, style);
             self.cursor.pending = true;
-            self.wrap();
+            self.wrap_if_pending();
         }
         let (row, column) = (self.cursor.row, self.cursor.column);
         let insert = self.modes.insert;
@@ -59,7 +59,7 @@ impl Terminal {
     }
 
     /// Adds a character without width to the one before the cursor.
-    pub(super) fn mark(&mut self, mark: char) {
+    pub(super) fn add_mark(&mut self, mark: char) {
         self.last = None;
         let (column, pending) = (self.cursor.column, self.cursor.pending);
         if let Some(column) = if pending {
@@ -67,7 +67,7 @@ impl Terminal {
         } else {
             column.checked_sub(1)
         } {
-            self.row().mark(column, mark);
+            self.row().add_mark(column, mark);
         }
     }
 }
@@ -75,7 +75,7 @@ impl Terminal {
 /// What a byte is in a set of characters.
 pub(super) fn translate(charset: Charset, byte: u8) -> char {
     match (charset, byte) {
-        (Charset::Drawing, b'_'..=b'~') => DRAWING[usize::from(byte - b'_')],
+        (Charset::Drawing, b'_'..=b'~') => DEC_SPECIAL_GRAPHICS[usize::from(byte - b'_')],
         (Charset::British, b'#') => '£',
         _ => char::from(byte),
     }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::cell::{Style, Width};
 use super::row::Row;
-use super::terminal::{Buffer, Charset, Cursor, PASSIVE, Terminal, every_eighth};
+use super::terminal::{Buffer, Charset, Cursor, PASSIVE, Terminal, is_default_tab_stop};
 
 pub(super) fn write(terminal: &Terminal, out: &mut String) {
     scrollback(terminal, out);
@@ -26,13 +26,13 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
         out.push_str("\x1b[?6h");
     }
     let Some((character, row, column)) = terminal.last else {
-        place(&terminal.cursor, terminal.buffer(), terminal, out);
+        restore_cursor(&terminal.cursor, terminal.buffer(), terminal, out);
         return modes(terminal, out);
     };
     // Written again, so that it can be repeated, with all as it was before.
     modes(terminal, out);
     charsets(&terminal.cursor, out);
-    go(terminal, row, column, out);
+    move_to(terminal, row, column, out);
     if terminal.modes.insert {
         let wide = terminal.buffer().rows[row].get(column).width == Width::Wide;
         out.push_str(if wide { "\x1b[2P" } else { "\x1b[P" });
@@ -52,7 +52,7 @@ fn scrollback(terminal: &Terminal, out: &mut String) {
     let mut style = Style::default();
     for row in rows {
         cells(row, None, terminal.size.columns, &mut style, out);
-        change(&mut style, Style::default(), out);
+        set_style(&mut style, Style::default(), out);
         out.push_str("\r\n");
     }
     if out.len() > start {
@@ -67,7 +67,7 @@ fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     for (number, row) in buffer.rows.iter().enumerate() {
         cells(row, Some(number), terminal.size.columns, &mut style, out);
     }
-    change(&mut style, Style::default(), out);
+    set_style(&mut style, Style::default(), out);
     if buffer.saved == Cursor::default() {
         out.push_str("\x1b[H\x1b7");
         return;
@@ -77,7 +77,7 @@ fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     }
     let (row, column) = (buffer.saved.row, buffer.saved.column);
     let _ = write!(out, "\x1b[{};{}H", row + 1, column + 1);
-    place_at(&buffer.saved, buffer, (row, column), out);
+    restore_cursor_at(&buffer.saved, buffer, (row, column), out);
     out.push_str("\x1b7\x1b[?6l\x1b[m\x0f\x1b(B\x1b)B\x1b*B\x1b+B");
 }
 
@@ -85,7 +85,7 @@ fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
 fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, out: &mut String) {
     let mut here = None;
     let stored = &row.stored()[..row.stored().len().min(columns)];
-    let reach = |column: usize, here: &mut Option<usize>, out: &mut String| {
+    let go_to = |column: usize, here: &mut Option<usize>, out: &mut String| {
         if *here != Some(column) {
             let _ = match number {
                 Some(number) => write!(out, "\x1b[{};{}H", number + 1, column + 1),
@@ -98,32 +98,32 @@ fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, ou
     let mut column = 0;
     while column < stored.len() {
         let cell = &stored[column];
-        if cell.written() {
-            reach(column, &mut here, out);
-            change(style, cell.style, out);
+        if cell.is_written() {
+            go_to(column, &mut here, out);
+            set_style(style, cell.style, out);
             cell.write(out);
             column += if cell.width == Width::Wide { 2 } else { 1 };
             // Behind the last column the cursor is nowhere.
             here = Some(column).filter(|column| *column < columns);
             continue;
         }
-        let same = |other: &&super::cell::Cell| !other.written() && other.style == cell.style;
+        let same = |other: &&super::cell::Cell| !other.is_written() && other.style == cell.style;
         let count = stored[column..].iter().take_while(same).count();
         if cell.style != Style::default() {
-            reach(column, &mut here, out);
-            change(style, cell.style, out);
+            go_to(column, &mut here, out);
+            set_style(style, cell.style, out);
             let _ = write!(out, "\x1b[{count}X");
         }
         column += count;
     }
-    if row.rest() != Style::default() && column < columns {
-        reach(column, &mut here, out);
-        change(style, row.rest(), out);
+    if row.fill_style() != Style::default() && column < columns {
+        go_to(column, &mut here, out);
+        set_style(style, row.fill_style(), out);
         out.push_str("\x1b[K");
     }
 }
 
-fn change(from: &mut Style, to: Style, out: &mut String) {
+fn set_style(from: &mut Style, to: Style, out: &mut String) {
     if *from != to {
         to.write(out);
         *from = to;
@@ -138,13 +138,13 @@ fn title(terminal: &Terminal, out: &mut String) {
 }
 
 fn tabs(terminal: &Terminal, out: &mut String) {
-    let usual = (0..).map(every_eighth);
+    let default = (0..).map(is_default_tab_stop);
     if terminal
         .tabs
         .iter()
         .copied()
-        .zip(usual)
-        .all(|(set, usual)| set == usual)
+        .zip(default)
+        .all(|(set, default)| set == default)
     {
         return;
     }
@@ -161,7 +161,7 @@ fn region(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
 }
 
 /// Moves the cursor, as rows are counted when everything is set.
-fn go(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
+fn move_to(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
     let top = if terminal.cursor.origin {
         terminal.buffer().top
     } else {
@@ -172,17 +172,22 @@ fn go(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
 }
 
 /// Puts the cursor in its place with all it carries.
-fn place(cursor: &Cursor, buffer: &Buffer, terminal: &Terminal, out: &mut String) {
-    go(terminal, cursor.row, cursor.column, out);
-    place_at(cursor, buffer, (cursor.row, cursor.column), out);
+fn restore_cursor(cursor: &Cursor, buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+    move_to(terminal, cursor.row, cursor.column, out);
+    restore_cursor_at(cursor, buffer, (cursor.row, cursor.column), out);
 }
 
 /// The cursor is where it should be; if it waits behind the last column, it is brought there.
-fn place_at(cursor: &Cursor, buffer: &Buffer, (row, column): (usize, usize), out: &mut String) {
+fn restore_cursor_at(
+    cursor: &Cursor,
+    buffer: &Buffer,
+    (row, column): (usize, usize),
+    out: &mut String,
+) {
     if cursor.pending {
         let row = &buffer.rows[row];
         let mut cell = row.get(column);
-        if cell.width == Width::Behind && column > 0 {
+        if cell.width == Width::Continuation && column > 0 {
             cell = row.get(column - 1);
             out.push_str("\x1b[D");
         }
@@ -213,8 +218,8 @@ fn charsets(cursor: &Cursor, out: &mut String) {
 /// Everything that does not move the cursor.
 fn modes(terminal: &Terminal, out: &mut String) {
     let modes = &terminal.modes;
-    for ((number, usual), set) in PASSIVE.iter().zip(modes.passive) {
-        if set != *usual {
+    for ((number, default), set) in PASSIVE.iter().zip(modes.passive) {
+        if set != *default {
             // Every terminal knows the keypad's mode by its older name.
             let _ = match number {
                 66 => write!(out, "\x1b="),

@@ -5,10 +5,10 @@ use super::cell::{Cell, Style, Width};
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Row {
-    /// The cells up to the last that differs from `rest`, or further.
+    /// The cells up to the last that differs from `fill`, or further.
     cells: Vec<Cell>,
     /// What is behind them.
-    rest: Style,
+    fill: Style,
     /// Its text goes on in the next row.
     pub(super) wrapped: bool,
 }
@@ -17,13 +17,13 @@ impl Row {
     /// Erases all of it and keeps its memory.
     pub(super) fn clear(&mut self, style: Style) {
         self.cells.clear();
-        self.rest = style.erased();
+        self.fill = style.erased();
         self.wrapped = false;
     }
 
     pub(super) fn get(&self, column: usize) -> Cell {
-        let rest = Cell::erased(self.rest);
-        self.cells.get(column).copied().unwrap_or(rest)
+        let blank = Cell::erased(self.fill);
+        self.cells.get(column).copied().unwrap_or(blank)
     }
 
     /// The cells that are stored; all behind them look like [`Row::rest`].
@@ -32,58 +32,58 @@ impl Row {
     }
 
     /// What is behind the stored cells.
-    pub(super) fn rest(&self) -> Style {
-        self.rest
+    pub(super) fn fill_style(&self) -> Style {
+        self.fill
     }
 
     /// Stores at least so many cells.
-    fn reach(&mut self, columns: usize) {
+    fn extend_to(&mut self, columns: usize) {
         if self.cells.len() < columns {
-            self.cells.resize(columns, Cell::erased(self.rest));
+            self.cells.resize(columns, Cell::erased(self.fill));
         }
     }
 
     /// Puts a character into a cell, and one behind it if it is wide.
     pub(super) fn put(&mut self, column: usize, cell: Cell) {
         let end = column + if cell.width == Width::Wide { 2 } else { 1 };
-        self.reach(end);
-        self.free(column);
-        self.free(end);
+        self.extend_to(end);
+        self.split_wide_at(column);
+        self.split_wide_at(end);
         self.cells[column] = cell;
         if cell.width == Width::Wide {
-            self.cells[column + 1] = Cell::new('\0', Width::Behind, cell.style);
+            self.cells[column + 1] = Cell::new('\0', Width::Continuation, cell.style);
         }
     }
 
     /// Puts a run of narrow ASCII.
     pub(super) fn put_ascii(&mut self, column: usize, text: &[u8], style: Style) {
         let end = column + text.len();
-        self.reach(end);
-        self.free(column);
-        self.free(end);
+        self.extend_to(end);
+        self.split_wide_at(column);
+        self.split_wide_at(end);
         for (cell, byte) in self.cells[column..end].iter_mut().zip(text) {
             *cell = Cell::new(char::from(*byte), Width::Narrow, style);
         }
     }
 
     /// Adds a mark to the character of a cell.
-    pub(super) fn mark(&mut self, column: usize, mark: char) {
+    pub(super) fn add_mark(&mut self, column: usize, mark: char) {
         let column = match self.get(column).width {
-            Width::Behind => column.saturating_sub(1),
+            Width::Continuation => column.saturating_sub(1),
             _ => column,
         };
-        if let Some(cell) = self.cells.get_mut(column).filter(|cell| cell.written()) {
-            cell.mark(mark);
+        if let Some(cell) = self.cells.get_mut(column).filter(|cell| cell.is_written()) {
+            cell.add_mark(mark);
         }
     }
 
     /// Something begins at this column: a wide character across it is no more.
-    fn free(&mut self, column: usize) {
+    fn split_wide_at(&mut self, column: usize) {
         if column > 0
             && self
                 .cells
                 .get(column)
-                .is_some_and(|cell| cell.width == Width::Behind)
+                .is_some_and(|cell| cell.width == Width::Continuation)
         {
             for cell in &mut self.cells[column - 1..=column] {
                 *cell = Cell::erased(cell.style);
@@ -97,15 +97,15 @@ impl Row {
         if from >= to {
             return;
         }
-        self.free(from);
-        self.free(to);
+        self.split_wide_at(from);
+        self.split_wide_at(to);
         if to == columns {
-            self.reach(from);
+            self.extend_to(from);
             self.cells.truncate(from);
-            self.rest = style.erased();
+            self.fill = style.erased();
             self.wrapped = false;
         } else {
-            self.reach(to);
+            self.extend_to(to);
             self.cells[from..to].fill(Cell::erased(style));
         }
     }
@@ -113,13 +113,13 @@ impl Row {
     /// Moves what is from a column on to the right, and erases what was there.
     pub(super) fn insert(&mut self, at: usize, count: usize, columns: usize, style: Style) {
         let count = count.min(columns - at);
-        self.free(at);
+        self.split_wide_at(at);
         if at < self.cells.len() {
             let blank = std::iter::repeat_n(Cell::erased(style), count);
             self.cells.splice(at..at, blank);
-            self.cut(columns);
+            self.truncate(columns);
         } else {
-            self.reach(at + count);
+            self.extend_to(at + count);
             self.cells[at..at + count].fill(Cell::erased(style));
         }
     }
@@ -127,34 +127,34 @@ impl Row {
     /// Removes cells; what is behind moves left.
     pub(super) fn delete(&mut self, at: usize, count: usize, columns: usize, style: Style) {
         let count = count.min(columns - at);
-        self.free(at);
-        self.free(at + count);
+        self.split_wide_at(at);
+        self.split_wide_at(at + count);
         // What comes in at the right may look unlike what is there.
-        self.reach(columns);
+        self.extend_to(columns);
         self.cells.drain(at..at + count);
-        self.rest = style.erased();
+        self.fill = style.erased();
     }
 
     /// Makes it fit so many columns.
-    pub(super) fn cut(&mut self, columns: usize) {
+    pub(super) fn truncate(&mut self, columns: usize) {
         if self.cells.len() > columns {
-            self.free(columns);
+            self.split_wide_at(columns);
             self.cells.truncate(columns);
         }
     }
 
     /// More columns follow these: they are empty, whatever the end of the row looked like.
-    pub(super) fn end(&mut self, columns: usize) {
-        if self.rest != Style::default() {
-            self.reach(columns);
-            self.rest = Style::default();
+    pub(super) fn fill_to(&mut self, columns: usize) {
+        if self.fill != Style::default() {
+            self.extend_to(columns);
+            self.fill = Style::default();
         }
     }
 
     /// Stores no more than must be.
     pub(super) fn trim(&mut self) {
-        let rest = Cell::erased(self.rest);
-        while self.cells.last() == Some(&rest) {
+        let blank = Cell::erased(self.fill);
+        while self.cells.last() == Some(&blank) {
             self.cells.pop();
         }
     }
@@ -164,9 +164,9 @@ impl Row {
         if self.cells.len() <= columns {
             return None;
         }
-        let wide = columns > 1 && self.cells[columns].width == Width::Behind;
+        let wide = columns > 1 && self.cells[columns].width == Width::Continuation;
         if !wide {
-            self.free(columns);
+            self.split_wide_at(columns);
         }
         let cells = self
             .cells
@@ -174,7 +174,7 @@ impl Row {
         let wrapped = std::mem::replace(&mut self.wrapped, true);
         Some(Self {
             cells,
-            rest: self.rest,
+            fill: self.fill,
             wrapped,
         })
     }
@@ -188,7 +188,7 @@ impl Row {
     pub(super) fn write_text(&self, out: &mut String) {
         let start = out.len();
         for cell in &self.cells {
-            if cell.width != Width::Behind {
+            if cell.width != Width::Continuation {
                 cell.write(out);
             }
         }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::row::Row;
 
-/// The most text that is given to who attaches.
-pub(super) const LIMIT: usize = 200_000;
+/// The max text that is given to who attaches.
+pub(super) const MAX_REPLAY_BYTES: usize = 200_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Scrollback {
@@ -17,15 +17,15 @@ pub(super) struct Scrollback {
 
 impl Scrollback {
     /// Takes a row, and gives one whose memory can be used again.
-    pub(super) fn push(&mut self, row: Row, most: usize) -> Row {
+    pub(super) fn push(&mut self, row: Row, max: usize) -> Row {
         self.rows.push_back(row);
-        if self.rows.len() <= most {
+        if self.rows.len() <= max {
             return Row::default();
         }
         let old = self.rows.pop_front().unwrap_or_default();
         write_line(&old, &mut self.text);
-        if self.text.len() > 2 * LIMIT {
-            self.text.drain(..tail(&self.text, LIMIT));
+        if self.text.len() > 2 * MAX_REPLAY_BYTES {
+            self.text.drain(..tail_start(&self.text, MAX_REPLAY_BYTES));
         }
         old
     }
@@ -40,30 +40,30 @@ impl Scrollback {
     }
 
     /// Rows wider than `columns`, of the `old` ones, become several.
-    pub(super) fn narrow(&mut self, old: usize, columns: usize, most: usize) {
+    pub(super) fn narrow(&mut self, old: usize, columns: usize, max: usize) {
         let mut rows = std::mem::take(&mut self.rows);
         for mut row in rows.drain(..) {
-            row.end(old);
+            row.fill_to(old);
             row.trim();
             while let Some(rest) = row.split(columns) {
                 row.shrink(columns);
-                self.push(row, most);
+                self.push(row, max);
                 row = rest;
             }
-            self.push(row, most);
+            self.push(row, max);
         }
     }
 
     /// The screen becomes wider than this.
     pub(super) fn widen(&mut self, columns: usize) {
         for row in &mut self.rows {
-            row.end(columns);
+            row.fill_to(columns);
         }
     }
 
     /// The older text and the newer rows that together are within the limit.
     pub(super) fn tail(&self) -> (&str, impl Iterator<Item = &Row>) {
-        let (mut left, mut skip, mut line) = (LIMIT, self.rows.len(), String::new());
+        let (mut left, mut skip, mut line) = (MAX_REPLAY_BYTES, self.rows.len(), String::new());
         while let Some(row) = skip.checked_sub(1).and_then(|next| self.rows.get(next)) {
             line.clear();
             write_line(row, &mut line);
@@ -73,7 +73,7 @@ impl Scrollback {
             };
             (left, skip) = (less, skip - 1);
         }
-        let text = &self.text[tail(&self.text, left)..];
+        let text = &self.text[tail_start(&self.text, left)..];
         (text, self.rows.iter().skip(skip))
     }
 }
@@ -85,12 +85,12 @@ fn write_line(row: &Row, out: &mut String) {
     }
 }
 
-/// Where the last whole lines of at most so many bytes begin.
-fn tail(text: &str, most: usize) -> usize {
-    if text.len() <= most {
+/// Where the last whole lines of at max so many bytes begin.
+fn tail_start(text: &str, max: usize) -> usize {
+    if text.len() <= max {
         return 0;
     }
-    let start = text.ceil_char_boundary(text.len() - most);
+    let start = text.ceil_char_boundary(text.len() - max);
     // A line longer than all that is kept begins somewhere in it.
     text[start..]
         .find('\n')

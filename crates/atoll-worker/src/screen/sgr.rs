@@ -6,7 +6,7 @@ use super::terminal::Terminal;
 
 impl Terminal {
     /// How what follows looks.
-    pub(super) fn look(&mut self, sequence: &Sequence) {
+    pub(super) fn set_style(&mut self, sequence: &Sequence) {
         let style = &mut self.cursor.style;
         let mut groups = sequence.groups();
         while let Some(group) = groups.next() {

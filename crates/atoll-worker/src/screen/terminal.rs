@@ -131,7 +131,7 @@ impl Terminal {
             alternate: None,
             cursor: Cursor::default(),
             modes: Modes::default(),
-            tabs: (0..size.columns).map(every_eighth).collect(),
+            tabs: (0..size.columns).map(is_default_tab_stop).collect(),
             title: Vec::new(),
             last: None,
             scrollback: Scrollback::default(),
@@ -201,7 +201,7 @@ impl Terminal {
     }
 
     /// One row down; at the end of the region it scrolls.
-    pub(super) fn down(&mut self) {
+    pub(super) fn line_feed(&mut self) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         if self.cursor.row == bottom {
             self.scroll_up(top, 1);
@@ -211,7 +211,7 @@ impl Terminal {
     }
 
     /// One row up; at the top of the region it scrolls.
-    pub(super) fn up(&mut self) {
+    pub(super) fn reverse_line_feed(&mut self) {
         let top = self.buffer().top;
         if self.cursor.row == top {
             self.scroll_down(top, 1);
@@ -221,23 +221,23 @@ impl Terminal {
     }
 
     /// To a row and column as programs count them from 0.
-    pub(super) fn go(&mut self, row: usize, column: usize) {
+    pub(super) fn move_to(&mut self, row: usize, column: usize) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         self.cursor.row = if self.cursor.origin {
             row.saturating_add(top).min(bottom)
         } else {
             row.min(self.size.rows - 1)
         };
-        self.column(column);
+        self.move_to_column(column);
     }
 
-    pub(super) fn column(&mut self, column: usize) {
+    pub(super) fn move_to_column(&mut self, column: usize) {
         self.cursor.column = column.min(self.size.columns - 1);
         self.cursor.pending = false;
     }
 
     /// Moves by rows; who is within the region stays there.
-    pub(super) fn climb(&mut self, up: usize, down: usize) {
+    pub(super) fn move_rows(&mut self, up: usize, down: usize) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         let row = self.cursor.row;
         let first = if row >= top { top } else { 0 };
@@ -251,12 +251,12 @@ impl Terminal {
         self.cursor.pending = false;
     }
 
-    pub(super) fn save(&mut self) {
+    pub(super) fn save_cursor(&mut self) {
         let cursor = self.cursor;
         self.buffer_mut().saved = cursor;
     }
 
-    pub(super) fn restore(&mut self) {
+    pub(super) fn restore_cursor(&mut self) {
         self.cursor = self.buffer().saved;
         if self.cursor.origin {
             let (top, bottom) = (self.buffer().top, self.buffer().bottom);
@@ -265,14 +265,14 @@ impl Terminal {
     }
 
     /// Shows the alternate screen, empty.
-    pub(super) fn enter(&mut self) {
+    pub(super) fn enter_alternate(&mut self) {
         if self.alternate.is_none() {
             self.alternate = Some(Buffer::new(self.size.rows));
         }
     }
 
     /// Shows the main screen again.
-    pub(super) fn leave(&mut self) {
+    pub(super) fn leave_alternate(&mut self) {
         self.alternate = None;
         let (top, bottom) = (self.main.top, self.main.bottom);
         if self.cursor.origin {
@@ -281,17 +281,17 @@ impl Terminal {
     }
 
     /// Sets the region, or nothing if it is none.
-    pub(super) fn region(&mut self, top: usize, bottom: usize) {
+    pub(super) fn set_region(&mut self, top: usize, bottom: usize) {
         let bottom = bottom.min(self.size.rows - 1);
         if top < bottom || (top == bottom && self.size.rows == 1) {
             let buffer = self.buffer_mut();
             (buffer.top, buffer.bottom) = (top, bottom);
-            self.go(0, 0);
+            self.move_to(0, 0);
         }
     }
 
     /// Everything but what is shown is as in a fresh terminal.
-    pub(super) fn soften(&mut self) {
+    pub(super) fn soft_reset(&mut self) {
         let bottom = self.size.rows - 1;
         let buffer = self.buffer_mut();
         (buffer.top, buffer.bottom) = (0, bottom);
@@ -324,39 +324,39 @@ impl Terminal {
         let old = self.size;
         let shown = self.alternate.is_none();
         let anchor = if shown { self.cursor } else { self.main.saved };
-        let moved = fit(
+        let moved = resize_buffer(
             &mut self.main,
             old,
             size,
             anchor.row,
             Some(&mut self.scrollback),
         );
-        shift(&mut self.main.saved, moved, size);
+        move_cursor(&mut self.main.saved, moved, size);
         if size.columns < self.size.columns {
             // Rows that left just now are as wide as before.
             self.scrollback
                 .narrow(self.size.columns, size.columns, Size::MAX.rows);
         }
         if let Some(alternate) = &mut self.alternate {
-            let moved = fit(alternate, old, size, self.cursor.row, None);
-            shift(&mut alternate.saved, moved, size);
-            shift(&mut self.cursor, moved, size);
+            let moved = resize_buffer(alternate, old, size, self.cursor.row, None);
+            move_cursor(&mut alternate.saved, moved, size);
+            move_cursor(&mut self.cursor, moved, size);
         } else {
-            shift(&mut self.cursor, moved, size);
+            move_cursor(&mut self.cursor, moved, size);
         }
         self.tabs.truncate(size.columns);
         self.tabs
-            .extend((self.tabs.len()..size.columns).map(every_eighth));
+            .extend((self.tabs.len()..size.columns).map(is_default_tab_stop));
         self.size = size;
     }
 }
 
-pub(super) fn every_eighth(column: usize) -> bool {
+pub(super) fn is_default_tab_stop(column: usize) -> bool {
     column.is_multiple_of(8)
 }
 
 /// Makes a buffer fit; says by how many rows its contents moved.
-fn fit(
+fn resize_buffer(
     buffer: &mut Buffer,
     old: Size,
     new: Size,
@@ -366,7 +366,7 @@ fn fit(
     let mut moved = 0;
     if new.columns > old.columns {
         for row in &mut buffer.rows {
-            row.end(old.columns);
+            row.fill_to(old.columns);
         }
     }
     // What is below the cursor goes first.
@@ -394,14 +394,14 @@ fn fit(
         }
     }
     for row in &mut buffer.rows {
-        row.cut(new.columns);
+        row.truncate(new.columns);
         row.shrink(new.columns);
     }
     (buffer.top, buffer.bottom) = (0, new.rows - 1);
     moved
 }
 
-fn shift(cursor: &mut Cursor, moved: isize, size: Size) {
+fn move_cursor(cursor: &mut Cursor, moved: isize, size: Size) {
     cursor.row = cursor.row.saturating_add_signed(moved).min(size.rows - 1);
     if cursor.column >= size.columns {
         cursor.column = size.columns - 1;

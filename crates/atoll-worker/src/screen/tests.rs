@@ -1,6 +1,6 @@
 //! Terminals that come later show what those show that saw everything.
 
-mod judged;
+mod reference;
 mod streams;
 
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::cell::Cell;
 use super::{Screen, Size};
 
 /// Everything of a screen that can be seen or will matter, as text that says where two differ.
-fn look(screen: &Screen) -> Vec<String> {
+fn describe(screen: &Screen) -> Vec<String> {
     let terminal = &screen.terminal;
     let visible = |cell: Cell| {
         let mut text = String::new();
@@ -20,7 +20,7 @@ fn look(screen: &Screen) -> Vec<String> {
         format!("{:?} {:?}", terminal.size, terminal.cursor),
         format!("{:?} {:?}", terminal.modes, terminal.last),
         format!("{:?} {:?}", terminal.tabs, terminal.title),
-        format!("begun {:?}", screen.parser.begun()),
+        format!("begun {:?}", screen.parser.pending_bytes()),
     ];
     let shown = [
         ("main", Some(&terminal.main)),
@@ -48,10 +48,10 @@ fn look(screen: &Screen) -> Vec<String> {
 }
 
 fn assert_same(late: &Screen, early: &Screen) -> Result<(), TestCaseError> {
-    for (late, early) in look(late).iter().zip(look(early)) {
+    for (late, early) in describe(late).iter().zip(describe(early)) {
         prop_assert_eq!(late, &early);
     }
-    prop_assert_eq!(look(late).len(), look(early).len());
+    prop_assert_eq!(describe(late).len(), describe(early).len());
     Ok(())
 }
 
@@ -169,7 +169,7 @@ fn nothing_a_program_writes_makes_it_large() {
         for _ in 0..200_000 {
             screen.feed(piece);
         }
-        assert!(screen.parser.begun().len() <= 2100);
+        assert!(screen.parser.pending_bytes().len() <= 2100);
         assert!(screen.replay().len() < 300_000, "{}", screen.replay().len());
         assert!(assert_same(&attach(&screen), &screen).is_ok());
     }

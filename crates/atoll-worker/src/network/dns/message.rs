@@ -13,13 +13,13 @@ const AAAA: u16 = 28;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
     /// Nothing.
-    Fine = 0,
+    NoError = 0,
     /// The question cannot be read.
-    Malformed = 1,
-    /// Nobody can be asked.
-    ServerFailed = 2,
+    FormErr = 1,
+    /// Nobody can be question_end.
+    ServFail = 2,
     /// That kind of question is not answered.
-    NotImplemented = 4,
+    NotImp = 4,
 }
 
 /// A query that can be passed on.
@@ -42,16 +42,16 @@ impl<'a> Query<'a> {
             return Err(None);
         }
         if header[2] & 0x78 != 0 {
-            return Err(Some(reply(header, Status::NotImplemented)));
+            return Err(Some(reply(header, Status::NotImp)));
         }
-        let end = name(bytes, HEADER).and_then(|end| Some((end, number(bytes, end)?)));
+        let end = skip_name(bytes, HEADER).and_then(|end| Some((end, read_u16(bytes, end)?)));
         match end {
             Some((end, kind)) if header[4..6] == [0, 1] && bytes.len() >= end + 4 => Ok(Self {
                 bytes,
                 end: end + 4,
                 kind,
             }),
-            _ => Err(Some(reply(header, Status::Malformed))),
+            _ => Err(Some(reply(header, Status::FormErr))),
         }
     }
 
@@ -71,45 +71,49 @@ impl<'a> Query<'a> {
     }
 
     /// What to make of an answer of a name server, if sandboxes reach these refused addresses.
-    pub(super) fn judge(&self, answer: &[u8], exceptions: &[EgressException]) -> Judgement {
+    pub(super) fn check_answer(
+        &self,
+        answer: &[u8],
+        exceptions: &[EgressException],
+    ) -> AnswerCheck {
         let Some(header) = answer.first_chunk::<HEADER>() else {
-            return Judgement::Foreign;
+            return AnswerCheck::Foreign;
         };
-        let ours = header[..2] == self.bytes[..2] && header[2] & 0x80 != 0;
+        let same_id = header[..2] == self.bytes[..2] && header[2] & 0x80 != 0;
         // Some servers answer what they cannot do without repeating the question.
-        let asked = match header[4..6] {
+        let question_end = match header[4..6] {
             [0, 0] => HEADER,
             _ => self.end,
         };
-        let same = answer
-            .get(HEADER..asked)
-            .is_some_and(|question| question.eq_ignore_ascii_case(&self.bytes[HEADER..asked]));
-        if !ours || !same {
-            return Judgement::Foreign;
+        let same = answer.get(HEADER..question_end).is_some_and(|question| {
+            question.eq_ignore_ascii_case(&self.bytes[HEADER..question_end])
+        });
+        if !same_id || !same {
+            return AnswerCheck::Foreign;
         }
         let count = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
         let count = count(6) + count(8) + count(10);
-        match records(answer, asked, count, exceptions) {
-            Some(false) => Judgement::Passes,
-            Some(true) => Judgement::PointsInside,
+        match has_blocked_address(answer, question_end, count, exceptions) {
+            Some(false) => AnswerCheck::Allowed,
+            Some(true) => AnswerCheck::BlockedAddress,
             // Cut in the middle of a record is how some servers say that there is more.
-            None if header[2] & 0x02 != 0 => Judgement::Cut,
-            None => Judgement::Broken,
+            None if header[2] & 0x02 != 0 => AnswerCheck::Truncated,
+            None => AnswerCheck::Malformed,
         }
     }
 }
 
 /// What an answer is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Judgement {
+pub(super) enum AnswerCheck {
     /// It may be passed on.
-    Passes,
+    Allowed,
     /// It has an address that is refused to sandboxes.
-    PointsInside,
+    BlockedAddress,
     /// It is not whole, and says so.
-    Cut,
+    Truncated,
     /// It cannot be read.
-    Broken,
+    Malformed,
     /// It does not answer this query.
     Foreign,
 }
@@ -126,20 +130,20 @@ fn reply(query: &[u8], status: Status) -> Vec<u8> {
     answer
 }
 
-/// The same with "there is more": whoever asked comes again over TCP.
+/// The same with "there is more": whoever question_end comes again over TCP.
 pub(super) fn truncated(query: &Query<'_>) -> Vec<u8> {
-    let mut answer = query.empty(Status::Fine);
+    let mut answer = query.empty(Status::NoError);
     answer[2] |= 0x02;
     answer
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<u16> {
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     let pair = bytes.get(at..at.checked_add(2)?)?;
     Some(u16::from_be_bytes([pair[0], pair[1]]))
 }
 
 /// Where a name ends. Where a pointer leads is of no interest.
-fn name(bytes: &[u8], mut at: usize) -> Option<usize> {
+fn skip_name(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *bytes.get(at)? {
             0 => return Some(at + 1),
@@ -151,19 +155,19 @@ fn name(bytes: &[u8], mut at: usize) -> Option<usize> {
 }
 
 /// Whether one of so many records has an address that is refused; nothing if they cannot be read.
-fn records(
+fn has_blocked_address(
     bytes: &[u8],
     mut at: usize,
     count: usize,
     exceptions: &[EgressException],
 ) -> Option<bool> {
-    let mut inside = false;
+    let mut blocked = false;
     for _ in 0..count {
-        let fixed = name(bytes, at)?;
-        let kind = number(bytes, fixed)?;
-        let length = usize::from(number(bytes, fixed + 8)?);
+        let fixed = skip_name(bytes, at)?;
+        let kind = read_u16(bytes, fixed)?;
+        let length = usize::from(read_u16(bytes, fixed + 8)?);
         let data = bytes.get(fixed + 10..fixed + 10 + length)?;
-        inside |= match (kind, data) {
+        blocked |= match (kind, data) {
             (A, &[a, b, c, d]) => is_closed(Ipv4Addr::new(a, b, c, d), exceptions),
             // Everything but global unicast.
             (AAAA, &[first, ..]) => first & 0xe0 != 0x20,
@@ -172,5 +176,5 @@ fn records(
         };
         at = fixed + 10 + length;
     }
-    Some(inside)
+    Some(blocked)
 }

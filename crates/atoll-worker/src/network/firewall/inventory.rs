@@ -6,20 +6,20 @@ use std::net::Ipv4Addr;
 use atoll_model::SANDBOXES;
 
 use super::transaction::{
-    GETTABLE, INET, ITEM, RULE_CHAIN, RULE_EXPRESSIONS, TABLE, VALUE, about, message,
+    GETTABLE, INET, ITEM, RULE_CHAIN, RULE_EXPRESSIONS, TABLE, VALUE, header, message_type,
 };
 use super::{PREFIX, table};
 use crate::network::netlink::{Batch, DUMP, Socket, attributes};
 
-const GETRULE: u16 = message(7);
+const GETRULE: u16 = message_type(7);
 /// The length of the fixed part of a reply.
 const FIXED: usize = 4;
 
 /// The tags of all instances that have a table in the network namespace of the socket.
 pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
     let mut batch = Batch::default();
-    batch.message(GETTABLE, DUMP, &about(INET, 0), |_| {});
-    let replies = socket.ask(&batch)?;
+    batch.message(GETTABLE, DUMP, &header(INET, 0), |_| {});
+    let replies = socket.request(&batch)?;
     let names = replies
         .iter()
         .filter_map(|reply| text(reply.body.get(FIXED..)?, TABLE));
@@ -31,10 +31,10 @@ pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
 /// The addresses of sandboxes and of the gateway that the rules of an instance's table name.
 pub(in crate::network) fn addresses(socket: &mut Socket, tag: &str) -> io::Result<Vec<Ipv4Addr>> {
     let mut batch = Batch::default();
-    batch.message(GETRULE, DUMP, &about(INET, 0), |batch| {
+    batch.message(GETRULE, DUMP, &header(INET, 0), |batch| {
         batch.text(TABLE, &table(tag));
     });
-    let replies = socket.ask(&batch)?;
+    let replies = socket.request(&batch)?;
     let mut found = Vec::new();
     for rule in replies.iter().filter_map(|reply| reply.body.get(FIXED..)) {
         found.extend(text(rule, RULE_CHAIN).and_then(|chain| owner(&chain)));

@@ -6,12 +6,12 @@ use atoll_model::{Policy, Rule, Verdict};
 
 /// Addresses and ports at the other end, from the first to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Area {
+pub(super) struct AddressPortRange {
     addresses: (u32, u32),
     ports: (u16, u16),
 }
 
-impl Area {
+impl AddressPortRange {
     /// Its lowest and its highest key as the kernel has them: each field filled up to 4 bytes.
     pub(super) fn bounds(self) -> [[u8; 8]; 2] {
         let key = |address: u32, port: u16| {
@@ -30,13 +30,13 @@ impl Area {
 /// A policy as sets that do not overlap in themselves. One that forbids nothing is empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::network) struct Compiled {
-    pub(super) allow: Vec<Area>,
-    pub(super) deny: Vec<Area>,
+    pub(super) allow: Vec<AddressPortRange>,
+    pub(super) deny: Vec<AddressPortRange>,
 }
 
 impl Compiled {
     /// Compiles a policy.
-    pub(in crate::network) fn of(policy: &Policy) -> Self {
+    pub(in crate::network) fn new(policy: &Policy) -> Self {
         if policy.is_open() {
             return Self::default();
         }
@@ -45,8 +45,8 @@ impl Compiled {
             Verdict::Allow => Vec::new(),
         };
         Self {
-            allow: areas(&policy.allow, Vec::new()),
-            deny: areas(&policy.deny, everything),
+            allow: ranges(&policy.allow, Vec::new()),
+            deny: ranges(&policy.deny, everything),
         }
     }
 
@@ -56,9 +56,9 @@ impl Compiled {
     }
 }
 
-/// The kernel refuses elements that overlap: whole addresses are joined, and left out of what is
+/// The kernel refuses elements that overlap: whole addresses are merged, and left out of what is
 /// said about single ports.
-fn areas(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<Area> {
+fn ranges(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<AddressPortRange> {
     let mut by_port: BTreeMap<u16, Vec<(u32, u32)>> = BTreeMap::new();
     for Rule { to, port } in rules {
         let range = (to.first().to_bits(), to.last().to_bits());
@@ -67,33 +67,33 @@ fn areas(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<Area> {
             None => whole.push(range),
         }
     }
-    let whole = joined(whole);
-    let area = |ports| move |addresses| Area { addresses, ports };
-    let mut all: Vec<Area> = whole.iter().copied().map(area((0, u16::MAX))).collect();
+    let whole = merge(whole);
+    let range = |ports| move |addresses| AddressPortRange { addresses, ports };
+    let mut all: Vec<AddressPortRange> = whole.iter().copied().map(range((0, u16::MAX))).collect();
     for (port, ranges) in by_port {
-        let rest = joined(ranges)
+        let rest = merge(ranges)
             .into_iter()
-            .flat_map(|range| without(range, &whole));
-        all.extend(rest.map(area((port, port))));
+            .flat_map(|range| subtract(range, &whole));
+        all.extend(rest.map(range((port, port))));
     }
     all
 }
 
 /// The same addresses in ranges that neither touch nor overlap.
-fn joined(mut ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
+fn merge(mut ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
     ranges.sort_unstable();
-    let mut joined: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
+    let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
     for (first, last) in ranges {
-        match joined.last_mut() {
+        match merged.last_mut() {
             Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
-            _ => joined.push((first, last)),
+            _ => merged.push((first, last)),
         }
     }
-    joined
+    merged
 }
 
 /// What is left of a range without others, which are in order.
-fn without((mut first, last): (u32, u32), others: &[(u32, u32)]) -> Vec<(u32, u32)> {
+fn subtract((mut first, last): (u32, u32), others: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut left = Vec::new();
     for &(from, to) in others {
         if to < first || from > last {
@@ -120,9 +120,9 @@ mod tests {
 
     fn check(allow: &[&str], deny: &[&str], default: Verdict) -> Vec<String> {
         let policy = Policy::parse(allow, deny, default).expect("a policy");
-        let Compiled { allow, deny } = Compiled::of(&policy);
-        let show = |name: &str, areas: Vec<Area>| {
-            let lines = areas.into_iter().map(|area| {
+        let Compiled { allow, deny } = Compiled::new(&policy);
+        let show = |name: &str, ranges: Vec<AddressPortRange>| {
+            let lines = ranges.into_iter().map(|area| {
                 let (first, last) = area.addresses;
                 let [first, last] = [first, last].map(Ipv4Addr::from_bits);
                 let (low, high) = area.ports;

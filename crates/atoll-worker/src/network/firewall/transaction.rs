@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use super::policy::{Area, Compiled};
+use super::policy::{AddressPortRange, Compiled};
 use crate::network::addresses::number;
 use crate::network::netlink::{ACK, Batch, Reply, Socket};
 
@@ -12,19 +12,19 @@ pub(super) const INET: u8 = 1;
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
-pub(super) const GETTABLE: u16 = message(1);
-const DELTABLE: u16 = message(2);
-const NEWCHAIN: u16 = message(3);
-const DELCHAIN: u16 = message(5);
-const NEWRULE: u16 = message(6);
-const DELRULE: u16 = message(8);
-const NEWSET: u16 = message(9);
-const DELSET: u16 = message(11);
-const NEWSETELEM: u16 = message(12);
-const DELSETELEM: u16 = message(14);
+pub(super) const GETTABLE: u16 = message_type(1);
+const DELTABLE: u16 = message_type(2);
+const NEWCHAIN: u16 = message_type(3);
+const DELCHAIN: u16 = message_type(5);
+const NEWRULE: u16 = message_type(6);
+const DELRULE: u16 = message_type(8);
+const NEWSET: u16 = message_type(9);
+const DELSET: u16 = message_type(11);
+const NEWSETELEM: u16 = message_type(12);
+const DELSETELEM: u16 = message_type(14);
 
 /// The type of a message about tables and what is in them.
-pub(super) const fn message(number: u16) -> u16 {
+pub(super) const fn message_type(number: u16) -> u16 {
     (NFTABLES << 8) + number
 }
 
@@ -46,7 +46,7 @@ const SET_DESCRIPTION: u16 = 9;
 const SET_ID: u16 = 10;
 const DESCRIPTION_FIELDS: u16 = 2;
 const FIELD_LENGTH: u16 = 1;
-const INTERVALS_OF_FIELDS: u32 = 0x4 | 0x80;
+const INTERVAL_CONCAT: u32 = 0x4 | 0x80;
 /// `ipv4_addr . inet_service`, for whoever lists the table.
 const ADDRESS_AND_PORT: u32 = (7 << 6) + 13;
 const LIST_SET: u16 = 2;
@@ -67,7 +67,7 @@ const PORT: u32 = 9;
 
 /// What a rule ends with.
 #[derive(Debug, Clone, Copy)]
-enum Then {
+enum Action {
     Drop,
     Return,
     Goto(&'static str),
@@ -82,7 +82,7 @@ struct Direction {
     /// Where in the headers its address and its port are.
     address: u32,
     port: u32,
-    forbidden: Then,
+    forbidden: Action,
 }
 
 const DIRECTIONS: [Direction; 2] = [
@@ -90,13 +90,13 @@ const DIRECTIONS: [Direction; 2] = [
         name: "out",
         address: 16,
         port: 2,
-        forbidden: Then::Goto("refuse"),
+        forbidden: Action::Goto("refuse"),
     },
     Direction {
         name: "in",
         address: 12,
         port: 0,
-        forbidden: Then::Drop,
+        forbidden: Action::Drop,
     },
 ];
 
@@ -113,7 +113,7 @@ impl Transaction {
     /// None yet.
     pub(super) fn new(table: &str) -> Self {
         let mut batch = Batch::default();
-        batch.message(BATCH_BEGIN, 0, &about(0, NFTABLES), |_| {});
+        batch.message(BATCH_BEGIN, 0, &header(0, NFTABLES), |_| {});
         Self {
             table: table.to_owned(),
             batch,
@@ -129,12 +129,12 @@ impl Transaction {
         }
         self.batch.acknowledge();
         self.batch
-            .message(BATCH_END, 0, &about(0, NFTABLES), |_| {});
-        socket.ask(&self.batch).map(drop)
+            .message(BATCH_END, 0, &header(0, NFTABLES), |_| {});
+        socket.request(&self.batch).map(drop)
     }
 
     /// Takes all rules out of a chain.
-    pub(super) fn empty_chain(&mut self, chain: &str) {
+    pub(super) fn flush_chain(&mut self, chain: &str) {
         self.message(DELRULE, 0, |batch| batch.text(RULE_CHAIN, chain));
     }
 
@@ -148,36 +148,36 @@ impl Transaction {
         let number = number(sandbox);
         let [allow, deny] = ["allow", "deny"].map(|name| format!("{name}_{number}"));
         if old.is_empty() && !new.is_empty() {
-            self.set(&allow);
-            self.set(&deny);
-            self.chains(sandbox, &allow, &deny);
+            self.create_set(&allow);
+            self.create_set(&deny);
+            self.create_chains(sandbox, &allow, &deny);
         }
         if !old.is_empty() && new.is_empty() {
-            self.without_chains(sandbox);
+            self.delete_chains(sandbox);
             self.message(DELSET, 0, |batch| batch.text(SET_NAME, &allow));
             self.message(DELSET, 0, |batch| batch.text(SET_NAME, &deny));
         } else {
-            self.exchange(&allow, &old.allow, &new.allow);
-            self.exchange(&deny, &old.deny, &new.deny);
+            self.update_set(&allow, &old.allow, &new.allow);
+            self.update_set(&deny, &old.deny, &new.deny);
         }
     }
 
     fn message(&mut self, kind: u16, flags: u16, attributes: impl FnOnce(&mut Batch)) {
         let (table, batch) = (&self.table, &mut self.batch);
         self.empty = false;
-        batch.message(kind, flags, &about(INET, 0), |batch| {
+        batch.message(kind, flags, &header(INET, 0), |batch| {
             batch.text(TABLE, table);
             attributes(batch);
         });
     }
 
-    fn set(&mut self, name: &str) {
+    fn create_set(&mut self, name: &str) {
         self.sets += 1;
         let id = self.sets;
         self.message(NEWSET, CREATE, |batch| {
             batch.text(SET_NAME, name);
             for (kind, value) in [
-                (SET_FLAGS, INTERVALS_OF_FIELDS),
+                (SET_FLAGS, INTERVAL_CONCAT),
                 (SET_KEY_TYPE, ADDRESS_AND_PORT),
                 (SET_KEY_LENGTH, 8),
                 (SET_ID, id),
@@ -196,17 +196,17 @@ impl Transaction {
         });
     }
 
-    /// Takes areas out of a set that are no longer in it, and puts new ones in.
-    fn exchange(&mut self, set: &str, old: &[Area], new: &[Area]) {
-        let missing = |from: &[Area], other: &[Area]| {
+    /// Takes ranges out of a set that are no longer in it, and puts new ones in.
+    fn update_set(&mut self, set: &str, old: &[AddressPortRange], new: &[AddressPortRange]) {
+        let missing = |from: &[AddressPortRange], other: &[AddressPortRange]| {
             let rest = from.iter().filter(|area| !other.contains(area));
-            rest.copied().collect::<Vec<Area>>()
+            rest.copied().collect::<Vec<AddressPortRange>>()
         };
         let (gone, come) = (missing(old, new), missing(new, old));
-        for (kind, flags, areas) in [(DELSETELEM, 0, gone), (NEWSETELEM, CREATE, come)] {
+        for (kind, flags, ranges) in [(DELSETELEM, 0, gone), (NEWSETELEM, CREATE, come)] {
             // A list's length has 16 bits.
-            for areas in areas.chunks(512) {
-                self.elements(kind, flags, set, areas, |batch, area| {
+            for ranges in ranges.chunks(512) {
+                self.elements(kind, flags, set, ranges, |batch, area| {
                     let [first, last] = area.bounds();
                     batch.nested(ELEMENT_KEY, &[], |batch| batch.attribute(VALUE, &first));
                     batch.nested(ELEMENT_KEY_END, &[], |batch| batch.attribute(VALUE, &last));
@@ -234,16 +234,16 @@ impl Transaction {
     }
 
     /// The chains of a sandbox, and the way to them.
-    fn chains(&mut self, sandbox: Ipv4Addr, allow: &str, deny: &str) {
+    fn create_chains(&mut self, sandbox: Ipv4Addr, allow: &str, deny: &str) {
         for direction in DIRECTIONS {
             let chain = format!("{}_{}", direction.name, number(sandbox));
             self.message(NEWCHAIN, CREATE, |batch| batch.text(CHAIN_NAME, &chain));
-            for (set, then) in [(allow, Then::Return), (deny, direction.forbidden)] {
+            for (set, action) in [(allow, Action::Return), (deny, direction.forbidden)] {
                 for ported in [true, false] {
                     self.message(NEWRULE, CREATE | APPEND, |batch| {
                         batch.text(RULE_CHAIN, &chain);
                         batch.nested(RULE_EXPRESSIONS, &[], |batch| {
-                            rule(batch, direction, ported, set, then);
+                            rule(batch, direction, ported, set, action);
                         });
                     });
                 }
@@ -257,13 +257,15 @@ impl Transaction {
                     batch.nested(ELEMENT_KEY, &[], |batch| {
                         batch.attribute(VALUE, &sandbox.octets());
                     });
-                    batch.nested(ELEMENT_DATA, &[], |batch| verdict(batch, Then::Jump, chain));
+                    batch.nested(ELEMENT_DATA, &[], |batch| {
+                        verdict(batch, Action::Jump, chain)
+                    });
                 },
             );
         }
     }
 
-    fn without_chains(&mut self, sandbox: Ipv4Addr) {
+    fn delete_chains(&mut self, sandbox: Ipv4Addr) {
         for direction in DIRECTIONS {
             let chain = format!("{}_{}", direction.name, number(sandbox));
             self.elements(
@@ -284,28 +286,28 @@ impl Transaction {
 }
 
 /// Asks for a table.
-pub(super) fn table_wanted(table: &str) -> Batch {
+pub(super) fn get_table(table: &str) -> Batch {
     let mut batch = Batch::default();
-    batch.message(GETTABLE, ACK, &about(INET, 0), |batch| {
+    batch.message(GETTABLE, ACK, &header(INET, 0), |batch| {
         batch.text(TABLE, table);
     });
     batch
 }
 
 /// Whether a message tells that a table, ours perhaps, was deleted.
-pub(in crate::network) fn is_deletion(message: &Reply) -> bool {
+pub(in crate::network) fn is_table_deletion(message: &Reply) -> bool {
     message.kind == DELTABLE
 }
 
 /// The fixed part of every message.
-pub(super) fn about(family: u8, resource: u16) -> [u8; 4] {
+pub(super) fn header(family: u8, resource: u16) -> [u8; 4] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
 }
 
-/// If the other end is in a set, then … A rule without a port is in the set with every port, 0 too:
+/// If the other end is in a set, action … A rule without a port is in the set with every port, 0 too:
 /// that is the port of protocols that have none.
-fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, then: Then) {
+fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action: Action) {
     const NETWORK_HEADER: u32 = 1;
     const TRANSPORT_HEADER: u32 = 2;
     const PROTOCOL: u32 = 16;
@@ -337,11 +339,11 @@ fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, then: 
     lookup(batch, set);
     expression(batch, "immediate", |batch| {
         batch.attribute(1, &TO_VERDICT.to_be_bytes());
-        let chain = match then {
-            Then::Goto(chain) => chain,
+        let chain = match action {
+            Action::Goto(chain) => chain,
             _ => "",
         };
-        batch.nested(2, &[], |batch| verdict(batch, then, chain));
+        batch.nested(2, &[], |batch| verdict(batch, action, chain));
     });
 }
 
@@ -352,12 +354,12 @@ fn lookup(batch: &mut Batch, set: &str) {
     });
 }
 
-fn verdict(batch: &mut Batch, then: Then, chain: &str) {
-    let code: i32 = match then {
-        Then::Drop => 0,
-        Then::Jump => -3,
-        Then::Goto(_) => -4,
-        Then::Return => -5,
+fn verdict(batch: &mut Batch, action: Action, chain: &str) {
+    let code: i32 = match action {
+        Action::Drop => 0,
+        Action::Jump => -3,
+        Action::Goto(_) => -4,
+        Action::Return => -5,
     };
     batch.nested(VERDICT, &[], |batch| {
         batch.attribute(VERDICT_CODE, &code.to_be_bytes());

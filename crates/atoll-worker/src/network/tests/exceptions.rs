@@ -12,11 +12,12 @@ use atoll_model::Verdict::{Allow, Deny};
 use atoll_testkit::wait_for;
 
 use super::world::{
-    self, Guest, HOST, PRIVATE, PUBLIC, TALK, WEB, World, arrives, connect, echo, serve, sh,
+    self, ECHO_PORT, HOST, PRIVATE, PUBLIC, TestSandbox, WEB_PORT, World, connect, echo,
+    is_delivered, serve, sh,
 };
 use crate::network::{Config, Network};
 
-/// A port that answers on every address, besides [`WEB`].
+/// A port that answers on every address, besides [`WEB_PORT`].
 const OTHER: u16 = 81;
 
 fn exceptions(words: &[&str]) -> Vec<EgressException> {
@@ -39,8 +40,8 @@ fn serve_more(world: &World) {
     more();
 }
 
-fn reach(guest: &Guest, address: &str, port: u16) -> io::Result<TcpStream> {
-    guest.inside(|| connect(&format!("{address}:{port}")))
+fn reach(sandbox: &TestSandbox, address: &str, port: u16) -> io::Result<TcpStream> {
+    sandbox.inside(|| connect(&format!("{address}:{port}")))
 }
 
 #[test]
@@ -55,38 +56,53 @@ fn an_exception_opens_its_addresses_and_ports_and_nothing_beside_them() {
             "203.0.113.0/24",
         ];
         let network = network(&world, &open);
-        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
-        let gateway = guest.link.gateway().to_string();
+        let (sandbox, neighbour) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
+        let gateway = sandbox.link.gateway().to_string();
         let near = neighbour.link.address().to_string();
         let opened = [
-            ("10.0.0.1", WEB),
-            ("192.168.0.1", WEB),
+            ("10.0.0.1", WEB_PORT),
+            ("192.168.0.1", WEB_PORT),
             ("192.168.0.1", OTHER),
             ("172.16.0.1", OTHER),
-            ("203.0.113.1", WEB),
+            ("203.0.113.1", WEB_PORT),
             ("203.0.113.1", OTHER),
         ];
         let all = PRIVATE.into_iter().chain([HOST, &gateway, &near]);
         for address in all {
-            for port in [WEB, OTHER] {
-                let reached = reach(&guest, address, port).is_ok();
+            for port in [WEB_PORT, OTHER] {
+                let reached = reach(&sandbox, address, port).is_ok();
                 let expected = opened.contains(&(address, port));
                 assert_eq!(reached, expected, "{address}:{port}");
             }
         }
         for address in PUBLIC {
-            reach(&guest, address, WEB).expect(address);
+            reach(&sandbox, address, WEB_PORT).expect(address);
         }
         // Datagrams: with a port of an exception, to the broadcast address of a network inside one, and to the host.
-        let server = netns::within(world.internet.as_fd(), world::datagrams).expect("internet");
-        let host = world::datagrams();
-        let client = guest.inside(world::datagrams);
+        let server = netns::within(world.internet.as_fd(), world::udp_socket).expect("internet");
+        let host = world::udp_socket();
+        let client = sandbox.inside(world::udp_socket);
         client.set_broadcast(true).expect("an option");
-        assert!(arrives(&client, &server, &format!("192.168.0.1:{TALK}")));
+        assert!(is_delivered(
+            &client,
+            &server,
+            &format!("192.168.0.1:{ECHO_PORT}")
+        ));
         for address in ["10.0.0.1", "203.0.113.255"] {
-            assert!(!arrives(&client, &server, &format!("{address}:{TALK}")));
+            assert!(!is_delivered(
+                &client,
+                &server,
+                &format!("{address}:{ECHO_PORT}")
+            ));
         }
-        assert!(!arrives(&client, &host, &format!("{HOST}:{TALK}")));
+        assert!(!is_delivered(
+            &client,
+            &host,
+            &format!("{HOST}:{ECHO_PORT}")
+        ));
     });
 }
 
@@ -94,30 +110,33 @@ fn an_exception_opens_its_addresses_and_ports_and_nothing_beside_them() {
 fn an_exception_is_not_reached_in_the_name_of_another_nor_by_rewriting() {
     World::with(async |world| {
         let network = network(&world, &["10.0.0.1:80", "192.168.0.1"]);
-        let (guest, neighbour) = (Guest::join(&network).await, Guest::join(&network).await);
+        let (sandbox, neighbour) = (
+            TestSandbox::attach(&network).await,
+            TestSandbox::attach(&network).await,
+        );
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("192.168.0.1:7"));
         let server = server.expect("internet").expect("bind");
         let near = neighbour.link.address();
-        let [own, of_neighbour, of_internet] = guest.inside(|| {
+        let [own, of_neighbour, of_internet] = sandbox.inside(|| {
             sh(&format!("ip addr add {near} dev lo"));
             sh("ip addr add 9.9.9.9 dev lo");
             [
-                format!("{}:7", guest.link.address()),
+                format!("{}:7", sandbox.link.address()),
                 format!("{near}:7"),
                 "9.9.9.9:7".into(),
             ]
             .map(|address: String| UdpSocket::bind(&address).expect(&address))
         });
-        assert!(arrives(&own, &server, "192.168.0.1:7"));
-        assert!(!arrives(&of_neighbour, &server, "192.168.0.1:7"));
-        assert!(!arrives(&of_internet, &server, "192.168.0.1:7"));
+        assert!(is_delivered(&own, &server, "192.168.0.1:7"));
+        assert!(!is_delivered(&of_neighbour, &server, "192.168.0.1:7"));
+        assert!(!is_delivered(&of_internet, &server, "192.168.0.1:7"));
         // Rules of the host that rewrite a public destination to a refused one, on an open port and on a closed one.
         sh("nft add table ip theirs");
         sh("nft add chain ip theirs pre '{ type nat hook prerouting priority dstnat; }'");
         sh("nft add rule ip theirs pre ip daddr 1.1.1.1 tcp dport 80 dnat to 172.16.0.1:80");
         sh("nft add rule ip theirs pre ip daddr 1.1.1.1 tcp dport 81 dnat to 10.0.0.1:80");
-        reach(&guest, "1.1.1.1", WEB).expect_err("no exception has it");
-        reach(&guest, "1.1.1.1", OTHER).expect("an exception has it");
+        reach(&sandbox, "1.1.1.1", WEB_PORT).expect_err("no exception has it");
+        reach(&sandbox, "1.1.1.1", OTHER).expect("an exception has it");
     });
 }
 
@@ -125,7 +144,7 @@ fn an_exception_is_not_reached_in_the_name_of_another_nor_by_rewriting() {
 fn a_policy_still_decides_about_what_an_exception_opens() {
     World::with(async |world| {
         let network = network(&world, &["10.0.0.1:80"]);
-        let guest = Guest::join(&network).await;
+        let sandbox = TestSandbox::attach(&network).await;
         for (allow, deny, default, expected) in [
             (&[][..], &[][..], Allow, true),
             (&[], &[], Deny, false),
@@ -135,11 +154,13 @@ fn a_policy_still_decides_about_what_an_exception_opens() {
             (&["10.0.0.0/8"], &[], Deny, true),
             (&[], &["10.0.0.0/8"], Allow, false),
         ] {
-            guest.obey(allow, deny, default).await;
-            let reached = guest.reach("10.0.0.1").is_ok();
+            sandbox.set_policy(allow, deny, default).await;
+            let reached = sandbox.reach("10.0.0.1").is_ok();
             assert_eq!(reached, expected, "{allow:?} {deny:?} {default:?}");
             // Whatever a policy names, no other refused address is opened by it.
-            guest.reach("172.16.0.1").expect_err("no exception has it");
+            sandbox
+                .reach("172.16.0.1")
+                .expect_err("no exception has it");
         }
         let names = |rule: &str| {
             let policy = Policy::parse(&[rule], &[""; 0], Deny).expect(rule);
@@ -154,25 +175,25 @@ fn a_policy_still_decides_about_what_an_exception_opens() {
 fn exceptions_come_back_with_the_rules_and_end_with_the_server_that_had_them() {
     World::with(async |world| {
         let before = network(&world, &["10.0.0.1:80"]);
-        let guest = Guest::join(&before).await;
-        let stream = guest.reach("10.0.0.1").expect("an exception");
+        let sandbox = TestSandbox::attach(&before).await;
+        let stream = sandbox.reach("10.0.0.1").expect("an exception");
         sh("nft flush ruleset");
         wait_for("the rules", Duration::from_mins(1), || {
-            sh("nft list ruleset; ip link show up").contains(&guest.link.name)
+            sh("nft list ruleset; ip link show up").contains(&sandbox.link.name)
         });
-        guest.reach("10.0.0.1").expect("an exception");
-        guest.reach("10.0.0.2").expect_err("private");
+        sandbox.reach("10.0.0.1").expect("an exception");
+        sandbox.reach("10.0.0.2").expect_err("private");
         // The next server goes on with the link, and was given no exception.
-        guest.link.keep_on_drop();
-        let (address, gateway) = (guest.link.address(), guest.link.gateway());
+        sandbox.link.keep_on_drop();
+        let (address, gateway) = (sandbox.link.address(), sandbox.link.gateway());
         let held = before.claims().try_clone_to_owned().expect("a copy");
         before.detach().await.expect("leave");
         let next = Network::new("aaaa", world.config(), Some(held)).expect("a network");
         let links = next.resume(gateway, &[(address, Policy::default())]);
         assert!(links.expect("links")[0].is_some());
-        guest.reach("10.0.0.1").expect_err("private again");
+        sandbox.reach("10.0.0.1").expect_err("private again");
         assert!(echo(&stream).is_err(), "what was established is cut");
-        guest.reach("1.1.1.1").expect("public");
+        sandbox.reach("1.1.1.1").expect("public");
         next.tear_down().await.expect("dismantle");
     });
 }

@@ -36,10 +36,10 @@ pub(super) const PRIVATE: [&str; 9] = [
     "203.0.113.1",
 ];
 /// The port of the server that is on all of them.
-pub(super) const WEB: u16 = 80;
+pub(super) const WEB_PORT: u16 = 80;
 
 /// The port for datagrams.
-pub(super) const TALK: u16 = 7;
+pub(super) const ECHO_PORT: u16 = 7;
 
 /// A host with its surroundings.
 pub(super) struct World {
@@ -88,11 +88,11 @@ impl World {
                     sh(&format!("ip addr add {address}/32 dev lo"));
                 }
             }
-            serve(&format!("0.0.0.0:{WEB}"));
+            serve(&format!("0.0.0.0:{WEB_PORT}"));
         })
         .expect("an internet");
         // What a careless host offers to everybody.
-        serve(&format!("0.0.0.0:{WEB}"));
+        serve(&format!("0.0.0.0:{WEB_PORT}"));
         Self {
             internet,
             scratch: tempfile::tempdir().expect("a directory"),
@@ -114,18 +114,18 @@ impl World {
 }
 
 /// A sandbox, as far as the network is concerned: a namespace with a link.
-pub(super) struct Guest {
+pub(super) struct TestSandbox {
     pub(super) namespace: OwnedFd,
     pub(super) link: Link,
 }
 
-impl Guest {
+impl TestSandbox {
     /// One without a policy, with a server of its own.
-    pub(super) async fn join(network: &Network) -> Self {
+    pub(super) async fn attach(network: &Network) -> Self {
         let namespace = netns::create().expect("a network namespace");
         netns::within(namespace.as_fd(), || {
             sh("ip link set lo up");
-            serve(&format!("0.0.0.0:{WEB}"));
+            serve(&format!("0.0.0.0:{WEB_PORT}"));
         })
         .expect("inside");
         let link = network.attach(copy(&namespace), Policy::default()).await;
@@ -142,11 +142,11 @@ impl Guest {
 
     /// Connects to a server and hears its greeting.
     pub(super) fn reach(&self, address: &str) -> io::Result<TcpStream> {
-        self.inside(|| connect(&format!("{address}:{WEB}")))
+        self.inside(|| connect(&format!("{address}:{WEB_PORT}")))
     }
 
     /// Changes its policy.
-    pub(super) async fn obey(&self, allow: &[&str], deny: &[&str], default: Verdict) {
+    pub(super) async fn set_policy(&self, allow: &[&str], deny: &[&str], default: Verdict) {
         let policy = Policy::parse(allow, deny, default).expect("a policy");
         self.link.set_policy(policy).await.expect("a change");
     }
@@ -160,8 +160,8 @@ pub(super) fn copy(descriptor: &OwnedFd) -> OwnedFd {
 #[track_caller]
 pub(super) fn sh(line: &str) -> String {
     let output = run(Command::new("sh").args(["-c", line]));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{line}: {said}");
+    let response = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}: {response}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -195,15 +195,15 @@ pub(super) fn echo(mut stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Opens a socket for datagrams in the network namespace of this thread, that waits a little.
-pub(super) fn datagrams() -> UdpSocket {
-    let socket = UdpSocket::bind(("0.0.0.0", TALK)).expect("bind");
+pub(super) fn udp_socket() -> UdpSocket {
+    let socket = UdpSocket::bind(("0.0.0.0", ECHO_PORT)).expect("bind");
     let timeout = Some(Duration::from_millis(100));
     socket.set_read_timeout(timeout).expect("a timeout");
     socket
 }
 
 /// Sends a datagram from here to there and waits for it.
-pub(super) fn arrives(from: &UdpSocket, to: &UdpSocket, address: &str) -> bool {
+pub(super) fn is_delivered(from: &UdpSocket, to: &UdpSocket, address: &str) -> bool {
     to.set_read_timeout(Some(Duration::from_millis(300)))
         .expect("a timeout");
     let sent = from.send_to(b"hello", address);

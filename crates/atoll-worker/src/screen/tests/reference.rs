@@ -16,7 +16,7 @@ const RECORDED: [(&str, &[u8]); 4] = [
 ];
 
 /// What the judge sees: each cell with its looks, and the cursor.
-fn judge(size: Size, streams: &[&[u8]]) -> Vec<String> {
+fn reference_screen(size: Size, streams: &[&[u8]]) -> Vec<String> {
     let number = |number| NonZeroU16::new(u16::try_from(number).expect("small")).expect("not 0");
     let mut parser = vt100::Parser::new(number(size.rows), number(size.columns), 0);
     // In one piece: between two it loses the character behind one that is cut.
@@ -61,8 +61,8 @@ fn check(size: Size, stream: &[u8], cut: usize) -> Result<(), TestCaseError> {
     let (first, rest) = stream.split_at(cut);
     let mut screen = Screen::new(size);
     screen.feed(first);
-    let late = judge(size, &[&screen.replay(), rest]);
-    for (late, early) in late.iter().zip(judge(size, &[stream])) {
+    let late = reference_screen(size, &[&screen.replay(), rest]);
+    for (late, early) in late.iter().zip(reference_screen(size, &[stream])) {
         prop_assert_eq!(late, &early, "cut at {}", cut);
     }
     Ok(())
@@ -77,12 +77,12 @@ fn recorded_programs_are_joined_at_any_byte() {
         for cut in (0..=stream.len()).step_by(307) {
             let mut early = fed(size.rows, size.columns, &stream[..cut]);
             let mut late = attach(&early);
-            assert_same(&late, &early).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
+            assert_same(&late, &early).unwrap_or_else(|error| panic!("{name} {cut}: {error}"));
             for screen in [&mut early, &mut late] {
                 screen.feed(&stream[cut..]);
             }
-            assert_same(&late, &whole).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
-            check(size, stream, cut).unwrap_or_else(|wrong| panic!("{name} {cut}: {wrong}"));
+            assert_same(&late, &whole).unwrap_or_else(|error| panic!("{name} {cut}: {error}"));
+            check(size, stream, cut).unwrap_or_else(|error| panic!("{name} {cut}: {error}"));
         }
     }
 }
@@ -92,7 +92,7 @@ fn recorded_programs_are_joined_at_any_byte() {
 /// new rows with a colour, knows neither drawing characters nor insertion, and repeats characters
 /// from long ago; after moving by a row it still waits behind the last column,
 /// and where half of a wide character is overwritten the other half takes its colour.
-fn polite() -> impl Strategy<Value = String> {
+fn common_subset() -> impl Strategy<Value = String> {
     let word =
         |words: &[&'static str]| prop::sample::select(words.to_vec()).prop_map(str::to_owned);
     let piece = prop_oneof![
@@ -112,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn another_terminal_sees_the_same(text in polite(), cut in any::<prop::sample::Index>()) {
+    fn another_terminal_sees_the_same(text in common_subset(), cut in any::<prop::sample::Index>()) {
         let stream = text.as_bytes();
         check(Size { rows: 6, columns: 14 }, stream, cut.index(stream.len() + 1))?;
     }
