@@ -1,8 +1,9 @@
-//! Commands in a sandbox: the server's side.
+//! Execution of commands in sandboxes, on the host's side.
 //!
-//! A command is a few files and not a connection: what was asked for and how it ended (`records`), what
-//! it wrote (`ID.log`), what it was given to read (`ID.in`). A task sees it to its end, whoever listens;
-//! after a kill the next server starts the task again with what the keeper inherited.
+//! A command's state is in files, not in a connection: its record (`records`), its output
+//! (`ID.log`) and its unread input (`ID.in`). A task supervises it until it ends, whether or not a
+//! client is connected. After a server was killed, the next one adopts the command with the
+//! descriptors that the keeper held.
 
 pub(crate) mod budget;
 pub(crate) mod log_lines;
@@ -36,7 +37,7 @@ use record::ExecRecord;
 use stdin::StdinQueue;
 use terminal::Terminal;
 
-/// How a command ended of which nothing else is known.
+/// Status of a command whose end was not recorded.
 const KILLED: ExecStatus = ExecStatus {
     code: None,
     signal: Some(9),
@@ -46,7 +47,7 @@ const KILLED: ExecStatus = ExecStatus {
 
 const SIGKILL: i32 = 9;
 
-/// A command, as all who have to do with it see it.
+/// A command, shared by its task, its readers and the exec table.
 #[derive(Debug)]
 pub(crate) struct ExecState {
     pub(crate) id: ExecId,
@@ -54,21 +55,21 @@ pub(crate) struct ExecState {
     pub(crate) spec: Arc<ExecSpec>,
     pub(crate) started_at: i64,
     pub(crate) request: u32,
-    /// Nothing if it ended before we were there.
+    /// `None` if the command ended under an earlier server.
     pub(crate) leaf: Option<Arc<Leaf>>,
     pub(crate) log: Arc<OutputLog>,
     input: Option<StdinQueue>,
     terminal: Option<Terminal>,
     progress: watch::Sender<Progress>,
     record: Mutex<ExecRecord>,
-    /// What of it stands in the sandbox's journal.
+    /// Which of its states the sandbox's journal has.
     pub(crate) journaled: JournalState,
-    /// Somebody had it killed.
+    /// A client killed it, so that a SIGKILL is not taken for the OOM killer's.
     killed: AtomicBool,
 }
 
 impl ExecState {
-    /// How far it has come.
+    /// Its current progress.
     pub(crate) fn progress(&self) -> Progress {
         *self.progress.borrow()
     }
@@ -85,7 +86,7 @@ impl ExecState {
         }
     }
 
-    /// A command that has ended, as its record tells.
+    /// A command that has ended, from its record.
     fn from_record(record: ExecRecord, log: OutputLog) -> Self {
         Self {
             id: record.id.clone(),
@@ -108,14 +109,14 @@ impl ExecState {
         }
     }
 
-    /// Removes the command's input from the disk.
+    /// Removes the stdin queue and its file.
     fn discard_stdin(&self) {
         if let Some(input) = &self.input {
             input.discard();
         }
     }
 
-    /// It was killed, and nobody will tell how it ended.
+    /// Records SIGKILL as its end if no end is known; for a command whose processes are gone.
     fn assume_killed(&self) {
         self.progress.send_if_modified(|progress| {
             let unknown = progress.status.is_none();
@@ -126,7 +127,7 @@ impl ExecState {
         });
     }
 
-    /// Nothing can happen to it any more.
+    /// Whether it has ended and all its output was read from its pipes.
     pub(crate) fn is_closed(&self) -> bool {
         self.progress.borrow().closed
     }
@@ -140,48 +141,48 @@ impl ExecState {
     }
 }
 
-/// A running command, as its caller has it. Dropping it changes nothing for the command.
+/// A started command with readers of its output. Dropping it does not affect the command.
 #[derive(Debug)]
 pub struct StartedExec {
-    /// Its pid inside the sandbox.
+    /// Pid in the sandbox's PID namespace.
     pub pid: i32,
-    /// What it writes to standard output.
+    /// Reader of standard output, or of the terminal.
     pub stdout: StreamReader,
-    /// What it writes to standard error.
+    /// Reader of standard error; empty with a terminal.
     pub stderr: StreamReader,
-    /// How to wait for it, to write to it and to end it.
+    /// Handle to wait for it, write to it and kill it.
     pub control: ExecHandle,
 }
 
-/// How to wait for a command, to write to it and to end it, apart from its streams.
+/// A command by reference: to wait for it, write to it, read its output and kill it.
 #[derive(Debug, Clone)]
 pub struct ExecHandle {
     state: Arc<ExecState>,
-    /// Nothing if it does not run.
+    /// `None` if the command has ended under an earlier server.
     sandbox: Option<Arc<Sandbox>>,
 }
 
-/// A place at a command's terminal.
+/// What a client needs to attach to a command's terminal.
 #[derive(Debug)]
 pub struct TerminalAttachment {
-    /// What to send a fresh terminal first.
+    /// Bytes that bring a new terminal to the current screen.
     pub replay: Vec<u8>,
-    /// The size it must have.
+    /// Size that the new terminal must have.
     pub size: TerminalSize,
-    /// What follows.
+    /// Output that follows the replay.
     pub output: OutputReader,
 }
 
-/// Everything a command left behind.
+/// Status and collected output of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecResult {
-    /// How it ended.
+    /// Exit status.
     pub status: ExecStatus,
-    /// Its standard output.
+    /// Standard output, up to the limit.
     pub stdout: Vec<u8>,
-    /// Its standard error.
+    /// Standard error, up to the limit.
     pub stderr: Vec<u8>,
-    /// Something was left out because of the limit.
+    /// Output is missing, because of the limit or because it was dropped before it was read.
     pub truncated: bool,
 }
 
@@ -192,21 +193,21 @@ pub(crate) struct InheritedFds {
     pub(crate) input: Vec<OwnedFd>,
 }
 
-/// What the keeper calls the input of a command, which it gives up before the rest: a pipe is at its end
-/// only when nobody holds the other any more.
+/// The keeper's request number for a command's stdin, which is released before the rest: a pipe
+/// reaches end of file only when its last writing end is closed.
 pub(crate) fn stdin_request_id(request: u32) -> u32 {
     request | 1 << 31
 }
 
-/// Takes a command over that another server began. If `ended` is closed without a word, it was killed
-/// with its sandbox.
+/// Adopts a command that an earlier server started. If `ended` is closed without a status, the
+/// command was killed with its sandbox.
 pub(crate) fn adopt(
     sandbox: &Arc<Sandbox>,
     record: ExecRecord,
     inherited: InheritedFds,
     ended: tokio::sync::oneshot::Receiver<i32>,
 ) -> Result<(), Error> {
-    let failed = |error: std::io::Error| internal("take a command over", &error);
+    let failed = |error: std::io::Error| internal("adopt a command", &error);
     let stem = record.stem();
     let log = OutputLog::open(stem.clone()).map_err(failed)?;
     let log = log
@@ -283,17 +284,17 @@ impl ExecHandle {
         Self { state, sandbox }
     }
 
-    /// Its id.
+    /// The command's id.
     pub fn id(&self) -> &ExecId {
         &self.state.id
     }
 
-    /// What it is and how it ended.
+    /// Details of the command, with its status if it has ended.
     pub fn info(&self) -> ExecInfo {
         self.state.info()
     }
 
-    /// Everything it wrote and will write, as who started it had it.
+    /// All output from the beginning, as separate streams.
     pub fn into_streams(self) -> StartedExec {
         let output = |stream| StreamReader::new(self.output(0), stream);
         StartedExec {
@@ -304,23 +305,23 @@ impl ExecHandle {
         }
     }
 
-    /// What it wrote and will write, from a position on.
+    /// Reader of both streams from a byte offset.
     pub fn output(&self, after: u64) -> OutputReader {
         let progress = self.state.progress.subscribe();
         OutputReader::new(Arc::clone(&self.state.log), progress, after)
     }
 
-    /// The position from which its output is still whole, and the end of it so far.
+    /// Offsets of the first retained byte and of the end of its output so far.
     pub fn output_range(&self) -> (u64, u64) {
         self.state.log.bounds()
     }
 
-    /// Nobody saw how it ended: its sandbox was gone before the end was written down.
+    /// Whether its end was not recorded: its sandbox was gone before the status was written.
     pub fn is_status_unknown(&self) -> bool {
         self.state.is_closed() && self.state.with_record(|record| record.status.is_none())
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     pub async fn wait(&self) -> ExecStatus {
         let mut progress = self.state.progress.subscribe();
         match progress
@@ -339,8 +340,7 @@ impl ExecHandle {
         })
     }
 
-    /// Joins its terminal: what a fresh terminal of this size must be sent to show the same, and what its
-    /// program writes from then on.
+    /// Attaches to its terminal.
     pub fn attach(&self) -> Result<TerminalAttachment, Error> {
         let (replay, position, size) = self.terminal()?.replay(&self.state.log)?;
         Ok(TerminalAttachment {
@@ -350,7 +350,7 @@ impl ExecHandle {
         })
     }
 
-    /// Gives its terminal another size; the last one to ask wins.
+    /// Sets the size of its terminal.
     pub fn resize(&self, size: TerminalSize) -> Result<(), Error> {
         let position = self.terminal()?.resize(&self.state.log, size)?;
         self.state
@@ -367,18 +367,18 @@ impl ExecHandle {
         })
     }
 
-    /// Writes to its standard input what belongs at an offset; how far input has come then, which may
-    /// be less than was offered.
+    /// Writes to standard input at an offset and returns the offset after the accepted bytes, which
+    /// may be fewer than offered. Bytes before the current end are skipped, so a retry is safe.
     pub fn write_stdin_at(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         self.stdin()?.write(offset, bytes)
     }
 
-    /// How many bytes of standard input were taken so far; nothing of a terminal.
+    /// Bytes of standard input accepted so far; `None` for a terminal or `/dev/null`.
     pub fn stdin_offset(&self) -> Option<u64> {
         self.state.input.as_ref().map(StdinQueue::accepted_bytes)
     }
 
-    /// Writes all of it to its standard input or terminal, waiting for the command to read.
+    /// Writes all bytes to standard input or the terminal, waiting while the queue is full.
     pub async fn write_stdin(&self, bytes: &[u8]) -> Result<(), Error> {
         if let Some(terminal) = &self.state.terminal {
             return terminal.write(bytes).await;
@@ -386,7 +386,7 @@ impl ExecHandle {
         self.stdin()?.write_all(bytes).await
     }
 
-    /// Ends its standard input.
+    /// Closes standard input after the bytes accepted so far.
     pub fn close_stdin(&self) -> Result<(), Error> {
         self.stdin()?.close()
     }
@@ -404,7 +404,7 @@ impl ExecHandle {
         }
     }
 
-    /// Ends everything it started.
+    /// Kills the command and all its descendants.
     pub fn kill(&self) -> Result<(), Error> {
         self.state.killed.store(true, Ordering::Relaxed);
         match &self.state.leaf {
@@ -417,7 +417,7 @@ impl ExecHandle {
 }
 
 impl StartedExec {
-    /// Waits for its end.
+    /// Waits until it has ended.
     pub async fn wait(&self) -> ExecStatus {
         self.control.wait().await
     }
@@ -427,16 +427,18 @@ impl StartedExec {
         self.control.signal(signal).await
     }
 
-    /// Ends everything it started.
+    /// Kills the command and all its descendants.
     pub fn kill(&self) -> Result<(), Error> {
         self.control.kill()
     }
 
-    /// Writes all input, reads all output up to a limit for each stream, and waits for the end.
+    /// Writes all input, closes it, collects each output stream up to `limit` bytes and waits for
+    /// the end.
     pub async fn finish(mut self, input: &[u8], limit: usize) -> Result<ExecResult, Error> {
         let write = async {
             if self.control.state.input.is_some() {
-                // A command need not read its input. Of a request that came again, some may be taken already.
+                // A command may exit without reading its input. If this is a repeated request, a
+                // part may have been accepted already.
                 let taken = self.control.stdin_offset().unwrap_or_default();
                 let rest = usize::try_from(taken)
                     .ok()
@@ -462,14 +464,14 @@ impl StartedExec {
     }
 }
 
-/// The reading end, then the writing end.
+/// Creates a pipe: reading end, writing end.
 pub(crate) fn create_pipe() -> Result<(OwnedFd, OwnedFd), Error> {
     rustix::pipe::pipe_with(PipeFlags::CLOEXEC)
-        .map_err(|error| internal("make a pipe", &std::io::Error::from(error)))
+        .map_err(|error| internal("create a pipe", &std::io::Error::from(error)))
 }
 
 pub(crate) fn set_nonblocking(fd: OwnedFd) -> Result<OwnedFd, Error> {
     rustix::io::ioctl_fionbio(&fd, true)
-        .map_err(|error| internal("change a pipe", &std::io::Error::from(error)))?;
+        .map_err(|error| internal("set a pipe non-blocking", &std::io::Error::from(error)))?;
     Ok(fd)
 }

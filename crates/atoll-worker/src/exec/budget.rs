@@ -1,8 +1,9 @@
-//! How much of the host's disk the output of a sandbox's commands may take. It is not on the sandbox's own, whose limit is for its
-//! files: a full sandbox can still say so.
+//! Disk budget for the output logs of one sandbox. The logs are on the host's disk, not on the
+//! sandbox's own, so a sandbox whose disk is full can still report errors.
 //!
-//! A command has a window. All commands of a sandbox have so many windows together: where that is not enough the oldest that
-//! have ended give way first, then those that run keep less. Where only the host's reserve is left, all of them do.
+//! Each command has a window; all commands of a sandbox together have a fixed number of windows.
+//! Over that, output of ended commands is dropped first, then running commands get smaller windows.
+//! If the disk has only its reserve left, all windows are minimal.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,19 +14,19 @@ use crate::storage::Space;
 
 /// How much of a command's output is retention.
 pub(crate) const DEFAULT_WINDOW: Bytes = Bytes(64 << 20);
-/// The smallest window that there is sense in: more than two pipes hold.
+/// The smallest window: more than two pipes hold.
 pub(crate) const MIN_WINDOW: Bytes = Bytes(1 << 20);
-/// How many windows the commands of a sandbox have together.
+/// Windows of all commands of a sandbox together.
 const WINDOWS_PER_SANDBOX: u64 = 16;
-/// What part of its window a command has left when all of them are used.
+/// Divisor of the window while the budget is exceeded.
 const OVER_BUDGET_DIVISOR: u64 = 16;
 
 /// What may be retention, as a runtime is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputRetention {
-    /// Of each command.
+    /// Retained bytes of each command.
     pub(crate) window: Bytes,
-    /// What is the host's of the disk; nothing if that is a part of it.
+    /// Free disk space to leave to the host. `None`: a share of the disk's size.
     pub(crate) reserve: Option<Bytes>,
 }
 
@@ -38,20 +39,20 @@ impl Default for OutputRetention {
     }
 }
 
-/// The budget of one sandbox.
+/// Output of one sandbox on the disk, and the pressure on it.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     retention: OutputRetention,
     directory: PathBuf,
     used: AtomicU64,
-    /// Only the reserve is left on the disk.
+    /// The disk has only its reserve left.
     low_disk: AtomicBool,
-    /// There is nothing of ended commands to give up any more.
+    /// The budget is exceeded although all ended commands have dropped their output.
     over_budget: AtomicBool,
 }
 
 impl Budget {
-    /// For logs in this directory.
+    /// A budget for logs in this directory.
     pub(crate) fn new(retention: OutputRetention, directory: PathBuf) -> Self {
         Self {
             retention,
@@ -85,26 +86,26 @@ impl Budget {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Somebody has to give way.
+    /// Whether output must be dropped.
     pub(super) fn needs_space(&self) -> bool {
         self.used.load(Ordering::Relaxed) > self.max_bytes()
             || self.low_disk.load(Ordering::Relaxed)
     }
 
-    /// Looks at what the disk has left.
+    /// Measures the free disk space.
     pub(super) fn refresh_disk_space(&self) {
         let low_disk = Space::of(&self.directory).is_ok_and(|space| {
             let reserve = self.retention.reserve.unwrap_or(space.reserve);
-            // A file system in memory may not know its size.
+            // tmpfs without a size limit reports 0.
             space.size > Bytes(0) && space.free <= reserve
         });
         self.low_disk.store(low_disk, Ordering::Relaxed);
     }
 
-    /// All that have ended have given way.
+    /// Decides on smaller windows, after ended commands have dropped their output.
     pub(super) fn update_pressure(&self) {
         let used = self.used.load(Ordering::Relaxed);
-        // Not back and forth at every byte.
+        // Hysteresis: the state ends at 7/8 of the budget.
         let max = if self.over_budget.load(Ordering::Relaxed) {
             self.max_bytes() / 8 * 7
         } else {
@@ -113,7 +114,7 @@ impl Budget {
         self.over_budget.store(used > max, Ordering::Relaxed);
     }
 
-    /// It has to be looked at again whether there is more room.
+    /// Whether the budget was exceeded at the last update.
     pub(super) fn is_over_budget(&self) -> bool {
         self.over_budget.load(Ordering::Relaxed)
     }

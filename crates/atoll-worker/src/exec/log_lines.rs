@@ -1,8 +1,8 @@
-//! What all commands of a sandbox wrote, line by line: one command after the other in the order they began, and what
-//! those that run go on to write. Lines have no times of their own; a command has.
+//! The combined log of a sandbox, line by line: the output of each command in start order, followed
+//! by what running commands write. Lines have no timestamps; commands have.
 //!
-//! Terminals are not among them: what is written to a screen is no text. Readers hold no command back: who is too
-//! slow is told of a gap.
+//! Terminal output is left out, since it is not text. Readers exert no backpressure: a slow reader
+//! gets a gap.
 
 use std::fmt::Write as _;
 use std::future::{Future, poll_fn};
@@ -19,32 +19,32 @@ use super::table::ExecTable;
 use crate::LocalRuntime;
 use crate::error::internal;
 
-/// Most lines are shorter; a longer one is told in pieces.
+/// Bytes of the first read of a line; most lines are shorter. A line beyond the maximum is split.
 const SHORT_LINE_BYTES: usize = 1 << 10;
 const MAX_LINE_BYTES: usize = 16 << 10;
 
-/// A line, or a gap, of a command.
+/// A line of a command's output, or a gap in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogLine {
-    /// Which command.
+    /// The command that wrote it.
     pub exec: ExecId,
-    /// When that began: microseconds since 1970.
+    /// When that command started, in microseconds since 1970.
     pub started_at: i64,
-    /// A line with its end, as far as it was written; or a gap.
+    /// A line including its newline, if that was written; or a gap.
     pub content: Chunk,
 }
 
-/// A reader of everything that a sandbox's commands wrote. It can be given up and taken up again by its cursor.
+/// Follows the combined log. It can be dropped and continued by its cursor.
 #[derive(Debug)]
 pub struct LogFollower {
     table: Arc<ExecTable>,
-    /// True when no command will be added.
+    /// True when no command will be added any more.
     closed: watch::Receiver<bool>,
-    /// The last command that was skip with, in the order of the table.
+    /// The newest command that was opened, in start order.
     newest: Option<ExecId>,
-    /// Those that may have more to tell, oldest first.
+    /// Opened commands that may write more, oldest first.
     open: Vec<OpenExec>,
-    /// Which of them is being read, and up to where before the next has its current.
+    /// The command being read, and the offset at which the next one has its turn.
     current: usize,
     until: Option<u64>,
 }
@@ -67,7 +67,7 @@ impl OpenExec {
         }
     }
 
-    /// What comes next of it before a position.
+    /// The next line or gap before an offset.
     fn read(&mut self, until: u64) -> Result<Option<LogLine>, Error> {
         let start = self.exec.log.bounds().0;
         let content = if self.position < start {
@@ -75,7 +75,7 @@ impl OpenExec {
             Chunk::Gap { from, to: start }
         } else if self.position < until {
             let Some(line) = self.line((until - self.position) as usize)? else {
-                // Given up meanwhile: told as a gap.
+                // Dropped meanwhile: report a gap.
                 return self.read(until);
             };
             line
@@ -119,7 +119,7 @@ impl OpenExec {
     }
 }
 
-/// How many bytes there are without a letter that is cut in two at the end.
+/// Length without an incomplete UTF-8 character at the end.
 fn complete_chars(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
@@ -133,13 +133,13 @@ impl LogFollower {
             Some(cursor) => parse_cursor(cursor).ok_or_else(|| {
                 Error::invalid(
                     "after",
-                    "this cursor is not one of ours",
-                    "give the X-Next-Cursor of the page before, or an event's id",
+                    "the cursor is not valid",
+                    "pass the X-Next-Cursor of the previous page, or an event's id",
                 )
             })?,
             None => (None, Vec::new()),
         };
-        // What was forgotten meanwhile has nothing more to tell.
+        // Commands that were evicted meanwhile have no more output.
         let open = positions.into_iter().filter_map(|(id, position)| {
             let exec = table.find(&id).ok()?;
             Some(OpenExec::new(exec, position))
@@ -154,7 +154,8 @@ impl LogFollower {
         })
     }
 
-    /// Where to go on later: the last command skip with, and the position in each that may have more to tell.
+    /// Position to continue from: the newest opened command, and the offset in each that may write
+    /// more.
     pub fn cursor(&self) -> String {
         let mut cursor = self.newest.as_ref().map_or("", ExecId::as_str).to_owned();
         for open in &self.open {
@@ -163,11 +164,11 @@ impl LogFollower {
         cursor
     }
 
-    /// What comes next of what is there; nothing if all of it was told.
+    /// The next available line; `None` if all was returned.
     pub fn try_next(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
             let Some(open) = self.open.get_mut(self.current) else {
-                // In this order: one that is added later wakes us.
+                // Reset first, so that a command that is added later wakes the reader.
                 self.closed.mark_unchanged();
                 if self.open_next() {
                     continue;
@@ -176,7 +177,7 @@ impl LogFollower {
                 return Ok(None);
             };
             let until = *self.until.get_or_insert_with(|| {
-                // In this order: what comes later wakes us.
+                // Reset first, so that later output wakes the reader.
                 open.growth.mark_unchanged();
                 open.progress.mark_unchanged();
                 open.exec.log.bounds().1
@@ -193,7 +194,7 @@ impl LogFollower {
         }
     }
 
-    /// Begins with the next command, if there is one.
+    /// Opens the next command, if there is one.
     fn open_next(&mut self) -> bool {
         let skip = |exec: &ExecState| {
             exec.spec.terminal.is_some() || self.open.iter().any(|open| open.exec.id == exec.id)
@@ -206,7 +207,7 @@ impl LogFollower {
         true
     }
 
-    /// What comes next, waited for; nothing when nothing can come any more.
+    /// Waits for the next line; `None` at the end of the log.
     pub async fn next(&mut self) -> Result<Option<LogLine>, Error> {
         loop {
             if let Some(line) = self.try_next()? {
@@ -219,7 +220,7 @@ impl LogFollower {
         }
     }
 
-    /// Waits until there may be more.
+    /// Waits until more may be available.
     async fn wait_for_more(&mut self) {
         let mut all: Vec<Pin<Box<dyn Future<Output = ()> + Send + '_>>> = Vec::new();
         let closed = &mut self.closed;
@@ -248,7 +249,7 @@ impl LogFollower {
 
 type Positions = Vec<(ExecId, u64)>;
 
-/// Reads a cursor.
+/// Parses a cursor.
 fn parse_cursor(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
     let mut parts = cursor.split('.');
     let newest = match parts.next()? {
@@ -264,7 +265,7 @@ fn parse_cursor(cursor: &str) -> Option<(Option<ExecId>, Positions)> {
 }
 
 impl LocalRuntime {
-    /// What the commands of a sandbox wrote, those that ended included, from a cursor on.
+    /// Follows the combined log of a sandbox from a cursor, or from the beginning.
     pub fn logs(&self, id: &SandboxId, cursor: Option<&str>) -> Result<LogFollower, Error> {
         LogFollower::new(self.execs_of(id)?, cursor)
     }

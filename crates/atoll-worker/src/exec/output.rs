@@ -1,5 +1,5 @@
-//! Readers of a command's log: where they are is all they know, so one that comes back goes on where
-//! it was.
+//! Readers of a command's output log. A reader's only state is its offset, so a client that
+//! reconnects continues where it was.
 
 use std::sync::Arc;
 
@@ -9,29 +9,30 @@ use tokio::sync::watch;
 use super::output_log::OutputLog;
 use crate::error::internal;
 
-/// The most one chunk holds.
+/// Bytes of one chunk.
 const MAX_CHUNK_BYTES: usize = 256 << 10;
 
-/// A reader of both streams, from a position on.
+/// Reads both streams from an offset.
 #[derive(Debug)]
 pub struct OutputReader {
     log: Arc<OutputLog>,
     state: watch::Receiver<Progress>,
     growth: watch::Receiver<u64>,
     position: u64,
-    /// Known to the log once something was read: who only could read holds nobody back.
+    /// Set when something was read for the first time: a reader that never reads exerts no
+    /// backpressure.
     reader_id: Option<u64>,
     exit_reported: bool,
 }
 
-/// How far a command has come.
+/// Whether a command has ended, and whether its output is complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Progress {
-    /// How it ended; everything it wrote until then is in the log.
+    /// Exit status; all output written before the end is in the log then.
     pub(crate) status: Option<ExecStatus>,
-    /// When that was, if somebody saw it.
+    /// When it ended, in microseconds since 1970; `None` if no server observed it.
     pub(crate) ended_at: Option<i64>,
-    /// Nobody can write any more.
+    /// Its pipes are closed: no more output can come.
     pub(crate) closed: bool,
 }
 
@@ -47,15 +48,15 @@ impl OutputReader {
         }
     }
 
-    /// The position of the next byte.
+    /// Offset of the next byte.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// What comes next; waits for it. Nothing when nothing can come any more.
+    /// Waits for the next chunk; `None` at the end of the output.
     pub async fn next(&mut self) -> Result<Option<Chunk>, Error> {
         loop {
-            // In this order: all that was written before the end is there when the end is exit_reported.
+            // Progress first: all output written before the end is in the log when the end is seen.
             let progress = *self.state.borrow_and_update();
             self.growth.borrow_and_update();
             let (start, end) = self.log.bounds();
@@ -89,7 +90,7 @@ impl OutputReader {
         }
     }
 
-    /// The next bytes of one stream; nothing if they were given up meanwhile.
+    /// The next bytes of one stream; `None` if they were dropped meanwhile.
     fn read(&mut self) -> Result<Option<Chunk>, Error> {
         let failed = |error: std::io::Error| internal("read a command's log", &error);
         let position = self.position;
@@ -139,15 +140,15 @@ impl Drop for OutputReader {
     }
 }
 
-/// One stream of output. It ends when the command has ended and what was written until then is
-/// read: children that live on may go on writing for ever.
+/// One stream of output. It ends when the command has ended and its output until then was read;
+/// descendants that still run may write for ever.
 #[derive(Debug)]
 pub struct StreamReader {
     reader: OutputReader,
     stream: Stream,
-    /// Bytes that did not fit.
+    /// Bytes that were read and not returned yet.
     unread: Vec<u8>,
-    /// How many bytes, of both streams, were given up before they were read.
+    /// Bytes of both streams that were dropped before they were read.
     lost: u64,
 }
 
@@ -161,12 +162,12 @@ impl StreamReader {
         }
     }
 
-    /// How many bytes, of both streams together, were not kept until they could be read.
-    pub fn lost(&self) -> u64 {
+    /// Bytes of both streams that were dropped before they were read.
+    pub fn lost_bytes(&self) -> u64 {
         self.lost
     }
 
-    /// Reads some; 0 at the end.
+    /// Waits for bytes and returns their number; 0 at the end.
     pub async fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         if self.unread.is_empty() {
             self.unread = self.next_bytes().await?;
@@ -177,7 +178,7 @@ impl StreamReader {
         Ok(read)
     }
 
-    /// The next bytes of this stream; none at the end.
+    /// Waits for the next bytes of this stream; empty at the end.
     async fn next_bytes(&mut self) -> Result<Vec<u8>, Error> {
         while !self.reader.exit_reported {
             self.reader.skip_other_stream(self.stream)?;
@@ -193,7 +194,7 @@ impl StreamReader {
         Ok(Vec::new())
     }
 
-    /// Reads to the end, keeping at most `limit` bytes; says whether more was left out.
+    /// Reads to the end and keeps at most `limit` bytes; true if output is missing.
     pub async fn collect(&mut self, into: &mut Vec<u8>, limit: usize) -> Result<bool, Error> {
         let mut truncated = false;
         loop {

@@ -1,12 +1,12 @@
-//! What a command wrote, kept for whoever asks later.
+//! Output of one command, kept on disk and read by byte offset.
 //!
-//! Bytes go from the pipe into `ID.log` by `splice`: at any moment a byte is in the pipe or in the file,
-//! never only in our memory, so killing us loses none. `ID.index` says which stream they came from: a
-//! number each time the stream changes, written *before* the bytes, so that the last one always reaches
-//! to the end of the file. Positions are offsets of the file and count both streams together.
+//! Bytes go from the pipe into `ID.log` by `splice`: at any moment a byte is in the pipe or in the
+//! file, never only in memory, so a kill of the server loses none. `ID.index` has an entry for each
+//! change of stream, written *before* the bytes, so that the last entry always reaches to the end
+//! of the file. Offsets are file offsets and count both streams together.
 //!
-//! Only the last part is kept (the window, which a [`Budget`] gives it): what is older is punched out of the file, whose length
-//! goes on growing. Neither file is made before there is something to write.
+//! Only the last part is retained (the window that the [`Budget`] grants): older bytes are punched
+//! out of the file, whose length keeps growing. The files are created with the first byte.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -24,29 +24,29 @@ use tokio::sync::{Notify, watch};
 
 use super::budget::Budget;
 
-/// Old bytes are given up in pieces of at least this size.
+/// Old bytes are punched out in steps of at least this size.
 const PUNCH_BYTES: u64 = 1 << 20;
-/// What may still arrive when the window is full: two pipes' contents.
+/// Room in the window for what may still arrive: the contents of two pipes.
 const PIPE_HEADROOM: u64 = 256 << 10;
-/// Changes of stream that are kept.
+/// Retained changes of stream.
 const MAX_INDEX_ENTRIES: u64 = 1 << 20;
-/// How long readers have to come back after their server was killed, where a log is full.
+/// Time for readers to reconnect after a server restart, during which a full log drops nothing.
 const READER_GRACE: Duration = Duration::from_secs(5);
 const ENTRY_BYTES: u64 = size_of::<u64>() as u64;
 const PAGE_BYTES: u64 = 4096;
 
-/// The log of one command.
+/// Output log of one command, with the positions of its readers.
 #[derive(Debug)]
 pub(crate) struct OutputLog {
-    /// Where its files are, but for what tells them apart.
+    /// Path of its files without the extension.
     stem: PathBuf,
     inner: Mutex<Inner>,
     readers: Mutex<Readers>,
-    /// The end, for those who wait for more.
+    /// The end offset, for waiting readers.
     end_changed: watch::Sender<u64>,
-    /// A reader got on.
+    /// A reader advanced or left.
     pub(super) reader_moved: Notify,
-    /// A reader that takes nothing for so long does not hold the command back any more.
+    /// A reader that does not advance for this long exerts no backpressure any more.
     reader_timeout: Duration,
     budget: Arc<Budget>,
 }
@@ -54,14 +54,14 @@ pub(crate) struct OutputLog {
 #[derive(Debug, Default)]
 struct Inner {
     files: Option<Arc<Files>>,
-    /// There may be files, or one of them.
+    /// The files, or one of them, may exist.
     has_files: bool,
-    /// The first byte that is kept.
+    /// Offset of the first retained byte.
     start: u64,
     end: u64,
-    /// The first entry of the index that is kept.
+    /// Number of the first retained index entry.
     first_entry: u64,
-    /// How many entry_count there are, those given up included.
+    /// Index entries written, dropped ones included.
     entry_count: u64,
     last_stream: Option<Stream>,
 }
@@ -75,30 +75,30 @@ struct Files {
 #[derive(Debug, Default)]
 struct Readers {
     next_id: u64,
-    /// Where each reader is, and when it last got there.
+    /// Offset of each reader, and when it got there.
     positions: HashMap<u64, (u64, Instant)>,
-    /// Until when readers may come back that another server had: they may be anywhere in what is kept.
+    /// Until when readers of an earlier server may reconnect, anywhere in the retained range.
     grace_until: Option<Instant>,
 }
 
-/// What became of an attempt to take bytes out of a pipe.
+/// Result of one splice from a pipe.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum SpliceResult {
     Moved,
-    /// There is nothing in it now.
+    /// The pipe is empty.
     Empty,
-    /// Nor will there ever be.
+    /// The pipe is empty and has no writers.
     Closed,
 }
 
-/// Whether there is room for more.
+/// Whether the command must wait for readers.
 pub(crate) enum Backpressure {
     None,
-    /// A reader is far behind; it has until then.
+    /// A reader lags behind; the command waits for it until then.
     Until(Instant),
 }
 
-/// Bytes of one stream that lie together.
+/// Adjacent bytes of one stream: the range that ends at `end`.
 pub(crate) struct Segment {
     pub(crate) stream: Stream,
     pub(crate) end: u64,
@@ -144,12 +144,12 @@ impl OutputLog {
         Self::with(stem, Inner::default())
     }
 
-    /// The log that somebody else began.
+    /// The log of a command that an earlier server started.
     pub(crate) fn open(stem: PathBuf) -> io::Result<Self> {
         let files = match Files::open(&stem, false) {
             Ok(files) => files,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // One that was killed between the two left the first.
+                // A server that was killed while creating the files left only the index.
                 let inner = Inner {
                     has_files: true,
                     ..Inner::default()
@@ -160,7 +160,7 @@ impl OutputLog {
         };
         let end = files.log.metadata()?.len();
         let entry_count = files.index.metadata()?.len() / ENTRY_BYTES;
-        // What was given up is a hole; its end is where a page begins.
+        // Dropped bytes are a hole that ends at a page boundary.
         let first_byte = |file: &File, length: u64| match rustix::fs::seek(
             file,
             rustix::fs::SeekFrom::Data(0),
@@ -202,20 +202,20 @@ impl OutputLog {
         }
     }
 
-    /// Waits so long for a reader that takes nothing.
+    /// Sets how long a reader that does not advance exerts backpressure.
     pub(crate) fn with_reader_timeout(mut self, reader_timeout: Duration) -> Self {
         self.reader_timeout = reader_timeout;
         self
     }
 
-    /// Readers of the server before may come back: what they have not read is not given up before the first of them did, or had
-    /// its time.
+    /// Waits for readers of an earlier server: nothing unread is dropped before the first of them
+    /// reconnects or [`READER_GRACE`] is over.
     pub(crate) fn with_reader_grace(self) -> Self {
         self.readers().grace_until = Some(Instant::now() + READER_GRACE);
         self
     }
 
-    /// Takes no more than this has left.
+    /// Accounts the log to a budget.
     pub(crate) fn with_budget(mut self, budget: &Arc<Budget>) -> Self {
         let retained = self.inner().retained_bytes();
         self.budget.release(retained);
@@ -232,7 +232,7 @@ impl OutputLog {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves what is in the pipe, at max so many bytes, to the end of the log.
+    /// Moves at most `max` bytes from the pipe to the end of the log.
     pub(crate) fn splice_from(
         &self,
         stream: Stream,
@@ -278,8 +278,8 @@ impl OutputLog {
         Ok(SpliceResult::Moved)
     }
 
-    /// Whether the command may go on writing: a reader that is attached and reads holds it back, one
-    /// that does not read is let go.
+    /// Whether the command must wait: a lagging reader that still reads holds it back, one that
+    /// stopped reading does not.
     pub(crate) fn backpressure(&self) -> Backpressure {
         let far = self.budget.window() - PIPE_HEADROOM;
         let (start, end) = {
@@ -307,11 +307,12 @@ impl OutputLog {
         }
     }
 
-    /// Gives up what was written but for the last of it, for others that have no room; false if it has nothing to give.
+    /// Drops all output but the last page, to free space for other commands; false if nothing was
+    /// dropped.
     pub(super) fn drop_old_output(&self) -> bool {
         let mut inner = self.inner();
         let end = inner.end;
-        // What cannot be given up takes its room as before.
+        // Blocks that cannot be freed stay accounted.
         let dropped = inner
             .punch_before(end / PAGE_BYTES * PAGE_BYTES)
             .unwrap_or(0);
@@ -319,7 +320,7 @@ impl OutputLog {
         dropped > 0
     }
 
-    /// Removes its files, if there may be any.
+    /// Removes its files.
     pub(crate) fn remove(&self) {
         if self.inner().has_files {
             for kind in ["log", "index"] {
@@ -328,18 +329,18 @@ impl OutputLog {
         }
     }
 
-    /// The first byte that is kept, and the end.
+    /// Offsets of the first retained byte and of the end.
     pub(crate) fn bounds(&self) -> (u64, u64) {
         let inner = self.inner();
         (inner.start, inner.end)
     }
 
-    /// Told whenever there is more.
+    /// Notified of every new end offset.
     pub(crate) fn subscribe_end(&self) -> watch::Receiver<u64> {
         self.end_changed.subscribe()
     }
 
-    /// The piece a position lies in; it must be inside the bounds.
+    /// The segment at an offset within the bounds.
     pub(crate) fn segment_at(&self, position: u64) -> io::Result<Segment> {
         let inner = self.inner();
         let Some(files) = &inner.files else {
@@ -355,17 +356,17 @@ impl OutputLog {
         Ok(Segment { stream, end })
     }
 
-    /// Reads at a position; fewer bytes than poll_fds for only at the end.
+    /// Reads at an offset; fewer bytes than requested only at the end.
     pub(crate) fn read(&self, position: u64, into: &mut [u8]) -> io::Result<usize> {
         let Some(files) = self.inner().files.clone() else {
             return Ok(0);
         };
-        // Not under the lock: the command may go on writing.
+        // Outside the lock, so that the command can go on writing.
         files.log.read_at(into, position)
     }
 
-    /// Bytes of one stream that lie together at a position inside the bounds, at max so many; nothing if they were
-    /// given up meanwhile.
+    /// At most `max` adjacent bytes of one stream from an offset within the bounds; `None` if they
+    /// were dropped meanwhile.
     pub(crate) fn read_segment(
         &self,
         position: u64,
@@ -376,12 +377,12 @@ impl OutputLog {
         let mut bytes = vec![0; max];
         let read = self.read(position, &mut bytes)?;
         bytes.truncate(read);
-        // What was given up while we read it reads as zeros.
+        // Bytes that were punched out during the read are zeros.
         let gone = self.bounds().0 > position || bytes.is_empty();
         Ok((!gone).then_some((segment.stream, bytes)))
     }
 
-    /// A reader has come to a position (its number, if it is known).
+    /// Records a reader's offset and returns its id; `None` registers a new reader.
     pub(crate) fn update_reader(&self, reader: Option<u64>, position: u64) -> u64 {
         let number = {
             let mut readers = self.readers();
@@ -397,7 +398,7 @@ impl OutputLog {
         number
     }
 
-    /// A reader has gone.
+    /// Removes a reader, which then exerts no backpressure.
     pub(crate) fn remove_reader(&self, reader: u64) {
         self.readers().positions.remove(&reader);
         self.reader_moved.notify_one();
@@ -411,8 +412,8 @@ impl Drop for OutputLog {
 }
 
 impl Inner {
-    /// The end as it counts for readers that must not be `far` behind: who is as many changes of stream behind as are
-    /// kept is so far behind, however few bytes that are.
+    /// The end offset for the computation of lag. A reader that is [`MAX_INDEX_ENTRIES`] changes of
+    /// stream behind counts as `far` behind, however few bytes these are.
     fn effective_end(&self, far: u64) -> u64 {
         let Some(files) = &self.files else {
             return self.end;
@@ -424,12 +425,12 @@ impl Inner {
         oldest.map_or(self.end, |(_, oldest)| self.end.max(oldest + far))
     }
 
-    /// How much is kept.
+    /// Retained bytes.
     fn retained_bytes(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Gives up what is before the window, or before the last changes of stream that are kept; how much that was.
+    /// Drops bytes before the window and before the retained index entries; returns their number.
     fn punch_before_window(&mut self, window: u64) -> io::Result<u64> {
         let Some(files) = &self.files else {
             return Ok(0);
@@ -446,7 +447,7 @@ impl Inner {
         self.punch_before(keep)
     }
 
-    /// Gives up what is before the beginning of a page; how much that was.
+    /// Drops bytes before a page boundary; returns their number.
     fn punch_before(&mut self, keep: u64) -> io::Result<u64> {
         let Some(files) = self.files.as_ref().filter(|_| keep > self.start) else {
             return Ok(0);
@@ -463,20 +464,20 @@ impl Inner {
     }
 }
 
-/// Gives up a file's contents before an offset.
+/// Frees the blocks of a file before an offset.
 fn punch(file: &File, before: u64) -> io::Result<()> {
     if before == 0 {
         return Ok(());
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match rustix::fs::fallocate(file, flags, 0, before) {
-        // A file system without holes keeps everything.
+        // Without hole punching everything is retained.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The number of the last entry at or before a position.
+/// Number of the last index entry at or before an offset (binary search).
 fn find_entry(index: &File, first_entry: u64, entry_count: u64, position: u64) -> io::Result<u64> {
     let (mut low, mut high) = (first_entry, entry_count);
     while low + 1 < high {
@@ -490,7 +491,7 @@ fn find_entry(index: &File, first_entry: u64, entry_count: u64, position: u64) -
     Ok(low)
 }
 
-/// What there is in a pipe or terminal.
+/// Polls a pipe or terminal for input.
 fn poll_pipe(pipe: BorrowedFd<'_>) -> io::Result<SpliceResult> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut poll_fds = [PollFd::new(&pipe, PollFlags::IN)];

@@ -1,5 +1,6 @@
-//! What a later server must know of a command, as the sandbox's ledger has it: a line when it begins, a line whenever its
-//! clock is set, a line when it ends. PID 1 remembers the end until it is written.
+//! Durable record of a command in the sandbox's record log: a line when it starts, when its
+//! deadline clock is set, when its terminal is resized and when it ends. PID 1 keeps the exit
+//! status until the last line is written.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,11 +17,11 @@ use super::start::SpawnedExec;
 use super::stdin::StdinQueue;
 use crate::error::internal;
 
-/// Everything a later server must know of a command.
+/// Everything that a later server needs to adopt or list a command.
 #[derive(Debug, Clone)]
 pub(crate) struct ExecRecord {
     log: Arc<RecordLog>,
-    /// How many bytes of the ledger are about it.
+    /// Bytes of the record log that are about this command.
     bytes_in_log: usize,
     pub(crate) id: ExecId,
     pub(crate) request: u32,
@@ -31,23 +32,24 @@ pub(crate) struct ExecRecord {
     pub(crate) clock: Option<Clock>,
     pub(crate) status: Option<ExecStatus>,
     pub(crate) ended_at: Option<i64>,
-    /// Sizes its terminal was given, and where its log was then.
+    /// Terminal sizes, each with the log offset at which it took effect.
     pub(crate) resizes: Vec<(u64, TerminalSize)>,
 }
 
-/// How long a command still has.
+/// Remaining time of a command with a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Clock {
     pub(crate) left: Duration,
-    /// When that was so, in microseconds since 1970; nothing while the clock stands still. Read by older servers.
+    /// When `left` was measured, in microseconds since 1970; `None` while the clock is stopped.
+    /// Read by older servers.
     pub(crate) at: Option<i64>,
-    /// The same on the host's monotonic clock, which cannot be set. `None` in records of older servers.
+    /// The same on `CLOCK_MONOTONIC`, which cannot be set. `None` in records of older servers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) monotonic: Option<i64>,
 }
 
 impl Clock {
-    /// A clock that runs from now on.
+    /// A clock that runs from now.
     pub(super) fn running(left: Duration) -> Self {
         Self {
             left,
@@ -56,7 +58,7 @@ impl Clock {
         }
     }
 
-    /// A clock that stands still.
+    /// A stopped clock.
     pub(super) fn stopped(left: Duration) -> Self {
         Self {
             left,
@@ -65,7 +67,8 @@ impl Clock {
         }
     }
 
-    /// Time left now. A command runs in one boot of the host, so its monotonic times can be compared.
+    /// Remaining time now. A command runs within one boot of the host, so its monotonic times are
+    /// comparable.
     pub(crate) fn left(&self) -> Duration {
         let elapsed = match (self.monotonic, self.at) {
             (Some(since), _) => monotonic() - since,
@@ -77,7 +80,7 @@ impl Clock {
     }
 }
 
-/// `CLOCK_MONOTONIC` in microseconds: what timers of a running server count by, too.
+/// `CLOCK_MONOTONIC` in microseconds, the clock of tokio's timers.
 fn monotonic() -> i64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
@@ -166,7 +169,7 @@ impl ExecRecord {
         Self::from_start(log, ExecId::random(), start)
     }
 
-    /// What it is and how it ended, as far as it is written down.
+    /// Details of the command, as far as they were recorded.
     pub(crate) fn info(&self) -> ExecInfo {
         ExecInfo {
             id: self.id.clone(),
@@ -178,12 +181,12 @@ impl ExecRecord {
         }
     }
 
-    /// Where its files are, but for what tells them apart.
+    /// Path of the command's files without the extension.
     pub(crate) fn stem(&self) -> PathBuf {
         self.log.directory().join(self.id.as_str())
     }
 
-    /// Writes its start down.
+    /// Appends the start line.
     pub(super) fn write_start(&mut self) -> Result<(), Error> {
         let line = serde_json::to_vec(&Line::Started(StartLine {
             version: 1,
@@ -197,18 +200,18 @@ impl ExecRecord {
         self.append(line)
     }
 
-    /// Writes down how long it still has.
+    /// Appends a clock line.
     pub(super) fn write_clock(&mut self, clock: Clock) -> Result<(), Error> {
         self.clock = Some(clock);
         self.append(serde_json::to_vec(&Line::Clock(clock)))
     }
 
-    /// Writes down that its terminal has another size.
+    /// Appends a resize line.
     pub(super) fn write_resize(&mut self, position: u64, size: TerminalSize) -> Result<(), Error> {
         self.append(serde_json::to_vec(&Line::Resized(position, size)))
     }
 
-    /// Writes its end down.
+    /// Appends the end line.
     pub(super) fn write_end(&mut self, status: ExecStatus, at: i64) -> Result<(), Error> {
         (self.status, self.ended_at) = (Some(status), Some(at));
         let at = Some(at);
@@ -222,7 +225,7 @@ impl ExecRecord {
         Ok(())
     }
 
-    /// All that are written down, in the order they began.
+    /// All live records of a log, in start order.
     pub(crate) fn read_all(log: &Arc<RecordLog>) -> Result<Vec<Self>, Error> {
         let lines = log.read()?;
         let mut all: HashMap<&str, Self> = HashMap::new();
@@ -251,12 +254,12 @@ impl ExecRecord {
         Ok(all)
     }
 
-    /// It did not begin after all.
+    /// Deletes the record of a command that failed to start.
     pub(super) fn tombstone(&self) {
         self.log.tombstone(&[(self.id.clone(), self.bytes_in_log)]);
     }
 
-    /// Removes its files; what the ledger is to forget.
+    /// Removes the command's files; returns the arguments for [`RecordLog::tombstone`].
     pub(super) fn remove_files(&self, log: &OutputLog) -> (ExecId, usize) {
         log.remove();
         if self.spec.input == atoll_model::Input::Open {
@@ -282,7 +285,7 @@ mod tests {
             assert!(left <= hour && left > hour / 2, "{left:?}");
         }
         assert_eq!(Clock::stopped(hour).left(), hour);
-        // A record of an older server.
+        // A record of an older server has no monotonic time.
         let old: Clock =
             serde_json::from_str(r#"{"left":{"secs":3600,"nanos":0},"at":1}"#).unwrap();
         assert_eq!(old.left(), Duration::ZERO);

@@ -1,8 +1,10 @@
-//! The file in which a sandbox's commands are written down: a line for everything that happens to one, with its id before
-//! it. One file for all, because a file for each is what a short command would spend most of its time on.
+//! Append-only log of a sandbox's command records: one line for each event of a command, prefixed
+//! with its id. All commands share one file, because a file for each would dominate the cost of a
+//! short command.
 //!
-//! A line that was cut off, by a kill or a full disk, counts as not written; what follows begins a new one. What was
-//! deleted is left out when it is as much as the rest.
+//! A line that was cut off by a kill or a full disk is ignored; every write begins with a newline
+//! of its own. Deleted commands are marked by a tombstone line, and the log is compacted when more
+//! than half of it is dead.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -19,11 +21,11 @@ use crate::error::host_file;
 mod tests;
 
 const FILE_NAME: &str = "records";
-/// Written beside it, and then put in its place.
+/// Written during a compaction, then renamed to [`FILE_NAME`].
 const NEW_FILE_NAME: &str = "records.new";
-/// What is said of a command that is deleted. No line about anything else begins so.
+/// Line of a deleted command; no JSON line equals it.
 const TOMBSTONE: &[u8] = b"-";
-/// So much may be deleted before it is worth writing the rest again.
+/// Dead bytes below which the log is not compacted.
 const MIN_COMPACTION_BYTES: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -34,15 +36,15 @@ pub(crate) struct RecordLog {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Nothing while nobody needs it.
+    /// Opened by the first write, closed when no command runs.
     file: Option<File>,
-    /// How many bytes are in it, as far as is open.
+    /// Bytes in the file.
     total_bytes: usize,
-    /// Those about commands that are deleted.
+    /// Bytes of lines about deleted commands.
     dead_bytes: usize,
 }
 
-/// Those that somebody has.
+/// Logs in use, by directory.
 static OPEN_LOGS: LazyLock<Mutex<HashMap<PathBuf, Weak<RecordLog>>>> =
     LazyLock::new(Mutex::default);
 
@@ -51,8 +53,8 @@ fn open_logs() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
 }
 
 impl RecordLog {
-    /// The one of a directory. Those who saw a sandbox before it was stopped may still write when it was started again: it is the
-    /// same for all of them, since one of them may write the file anew.
+    /// The log of a directory. All users of a directory share one log, since a compaction replaces
+    /// the file: readers from before a stop may still write after a restart.
     pub(crate) fn open(directory: PathBuf) -> Arc<Self> {
         let mut open = open_logs();
         if let Some(log) = open.get(&directory).and_then(Weak::upgrade) {
@@ -70,7 +72,7 @@ impl RecordLog {
         }
     }
 
-    /// Where the files of commands are.
+    /// The directory of the commands' files.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
@@ -83,7 +85,7 @@ impl RecordLog {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a line about a command.
+    /// Appends a line about a command.
     pub(super) fn append(&self, id: &ExecId, line: &[u8]) -> Result<(), Error> {
         let mut text = Vec::with_capacity(line_bytes(id.as_str(), line));
         write_line(&mut text, id.as_str(), line);
@@ -97,20 +99,20 @@ impl RecordLog {
         Ok(())
     }
 
-    /// The file, to be appended to.
+    /// The open file, opened for appending if needed.
     fn file<'a>(&self, inner: &'a mut Inner) -> io::Result<&'a File> {
         let open = inner.file.take();
         let open = open.map_or_else(|| create(OpenOptions::new().append(true), &self.path()), Ok);
         Ok(inner.file.insert(open?))
     }
 
-    /// Nothing is to be written for a while.
+    /// Closes the file, since no command runs.
     pub(super) fn close_when_idle(&self) {
         self.inner().file = None;
     }
 
-    /// Forgets commands about which so many bytes were written. Those of which that cannot be said are known to a later
-    /// server, which forgets them then.
+    /// Deletes commands, given with their number of bytes in the log. If the write fails, a later
+    /// server reads them again and deletes them then.
     pub(super) fn tombstone(&self, commands: &[(ExecId, usize)]) {
         let mut text = Vec::new();
         for (id, _) in commands {
@@ -123,15 +125,15 @@ impl RecordLog {
         let dead: usize = commands.iter().map(|(_, size)| size).sum();
         inner.dead_bytes += dead + text.len();
         if inner.dead_bytes > MIN_COMPACTION_BYTES && inner.dead_bytes > inner.total_bytes / 2 {
-            // Where there is no room for it, it is not tried again before there is as much again.
+            // If it fails (disk full), it is retried after as many dead bytes again.
             inner.total_bytes = self.compact().unwrap_or(inner.total_bytes);
             inner.dead_bytes = 0;
-            // It may be another now.
+            // The open file was replaced.
             inner.file = None;
         }
     }
 
-    /// Writes the file again, without what is deleted; its size.
+    /// Rewrites the log without dead lines and returns its size.
     fn compact(&self) -> io::Result<usize> {
         let (text, old) = self.read_all()?;
         let mut live = Vec::with_capacity(text.len() / 2);
@@ -152,7 +154,7 @@ impl RecordLog {
         Ok(live.len())
     }
 
-    /// Everything that is written and not deleted, in the order it was written.
+    /// All live lines, in write order.
     pub(super) fn read(&self) -> Result<Lines, Error> {
         let mut inner = self.inner();
         let text = self.read_all();
@@ -164,10 +166,11 @@ impl RecordLog {
         Ok(Lines(text))
     }
 
-    /// All there is, and which files of earlier versions are in it: those wrote one for each command.
+    /// The raw log, and the files of earlier versions, one for each command, whose lines it
+    /// includes.
     fn read_all(&self) -> io::Result<(Vec<u8>, Vec<PathBuf>)> {
         let (mut text, mut old) = (Vec::new(), Vec::new());
-        // Where nothing is, nothing was run.
+        // No directory: no command was ever started.
         let entries = none_if_missing(fs::read_dir(&self.directory))?;
         for entry in entries.into_iter().flatten() {
             let path = entry?.path();
@@ -176,7 +179,7 @@ impl RecordLog {
             else {
                 continue;
             };
-            // What cannot be read stays what it is.
+            // Unreadable files stay.
             if let Ok(lines) = fs::read(&path) {
                 for line in lines.split(|byte| *byte == b'\n') {
                     write_line(&mut text, id, line);
@@ -192,7 +195,7 @@ impl RecordLog {
 impl Drop for RecordLog {
     fn drop(&mut self) {
         let mut open = open_logs();
-        // There may be another by now.
+        // A new log of the directory may have been opened meanwhile.
         if open
             .get(&self.directory)
             .is_some_and(|log| log.strong_count() == 0)
@@ -202,22 +205,22 @@ impl Drop for RecordLog {
     }
 }
 
-/// What was read.
+/// Contents of a record log.
 pub(super) struct Lines(Vec<u8>);
 
 impl Lines {
-    /// What is said of whom; some of it may be cut off.
+    /// Live lines with their command ids; some may be cut off.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         live_lines(&self.0)
     }
 }
 
-/// How many bytes a line takes.
+/// Bytes of a line in the log.
 pub(super) fn line_bytes(id: &str, line: &[u8]) -> usize {
     id.len() + line.len() + 3
 }
 
-/// The end of the line before it is written with each, in case that has none.
+/// Starts with a newline, in case the previous write was cut off.
 fn write_line(text: &mut Vec<u8>, id: &str, line: &[u8]) {
     for part in [b"\n", id.as_bytes(), b" ", line, b"\n"] {
         text.extend_from_slice(part);

@@ -1,5 +1,8 @@
-//! The beginning of a command: its pipes and its control group are made, the keeper holds what a later server would
-//! need, and PID 1 starts the program.
+//! Start of a command: create its pipes and cgroup, hand descriptors to the keeper, have PID 1
+//! start the program, and write the record.
+//!
+//! If any step fails, everything before it is undone, and a process that was already started is
+//! killed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -30,11 +33,11 @@ use crate::journal::JournalState;
 use crate::keeper::watch_for;
 use crate::sandbox::Sandbox;
 
-/// The kernel takes no more than 2 MiB of arguments and environment, and says so; what is far above
-/// is not even sent.
+/// Bytes of arguments and environment that are sent to PID 1. The kernel's own limit is lower (2
+/// MiB with the default stack size).
 const MAX_ARGV_ENV_BYTES: usize = 3 << 20;
 
-/// Starts a command.
+/// Starts a command, or returns the one that was started with the same idempotency key.
 pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<StartedExec, Error> {
     let exec = to_wire(&spec, &sandbox.environment())?;
     let reservation = match sandbox.execs.reserve(&spec).await? {
@@ -51,7 +54,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
         let spawned = PendingSpawn::new(&sandbox)?.run(exec, &streams).await?;
         let log = sandbox.execs.record_log();
         let mut record = ExecRecord::new(log, id.clone(), &spawned, &spec, now());
-        // What cannot be written down must not run either.
+        // A command without a record must not run: no later server would know it.
         let written = record
             .write_start()
             .and_then(|()| streams.into_host_streams());
@@ -62,7 +65,8 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
                     request: spawned.request,
                     signal: SIGKILL,
                 };
-                // PID 1 needs no descriptors for it.
+                // A kill through PID 1 also works while this process is out of descriptors; the
+                // cgroup's may fail.
                 let _ = sandbox.say(&signal, &[]).await;
                 let _ = spawned.leaf.kill();
                 record.tombstone();
@@ -110,8 +114,8 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
     Ok(control.into_streams())
 }
 
-/// Runs a program of the template once and to its end, so that what every program needs is known to the
-/// kernel before somebody waits for it. A template without it is not the worse for it.
+/// Runs `/bin/true` once, so that the page and dentry caches are warm before the first command of a
+/// client. A template without it is not an error.
 pub(crate) async fn warm_up(sandbox: &Sandbox) {
     let exec = wire::Exec {
         argv: vec![b"/bin/true".to_vec()],
@@ -127,7 +131,7 @@ pub(crate) async fn warm_up(sandbox: &Sandbox) {
     }
 }
 
-/// What a command reads and writes: our ends, and its own.
+/// Both ends of a command's standard streams.
 struct Streams {
     host: HostEnds,
     sandbox_ends: Vec<OwnedFd>,
@@ -137,13 +141,13 @@ enum HostEnds {
     Pipes {
         stdout: OwnedFd,
         stderr: OwnedFd,
-        /// What its input comes from, and our end of the pipe.
+        /// The stdin queue and the writing end of its pipe.
         input: Option<(StdinQueue, OwnedFd)>,
     },
     Terminal(terminal::TerminalFds, TerminalSize),
 }
 
-/// Our ends, as its task works with them.
+/// The host's ends, registered with the reactor, as the command's task uses them.
 struct HostStreams {
     stdout: Pipe,
     stderr: Option<Pipe>,
@@ -163,7 +167,7 @@ impl Streams {
         let input = input.transpose();
         Self::pipes(
             sandbox,
-            input.map_err(|error| internal("keep a command's input", &error))?,
+            input.map_err(|error| internal("create a command's stdin queue", &error))?,
         )
     }
 
@@ -211,7 +215,8 @@ impl Streams {
         }
     }
 
-    /// Has the keeper hold our ends, before the command begins: what it does not hold would be lost with us.
+    /// Hands the host's ends to the keeper before the command starts: descriptors that it does not
+    /// hold would be lost in a restart.
     async fn hand_to_keeper(&self, sandbox: &Sandbox, request: u32) -> Result<(), Error> {
         match &self.host {
             HostEnds::Terminal(ends, _) => sandbox.hold(request, &ends.as_fds()).await,
@@ -231,7 +236,7 @@ impl Streams {
         }
     }
 
-    /// Gives the command's ends up.
+    /// Registers the host's ends and closes the sandbox's.
     fn into_host_streams(self) -> Result<HostStreams, Error> {
         match self.host {
             HostEnds::Terminal(ends, size) => {
@@ -264,23 +269,23 @@ impl Streams {
     }
 }
 
-/// A program that runs.
+/// A started program.
 pub(super) struct SpawnedExec {
     pub(super) request: u32,
     pub(super) pid: i32,
     pub(super) leaf: Leaf,
-    /// Told its raw status.
+    /// Receives the raw wait status.
     ended: oneshot::Receiver<i32>,
 }
 
-/// A program about to run. If it is given up on the way, nothing stays of it.
+/// A program that is being started. Dropping it undoes everything.
 struct PendingSpawn<'a> {
     sandbox: &'a Sandbox,
     request: u32,
     started: oneshot::Receiver<Started>,
     ended: Option<oneshot::Receiver<i32>>,
     leaf: Option<Leaf>,
-    /// PID 1 may know of it.
+    /// The request was sent to PID 1.
     sent: bool,
 }
 
@@ -341,14 +346,14 @@ impl Drop for PendingSpawn<'_> {
             return;
         };
         if self.sent {
-            // It must not begin later, when nobody knows of it any more.
+            // It must not start later, without a record.
             let _ = leaf.kill();
         }
         release_exec(self.sandbox, self.request, leaf);
     }
 }
 
-/// Takes back what was made for a program that does not run.
+/// Releases the cgroup and descriptors of a program that does not run.
 fn release_exec(sandbox: &Sandbox, request: u32, leaf: Leaf) {
     sandbox.leave(leaf.into());
     sandbox.release(request);
@@ -356,17 +361,17 @@ fn release_exec(sandbox: &Sandbox, request: u32, leaf: Leaf) {
     sandbox.forget(request);
 }
 
-/// A pipe for a standard stream, reading end first. It belongs to root of the sandbox, who gives it
-/// to the program's user: opening `/dev/stdout` asks for rights.
+/// A pipe for a standard stream: reading end, writing end. It is owned by the sandbox's root, and
+/// PID 1 passes it on to the program's user, because opening `/dev/stdout` checks permissions.
 fn stream_pipe(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
     let pipe = create_pipe()?;
     let (uid, gid) = (Uid::from_raw(ids.base), Gid::from_raw(ids.base));
     rustix::fs::fchown(&pipe.0, Some(uid), Some(gid))
-        .map_err(|error| internal("give a pipe away", &std::io::Error::from(error)))?;
+        .map_err(|error| internal("change the owner of a pipe", &std::io::Error::from(error)))?;
     Ok(pipe)
 }
 
-/// Watches the reading end of a pipe.
+/// Registers the reading end of a pipe with the reactor.
 pub(super) fn watch_readable(fd: OwnedFd) -> Result<Pipe, Error> {
     watch_for(set_nonblocking(fd)?, Interest::READABLE)
 }
@@ -400,7 +405,7 @@ fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::
     {
         return Err(nul_byte_error("cwd"));
     }
-    // What a client of host is, unless somebody knows better.
+    // The default `TERM`; the request's variables follow and override it.
     let terminal: Vec<_> = spec
         .terminal
         .map(|_| (b"TERM".to_vec(), b"xterm-256color".to_vec()))
@@ -427,11 +432,11 @@ fn nul_byte_error(field: &str) -> Error {
     Error::invalid(field, format!("{field} contains a NUL byte"), "remove it")
 }
 
-/// Refuses what no environment can hold.
+/// Rejects a variable that `execve` cannot represent.
 pub(crate) fn check_variable(name: &[u8], value: &[u8]) -> Result<(), Error> {
     if name.is_empty() || name.contains(&b'=') {
         let name = String::from_utf8_lossy(name);
-        let message = format!("{name:?} is not a name for a variable");
+        let message = format!("{name:?} is not a valid variable name");
         return Err(Error::invalid(
             "env",
             message,
@@ -489,6 +494,6 @@ fn spawn_error(part: Part, errno: i32, exec: &wire::Exec) -> Error {
                 .detail("exitCode", if missing { "127" } else { "126" })
         }
         Part::Setup if reason == rustix::io::Errno::AGAIN => too_many_processes(),
-        Part::Setup => internal("the command could not be set up", &cause),
+        Part::Setup => internal("set up the command's process", &cause),
     }
 }

@@ -1,9 +1,10 @@
-//! A command's standard input, written by position so that a caller that was cut off can go on.
+//! A command's standard input, written by byte offset, so that a caller that lost its connection
+//! can continue.
 //!
-//! What a caller writes is appended to a file, whose length is what was taken; from there it is
-//! spliced into the pipe. How far that has come is the file's own position, which belongs to the open
-//! file and not to us: the keeper holds the same one, so after a kill the next server goes on at the
-//! very byte.
+//! Input is appended to a file, whose length is the number of accepted bytes, and spliced from
+//! there into the pipe. The number of delivered bytes is the file offset, which belongs to the open
+//! file description: the keeper holds the same one, so after a kill the next server continues at
+//! the exact byte.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -23,20 +24,20 @@ use crate::error::internal;
 use crate::keeper::watch_for;
 use crate::syncer::create_private;
 
-/// How its files end: what was given, and whether that was all.
+/// Extensions of its files: accepted bytes, and a marker that stdin was closed.
 const EXTENSIONS: [&str; 2] = ["in", "closed"];
 
-/// How much may wait for the command to read it.
+/// Accepted bytes that the command has not read yet.
 const MAX_PENDING_BYTES: u64 = 4 << 20;
 
-/// The server's side of a standard input.
+/// The host's side of a standard input.
 #[derive(Debug)]
 pub(crate) struct StdinQueue {
     state: Mutex<State>,
     stem: PathBuf,
-    /// There is more to deliver, or nothing will be any more.
+    /// Bytes were accepted, or stdin was closed.
     data_added: Notify,
-    /// The command took some.
+    /// The command read some bytes, or stopped reading.
     data_read: Notify,
 }
 
@@ -45,7 +46,7 @@ struct State {
     file: Arc<File>,
     length: u64,
     closed: bool,
-    /// The command does not read any more.
+    /// The command closed its end, or has ended.
     reader_gone: bool,
 }
 
@@ -60,13 +61,13 @@ fn open_file(stem: &Path) -> io::Result<File> {
 }
 
 impl StdinQueue {
-    /// The input of a new command.
+    /// The queue of a new command.
     pub(crate) fn new(stem: PathBuf) -> io::Result<Self> {
         let file = open_file(&stem)?;
         Ok(Self::from_parts(stem, file, 0, false))
     }
 
-    /// The input of a command that somebody else began, by the open file the keeper held.
+    /// The queue of an adopted command, from the open file that the keeper held.
     pub(crate) fn open(stem: PathBuf, file: OwnedFd) -> io::Result<Self> {
         let file = File::from(file);
         let length = file.metadata()?.len();
@@ -88,17 +89,18 @@ impl StdinQueue {
         }
     }
 
-    /// The command has ended: what it was given is kept no longer, and nothing more is taken.
+    /// Drops the queue after the command has ended; further writes fail.
     pub(crate) fn discard(&self) {
         let mut state = self.state();
         state.reader_gone = true;
-        // An open descriptor of the file must not keep its contents.
+        // The keeper may still have the file open: free its blocks.
         let _ = state.file.set_len(0);
         Self::remove_files(&self.stem);
         self.data_read.notify_one();
     }
 
-    /// Removes the files of commands that have ended, or never began: an earlier server may have been killed before it did.
+    /// Removes files of commands that do not run: an earlier server may have been killed before it
+    /// removed them.
     pub(crate) fn remove_stale(directory: &Path, running: &HashSet<&str>) {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
@@ -112,7 +114,7 @@ impl StdinQueue {
         }
     }
 
-    /// Removes the files of one.
+    /// Removes the files of one command.
     pub(crate) fn remove_files(stem: &Path) {
         for kind in EXTENSIONS {
             let _ = std::fs::remove_file(stem.with_extension(kind));
@@ -123,18 +125,18 @@ impl StdinQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open file, for the keeper to hold.
+    /// The open file, to be held by the keeper.
     pub(crate) fn file(&self) -> Arc<File> {
         Arc::clone(&self.state().file)
     }
 
-    /// How many bytes were taken so far.
+    /// Bytes accepted so far.
     pub(crate) fn accepted_bytes(&self) -> u64 {
         self.state().length
     }
 
-    /// Takes what belongs at an offset, and says how far input has come then: less than was offered if
-    /// too much waits already. What was taken before is not taken twice.
+    /// Accepts bytes at an offset and returns the offset after them, which is lower than offered if
+    /// the queue is full. Bytes before the current end are skipped.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<u64, Error> {
         let mut state = self.state();
         if state.closed || state.reader_gone {
@@ -146,13 +148,16 @@ impl StdinQueue {
         let Some(repeated) = state.length.checked_sub(offset) else {
             return Err(Error::invalid(
                 "offset",
-                format!("offset {offset} is beyond the {} bytes taken", state.length),
-                "go on where the last answer said",
+                format!(
+                    "offset {offset} is beyond the {} accepted bytes",
+                    state.length
+                ),
+                "continue at the offset of the last response",
             )
             .detail("position", state.length.to_string()));
         };
         let new = bytes.get(repeated as usize..).unwrap_or_default();
-        let failed = |error: io::Error| internal("keep a command's input", &error);
+        let failed = |error: io::Error| internal("store a command's input", &error);
         let delivered = rustix::fs::tell(&*state.file).map_err(|error| failed(error.into()))?;
         let room = MAX_PENDING_BYTES.saturating_sub(state.length - delivered) as usize;
         let new = &new[..new.len().min(room)];
@@ -165,7 +170,7 @@ impl StdinQueue {
         Ok(length)
     }
 
-    /// Writes all of it at the end, waiting for the command to read.
+    /// Appends all bytes, waiting while the queue is full.
     pub(crate) async fn write_all(&self, mut bytes: &[u8]) -> Result<(), Error> {
         let mut position = self.accepted_bytes();
         loop {
@@ -179,7 +184,7 @@ impl StdinQueue {
         }
     }
 
-    /// After what was taken comes the end.
+    /// Closes stdin after the accepted bytes.
     pub(crate) fn close(&self) -> Result<(), Error> {
         let mut state = self.state();
         if !state.reader_gone {
@@ -192,7 +197,7 @@ impl StdinQueue {
         Ok(())
     }
 
-    /// Delivers everything that is written, until the end.
+    /// Splices accepted bytes into the pipe until stdin is closed or the command stops reading.
     pub(crate) async fn splice_into(&self, pipe: OwnedFd) {
         let Ok(pipe) = watch_for(pipe, Interest::WRITABLE) else {
             return;
@@ -216,7 +221,7 @@ impl StdinQueue {
             };
             let max = (length - delivered) as usize;
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
-            // Without an offset: the file's own position moves with the bytes.
+            // Without an offset splice advances the file offset.
             match rustix::pipe::splice(&*file, None, pipe.as_fd(), None, max, flags) {
                 Ok(_) => {
                     punch_delivered(&file, &mut punched);
@@ -224,7 +229,7 @@ impl StdinQueue {
                 }
                 Err(rustix::io::Errno::AGAIN) => ready.clear_ready(),
                 Err(rustix::io::Errno::INTR) => {}
-                // It does not read any more.
+                // The reading end is closed.
                 Err(_) => break,
             }
         }
@@ -233,7 +238,7 @@ impl StdinQueue {
     }
 }
 
-/// What was delivered need not be kept; what may still be in the pipe is.
+/// Frees delivered bytes, except those that may still be in the pipe.
 fn punch_delivered(file: &File, punched: &mut u64) {
     use rustix::fs::FallocateFlags;
     let delivered = rustix::fs::tell(file).unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Sees a command to its end, whether or not anybody listens: moves what it writes into its log, gives
-//! it its input, keeps its deadline, and writes down how it ended.
+//! The supervising task of a command: pumps its output into the log and its input into the pipe,
+//! enforces its deadline and records its exit status. It runs whether or not a client is connected.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -19,53 +19,55 @@ use crate::sandbox::Sandbox;
 #[cfg(test)]
 mod tests;
 
-/// The most that is moved before others get their turn.
+/// Bytes of one splice, so that other tasks get their turn.
 const BATCH_BYTES: usize = 1 << 20;
-/// How long to wait before what failed for want of room (a log, on a full disk) or of descriptors is tried again.
+/// Interval of retries after an error of the log (disk full) or while out of descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long a terminal may take to hand over what was written into it last.
+/// Wait for a terminal's last output after its program has exited.
 const TERMINAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The reading end of a pipe.
+/// The reading end of a pipe, registered with the reactor.
 pub(super) type Pipe = AsyncFd<OwnedFd>;
 
-/// Everything the task of a command works with.
+/// State of a command's task.
 pub(super) struct ExecTask {
     pub(super) sandbox: Arc<Sandbox>,
     pub(super) shared: Arc<ExecState>,
     pub(super) stdout: Option<Pipe>,
     pub(super) stderr: Option<Pipe>,
     pub(super) stdin: Option<OwnedFd>,
-    /// What fills the pipe of its output, if it has a terminal.
+    /// Fills the output pipe from the terminal, if it has one.
     pub(super) terminal_pump: Option<TerminalPump>,
-    /// Told its raw status; closed without one if its sandbox ended first.
+    /// Receives the raw wait status; closed without one if the sandbox ended first.
     pub(super) ended: oneshot::Receiver<i32>,
-    /// The sandbox's OOM counter when it started.
+    /// The sandbox's `oom_kill` counter when the command started.
     pub(super) oom_kills_at_start: u64,
 }
 
-/// A stream of output: its pipe until it is closed.
+/// One output stream on its way into the log.
 struct OutputPump {
     stream: Stream,
     pipe: Option<Pipe>,
-    /// What fills the pipe, if that is us: what a terminal shows can be moved into a pipe, and from there
-    /// into a file, without ever being only in our memory; not straight.
+    /// Fills the pipe of a terminal. Output can be spliced from a terminal into a pipe and from
+    /// there into a file, but not directly; so it is never only in memory.
     terminal_pump: Option<TerminalPump>,
-    /// The pipe of a terminal: its end is the terminal's, since the keeper holds its other end.
+    /// This is a terminal's pipe. The keeper holds its writing end open, so end of file is detected
+    /// on the terminal.
     terminal: bool,
-    /// A server that was killed may have left output in the pipe of a terminal. No event of the terminal announces it.
+    /// A killed server may have left output in the pipe. No readiness event of the terminal
+    /// announces it.
     inherited: bool,
 }
 
-/// Our end of a terminal, and the writing end of the pipe its output goes through.
+/// The master of a terminal, and the writing end of the pipe that takes its output.
 pub(super) struct TerminalPump {
     pub(super) master: Pipe,
     pub(super) pipe: OwnedFd,
 }
 
 impl TerminalPump {
-    /// Waits for something and moves it into the pipe; false when nothing can come any more.
+    /// Waits for output and splices it into the pipe; false at the end.
     async fn pump(&self) -> bool {
         let Ok(mut ready) = self.master.readable().await else {
             return false;
@@ -81,7 +83,7 @@ impl TerminalPump {
         ) {
             Ok(0) | Err(rustix::io::Errno::IO) => false,
             Ok(_) | Err(rustix::io::Errno::INTR) => true,
-            // Nothing there, or the pipe is full: the log has to take some first.
+            // No output, or the pipe is full: the log has to be filled first.
             Err(rustix::io::Errno::AGAIN) => {
                 ready.clear_ready();
                 true
@@ -148,7 +150,7 @@ impl ExecTask {
                         timed_out = true;
                         killed = shared.leaf.as_ref().is_none_or(|leaf| leaf.kill().is_ok());
                         if !killed {
-                            // It takes descriptors, of which there may be none just now.
+                            // `cgroup.kill` needs a descriptor, and the process may have none left.
                             tokio::time::sleep(RETRY_INTERVAL).await;
                         }
                     }
@@ -165,7 +167,7 @@ impl ExecTask {
                 pumps[0].drain_closing_terminal(&shared.log).await;
             }
             update_screen(&shared).await;
-            // A PID 1 that died without a word took the command with it.
+            // If PID 1 died without a report, the kernel killed the command with it.
             let mut status = decode_wait_status(raw.unwrap_or(9));
             status.timed_out = timed_out;
             let killed = status.signal == Some(9) || status.code == Some(137);
@@ -180,14 +182,14 @@ impl ExecTask {
             if shared.terminal.is_none() {
                 sandbox.meters.exec_ended(shared.started_at);
             }
-            // Whoever waits goes first.
+            // Lets waiting clients run before the cleanup.
             tokio::task::yield_now().await;
             if let Some(feeding) = feeding {
                 feeding.abort();
                 sandbox.release(super::stdin_request_id(shared.request));
             }
             shared.discard_stdin();
-            // Not written down it stays known to PID 1, for the next server.
+            // If this fails, PID 1 keeps the status for the next server.
             if shared
                 .with_record(|record| record.write_end(status, ended_at))
                 .is_ok()
@@ -199,10 +201,10 @@ impl ExecTask {
             }
             sandbox.execs.mark_dirty();
         } else {
-            // The server before was killed before it could.
+            // The previous server was killed before it did this.
             shared.discard_stdin();
         }
-        // Children that live on may go on writing.
+        // Descendants that still run may write.
         while pumps.iter().any(|pump| pump.pipe.is_some()) {
             pump_once(&shared.log, &mut pumps).await;
             sandbox.execs.drop_output_over_budget();
@@ -220,7 +222,7 @@ impl ExecTask {
     }
 }
 
-/// Shows on its screen what a terminal's program wrote.
+/// Feeds new output of a terminal to its screen.
 async fn update_screen(shared: &ExecState) {
     if let Some(terminal) = &shared.terminal {
         while terminal.update_screen(&shared.log).unwrap_or(false) {
@@ -229,7 +231,7 @@ async fn update_screen(shared: &ExecState) {
     }
 }
 
-/// Moves some of what was written, when there is some and room for it.
+/// Pumps one batch, or waits while readers exert backpressure.
 async fn pump_once(log: &OutputLog, pumps: &mut [OutputPump; 2]) {
     if let Backpressure::Until(until) = log.backpressure() {
         tokio::select! {
@@ -246,7 +248,7 @@ async fn pump_once(log: &OutputLog, pumps: &mut [OutputPump; 2]) {
 }
 
 impl OutputPump {
-    /// Waits for something and moves it; can be given up at any time.
+    /// Waits for output and splices it into the log. Cancel safe.
     async fn pump(&mut self, log: &OutputLog) {
         let Some(pipe) = &self.pipe else {
             return std::future::pending().await;
@@ -270,12 +272,12 @@ impl OutputPump {
             Ok(SpliceResult::Moved) => {}
             Ok(SpliceResult::Empty) => ready.clear_ready(),
             Ok(SpliceResult::Closed) => self.pipe = None,
-            // The bytes stay in the pipe, and the command waits, until the disk has room again.
+            // The bytes stay in the pipe, and the command blocks until the disk has space.
             Err(_) => tokio::time::sleep(RETRY_INTERVAL).await,
         }
     }
 
-    /// Moves everything that is in the pipe now: more than a pipe can hold was written later.
+    /// Drains the pipe. More than a pipe holds was written later, and is left.
     async fn drain(&mut self, log: &OutputLog) {
         let begin = log.bounds().1;
         while let Some(pipe) = &self.pipe
@@ -293,27 +295,27 @@ impl OutputPump {
         }
     }
 
-    /// Moves what is still on its way through a terminal, whose other end its program has just closed.
+    /// Drains a terminal whose program has just exited.
     async fn drain_closing_terminal(&mut self, log: &OutputLog) {
         let closed = async {
             while self.pipe.is_some() {
                 self.pump(log).await;
             }
         };
-        // Children that live on may have it open.
+        // Descendants may still have the terminal open.
         let _ = tokio::time::timeout(TERMINAL_DRAIN_TIMEOUT, closed).await;
     }
 }
 
-/// When a command's time is over. The clock stands still while the sandbox is paused, and that is
-/// written down: a later server goes on with what is left.
+/// Deadline of a command. The clock stops while the sandbox is paused; both transitions are
+/// recorded, so that a later server continues with the remaining time.
 struct Deadline {
     shared: Arc<ExecState>,
     state: watch::Receiver<SandboxState>,
     clock: Option<DeadlineClock>,
 }
 
-/// A command's clock.
+/// State of the deadline's clock.
 #[derive(Clone, Copy)]
 enum DeadlineClock {
     Until(Instant),
@@ -330,7 +332,7 @@ impl Deadline {
         }
     }
 
-    /// Can be given up and asked again at any time.
+    /// Waits until the deadline. Cancel safe.
     async fn reached(&mut self) {
         loop {
             let paused = *self.state.borrow_and_update() == SandboxState::Paused;
@@ -371,7 +373,7 @@ impl Deadline {
     }
 }
 
-/// A raw wait status as the truth it encodes.
+/// Decodes a raw wait status.
 fn decode_wait_status(raw: i32) -> ExecStatus {
     let signal = raw & 0x7f;
     if signal == 0 {

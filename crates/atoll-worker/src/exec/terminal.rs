@@ -1,4 +1,5 @@
-//! The terminal of a command: its server's end, and the screen of whoever watched from the beginning.
+//! A command's terminal: the PTY master, and a screen that is fed with all output, so that a client
+//! can attach at any time.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,20 +17,21 @@ use crate::keeper::watch_for;
 use crate::sandbox::lock;
 use crate::screen::{Screen, Size};
 
-/// The max that is screen_state before others get their turn: some sequences are dear.
+/// Bytes fed to the screen before other tasks get their turn: some escape sequences are expensive.
 const BATCH_BYTES: usize = 16 << 10;
 
-/// A command's terminal.
+/// Master and screen of a command's terminal.
 #[derive(Debug)]
 pub(crate) struct Terminal {
-    /// Nothing once nobody has the other end: there are only so many terminals.
+    /// `None` once the slave is closed, to release the PTY: their number is limited.
     master: Mutex<Option<Arc<AsyncFd<OwnedFd>>>>,
-    /// Told then: whoever types waits for room that nobody makes any more.
+    /// Notified then: writers wait for space that will not come.
     closed: Notify,
     screen_state: Mutex<ScreenState>,
 }
 
-/// Our end of a terminal, and the pipe its output goes through. The keeper holds all of them.
+/// Descriptors of a terminal: its master and the pipe that takes its output. The keeper holds all
+/// of them.
 #[derive(Debug)]
 pub(crate) struct TerminalFds {
     pub(crate) master: OwnedFd,
@@ -38,12 +40,13 @@ pub(crate) struct TerminalFds {
 }
 
 impl TerminalFds {
-    /// In the order the keeper holds them.
+    /// In the order in which the keeper holds them.
     pub(crate) fn as_fds(&self) -> [BorrowedFd<'_>; 3] {
         [&self.master, &self.reader, &self.writer].map(AsFd::as_fd)
     }
 
-    /// The terminal, the pipe to read its output from, and what fills that.
+    /// Registers the descriptors: the terminal, the pipe to read its output from, and the pump that
+    /// fills it.
     pub(super) fn open(
         self,
         first: TerminalSize,
@@ -59,14 +62,14 @@ impl TerminalFds {
     }
 }
 
-/// A screen, and how much of the log it has seen.
+/// A screen, and the log offset up to which it was fed.
 #[derive(Debug)]
 struct ScreenState {
     screen: Screen,
     position: u64,
 }
 
-/// A size as the screen counts.
+/// Converts a size.
 fn size(size: TerminalSize) -> Size {
     Size {
         rows: size.rows.into(),
@@ -75,7 +78,7 @@ fn size(size: TerminalSize) -> Size {
 }
 
 impl Terminal {
-    /// With a size.
+    /// A terminal with an empty screen of this size.
     pub(crate) fn new(master: OwnedFd, first: TerminalSize) -> Result<Self, Error> {
         Ok(Self {
             master: Mutex::new(Some(Arc::new(watch_for(master, Interest::WRITABLE)?))),
@@ -91,20 +94,20 @@ impl Terminal {
         lock(&self.master).clone().ok_or_else(closed_error)
     }
 
-    /// Nobody has the other end any more.
+    /// Releases the master, after the slave was closed by all processes.
     pub(crate) fn close(&self) {
         lock(&self.master).take();
         self.closed.notify_waiters();
     }
 
-    /// Shows what has come into the log; says whether there is more.
+    /// Feeds one batch of new output to the screen; true if there is more.
     pub(crate) fn update_screen(&self, log: &OutputLog) -> io::Result<bool> {
         let mut screen_state = lock(&self.screen_state);
         screen_state.catch_up(log, BATCH_BYTES as u64)?;
         Ok(screen_state.position < log.bounds().1)
     }
 
-    /// Shows everything up to a position, then takes another size: as it happened before we were there.
+    /// Repeats a recorded resize: feeds output up to its offset, then resizes the screen.
     pub(crate) fn replay_resize(
         &self,
         log: &OutputLog,
@@ -118,7 +121,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Gives it another size; the position in the log at which it has it.
+    /// Resizes terminal and screen; returns the log offset at which the size took effect.
     pub(crate) fn resize(&self, log: &OutputLog, to: TerminalSize) -> Result<u64, Error> {
         let failed = |error: io::Error| internal("read a terminal's log", &error);
         let mut screen_state = lock(&self.screen_state);
@@ -129,7 +132,8 @@ impl Terminal {
         Ok(screen_state.position)
     }
 
-    /// What a fresh terminal must be sent to show the same, and the position in the log after it.
+    /// Bytes that bring a new terminal to the current screen, the log offset after them, and the
+    /// size.
     pub(crate) fn replay(&self, log: &OutputLog) -> Result<(Vec<u8>, u64, TerminalSize), Error> {
         let failed = |error: io::Error| internal("read a terminal's log", &error);
         let mut screen_state = lock(&self.screen_state);
@@ -142,7 +146,7 @@ impl Terminal {
         Ok((screen_state.screen.replay(), screen_state.position, size))
     }
 
-    /// Types.
+    /// Writes to the terminal, waiting while its input buffer is full.
     pub(crate) async fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
         let failed = |error: io::Error| internal("write to a terminal", &error);
         let mut gone = std::pin::pin!(self.closed.notified());
@@ -170,7 +174,7 @@ fn closed_error() -> Error {
 }
 
 impl ScreenState {
-    /// Shows what is in the log, at max so many bytes of it.
+    /// Feeds at most `max` bytes of the log to the screen.
     fn catch_up(&mut self, log: &OutputLog, max: u64) -> io::Result<()> {
         let mut left = max;
         let mut buffer = vec![0; BATCH_BYTES];

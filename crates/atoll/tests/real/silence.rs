@@ -101,7 +101,7 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
         let options = WriteOptions::default();
         let mut writer = runtime.write_file(&id, &caller, &two, options).await?;
         let program = std::fs::File::open(atoll_testkit::probe()).unwrap();
-        writer.send(program).await?;
+        writer.splice_from(program).await?;
         writer.commit().await?;
     });
     call!("read", |runtime, id, caller| {
@@ -111,7 +111,7 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
     call!("save", |runtime, id, caller| {
         let reader = runtime.read_file(&id, &caller, b"/probe").await?;
         let file = rustix::fs::memfd_create("saved", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        reader.save(OwnedFd::into(file)).await?;
+        reader.splice_to(OwnedFd::into(file)).await?;
     });
     call!("stat", |runtime, id, caller| runtime
         .stat(&id, &caller, b"/probe", true)
@@ -272,7 +272,7 @@ async fn every_call_comes_back_from_a_paused_sandbox() {
         .write_file(&id, &root, b"/big", options)
         .await
         .unwrap();
-    let sending = tokio::spawn(async move { sending.send(fast).await });
+    let sending = tokio::spawn(async move { sending.splice_from(fast).await });
     wait_for("the transfer to be under way", DEADLINE, || {
         let pid = runtime.host_pid(&id).unwrap();
         let entries = std::fs::read_dir(format!("/proc/{pid}/root")).unwrap();

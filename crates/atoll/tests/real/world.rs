@@ -115,7 +115,10 @@ impl World {
             let root = Caller::root();
             let write = self.runtime.write_file(&id, &root, b"/probe", options);
             let mut writer = write.await.unwrap();
-            writer.send(fs::File::open(probe()).unwrap()).await.unwrap();
+            writer
+                .splice_from(fs::File::open(probe()).unwrap())
+                .await
+                .unwrap();
             writer.commit().await.unwrap();
         }
         id

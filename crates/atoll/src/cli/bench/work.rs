@@ -331,7 +331,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
         let mut writer = runtime
             .write_file(&id, &caller, b"big", WriteOptions::default())
             .await?;
-        writer.send(open(&big)?).await?;
+        writer.splice_from(open(&big)?).await?;
         writer.commit().await?;
         there.add(begin);
         filler.free(&place.directory.join("back"))?;
@@ -339,7 +339,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
         let reader = runtime.read_file(&id, &caller, b"big").await?;
         let file = File::create(place.directory.join("back"))
             .map_err(|error| failed("make a file", &error))?;
-        reader.save(file).await?;
+        reader.splice_to(file).await?;
         back.add(begin);
         on_host(&place.directory, "cmp big back && rm -f back")?;
         runtime.delete(&id).await?;

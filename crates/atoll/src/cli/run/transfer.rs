@@ -101,7 +101,7 @@ impl Transfer {
                 };
                 let path = target.as_os_str().as_bytes();
                 let mut writer = runtime.write_file(id, caller, path, options).await?;
-                writer.send(file).await?;
+                writer.splice_from(file).await?;
                 writer.commit().await?;
             } else {
                 let message = format!(
@@ -243,5 +243,5 @@ async fn save(
         .mode(mode & 0o777 | 0o600)
         .open(target)
         .map_err(|error| host(target, &error))?;
-    reader.save(file).await.map(|_| ())
+    reader.splice_to(file).await.map(|_| ())
 }

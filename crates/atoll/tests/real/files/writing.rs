@@ -61,12 +61,18 @@ async fn three_hundred_megabytes_go_in_and_out() {
     in_both(async |world, id| {
         let writer = world.runtime.write_file(id, &user(), b"big", REPLACE).await;
         let mut writer = writer.unwrap();
-        assert_eq!(writer.send(File::open(&path).unwrap()).await.unwrap(), SIZE);
+        assert_eq!(
+            writer
+                .splice_from(File::open(&path).unwrap())
+                .await
+                .unwrap(),
+            SIZE
+        );
         assert_eq!(writer.commit().await.unwrap().size, SIZE);
         let reader = world.runtime.read_file(id, &user(), b"big").await.unwrap();
         assert_eq!(reader.entry.size, SIZE);
         let back = File::create(scratch.join("back")).unwrap();
-        assert_eq!(reader.save(back).await.unwrap(), SIZE);
+        assert_eq!(reader.splice_to(back).await.unwrap(), SIZE);
         assert_eq!(hash(&File::open(scratch.join("back")).unwrap()), sent);
     })
     .await;
@@ -84,7 +90,7 @@ async fn what_was_written_before_a_send_comes_first() {
             .await;
         let mut writer = writer.unwrap();
         writer.write(b"begin ").await.unwrap();
-        writer.send(file.try_clone().unwrap()).await.unwrap();
+        writer.splice_from(file.try_clone().unwrap()).await.unwrap();
         writer.write(b"end").await.unwrap();
         writer.commit().await.unwrap();
         assert_eq!(

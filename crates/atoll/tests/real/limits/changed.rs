@@ -107,7 +107,7 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
             .write_file(&info.id, &root, b"/probe", options);
         let mut writer = write.await.unwrap();
         let probe = std::fs::File::open(atoll_testkit::probe()).unwrap();
-        writer.send(probe).await.unwrap();
+        writer.splice_from(probe).await.unwrap();
         writer.commit().await.unwrap();
         check(&world.runtime, &info.id, limits).await;
     }

@@ -99,7 +99,7 @@ impl Client<'_> {
             passed = outputs => drop(passed?),
             away = hear(signals, &control) => return Err(away),
         }
-        tell_lost(stdout.lost().saturating_sub(missing));
+        tell_lost(stdout.lost_bytes().saturating_sub(missing));
         tokio::select! {
             status = control.wait() => Ok(status),
             away = hear(signals, &control) => Err(away),
