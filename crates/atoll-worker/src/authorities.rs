@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use atoll_model::{Error, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use crate::error::host_file;
+use crate::error::host_file_error;
 use crate::instance::{private_directory, remove_directory};
 use crate::sandbox::lock;
 use crate::template::Template;
@@ -60,19 +60,19 @@ pub(crate) struct Authorities {
 #[derive(Debug)]
 pub(crate) struct Layer {
     root: OwnedFd,
-    mounted: Mounted,
+    record: LayerRecord,
 }
 
 /// What a sandbox's record contains of its layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Mounted {
+pub(crate) struct LayerRecord {
     /// Name of the directory of the server that created it.
     pub(crate) server: String,
     /// Path of the bundle in the sandbox.
     bundle: String,
 }
 
-impl Mounted {
+impl LayerRecord {
     /// Environment variables of every command.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &str)> {
         VARIABLES.iter().map(|name| (*name, self.bundle.as_str()))
@@ -86,8 +86,8 @@ impl Layer {
     }
 
     /// What a sandbox's record contains of it.
-    pub(crate) fn mounted(&self) -> &Mounted {
-        &self.mounted
+    pub(crate) fn record(&self) -> &LayerRecord {
+        &self.record
     }
 }
 
@@ -101,19 +101,19 @@ impl Authorities {
             layers: Mutex::default(),
         };
         if !certificates.is_empty() {
-            private_directory(&authorities.place())?;
+            private_directory(&authorities.server_directory())?;
         }
         Ok(authorities)
     }
 
-    fn place(&self) -> PathBuf {
+    fn server_directory(&self) -> PathBuf {
         self.directory.join(&self.server)
     }
 
     /// Whether a sandbox with this layer, or without one, trusts the configured certificates.
-    pub(crate) fn agree(&self, mounted: Option<&Mounted>) -> bool {
-        match mounted {
-            Some(mounted) => mounted.server == self.server,
+    pub(crate) fn matches(&self, layer: Option<&LayerRecord>) -> bool {
+        match layer {
+            Some(layer) => layer.server == self.server,
             None => self.certificates.is_empty(),
         }
     }
@@ -129,15 +129,15 @@ impl Authorities {
         if let Some(layer) = layers.get(id) {
             return Ok(Some(Arc::clone(layer)));
         }
-        let at = self.place().join(id);
-        let failed = |error: std::io::Error| host_file("make", &at, &error);
+        let directory = self.server_directory().join(id);
+        let failed = |error: std::io::Error| host_file_error("make", &directory, &error);
         // An earlier attempt may have left a part.
-        remove_directory(&at)?;
-        private_directory(&at)?;
-        let bundle = layer::make(&at, template, &self.certificates).map_err(failed)?;
+        remove_directory(&directory)?;
+        private_directory(&directory)?;
+        let bundle = layer::fill(&directory, template, &self.certificates).map_err(failed)?;
         let layer = Arc::new(Layer {
-            root: layer::open(&at).map_err(failed)?,
-            mounted: Mounted {
+            root: layer::open(&directory).map_err(failed)?,
+            record: LayerRecord {
                 server: self.server.clone(),
                 bundle,
             },

@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 use crate::sandbox::{Embryo, lock};
 
 /// The embryos of a runtime.
 #[derive(Debug, Default)]
-pub(crate) struct Nursery {
+pub(crate) struct EmbryoPool {
     /// Target number of embryos.
     size: usize,
     ready: Mutex<VecDeque<Embryo>>,
     /// Notified when an embryo was taken or refilling was stopped.
-    taken: Notify,
+    changed: Notify,
     closed: AtomicBool,
 }
 
-impl Nursery {
+impl EmbryoPool {
     pub(crate) fn new(size: usize) -> Self {
         Self {
             size,
@@ -34,10 +34,10 @@ impl Nursery {
     /// Takes an embryo whose process is alive.
     pub(crate) fn take(&self) -> Option<Embryo> {
         let mut ready = lock(&self.ready);
-        let taken = std::iter::from_fn(|| ready.pop_front()).find(Embryo::lives);
+        let embryo = std::iter::from_fn(|| ready.pop_front()).find(Embryo::is_alive);
         // Also if there was none: capacity may be available again.
-        self.taken.notify_one();
-        taken
+        self.changed.notify_one();
+        embryo
     }
 
     /// Number of embryos.
@@ -46,38 +46,38 @@ impl Nursery {
     }
 
     /// Keeps the pool at its size until [`EmbryoPool::stop_refill`].
-    pub(crate) async fn tend(shared: Arc<Shared>) {
-        let nursery = &shared.nursery;
-        while nursery.size > 0 && !nursery.closed.load(Ordering::Acquire) {
-            if nursery.len() >= nursery.size {
-                nursery.taken.notified().await;
+    pub(crate) async fn run(shared: Arc<RuntimeState>) {
+        let pool = &shared.embryo_pool;
+        while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
+            if pool.len() >= pool.size {
+                pool.changed.notified().await;
                 continue;
             }
             // Creates have priority.
-            shared.busy.calm().await;
-            let Ok(mut embryo) = Embryo::in_advance(&shared).await else {
+            shared.foreground.wait_quiescent().await;
+            let Ok(mut embryo) = Embryo::prepare(&shared).await else {
                 // No capacity now; a create returns the error itself.
-                nursery.taken.notified().await;
+                pool.changed.notified().await;
                 continue;
             };
-            if embryo.settle().await.is_ok() && !nursery.closed.load(Ordering::Acquire) {
-                lock(&nursery.ready).push_back(embryo);
+            if embryo.wait_attached().await.is_ok() && !pool.closed.load(Ordering::Acquire) {
+                lock(&pool.ready).push_back(embryo);
             } else {
-                embryo.give_back(&shared).await;
+                embryo.discard(&shared).await;
             }
         }
     }
 
     /// Prepares no more embryos.
-    pub(crate) fn shut(&self) {
+    pub(crate) fn stop_refill(&self) {
         self.closed.store(true, Ordering::Release);
-        self.taken.notify_one();
+        self.changed.notify_one();
     }
 
     /// Ends all embryos.
-    pub(crate) async fn close(shared: &Arc<Shared>) {
-        while let Some(embryo) = shared.nursery.take() {
-            embryo.give_back(shared).await;
+    pub(crate) async fn drain(shared: &Arc<RuntimeState>) {
+        while let Some(embryo) = shared.embryo_pool.take() {
+            embryo.discard(shared).await;
         }
     }
 }

@@ -8,15 +8,15 @@ use atoll_model::{Code, Error};
 /// An internal error: the failed step with the chain of its causes. If a cause is that the process
 /// is out of file descriptors, it is `NoCapacity` instead.
 pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
-    if has_no_descriptors(error) {
+    if is_out_of_fds(error) {
         return Error::new(Code::NoCapacity, "the server has no descriptors left")
             .remedy("try again; if it goes on, raise the server's limit of open files");
     }
-    Error::new(Code::Internal, chain(step, error))
+    Error::new(Code::Internal, with_causes(step, error))
 }
 
 /// Whether a cause is EMFILE or ENFILE: temporary, and no fault of the request.
-fn has_no_descriptors(error: &(dyn std::error::Error + 'static)) -> bool {
+fn is_out_of_fds(error: &(dyn std::error::Error + 'static)) -> bool {
     use rustix::io::Errno;
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     causes.any(|cause| {
@@ -36,7 +36,7 @@ pub(crate) fn too_many_processes() -> Error {
     .remedy("end some of its processes, or give it more pids")
 }
 
-fn chain(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
+fn with_causes(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
     let mut message = step.to_owned();
     let mut next = Some(error);
     while let Some(error) = next {
@@ -64,9 +64,9 @@ pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
             "{remedy}; atoll doctor shows everything this host can do"
         ))
         .detail("feature", *feature),
-        atoll_jail::Error::Step { source, .. } if is_full(source) => Error::new(
+        atoll_jail::Error::Step { source, .. } if is_disk_full(source) => Error::new(
             Code::DiskFull,
-            chain("the disk of the data directory is full", error),
+            with_causes("the disk of the data directory is full", error),
         )
         .remedy("free some space, or run atoll gc"),
         atoll_jail::Error::Step { .. } => internal("the sandbox could not be set up", error),
@@ -74,18 +74,18 @@ pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
 }
 
 /// A file operation on a path of the host failed.
-pub(crate) fn host_file(step: &str, path: &Path, error: &io::Error) -> Error {
-    let message = chain(&format!("{step} {}", path.display()), error);
-    if is_full(error) {
+pub(crate) fn host_file_error(step: &str, path: &Path, error: &io::Error) -> Error {
+    let message = with_causes(&format!("{step} {}", path.display()), error);
+    if is_disk_full(error) {
         return Error::new(Code::DiskFull, message).remedy("free some space, or run atoll gc");
     }
     match internal(step, error) {
-        told if told.code == Code::Internal => Error::new(Code::Internal, message),
-        told => told,
+        error if error.code == Code::Internal => Error::new(Code::Internal, message),
+        error => error,
     }
 }
 
-fn is_full(error: &io::Error) -> bool {
+fn is_disk_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
@@ -93,7 +93,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// The kernel refused a file operation on a path inside a sandbox.
-pub(crate) fn inside_file(errno: i32, path: &[u8]) -> Error {
+pub(crate) fn sandbox_file_error(errno: i32, path: &[u8]) -> Error {
     let path = String::from_utf8_lossy(path).into_owned();
     let error = io::Error::from_raw_os_error(errno);
     use rustix::io::Errno;

@@ -211,7 +211,7 @@ pub(crate) fn adopt(
     let stem = record.stem();
     let log = OutputLog::open(stem.clone()).map_err(failed)?;
     let log = log
-        .with_reader_timeout(sandbox.patience)
+        .with_reader_timeout(sandbox.response_timeout)
         .with_budget(sandbox.execs.budget())
         .with_reader_grace();
     let mut streams = inherited.streams.into_iter();
@@ -399,7 +399,7 @@ impl ExecHandle {
             self.state.killed.store(true, Ordering::Relaxed);
         }
         match &self.sandbox {
-            Some(sandbox) => sandbox.say(&message, &[]).await,
+            Some(sandbox) => sandbox.send(&message, &[]).await,
             None => Ok(()),
         }
     }

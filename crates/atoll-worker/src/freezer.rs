@@ -21,13 +21,13 @@ pub(crate) struct Freezer {
 }
 
 /// Progress of a job on the freezer thread.
-pub(crate) enum Step<T> {
+pub(crate) enum FreezeStep<T> {
     Done(T),
     /// The rest may block and runs on a blocking thread of tokio.
-    Later(Rest<T>),
+    Continue(Continuation<T>),
 }
 
-pub(crate) type Rest<T> = Box<dyn FnOnce() -> Result<T, Error> + Send>;
+pub(crate) type Continuation<T> = Box<dyn FnOnce() -> Result<T, Error> + Send>;
 
 impl Freezer {
     pub(crate) fn start() -> Result<Self, Error> {
@@ -49,15 +49,15 @@ impl Freezer {
     /// Runs a job on the thread. The job completes even if this future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> Result<Step<T>, Error> + Send + 'static,
+        work: impl FnOnce() -> Result<FreezeStep<T>, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (done, answer) = oneshot::channel();
         let handle = Handle::current();
         let job = Box::new(move || {
             let _ = match work() {
-                Ok(Step::Done(value)) => done.send(Ok(value)),
+                Ok(FreezeStep::Done(value)) => done.send(Ok(value)),
                 Err(error) => done.send(Err(error)),
-                Ok(Step::Later(rest)) => {
+                Ok(FreezeStep::Continue(rest)) => {
                     handle.spawn_blocking(move || done.send(rest()));
                     return;
                 }
@@ -74,17 +74,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_that_takes_long_keeps_no_other_waiting() {
+    async fn slow_freeze_does_not_block_other_jobs() {
         let freezer = Freezer::start().expect("a thread");
         let (go_on, waits) = mpsc::channel::<()>();
         let slow = freezer.run(move || {
-            Ok(Step::Later(Box::new(move || {
+            Ok(FreezeStep::Continue(Box::new(move || {
                 waits.recv().map_err(|error| internal("wait", &error))?;
                 Ok("slow")
             })))
         });
         let mut slow = std::pin::pin!(slow);
-        let quick = freezer.run(|| Ok(Step::Done("quick")));
+        let quick = freezer.run(|| Ok(FreezeStep::Done("quick")));
         let first = tokio::select! {
             biased;
             first = &mut slow => first,

@@ -11,55 +11,55 @@ use tokio::sync::watch;
 use crate::sandbox::lock;
 
 /// Time without activity after which background work may begin.
-const CALM: Duration = Duration::from_millis(10);
+const QUIESCENCE: Duration = Duration::from_millis(10);
 
 /// Counter of operations in flight; clones share it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Busy {
+pub(crate) struct InFlight {
     count: Arc<watch::Sender<usize>>,
-    last: Arc<Mutex<Option<Instant>>>,
+    last_activity: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Counts one operation until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Work(Busy);
+pub(crate) struct InFlightGuard(InFlight);
 
-impl Busy {
+impl InFlight {
     /// Restarts the quiescence period without counting an operation.
-    pub(crate) fn touch(&self) {
-        *lock(&self.last) = Some(Instant::now());
+    pub(crate) fn record_activity(&self) {
+        *lock(&self.last_activity) = Some(Instant::now());
     }
 
     /// Waits until nothing is in flight and [`QUIESCENCE`] has passed since the last activity.
-    pub(crate) async fn calm(&self) {
+    pub(crate) async fn wait_quiescent(&self) {
         loop {
-            self.quiet().await;
-            let since = lock(&self.last).map_or(CALM, |last| last.elapsed());
-            if since >= CALM {
+            self.wait_idle().await;
+            let since = lock(&self.last_activity).map_or(QUIESCENCE, |last| last.elapsed());
+            if since >= QUIESCENCE {
                 return;
             }
-            tokio::time::sleep(CALM.saturating_sub(since)).await;
+            tokio::time::sleep(QUIESCENCE.saturating_sub(since)).await;
         }
     }
 
     /// Counts one more operation, until the returned guard is dropped.
-    pub(crate) fn begin(&self) -> Work {
-        self.touch();
+    pub(crate) fn begin(&self) -> InFlightGuard {
+        self.record_activity();
         self.count.send_modify(|count| *count += 1);
-        Work(self.clone())
+        InFlightGuard(self.clone())
     }
 
     /// Waits until nothing is in flight.
-    pub(crate) async fn quiet(&self) {
+    pub(crate) async fn wait_idle(&self) {
         let mut count = self.count.subscribe();
         // Fails only without a sender, and `self` holds it.
         let _ = count.wait_for(|count| *count == 0).await;
     }
 }
 
-impl Drop for Work {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        self.0.touch();
+        self.0.record_activity();
         self.0.count.send_modify(|count| *count -= 1);
     }
 }

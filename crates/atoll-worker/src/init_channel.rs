@@ -12,16 +12,16 @@ use atoll_model::{Code, Error};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
-use crate::keeper::{fault, send, watch_channel};
+use crate::keeper::{register_channel, send, step_error};
 
 /// Time for PID 1 to apply a new size. It has little to do but may get little CPU time.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESIZE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Result of an exec request: the pid in the sandbox, or the stage that failed and errno.
 pub(crate) type Started = Result<i32, (Part, i32)>;
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct Pending {
     next: u32,
     starts: HashMap<u32, oneshot::Sender<Started>>,
     ends: HashMap<u32, oneshot::Sender<i32>>,
@@ -30,29 +30,29 @@ struct Waiting {
     /// Execs of an earlier server that PID 1 has not reported on, and the number of the `Report`
     /// request.
     unreported: HashSet<u32>,
-    question: u64,
+    report_number: u64,
     closed: bool,
 }
 
 /// The channel to a PID 1.
 #[derive(Debug)]
-pub(crate) struct Init {
+pub(crate) struct InitChannel {
     channel: Arc<AsyncFd<Channel<ToInit, FromInit>>>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<Pending>>,
     ready: watch::Receiver<Option<Result<(), Error>>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Init {
+impl Drop for InitChannel {
     fn drop(&mut self) {
         self.reader.abort();
     }
 }
 
-impl Init {
+impl InitChannel {
     /// For a PID 1 that is not ready yet.
     pub(crate) fn new(channel: Channel<ToInit, FromInit>) -> Result<Self, Error> {
-        Self::with(channel, Waiting::default(), None)
+        Self::with(channel, Pending::default(), None)
     }
 
     /// For a PID 1 of an earlier server. `execs` are the request ids of execs that were running,
@@ -63,47 +63,53 @@ impl Init {
         execs: &[u32],
         next: u32,
     ) -> Result<(Self, HashMap<u32, oneshot::Receiver<i32>>), Error> {
-        let question = crate::exec::now().cast_unsigned();
-        let mut waiting = Waiting {
+        let report_number = crate::exec::now().cast_unsigned();
+        let mut pending = Pending {
             next,
             unreported: execs.iter().copied().collect(),
-            question,
-            ..Waiting::default()
+            report_number,
+            ..Pending::default()
         };
         let mut expected = HashMap::new();
         for &request in execs {
             let (end, ended) = oneshot::channel();
-            waiting.ends.insert(request, end);
+            pending.ends.insert(request, end);
             expected.insert(request, ended);
         }
-        let init = Self::with(channel, waiting, Some(Ok(())))?;
-        init.try_send(&ToInit::Report { number: question });
+        let init = Self::with(channel, pending, Some(Ok(())))?;
+        init.try_send(&ToInit::Report {
+            number: report_number,
+        });
         Ok((init, expected))
     }
 
     fn with(
         channel: Channel<ToInit, FromInit>,
-        waiting: Waiting,
+        pending: Pending,
         ready: Option<Result<(), Error>>,
     ) -> Result<Self, Error> {
-        let (told, ready) = watch::channel(ready);
-        let channel = watch_channel(channel)?;
-        let (channel, waiting) = (Arc::new(channel), Arc::new(Mutex::new(waiting)));
-        let reader = tokio::spawn(listen(Arc::clone(&channel), Arc::clone(&waiting), told));
+        let (result, ready) = watch::channel(ready);
+        let channel = register_channel(channel)?;
+        let (channel, pending) = (Arc::new(channel), Arc::new(Mutex::new(pending)));
+        let reader = tokio::spawn(receive_loop(
+            Arc::clone(&channel),
+            Arc::clone(&pending),
+            result,
+        ));
         Ok(Self {
             channel,
-            waiting,
+            pending,
             ready,
             reader,
         })
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ignores all further messages.
-    pub(crate) fn fall_silent(&self) {
+    pub(crate) fn stop_reading(&self) {
         self.reader.abort();
     }
 
@@ -127,28 +133,29 @@ impl Init {
 
     /// Has PID 1 apply a size, and waits for the result.
     pub(crate) async fn resize(&self, size: Size) -> Result<(), Error> {
-        let request = self.number();
-        let (told, answer) = oneshot::channel();
+        let request = self.next_request_id();
+        let (result, answer) = oneshot::channel();
         {
-            let mut waiting = self.waiting();
-            if waiting.closed {
-                return Err(gone());
+            let mut pending = self.pending();
+            if pending.closed {
+                return Err(sandbox_ended());
             }
-            waiting.sizes.insert(request, told);
+            pending.sizes.insert(request, result);
         }
         let message = ToInit::Resize { request, size };
-        let asked = async {
+        let exchange = async {
             self.send(&message, &[]).await?;
-            answer.await.map_err(|_| gone())
+            answer.await.map_err(|_| sandbox_ended())
         };
-        let answered = tokio::time::timeout(PATIENCE, asked).await;
-        self.waiting().sizes.remove(&request);
-        match answered {
+        let outcome = tokio::time::timeout(RESIZE_TIMEOUT, exchange).await;
+        self.pending().sizes.remove(&request);
+        match outcome {
             Ok(Ok(0)) => Ok(()),
-            Ok(Ok(errno)) => Err(fault("tell programs the new size", errno)),
+            Ok(Ok(errno)) => Err(step_error("tell programs the new size", errno)),
             Ok(Err(error)) => Err(error),
             Err(_) => {
-                let message = format!("the sandbox said nothing to its new size in {PATIENCE:?}");
+                let message =
+                    format!("the sandbox did not apply its new size within {RESIZE_TIMEOUT:?}");
                 Err(Error::new(Code::Timeout, message))
             }
         }
@@ -158,11 +165,11 @@ impl Init {
     /// full.
     pub(crate) fn resize_later(&self, size: Size) -> Result<(), Error> {
         let message = ToInit::Resize {
-            request: self.number(),
+            request: self.next_request_id(),
             size,
         };
         self.channel.get_ref().send(&message, &[]).map_err(|_| {
-            let message = "the paused sandbox cannot be told yet another size";
+            let message = "the paused sandbox cannot queue another resize";
             Error::new(Code::Conflict, message).remedy("resume it first")
         })
     }
@@ -170,54 +177,58 @@ impl Init {
     /// Waits until an exec would work.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
         let mut ready = self.ready.clone();
-        let told = ready.wait_for(Option::is_some).await.map_err(|_| gone())?;
-        told.clone().unwrap_or_else(|| Err(gone()))
+        let result = ready
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| sandbox_ended())?;
+        result.clone().unwrap_or_else(|| Err(sandbox_ended()))
     }
 
     /// The error with which PID 1 gave up, if it did. Waits 200 ms for the message.
-    pub(crate) async fn last_words(&self) -> Option<Error> {
-        let said = tokio::time::timeout(Duration::from_millis(200), self.ready()).await;
-        said.ok()?
+    pub(crate) async fn startup_error(&self) -> Option<Error> {
+        let ready = tokio::time::timeout(Duration::from_millis(200), self.ready()).await;
+        ready
+            .ok()?
             .err()
             .filter(|error| error.code != Code::SandboxStopped)
     }
 
     /// A request id.
-    pub(crate) fn number(&self) -> u32 {
-        let mut waiting = self.waiting();
-        waiting.next += 1;
-        waiting.next
+    pub(crate) fn next_request_id(&self) -> u32 {
+        let mut pending = self.pending();
+        pending.next += 1;
+        pending.next
     }
 
     /// A request id for an exec, with receivers of its start and its end.
-    pub(crate) fn expect(
+    pub(crate) fn register_exec(
         &self,
     ) -> Result<(u32, oneshot::Receiver<Started>, oneshot::Receiver<i32>), Error> {
         let (start, started) = oneshot::channel();
         let (end, ended) = oneshot::channel();
-        let mut waiting = self.waiting();
-        if waiting.closed {
-            return Err(gone());
+        let mut pending = self.pending();
+        if pending.closed {
+            return Err(sandbox_ended());
         }
-        waiting.next += 1;
-        let request = waiting.next;
-        waiting.starts.insert(request, start);
-        waiting.ends.insert(request, end);
+        pending.next += 1;
+        let request = pending.next;
+        pending.starts.insert(request, start);
+        pending.ends.insert(request, end);
         Ok((request, started, ended))
     }
 }
 
 /// The sandbox ended during a call.
-pub(crate) fn gone() -> Error {
+pub(crate) fn sandbox_ended() -> Error {
     Error::new(Code::SandboxStopped, "the sandbox has ended").detail("state", "stopped")
 }
 
-async fn listen(
+async fn receive_loop(
     channel: Arc<AsyncFd<Channel<ToInit, FromInit>>>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<Pending>>,
     ready: watch::Sender<Option<Result<(), Error>>>,
 ) {
-    let lock = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || pending.lock().unwrap_or_else(PoisonError::into_inner);
     while let Ok(mut readable) = channel.readable().await {
         let Ok(received) = readable.try_io(|channel| channel.get_ref().receive_hostile()) else {
             continue;
@@ -228,31 +239,31 @@ async fn listen(
             FromInit::Ready => {
                 ready.send_replace(Some(Ok(())));
             }
-            FromInit::Fault(told) => {
-                ready.send_replace(Some(Err(fault(&told.step, told.errno))));
+            FromInit::Fault(result) => {
+                ready.send_replace(Some(Err(step_error(&result.step, result.errno))));
             }
             FromInit::Started { request, pid } => {
-                let mut waiting = lock();
-                let wanted = match waiting.starts.remove(&request) {
+                let mut pending = lock();
+                let is_expected = match pending.starts.remove(&request) {
                     Some(start) => start.send(Ok(pid)).is_ok(),
-                    None => waiting.ends.contains_key(&request),
+                    None => pending.ends.contains_key(&request),
                 };
-                waiting.unreported.remove(&request);
-                drop(waiting);
+                pending.unreported.remove(&request);
+                drop(pending);
                 // The caller has gone away, or its server was killed before it acknowledged the
                 // exec.
-                if !wanted {
+                if !is_expected {
                     let signal = rustix::process::Signal::KILL.as_raw();
                     let kill = ToInit::Signal { request, signal };
                     let _ = channel.get_ref().send(&kill, &[]);
                 }
             }
             FromInit::Reported { number } => {
-                let mut waiting = lock();
-                if number == waiting.question {
+                let mut pending = lock();
+                if number == pending.report_number {
                     // Execs that PID 1 does not report have ended.
-                    for request in std::mem::take(&mut waiting.unreported) {
-                        waiting.ends.remove(&request);
+                    for request in std::mem::take(&mut pending.unreported) {
+                        pending.ends.remove(&request);
                     }
                 }
             }
@@ -261,15 +272,15 @@ async fn listen(
                 part,
                 errno,
             } => {
-                let mut waiting = lock();
-                waiting.ends.remove(&request);
-                if let Some(start) = waiting.starts.remove(&request) {
+                let mut pending = lock();
+                pending.ends.remove(&request);
+                if let Some(start) = pending.starts.remove(&request) {
                     let _ = start.send(Err((part, errno)));
                 }
             }
             FromInit::Resized { request, errno } => {
-                if let Some(told) = lock().sizes.remove(&request) {
-                    let _ = told.send(errno);
+                if let Some(result) = lock().sizes.remove(&request) {
+                    let _ = result.send(errno);
                 }
             }
             FromInit::Ended { request, status } => {
@@ -279,9 +290,9 @@ async fn listen(
             }
         }
     }
-    let mut waiting = lock();
-    waiting.closed = true;
-    waiting.starts.clear();
-    waiting.ends.clear();
-    waiting.sizes.clear();
+    let mut pending = lock();
+    pending.closed = true;
+    pending.starts.clear();
+    pending.ends.clear();
+    pending.sizes.clear();
 }

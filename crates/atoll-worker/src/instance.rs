@@ -19,13 +19,13 @@ use atoll_jail::facts::Facts;
 use atoll_jail::ids::Ranges;
 use atoll_model::{Code, Error, SandboxId};
 
-use crate::error::{host_file, jail};
+use crate::error::{host_file_error, jail};
 use crate::sandbox::Record;
 use crate::storage::{self, Disk, Storage};
 use crate::tree;
 pub use gc::{Collected, Scope, collect, stale_networks};
 pub use registry::DataLock;
-use registry::{read_tag, register, register_lasting};
+use registry::{read_tag, register, register_persistent};
 
 /// Directory that all instances of a host share.
 const SHARED: &str = "/run/atoll";
@@ -46,12 +46,12 @@ pub struct Instance {
     /// Storage of its sandboxes' files.
     pub(crate) disk: Box<dyn Disk>,
     /// Lock of the data directory of a persistent instance; `None` for an ephemeral one.
-    pub(crate) lasting: Option<DataLock>,
+    pub(crate) data_lock: Option<DataLock>,
 }
 
 impl Instance {
     /// Creates an ephemeral instance below a data directory, for one run.
-    pub fn ephemeral(data: &Path, storage: Storage, facts: &Facts) -> Result<Self, Error> {
+    pub fn create_ephemeral(data: &Path, storage: Storage, facts: &Facts) -> Result<Self, Error> {
         storage::require(storage, facts)?;
         data_directory(data)?;
         let registry = registry::open()?;
@@ -62,10 +62,10 @@ impl Instance {
         for part in ["", "sandboxes", "trash"] {
             private_directory(&directory.join(part))?;
         }
-        spread(&directory.join("sandboxes"));
+        set_topdir_hint(&directory.join("sandboxes"));
         let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
-        let cgroups =
-            Tree::create(facts, &tag, for_sandboxes(facts.memory)).map_err(|error| jail(&error))?;
+        let cgroups = Tree::create(facts, &tag, sandbox_memory(facts.memory))
+            .map_err(|error| jail(&error))?;
         let disk = match storage::open(storage, &directory, facts) {
             Ok(disk) => disk,
             Err(error) => {
@@ -81,15 +81,15 @@ impl Instance {
             ranges,
             cgroups,
             disk,
-            lasting: None,
+            data_lock: None,
         })
     }
 
     /// Opens the persistent instance of a data directory. `held` are the descriptors of its keeper,
     /// if there is one: the instance's lock, then the claims of ids.
-    pub(crate) fn lasting(
+    pub(crate) fn open_persistent(
         data: &Path,
-        own: DataLock,
+        data_lock: DataLock,
         held: Vec<OwnedFd>,
         storage: Storage,
         facts: &Facts,
@@ -98,13 +98,13 @@ impl Instance {
         for part in ["sandboxes", "trash", "orphaned"] {
             private_directory(&data.join(part))?;
         }
-        spread(&data.join("sandboxes"));
-        storage::remembered(data, storage)?;
+        set_topdir_hint(&data.join("sandboxes"));
+        storage::check_same_kind(data, storage)?;
         let disk = storage::open(storage, data, facts)?;
         let mut held = held.into_iter();
         let (tag, lock) = match (read_tag(data), held.next()) {
             (Some(tag), Some(lock)) => (tag, File::from(lock)),
-            (tag, None) => register_lasting(&registry, data, tag)?,
+            (tag, None) => register_persistent(&registry, data, tag)?,
             (None, Some(_)) => {
                 let message = format!("{} has lost its tag", data.display());
                 return Err(Error::new(Code::Internal, message));
@@ -114,12 +114,12 @@ impl Instance {
             Ranges::take_over(claims)
         } else {
             // Without a keeper no sandbox lives; only empty control groups may be left.
-            let left = Tree::of(facts, &tag).and_then(|tree| tree.destroy());
-            left.map_err(|error| jail(&error))?;
+            let leftover = Tree::of(facts, &tag).and_then(|tree| tree.destroy());
+            leftover.map_err(|error| jail(&error))?;
             Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?
         };
-        let cgroups =
-            Tree::create(facts, &tag, for_sandboxes(facts.memory)).map_err(|error| jail(&error))?;
+        let cgroups = Tree::create(facts, &tag, sandbox_memory(facts.memory))
+            .map_err(|error| jail(&error))?;
         Ok(Self {
             tag,
             directory: data.to_owned(),
@@ -127,7 +127,7 @@ impl Instance {
             ranges,
             cgroups,
             disk,
-            lasting: Some(own),
+            data_lock: Some(data_lock),
         })
     }
 
@@ -148,7 +148,7 @@ impl Instance {
 
     /// Releases the kernel objects of a persistent instance without processes: control groups and
     /// the mount of its storage. The next server creates them again.
-    pub(crate) fn rest(&self) -> Result<(), Error> {
+    pub(crate) fn release_kernel_objects(&self) -> Result<(), Error> {
         self.disk.close();
         self.cgroups.destroy().map_err(|error| jail(&error))?;
         storage::dismantle(&self.directory)
@@ -157,23 +157,23 @@ impl Instance {
     /// Removes the instance. Its sandboxes have ended before.
     pub(crate) fn dismantle(&self) -> Result<(), Error> {
         self.disk.close();
-        if self.lasting.is_none() {
+        if self.data_lock.is_none() {
             return dismantle(&self.tag, &self.directory, &self.cgroups);
         }
         // A keeper that this server did not start is exiting, in one of these groups.
         self.cgroups.destroy().map_err(|error| jail(&error))?;
         storage::dismantle(&self.directory)?;
         // One rename, so that another process finds the whole directory or a free name.
-        let aside = named::aside(&self.directory, &self.tag);
-        fs::rename(&self.directory, &aside)
-            .map_err(|error| host_file("move to", &aside, &error))?;
-        dismantle(&self.tag, &aside, &self.cgroups)
+        let removing = named::removal_path(&self.directory, &self.tag);
+        fs::rename(&self.directory, &removing)
+            .map_err(|error| host_file_error("move to", &removing, &error))?;
+        dismantle(&self.tag, &removing, &self.cgroups)
     }
 }
 
 /// Sets ext4's TOPDIR flag, which places subdirectories in block groups far from each other.
 /// Otherwise all sandboxes share one, and each new file skips all recently deleted ones.
-fn spread(path: &Path) {
+fn set_topdir_hint(path: &Path) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     if let Ok(directory) = File::open(path)
         && let Ok(flags) = ioctl_getflags(&directory)
@@ -184,7 +184,7 @@ fn spread(path: &Path) {
 }
 
 /// Memory for sandboxes, without the host's reserve.
-fn for_sandboxes(memory: u64) -> u64 {
+fn sandbox_memory(memory: u64) -> u64 {
     memory.saturating_sub(crate::reserve::memory_reserve(memory))
 }
 
@@ -193,7 +193,7 @@ fn for_sandboxes(memory: u64) -> u64 {
 pub fn data_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     private_directory(path)?;
-    let found = fs::metadata(path).map_err(|error| host_file("look at", path, &error))?;
+    let found = fs::metadata(path).map_err(|error| host_file_error("look at", path, &error))?;
     if !found.is_dir() || found.mode() & 0o077 != 0 || found.uid() != 0 {
         let message = format!(
             "the data directory {} is open to others than root",
@@ -215,7 +215,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
         .create(path)
     {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(host_file("make", path, &error))
+            Err(host_file_error("make", path, &error))
         }
         _ => Ok(()),
     }
@@ -228,7 +228,7 @@ fn dismantle(tag: &str, directory: &Path, cgroups: &Tree) -> Result<(), Error> {
     let entry = registry::path().join(tag);
     match fs::remove_file(&entry) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(host_file("remove", &entry, &error))
+            Err(host_file_error("remove", &entry, &error))
         }
         _ => Ok(()),
     }
@@ -242,10 +242,10 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     let parent = match File::open(parent) {
         Ok(parent) => parent,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(host_file("open", parent, &error)),
+        Err(error) => return Err(host_file_error("open", parent, &error)),
     };
     use std::os::fd::AsFd;
-    tree::remove(parent.as_fd(), name).map_err(|error| host_file("remove", path, &error))
+    tree::remove(parent.as_fd(), name).map_err(|error| host_file_error("remove", path, &error))
 }
 
 /// Number of sandboxes in a data directory, by their records. Warm sandboxes do not count: they
@@ -253,7 +253,7 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
 pub fn count_recorded(data: &Path) -> usize {
     let entries = fs::read_dir(data.join("sandboxes")).into_iter().flatten();
     let is_recorded = |entry: &fs::DirEntry| match Record::read(&entry.path()) {
-        Ok(record) => record.is_some_and(|record| !record.pooled),
+        Ok(record) => record.is_some_and(|record| !record.is_pooled),
         Err(_) => true,
     };
     entries.flatten().filter(is_recorded).count()

@@ -23,7 +23,7 @@ type Spawned = Result<(i32, Option<OwnedFd>), Fault>;
 
 /// A PID 1 and what its keeper reports about it.
 #[derive(Debug)]
-pub(crate) struct Parent {
+pub(crate) struct InitProcess {
     /// The keeper's id for it.
     pub(crate) token: u32,
     /// Its host pid. The keeper does not reap it before `exit_status` is set, so the pid is not
@@ -32,14 +32,14 @@ pub(crate) struct Parent {
     /// Its user namespace; `None` after adoption.
     pub(crate) user_namespace: Option<OwnedFd>,
     /// Raw wait status, once it and all its descendants are gone.
-    pub(crate) died: watch::Receiver<Option<i32>>,
+    pub(crate) exit_status: watch::Receiver<Option<i32>>,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct Pending {
     next: u32,
     spawns: HashMap<u32, oneshot::Sender<Spawned>>,
-    deaths: HashMap<u32, watch::Sender<Option<i32>>>,
+    exits: HashMap<u32, watch::Sender<Option<i32>>>,
     /// The keeper has ended.
     closed: bool,
 }
@@ -48,29 +48,29 @@ struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     channel: Arc<AsyncFd<Channel<ToKeeper, FromKeeper>>>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<Pending>>,
     /// `Some` if this server started it.
     child: Mutex<Option<Child>>,
     /// Task that moves it to its control group.
-    settling: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    setup: Mutex<Option<tokio::task::JoinHandle<()>>>,
     reader: tokio::task::JoinHandle<()>,
 }
 
 /// A sandbox of an earlier server, as its keeper holds it.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct SurvivingSandbox {
     pub(crate) name: String,
     pub(crate) control: OwnedFd,
     /// Descriptors of its execs, by request id.
     pub(crate) execs: HashMap<u32, Vec<OwnedFd>>,
-    pub(crate) parent: Parent,
+    pub(crate) process: InitProcess,
     pub(crate) keeper: Arc<Keeper>,
 }
 
-impl Found {
+impl SurvivingSandbox {
     /// Its ids while it is alive, from the effective uid of PID 1, which is the first of them.
     pub(crate) fn ids(&self) -> Option<IdRange> {
-        let pid = self.parent.pid;
+        let pid = self.process.pid;
         let status = (pid != 0).then(|| std::fs::read_to_string(format!("/proc/{pid}/status")));
         let status = status?.ok()?;
         let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -90,22 +90,22 @@ impl Keeper {
     ) -> Result<Self, Error> {
         let (channel, child) =
             atoll_jail::keeper::start(binary, tag, listener, held).map_err(|error| jail(&error))?;
-        Self::with(channel, Some(child), Waiting::default())
+        Self::with(channel, Some(child), Pending::default())
     }
 
     fn with(
         channel: Channel<ToKeeper, FromKeeper>,
         child: Option<Child>,
-        waiting: Waiting,
+        pending: Pending,
     ) -> Result<Self, Error> {
-        let channel = Arc::new(watch_channel(channel)?);
-        let waiting = Arc::new(Mutex::new(waiting));
-        let reader = tokio::spawn(listen(Arc::clone(&channel), Arc::clone(&waiting)));
+        let channel = Arc::new(register_channel(channel)?);
+        let pending = Arc::new(Mutex::new(pending));
+        let reader = tokio::spawn(receive_loop(Arc::clone(&channel), Arc::clone(&pending)));
         Ok(Self {
             channel,
-            waiting,
+            pending,
             child: Mutex::new(child),
-            settling: Mutex::default(),
+            setup: Mutex::default(),
             reader,
         })
     }
@@ -116,17 +116,17 @@ impl Keeper {
     }
 
     /// Runs setup work on it in the background; [`Keeper::stop`] waits for it.
-    pub(crate) fn settle(&self, work: impl FnOnce() + Send + 'static) {
-        *lock(&self.settling) = Some(tokio::task::spawn_blocking(work));
+    pub(crate) fn run_setup(&self, work: impl FnOnce() + Send + 'static) {
+        *lock(&self.setup) = Some(tokio::task::spawn_blocking(work));
     }
 
     /// Whether it has ended.
     pub(crate) fn is_lost(&self) -> bool {
-        self.waiting().closed
+        self.pending().closed
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the keeper clone a PID 1 in `cgroup`. `control` is PID 1's end of its socket, `ours` the
@@ -139,18 +139,18 @@ impl Keeper {
         cgroup: impl AsFd,
         ids: atoll_jail::plan::IdRange,
         namespaces: u64,
-    ) -> Result<Parent, Error> {
+    ) -> Result<InitProcess, Error> {
         let (spawned, answer) = oneshot::channel();
-        let (death, died) = watch::channel(None);
+        let (exit, exit_status) = watch::channel(None);
         let token = {
-            let mut waiting = self.waiting();
-            if waiting.closed {
-                return Err(lost());
+            let mut pending = self.pending();
+            if pending.closed {
+                return Err(keeper_lost());
             }
-            waiting.next += 1;
-            let token = waiting.next;
-            waiting.spawns.insert(token, spawned);
-            waiting.deaths.insert(token, death);
+            pending.next += 1;
+            let token = pending.next;
+            pending.spawns.insert(token, spawned);
+            pending.exits.insert(token, exit);
             token
         };
         let message = ToKeeper::Spawn {
@@ -164,17 +164,17 @@ impl Keeper {
         send(&self.channel, &message, &handed).await?;
         drop(control);
         match answer.await {
-            Ok(Ok((pid, user_namespace))) => Ok(Parent {
+            Ok(Ok((pid, user_namespace))) => Ok(InitProcess {
                 token,
                 pid,
                 user_namespace,
-                died,
+                exit_status,
             }),
             Ok(Err(Fault { step, errno })) => {
-                self.waiting().deaths.remove(&token);
-                Err(fault(&step, errno))
+                self.pending().exits.remove(&token);
+                Err(step_error(&step, errno))
             }
-            Err(_) => Err(lost()),
+            Err(_) => Err(keeper_lost()),
         }
     }
 
@@ -195,16 +195,16 @@ impl Keeper {
     }
 
     /// Tells an adopted keeper that it can forget the sandboxes that ended before.
-    pub(crate) async fn accept(&self) -> Result<(), Error> {
+    pub(crate) async fn acknowledge(&self) -> Result<(), Error> {
         self.hold(0, 0, Vec::new(), &[]).await
     }
 
     /// Disconnects from the keeper. Unless the instance is persistent it ends with all its
     /// sandboxes, which is waited for.
-    pub(crate) async fn stop(&self, lasting: bool) {
-        let settling = lock(&self.settling).take();
-        if let Some(settling) = settling {
-            let _ = settling.await;
+    pub(crate) async fn stop(&self, persistent: bool) {
+        let setup = lock(&self.setup).take();
+        if let Some(setup) = setup {
+            let _ = setup.await;
         }
         self.reader.abort();
         let _ = rustix::net::shutdown(self.channel.get_ref(), rustix::net::Shutdown::Both);
@@ -212,7 +212,7 @@ impl Keeper {
             return;
         };
         let wait = move || {
-            let _ = if lasting {
+            let _ = if persistent {
                 // It stays if there are sandboxes.
                 child.try_wait().map(|_| ())
             } else {
@@ -232,7 +232,7 @@ impl Drop for Keeper {
 }
 
 /// Error for a step of the jail that failed in another process.
-pub(crate) fn fault(step: &str, errno: i32) -> Error {
+pub(crate) fn step_error(step: &str, errno: i32) -> Error {
     let source = std::io::Error::from_raw_os_error(errno);
     jail(&atoll_jail::Error::Step {
         step: step.to_owned(),
@@ -240,19 +240,21 @@ pub(crate) fn fault(step: &str, errno: i32) -> Error {
     })
 }
 
-fn lost() -> Error {
+fn keeper_lost() -> Error {
     Error::new(Code::Internal, "the keeper of the sandboxes has ended").remedy("start atoll again")
 }
 
 /// Registers a channel with tokio for reading only: with interest in writing too, tokio would wake
 /// the reader whenever the peer has read a message.
-pub(crate) fn watch_channel<S, R>(channel: Channel<S, R>) -> Result<AsyncFd<Channel<S, R>>, Error> {
-    watch_for(channel, Interest::READABLE)
+pub(crate) fn register_channel<S, R>(
+    channel: Channel<S, R>,
+) -> Result<AsyncFd<Channel<S, R>>, Error> {
+    register_fd(channel, Interest::READABLE)
 }
 
 /// Registers the owner of a descriptor with tokio.
 #[allow(unsafe_code, reason = "tokio asks for a promise that it cannot check")]
-pub(crate) fn watch_for<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
+pub(crate) fn register_fd<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
     // SAFETY: channels and owned descriptors keep the same descriptor open until they are dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }
         .map_err(|error| internal("watch a descriptor", &error.into_parts().1))
@@ -273,8 +275,8 @@ where
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 let copy = channel.get_ref().as_fd().try_clone_to_owned();
                 let copy = copy.map_err(|error| internal("copy a socket", &error))?;
-                let room = watch_for(copy, Interest::WRITABLE)?;
-                let ready = room.writable().await;
+                let socket = register_fd(copy, Interest::WRITABLE)?;
+                let ready = socket.writable().await;
                 drop(ready.map_err(|error| internal("wait for a socket", &error))?);
             }
             Err(error) => return Err(internal("the sandbox cannot be reached", &error)),
@@ -283,11 +285,11 @@ where
     }
 }
 
-async fn listen(
+async fn receive_loop(
     channel: Arc<AsyncFd<Channel<ToKeeper, FromKeeper>>>,
-    waiting: Arc<Mutex<Waiting>>,
+    pending: Arc<Mutex<Pending>>,
 ) {
-    let lock = || waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || pending.lock().unwrap_or_else(PoisonError::into_inner);
     while let Ok(mut ready) = channel.readable().await {
         let Ok(received) = ready.try_io(|channel| channel.get_ref().receive()) else {
             continue;
@@ -316,17 +318,17 @@ async fn listen(
                 }
             }
             FromKeeper::Died { token, status } => {
-                if let Some(death) = lock().deaths.remove(&token) {
-                    death.send_replace(Some(status));
+                if let Some(exit) = lock().exits.remove(&token) {
+                    exit.send_replace(Some(status));
                 }
             }
         }
     }
-    let mut waiting = lock();
-    waiting.closed = true;
-    waiting.spawns.clear();
+    let mut pending = lock();
+    pending.closed = true;
+    pending.spawns.clear();
     // Sandboxes end with their keeper.
-    for (_, death) in waiting.deaths.drain() {
-        death.send_replace(Some(9));
+    for (_, exit) in pending.exits.drain() {
+        exit.send_replace(Some(9));
     }
 }

@@ -14,11 +14,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::LocalRuntime;
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 
 /// Metrics that are updated as events happen.
 #[derive(Debug, Clone)]
-pub(crate) struct Meters {
+pub(crate) struct Metrics {
     pub(crate) operations: Operations,
     /// From an exec's start to its end.
     execs: Histogram,
@@ -30,7 +30,7 @@ pub(crate) struct Meters {
     pub(crate) sampling: Histogram,
 }
 
-impl Default for Meters {
+impl Default for Metrics {
     fn default() -> Self {
         Self {
             operations: Operations::default(),
@@ -46,34 +46,34 @@ impl Default for Meters {
 
 /// Counts one running command or open terminal until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Present(Gauge);
+pub(crate) struct ActiveGauge(Gauge);
 
-impl Drop for Present {
+impl Drop for ActiveGauge {
     fn drop(&mut self) {
         self.0.dec();
     }
 }
 
-impl Meters {
+impl Metrics {
     /// Counts a command or a terminal until the returned guard is dropped.
-    pub(crate) fn present(&self, terminal: bool) -> Present {
+    pub(crate) fn track_active(&self, terminal: bool) -> ActiveGauge {
         let gauge = if terminal {
             &self.terminals
         } else {
             &self.commands
         };
         gauge.inc();
-        Present(gauge.clone())
+        ActiveGauge(gauge.clone())
     }
 
     /// Records the duration of an exec that ends now; `began` is in microseconds since 1970.
-    pub(crate) fn exec_ended(&self, began: i64) {
+    pub(crate) fn observe_exec(&self, began: i64) {
         let took = crate::exec::now().saturating_sub(began).max(0);
         self.execs.observe(took as f64 / 1e6);
     }
 
     /// Records how many sandboxes were adopted at the start, and how long that took.
-    pub(crate) fn adopted(&self, count: usize, took: Duration) {
+    pub(crate) fn record_adoption(&self, count: usize, took: Duration) {
         self.adopted.set(i64::try_from(count).unwrap_or(i64::MAX));
         self.adoption.set(took.as_secs_f64());
     }
@@ -82,8 +82,8 @@ impl Meters {
 impl LocalRuntime {
     /// Registers all metrics of the runtime.
     pub fn register(&self, registry: &mut Registry) {
-        let meters = &self.shared().meters;
-        meters.operations.register(
+        let metrics = &self.shared().metrics;
+        metrics.operations.register(
             registry,
             "engine_op_duration",
             "How long the runtime took for an operation",
@@ -94,59 +94,59 @@ impl LocalRuntime {
         durations(
             "exec_duration",
             "From the begin of a command to its end",
-            &meters.execs,
+            &metrics.execs,
         );
         durations(
             "sampling_duration",
             "One look at what all sandboxes use",
-            &meters.sampling,
+            &metrics.sampling,
         );
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| {
             registry.register(name, help, gauge.clone());
         };
-        gauge("execs_active", "Commands that run", &meters.commands);
-        gauge("pty_sessions_active", "Open terminals", &meters.terminals);
+        gauge("execs_active", "Commands that run", &metrics.commands);
+        gauge("pty_sessions_active", "Open terminals", &metrics.terminals);
         gauge(
             "adopted_sandboxes",
             "Sandboxes of the server before that this one goes on with",
-            &meters.adopted,
+            &metrics.adopted,
         );
         registry.register_with_unit(
             "adoption",
             "How long it took at the start to go on with them",
             Unit::Seconds,
-            meters.adoption.clone(),
+            metrics.adoption.clone(),
         );
-        let here = Here(Arc::downgrade(self.shared()));
-        registry.register_collector(Box::new(here));
+        let collector = HostCollector(Arc::downgrade(self.shared()));
+        registry.register_collector(Box::new(collector));
     }
 }
 
 /// Metrics that are read when they are scraped.
-struct Here(Weak<Shared>);
+struct HostCollector(Weak<RuntimeState>);
 
-impl fmt::Debug for Here {
+impl fmt::Debug for HostCollector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Here").finish()
+        f.debug_tuple("HostCollector").finish()
     }
 }
 
-impl Collector for Here {
+impl Collector for HostCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(shared) = self.0.upgrade() else {
             return Ok(());
         };
-        let (memory, threads, files) = own();
+        let (memory, threads, files) = process_stats();
         let all = [
             (
                 "pool_warm",
                 "Complete sandboxes that wait",
-                shared.pool.len() as f64,
+                shared.warm_pool.len() as f64,
             ),
             (
                 "pool_embryos",
                 "Prepared places that wait",
-                shared.nursery.len() as f64,
+                shared.embryo_pool.len() as f64,
             ),
             (
                 "worker_utilization",
@@ -175,23 +175,27 @@ fn read(path: &str) -> String {
 }
 
 /// The number after a name in a `/proc` file.
-fn number(text: &str, name: &str) -> Option<f64> {
+fn parse_field(text: &str, name: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
 /// Resident memory in bytes, threads and open files of this process.
-fn own() -> (f64, f64, f64) {
+fn process_stats() -> (f64, f64, f64) {
     let status = read("/proc/self/status");
-    let number = |name| number(&status, name).unwrap_or(0.0);
+    let parse_field = |name| parse_field(&status, name).unwrap_or(0.0);
     let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    (number("VmRSS:") * 1024.0, number("Threads:"), files as f64)
+    (
+        parse_field("VmRSS:") * 1024.0,
+        parse_field("Threads:"),
+        files as f64,
+    )
 }
 
 /// Fraction of memory that is not available to programs, 0 to 1.
 fn utilization(meminfo: &str) -> f64 {
-    let number = |name| number(meminfo, name);
-    match (number("MemTotal:"), number("MemAvailable:")) {
+    let parse_field = |name| parse_field(meminfo, name);
+    match (parse_field("MemTotal:"), parse_field("MemAvailable:")) {
         (Some(total), Some(free)) if total > 0.0 => 1.0 - free / total,
         _ => 0.0,
     }
@@ -202,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_use_is_what_is_not_available() {
+    fn utilization_is_the_unavailable_fraction() {
         let text = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    250 kB\n";
         assert!((utilization(text) - 0.75).abs() < 1e-9);
         assert!(utilization("nonsense").abs() < 1e-9);

@@ -48,7 +48,7 @@ pub use self::link::Link;
 use self::netlink::{ROUTE, Socket};
 use self::veth::LinkNames;
 use crate::error::{internal, jail};
-use crate::sandbox::blocking;
+use crate::sandbox::run_blocking;
 
 /// What a kernel answers that was built without a kind of netlink.
 const PROTONOSUPPORT: i32 = rustix::io::Errno::PROTONOSUPPORT.raw_os_error();
@@ -156,10 +156,10 @@ impl Network {
         let active = self.active.get_or_try_init(|| {
             let (tag, config) = (self.tag.clone(), self.config.clone());
             let addresses = Arc::clone(&self.addresses);
-            blocking(move || ActiveNetwork::open(tag, config, addresses))
+            run_blocking(move || ActiveNetwork::open(tag, config, addresses))
         });
         let active = Arc::clone(active.await?);
-        blocking(move || Link::create(&active, namespace.as_fd(), &policy)).await
+        run_blocking(move || Link::create(&active, namespace.as_fd(), &policy)).await
     }
 
     /// Removes links and rules, and releases the blocks of addresses. Sandboxes that still have a link lose it.
@@ -168,7 +168,7 @@ impl Network {
             return Ok(());
         };
         let addresses = Arc::clone(&self.addresses);
-        blocking(move || {
+        run_blocking(move || {
             active.close()?;
             addresses.release_all();
             Ok(())
@@ -181,7 +181,7 @@ impl Network {
         let Some(active) = self.active.get().map(Arc::clone) else {
             return Ok(());
         };
-        blocking(move || {
+        run_blocking(move || {
             active.detach();
             Ok(())
         })
@@ -209,7 +209,7 @@ pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
 /// Connects to a TCP server inside a sandbox's network namespace, on its loopback too.
 pub async fn dial(namespace: OwnedFd, address: SocketAddr) -> Result<TcpStream, Error> {
     let socket =
-        blocking(move || netns::dial(namespace.as_fd(), address).map_err(|error| jail(&error)));
+        run_blocking(move || netns::dial(namespace.as_fd(), address).map_err(|error| jail(&error)));
     let refused = |error: io::Error| {
         Error::new(
             Code::Conflict,

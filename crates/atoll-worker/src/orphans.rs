@@ -11,13 +11,13 @@ use atoll_model::{Error, SandboxId};
 use crate::LocalRuntime;
 use crate::exec::now;
 use crate::instance::remove_directory;
-use crate::sandbox::blocking;
+use crate::sandbox::run_blocking;
 use crate::storage::Disk;
 
 /// Time until the files of an orphan are removed.
 pub const RETENTION: Duration = Duration::from_hours(7 * 24);
 /// File with the time of the move, in microseconds orphaned_at 1970.
-const SINCE: &str = "aside";
+const MARKER_FILE: &str = "aside";
 
 /// A sandbox whose files are in `orphaned/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub fn all(data: &Path) -> Vec<Orphan> {
 
 /// From the marker file. Without one, from the directory's ctime, which a move updates.
 fn orphaned_at(directory: &Path) -> Option<i64> {
-    let written = fs::read_to_string(directory.join(SINCE)).ok();
+    let written = fs::read_to_string(directory.join(MARKER_FILE)).ok();
     written
         .and_then(|text| text.trim().parse().ok())
         .or_else(|| Some(fs::metadata(directory).ok()?.ctime() * 1_000_000))
@@ -64,12 +64,12 @@ fn orphaned_at(directory: &Path) -> Option<i64> {
 /// Writes the marker file with the current time.
 pub(crate) fn write_marker(directory: &Path) {
     // Without space for the marker, the directory's ctime is used.
-    let _ = fs::write(directory.join(SINCE), now().to_string());
+    let _ = fs::write(directory.join(MARKER_FILE), now().to_string());
 }
 
 /// Removes the marker file.
 pub(crate) fn remove_marker(directory: &Path) {
-    let _ = fs::remove_file(directory.join(SINCE));
+    let _ = fs::remove_file(directory.join(MARKER_FILE));
 }
 
 impl LocalRuntime {
@@ -77,7 +77,7 @@ impl LocalRuntime {
     /// it because it knows whether the clock can be trusted.
     pub async fn remove_orphans(&self, before: i64) -> Result<(), Error> {
         let runtime = self.clone();
-        blocking(move || {
+        run_blocking(move || {
             let instance = &runtime.shared().instance;
             remove(&instance.directory, before, instance.disk.as_ref());
             Ok(())

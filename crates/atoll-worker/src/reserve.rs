@@ -14,7 +14,7 @@ use crate::sandbox::lock;
 use crate::storage::Space;
 
 /// Cache lifetime of the memory reading, so that concurrent creates read it once.
-const BELIEVED: Duration = Duration::from_millis(100);
+const CACHE_TTL: Duration = Duration::from_millis(100);
 
 /// Amounts reserved for the host. `None` means the default share of what the host has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,17 +30,17 @@ pub struct Reserve {
 pub(crate) struct Admission {
     disk: Option<Bytes>,
     memory: Bytes,
-    seen: Mutex<Option<(Instant, Bytes)>>,
+    cached: Mutex<Option<(Instant, Bytes)>>,
 }
 
 impl Admission {
     /// `memory` is the host's memory in bytes.
     pub(crate) fn new(reserve: Reserve, memory: u64) -> Self {
-        let own = Bytes(memory_reserve(memory));
+        let default = Bytes(memory_reserve(memory));
         Self {
             disk: reserve.disk,
-            memory: reserve.memory.unwrap_or(own),
-            seen: Mutex::default(),
+            memory: reserve.memory.unwrap_or(default),
+            cached: Mutex::default(),
         }
     }
 
@@ -69,14 +69,14 @@ impl Admission {
     /// Memory available without swapping. `None` if the kernel does not report it, and then it is
     /// not checked.
     fn free_memory(&self) -> Option<Bytes> {
-        let mut seen = lock(&self.seen);
-        if let Some((when, free)) = *seen
-            && when.elapsed() < BELIEVED
+        let mut cached = lock(&self.cached);
+        if let Some((when, free)) = *cached
+            && when.elapsed() < CACHE_TTL
         {
             return Some(free);
         }
         let free = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
-        *seen = Some((Instant::now(), free));
+        *cached = Some((Instant::now(), free));
         Some(free)
     }
 }
@@ -100,21 +100,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_is_a_part_of_the_memory() {
+    fn memory_reserve_is_a_clamped_share() {
         let of = |gib: u64| memory_reserve(gib << 30) >> 20;
         assert_eq!([of(0), of(4), of(64), of(1024)], [0, 512, 3276, 4096]);
         assert_eq!(memory_reserve(512 << 20) >> 20, 256);
     }
 
     #[test]
-    fn the_kernel_tells_what_is_left() {
+    fn available_memory_is_parsed() {
         let text = "MemTotal:       24613340 kB\nMemFree:  100 kB\nMemAvailable:   23000000 kB\n";
         assert_eq!(available(text), Some(Bytes(23_000_000 << 10)));
         assert_eq!(available("MemTotal: 1 kB\n"), None);
     }
 
     #[test]
-    fn where_only_the_reserve_is_left_nothing_is_made() {
+    fn admission_fails_below_the_reserve() {
         let check = |reserve: Reserve| {
             let admission = Admission::new(reserve, 8 << 30);
             admission.check(Path::new("/")).map_err(|error| error.code)

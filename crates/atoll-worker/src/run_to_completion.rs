@@ -59,10 +59,10 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_mins(1);
+    const TIMEOUT: Duration = Duration::from_mins(1);
 
     #[tokio::test]
-    async fn it_is_done_where_it_is_waited_for() {
+    async fn work_is_polled_in_the_callers_task() {
         let task = tokio::spawn(async {
             let there = run_to_completion(async { tokio::task::id() }).await;
             (tokio::task::id(), there)
@@ -72,22 +72,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_goes_on_when_nobody_waits_any_more() {
-        for begun in [true, false] {
-            let (go, goes) = oneshot::channel::<()>();
-            let (tell, told) = oneshot::channel();
+    async fn dropped_work_runs_to_completion() {
+        for polled in [true, false] {
+            let (go, gate) = oneshot::channel::<()>();
+            let (done, completed) = oneshot::channel();
             let mut work = run_to_completion(async move {
-                let _ = goes.await;
-                tell.send(()).expect("somebody hears");
+                let _ = gate.await;
+                done.send(()).expect("the receiver lives");
             });
-            if begun {
-                let waited = tokio::time::timeout(Duration::ZERO, &mut work).await;
-                waited.expect_err("it waits");
+            if polled {
+                let early = tokio::time::timeout(Duration::ZERO, &mut work).await;
+                early.expect_err("it waits");
             }
             drop(work);
-            go.send(()).expect("it goes on");
-            let heard = tokio::time::timeout(PATIENCE, told).await;
-            heard.expect("in time").expect("it came to its end");
+            go.send(()).expect("the work lives");
+            let result = tokio::time::timeout(TIMEOUT, completed).await;
+            result.expect("in time").expect("it completed");
         }
     }
 }

@@ -28,89 +28,89 @@ use atoll_model::{
 use tokio::sync::watch;
 
 use crate::authorities::Authorities;
-use crate::embryo_pool::Nursery;
+use crate::embryo_pool::EmbryoPool;
 use crate::exec::budget::OutputRetention;
 use crate::freezer::Freezer;
-use crate::in_flight::Busy;
+use crate::in_flight::InFlight;
 use crate::instance::Instance;
 use crate::journal::Journals;
 use crate::keeper::Keeper;
-use crate::keeper::previous::Foreign;
-use crate::metrics::Meters;
+use crate::keeper::previous::IncompatibleKeeper;
+use crate::metrics::Metrics;
 use crate::network;
 use crate::reserve::Admission;
 use crate::sandbox::{Sandbox, lock};
 use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
-use crate::warm_pool::Pool;
+use crate::warm_pool::WarmPool;
 pub use config::{Config, PlanOverride};
 pub use connection::PortWatch;
 pub use create::BeforeCreate;
 pub(crate) use create::no_hook;
 pub use delete::HistoryFlush;
-pub(crate) use entry::{Entry, Place};
+pub(crate) use entry::{EntryState, SandboxEntry};
 pub use open::ForegroundGuard;
 
 /// State that the parts of a runtime share.
-pub(crate) struct Shared {
+pub(crate) struct RuntimeState {
     pub(crate) facts: Facts,
     pub(crate) instance: Instance,
     pub(crate) templates: template::TemplateStore,
     pub(crate) keeper: Arc<Keeper>,
     /// Keepers of other protocol versions that this server cannot talk to.
-    foreign: Mutex<Vec<Foreign>>,
-    pub(crate) nursery: Nursery,
-    pub(crate) pool: Pool,
+    incompatible_keepers: Mutex<Vec<IncompatibleKeeper>>,
+    pub(crate) embryo_pool: EmbryoPool,
+    pub(crate) warm_pool: WarmPool,
     pub(crate) network: network::Network,
     pub(crate) admission: Admission,
     /// Largest limits that one sandbox can have.
-    pub(crate) ceilings: Limits,
+    pub(crate) max_limits: Limits,
     /// The operator's certificate authorities, added to every sandbox.
     pub(crate) authorities: Authorities,
-    pub(crate) patience: Duration,
+    pub(crate) response_timeout: Duration,
     /// Limits for the stored output of execs.
     kept: OutputRetention,
     pub(crate) syncer: Arc<Syncer>,
     /// `None` if the runtime was opened without a journal.
     pub(crate) journals: Option<Arc<Journals>>,
-    pub(crate) amend: Option<PlanOverride>,
+    pub(crate) plan_override: Option<PlanOverride>,
     freezer: Freezer,
     /// Requests in flight; they continue if the caller goes away.
-    pub(crate) busy: Busy,
+    pub(crate) foreground: InFlight,
     /// Cleanup that continues after the response.
-    pub(crate) aftermath: Busy,
+    pub(crate) cleanup: InFlight,
     /// Notified when cleanup has to wait for file descriptors.
-    pub(crate) lack: tokio::sync::Notify,
+    pub(crate) fd_shortage: tokio::sync::Notify,
     pub(crate) trash: Trash,
-    sandboxes: Mutex<HashMap<SandboxId, Arc<Entry>>>,
+    sandboxes: Mutex<HashMap<SandboxId, Arc<SandboxEntry>>>,
     /// Notified whenever a sandbox has exited by itself.
-    ended: watch::Sender<()>,
-    pub(crate) meters: Meters,
+    exits: watch::Sender<()>,
+    pub(crate) metrics: Metrics,
     /// Tasks that refill the pools.
-    tending: Mutex<Vec<tokio::task::JoinHandle<()>>>,
+    background_tasks: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for RuntimeState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("RuntimeState")
             .field("instance", &self.instance)
             .finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl RuntimeState {
     /// Schedules a sync of a sandbox's changed record, if the instance is persistent.
     pub(crate) fn note_record(&self, id: &SandboxId) {
-        if self.instance.lasting.is_some() {
+        if self.instance.data_lock.is_some() {
             self.syncer.note_record(id);
         }
     }
 
     /// All sandboxes in the table, in no order.
-    pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<Entry>)> {
+    pub(crate) fn entries(&self) -> Vec<(SandboxId, Arc<SandboxEntry>)> {
         let all = lock(&self.sandboxes);
-        let both = |(id, entry): (&SandboxId, &Arc<Entry>)| (id.clone(), Arc::clone(entry));
+        let both = |(id, entry): (&SandboxId, &Arc<SandboxEntry>)| (id.clone(), Arc::clone(entry));
         all.iter().map(both).collect()
     }
 }
@@ -118,26 +118,26 @@ impl Shared {
 /// The sandboxes of one instance on this machine. Clones share it.
 #[derive(Debug, Clone)]
 pub struct LocalRuntime {
-    shared: Arc<Shared>,
+    shared: Arc<RuntimeState>,
 }
 
 impl LocalRuntime {
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<RuntimeState> {
         &self.shared
     }
 
     /// Measures one operation until the returned timer is dropped.
     fn time(&self, operation: &'static str) -> Stopwatch {
-        self.shared.meters.operations.time(operation)
+        self.shared.metrics.operations.time(operation)
     }
 
     /// Age of the oldest acknowledged change of a sandbox that a power failure could still undo.
     /// Writes by programs in running sandboxes do not count.
     pub fn oldest_unsynced(&self) -> Duration {
-        self.shared.syncer.oldest()
+        self.shared.syncer.oldest_age()
     }
 
-    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<Entry>>> {
+    fn sandboxes(&self) -> MutexGuard<'_, HashMap<SandboxId, Arc<SandboxEntry>>> {
         lock(&self.shared.sandboxes)
     }
 
@@ -153,17 +153,17 @@ impl LocalRuntime {
 
     /// Changes whenever a sandbox has exited without a request to stop it.
     pub fn subscribe_exits(&self) -> watch::Receiver<()> {
-        self.shared.ended.subscribe()
+        self.shared.exits.subscribe()
     }
 
     /// Number of warm sandboxes and of embryos.
     pub fn pool_sizes(&self) -> (usize, usize) {
-        (self.shared.pool.len(), self.shared.nursery.len())
+        (self.shared.warm_pool.len(), self.shared.embryo_pool.len())
     }
 
     /// All sandboxes, newest first.
     pub fn list(&self) -> Vec<SandboxInfo> {
-        let entries: Vec<Arc<Entry>> = self.sandboxes().values().cloned().collect();
+        let entries: Vec<Arc<SandboxEntry>> = self.sandboxes().values().cloned().collect();
         let mut all: Vec<SandboxInfo> = entries.iter().filter_map(|entry| entry.info()).collect();
         all.sort_by_key(|info| std::cmp::Reverse(info.created_at));
         all
@@ -171,45 +171,48 @@ impl LocalRuntime {
 
     /// State and limits of one sandbox.
     pub fn get(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
-        self.entry(id)?.info().ok_or_else(|| unknown(id))
+        self.entry(id)?.info().ok_or_else(|| not_found(id))
     }
 
     /// The specification in the sandbox's record.
     pub fn spec(&self, id: &SandboxId) -> Result<SandboxSpec, Error> {
-        match self.entry(id)?.place() {
-            Place::Live(sandbox) => Ok(lock(&sandbox.record).spec.clone()),
-            Place::Stopped(record, _) => Ok(record.spec),
-            Place::Apart(apart) => Ok(apart.record.spec.clone()),
-            Place::Gone => Err(unknown(id)),
+        match self.entry(id)?.state() {
+            EntryState::Live(sandbox) => Ok(lock(&sandbox.record).spec.clone()),
+            EntryState::Stopped(record, _) => Ok(record.spec),
+            EntryState::Unadoptable(sandbox) => Ok(sandbox.record.spec.clone()),
+            EntryState::Gone => Err(not_found(id)),
         }
     }
 
-    pub(crate) fn entry(&self, id: &SandboxId) -> Result<Arc<Entry>, Error> {
-        self.sandboxes().get(id).cloned().ok_or_else(|| unknown(id))
+    pub(crate) fn entry(&self, id: &SandboxId) -> Result<Arc<SandboxEntry>, Error> {
+        self.sandboxes()
+            .get(id)
+            .cloned()
+            .ok_or_else(|| not_found(id))
     }
 
     /// A running sandbox; an error in every other state.
     fn find(&self, id: &SandboxId) -> Result<Arc<Sandbox>, Error> {
-        match self.entry(id)?.place() {
-            Place::Live(sandbox) if sandbox.died.borrow().is_some() => {
+        match self.entry(id)?.state() {
+            EntryState::Live(sandbox) if sandbox.exit_status.borrow().is_some() => {
                 Err(SandboxState::Stopped.refusal("used"))
             }
-            Place::Live(sandbox) => match *sandbox.state.borrow() {
+            EntryState::Live(sandbox) => match *sandbox.state.borrow() {
                 SandboxState::Running => Ok(Arc::clone(&sandbox)),
                 state => Err(state.refusal("used")),
             },
-            Place::Stopped(record, _) => Err(record.info.state.refusal("used")),
-            Place::Apart(apart) => Err(apart.refusal()),
-            Place::Gone => Err(unknown(id)),
+            EntryState::Stopped(record, _) => Err(record.info.state.refusal("used")),
+            EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+            EntryState::Gone => Err(not_found(id)),
         }
     }
 
     /// Host pid of a sandbox's PID 1.
     pub fn host_pid(&self, id: &SandboxId) -> Result<i32, Error> {
-        match self.entry(id)?.place() {
-            Place::Live(sandbox) => Ok(sandbox.pid),
-            Place::Apart(apart) => Err(apart.refusal()),
-            place => Err(place.state().refusal("found among processes")),
+        match self.entry(id)?.state() {
+            EntryState::Live(sandbox) => Ok(sandbox.pid),
+            EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+            state => Err(state.sandbox_state().refusal("found among processes")),
         }
     }
 }
@@ -219,7 +222,7 @@ pub fn check_host() -> Result<(), Error> {
     atoll_jail::plan::require(&Facts::read()).map_err(|error| crate::error::jail(&error))
 }
 
-pub(crate) fn unknown(id: &SandboxId) -> Error {
+pub(crate) fn not_found(id: &SandboxId) -> Error {
     Error::new(Code::SandboxNotFound, format!("there is no sandbox {id}"))
         .detail("sandboxID", id.as_str())
 }

@@ -13,25 +13,25 @@ use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Stopwat
 
 use crate::LocalRuntime;
 use crate::exec::now;
-use crate::runtime::{Entry, Place, Shared, unknown};
+use crate::runtime::{EntryState, RuntimeState, SandboxEntry, not_found};
 use crate::sandbox::lock;
 
 /// Interval between two samples of a sandbox.
-const EVERY: Duration = Duration::from_secs(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 /// Samples of one hour.
-const KEPT: usize = 720;
+const MAX_SAMPLES: usize = 720;
 /// How long a sample is kept, in microseconds.
-const HOUR: i64 = 3_600_000_000;
+const RETENTION_MICROS: i64 = 3_600_000_000;
 /// Shortest interval for a CPU percentage, in microseconds.
-const SHORTEST: i64 = 1_000_000;
+const MIN_CPU_INTERVAL_MICROS: i64 = 1_000_000;
 /// Time per pass for measuring files. Sandboxes that were left out come first in the next pass.
-const FILES: Duration = Duration::from_millis(50);
+const DISK_TIME_PER_PASS: Duration = Duration::from_millis(50);
 /// A sandbox's files are measured again after this many times the duration of the last measurement.
-const REST: u32 = 100;
+const DISK_RESCAN_FACTOR: u32 = 100;
 
 /// A compact sample: 23 KiB per sandbox and hour. Sizes are in pages.
 #[derive(Debug, Clone, Copy)]
-struct Kept {
+struct StoredSample {
     at: i64,
     /// CPU time since the start, in microseconds.
     cpu: u64,
@@ -54,7 +54,7 @@ fn bytes(pages: u32) -> Bytes {
 /// The samples of one sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
-    kept: VecDeque<Kept>,
+    samples: VecDeque<StoredSample>,
     /// Limits, each with the time from which it applied.
     limits: VecDeque<(i64, Limits)>,
     /// Disk usage in pages, and when to measure it again.
@@ -62,58 +62,64 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    fn add(&mut self, sample: Kept, limits: Limits) {
+    fn add(&mut self, sample: StoredSample, limits: Limits) {
         if self.limits.back().is_none_or(|(_, last)| *last != limits) {
             self.limits.push_back((sample.at, limits));
         }
-        if self.kept.len() == KEPT {
-            self.kept.pop_front();
+        if self.samples.len() == MAX_SAMPLES {
+            self.samples.pop_front();
         }
-        if self.kept.len() == self.kept.capacity() {
-            self.kept.reserve_exact(KEPT / 12);
+        if self.samples.len() == self.samples.capacity() {
+            self.samples.reserve_exact(MAX_SAMPLES / 12);
         }
-        self.kept.push_back(sample);
-        self.forget(sample.at);
+        self.samples.push_back(sample);
+        self.remove_old(sample.at);
     }
 
     /// Removes samples that are older than an hour.
-    fn forget(&mut self, now: i64) {
-        while self.kept.front().is_some_and(|old| old.at < now - HOUR) {
-            self.kept.pop_front();
+    fn remove_old(&mut self, now: i64) {
+        while self
+            .samples
+            .front()
+            .is_some_and(|old| old.at < now - RETENTION_MICROS)
+        {
+            self.samples.pop_front();
         }
-        let first = self.kept.front().map_or(now, |first| first.at);
+        let first = self.samples.front().map_or(now, |first| first.at);
         while self.limits.get(1).is_some_and(|(from, _)| *from <= first) {
             self.limits.pop_front();
         }
     }
 
     /// Samples in a range, oldest first, followed by `fresh` if that is in range.
-    fn between(&mut self, from: i64, to: i64, fresh: Option<(Kept, Limits)>) -> Vec<Sample> {
-        self.forget(now());
+    fn range(&mut self, from: i64, to: i64, fresh: Option<(StoredSample, Limits)>) -> Vec<Sample> {
+        self.remove_old(now());
         let mut before = None;
         let mut limits = self.limits.iter().peekable();
-        let mut valid = limits.peek().map_or(Limits::default(), |(_, first)| *first);
+        let mut current_limits = limits.peek().map_or(Limits::default(), |(_, first)| *first);
         let mut all = Vec::new();
-        for kept in &self.kept {
-            while let Some((_, next)) = limits.next_if(|(from, _)| *from <= kept.at) {
-                valid = *next;
+        for stored in &self.samples {
+            while let Some((_, next)) = limits.next_if(|(from, _)| *from <= stored.at) {
+                current_limits = *next;
             }
-            if (from..=to).contains(&kept.at) {
-                all.push(kept.sample(before, valid));
+            if (from..=to).contains(&stored.at) {
+                all.push(stored.sample(before, current_limits));
             }
-            before = Some(kept);
+            before = Some(stored);
         }
-        if let Some((kept, limits)) = fresh.filter(|(kept, _)| (from..=to).contains(&kept.at)) {
+        if let Some((stored, limits)) = fresh.filter(|(stored, _)| (from..=to).contains(&stored.at))
+        {
             // A short interval makes the percentage inaccurate.
-            let long = |old: &&Kept| kept.at - old.at >= SHORTEST;
-            let before = self.kept.iter().rev().find(long).or(before);
-            all.push(kept.sample(before, limits));
+            let is_long_enough =
+                |old: &&StoredSample| stored.at - old.at >= MIN_CPU_INTERVAL_MICROS;
+            let before = self.samples.iter().rev().find(is_long_enough).or(before);
+            all.push(stored.sample(before, limits));
         }
         all
     }
 }
 
-impl Kept {
+impl StoredSample {
     fn sample(&self, before: Option<&Self>, limits: Limits) -> Sample {
         Sample {
             at: self.at,
@@ -139,7 +145,7 @@ impl Kept {
     }
 
     /// Reads the current usage.
-    fn now(group: &Group, disk: Option<NonZeroU32>) -> Self {
+    fn read(group: &Group, disk: Option<NonZeroU32>) -> Self {
         let usage = group.usage();
         let cache = group.cache().min(usage.memory);
         Self {
@@ -153,63 +159,63 @@ impl Kept {
     }
 }
 
-impl Entry {
+impl SandboxEntry {
     /// Current usage with the limits; `None` unless the sandbox runs.
-    fn look(&self) -> Option<(Kept, Limits)> {
-        let Place::Live(sandbox) = self.place() else {
+    fn read_now(&self) -> Option<(StoredSample, Limits)> {
+        let EntryState::Live(sandbox) = self.state() else {
             return None;
         };
-        let runs =
-            sandbox.died.borrow().is_none() && *sandbox.state.borrow() == SandboxState::Running;
+        let runs = sandbox.exit_status.borrow().is_none()
+            && *sandbox.state.borrow() == SandboxState::Running;
         runs.then(|| {
             let disk = lock(&self.samples).disk.map(|(used, _)| used);
-            let kept = Kept::now(&sandbox.group, disk);
-            (kept, sandbox.info().limits)
+            let stored = StoredSample::read(&sandbox.group, disk);
+            (stored, sandbox.info().limits)
         })
     }
 }
 
 /// Samples all running sandboxes every [`SAMPLE_INTERVAL`] until the runtime is dropped.
-pub(crate) async fn watch(shared: Weak<Shared>) {
-    let mut clock = tokio::time::interval(EVERY);
+pub(crate) async fn watch(shared: Weak<RuntimeState>) {
+    let mut clock = tokio::time::interval(SAMPLE_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         clock.tick().await;
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        let _ = tokio::task::spawn_blocking(move || round(&shared)).await;
+        let _ = tokio::task::spawn_blocking(move || sample_all(&shared)).await;
     }
 }
 
-fn round(shared: &Arc<Shared>) {
+fn sample_all(shared: &Arc<RuntimeState>) {
     let entries = shared.entries();
     measure_files(shared, &entries);
-    let _time = Stopwatch::start(shared.meters.sampling.clone());
+    let _time = Stopwatch::start(shared.metrics.sampling.clone());
     for (_, entry) in entries {
-        if let Some((kept, limits)) = entry.look() {
-            lock(&entry.samples).add(kept, limits);
+        if let Some((stored, limits)) = entry.read_now() {
+            lock(&entry.samples).add(stored, limits);
         }
     }
 }
 
 /// Measures disk usage, least recently measured sandboxes first.
-fn measure_files(shared: &Shared, entries: &[(SandboxId, Arc<Entry>)]) {
+fn measure_files(shared: &RuntimeState, entries: &[(SandboxId, Arc<SandboxEntry>)]) {
     let begin = Instant::now();
     let mut due: Vec<_> = entries
         .iter()
-        .filter(|(_, entry)| matches!(entry.place(), Place::Live(_)))
+        .filter(|(_, entry)| matches!(entry.state(), EntryState::Live(_)))
         .map(|(id, entry)| (lock(&entry.samples).disk.map(|(_, due)| due), id, entry))
         .filter(|(due, ..)| due.is_none_or(|due| due <= begin))
         .collect();
     due.sort_by_key(|(due, ..)| *due);
     for (_, id, entry) in due {
-        if begin.elapsed() > FILES {
+        if begin.elapsed() > DISK_TIME_PER_PASS {
             return;
         }
         let start = Instant::now();
         let used = shared.instance.disk.usage(id, Bytes(0));
-        let next = Instant::now() + start.elapsed() * REST;
+        let next = Instant::now() + start.elapsed() * DISK_RESCAN_FACTOR;
         if let Ok(usage) = used {
             // A directory takes at least one page.
             let used = NonZeroU32::new(pages(usage.used.0)).unwrap_or(NonZeroU32::MIN);
@@ -224,11 +230,11 @@ impl LocalRuntime {
     /// sample of a running sandbox is taken now.
     pub fn samples(&self, id: &SandboxId, from: i64, to: i64) -> Result<Vec<Sample>, Error> {
         let entry = self.entry(id)?;
-        if matches!(entry.place(), Place::Gone) {
-            return Err(unknown(id));
+        if matches!(entry.state(), EntryState::Gone) {
+            return Err(not_found(id));
         }
-        let fresh = entry.look();
-        Ok(lock(&entry.samples).between(from, to, fresh))
+        let fresh = entry.read_now();
+        Ok(lock(&entry.samples).range(from, to, fresh))
     }
 }
 
@@ -236,8 +242,8 @@ impl LocalRuntime {
 mod tests {
     use super::*;
 
-    fn kept(at: i64, cpu: u64) -> Kept {
-        Kept {
+    fn sample(at: i64, cpu: u64) -> StoredSample {
+        StoredSample {
             at,
             cpu: cpu * 1_000_000,
             memory: 1,
@@ -248,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn an_hour_is_kept_and_each_sample_knows_its_limits() {
+    fn samples_of_an_hour_are_kept_with_their_limits() {
         let mut samples = Samples::default();
         let (second, now) = (1_000_000, now());
-        let begin = now - HOUR;
+        let begin = now - RETENTION_MICROS;
         let (small, large) = (
             Limits::default(),
             Limits {
@@ -263,21 +269,21 @@ mod tests {
             let limits = if number < 700 { small } else { large };
             // All of two CPUs.
             let cpu = (number + 100) as u64 * 10;
-            samples.add(kept(begin + number * 5 * second, cpu), limits);
+            samples.add(sample(begin + number * 5 * second, cpu), limits);
         }
-        let all = samples.between(0, i64::MAX, None);
+        let all = samples.range(0, i64::MAX, None);
         assert!((719..=720).contains(&all.len()), "{}", all.len());
-        assert_eq!(samples.kept.len(), all.len());
+        assert_eq!(samples.samples.len(), all.len());
         assert_eq!(samples.limits.len(), 2);
         assert!((all[10].cpu_percent - 100.0).abs() < 0.1, "{:?}", all[10]);
         assert_eq!(all[10].limits, small);
         let last = all.last().expect("there are many");
         assert_eq!(last.limits, large);
         assert!((last.cpu_percent - 50.0).abs() < 0.1, "{last:?}");
-        let some = samples.between(begin + 50 * second, begin + 60 * second, None);
+        let some = samples.range(begin + 50 * second, begin + 60 * second, None);
         assert_eq!(some.len(), 3);
         // A fresh sample is returned and not stored; a counter that was reset counts as no usage.
-        let fresh = samples.between(now, i64::MAX, Some((kept(now + 1, 0), small)));
+        let fresh = samples.range(now, i64::MAX, Some((sample(now + 1, 0), small)));
         assert_eq!(fresh.len(), 1);
         assert!(fresh[0].cpu_percent.abs() < 0.1);
     }

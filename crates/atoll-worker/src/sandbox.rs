@@ -3,11 +3,11 @@
 //! Creation is in `create`, adoption from an earlier server in `adopt`.
 
 mod adopt;
-mod connection;
 mod create;
 mod embryo;
 mod exec_cgroups;
 mod keeper_fds;
+mod network;
 mod planned;
 mod process;
 mod record;
@@ -27,31 +27,31 @@ use atoll_jail::wire::ToInit;
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Transition};
 use tokio::sync::{Semaphore, watch};
 
-use crate::authorities::Mounted;
+use crate::authorities::LayerRecord;
 use crate::error::{internal, jail};
 use crate::exec::table::ExecTable;
-use crate::freezer::Step;
-use crate::init_channel::Init;
-use crate::keeper::{Keeper, Parent};
-use crate::metrics::Meters;
+use crate::freezer::FreezeStep;
+use crate::init_channel::InitChannel;
+use crate::keeper::{InitProcess, Keeper};
+use crate::metrics::Metrics;
 use crate::network::Link;
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 use crate::template::Template;
-pub(crate) use connection::Linked;
 pub(crate) use embryo::Embryo;
 use exec_cgroups::Leaves;
-use keeper_fds::Over;
-pub(crate) use record::{Record, Unread, boot};
+use keeper_fds::PendingReleases;
+pub(crate) use network::LinkRecord;
+pub(crate) use record::{Record, RecordError, host_boot_id};
 
 /// A sandbox with processes.
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     /// Running, paused or stopping.
     pub(crate) state: watch::Sender<SandboxState>,
-    pub(crate) init: Init,
+    pub(crate) init: InitChannel,
     pub(crate) group: Group,
     /// Wait status of PID 1, set once PID 1 and all its descendants are gone.
-    pub(crate) died: watch::Receiver<Option<i32>>,
+    pub(crate) exit_status: watch::Receiver<Option<i32>>,
     /// Host pid of PID 1.
     pub(crate) pid: i32,
     /// Its execs.
@@ -65,21 +65,21 @@ pub(crate) struct Sandbox {
     /// Its network link; `None` if its network is `none`.
     link: Mutex<Option<Arc<Link>>>,
     /// Inode of its network namespace.
-    namespace: Option<u64>,
+    netns_inode: Option<u64>,
     /// The keeper's id for it.
     token: u32,
     keeper: Arc<Keeper>,
-    pub(crate) meters: Meters,
+    pub(crate) metrics: Metrics,
     /// How long it may take to respond to a message.
-    pub(crate) patience: Duration,
+    pub(crate) response_timeout: Duration,
     /// OOM kills of the cgroup that were attributed to an exec.
     oom_kills: AtomicU64,
     /// Cgroups of ended execs.
     leaves: Mutex<Leaves>,
     /// True once this server no longer manages it; the next server adopts it.
-    abandoned: watch::Sender<bool>,
+    detached: watch::Sender<bool>,
     /// Exec ends that PID 1 and the keeper can forget; sent with the next message.
-    over: Mutex<Over>,
+    pending_releases: Mutex<PendingReleases>,
     directory: PathBuf,
     /// Descriptor of its devpts mount.
     terminals: Option<OwnedFd>,
@@ -91,18 +91,18 @@ pub(crate) struct Sandbox {
 pub(crate) type Variables = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// Request id under which the keeper holds a sandbox's devpts. No exec has it.
-const TERMINALS: u32 = 0;
+const DEVPTS_REQUEST_ID: u32 = 0;
 
 /// Delay between two attempts while the process is out of file descriptors.
-const AGAIN: Duration = Duration::from_millis(100);
+const FD_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What differs between a created and an adopted sandbox.
 struct Parts {
     record: Record,
     environment: Arc<Variables>,
-    init: Init,
+    init: InitChannel,
     group: Group,
-    parent: Parent,
+    process: InitProcess,
     keeper: Arc<Keeper>,
     execs: ExecTable,
     link: Option<Arc<Link>>,
@@ -112,28 +112,28 @@ struct Parts {
 }
 
 impl Sandbox {
-    fn new(shared: &Shared, parts: Parts) -> Self {
+    fn new(shared: &RuntimeState, parts: Parts) -> Self {
         Self {
             state: watch::Sender::new(parts.record.info.state),
             init: parts.init,
             group: parts.group,
-            died: parts.parent.died,
-            pid: parts.parent.pid,
+            exit_status: parts.process.exit_status,
+            pid: parts.process.pid,
             execs: Arc::new(parts.execs),
-            watches: crate::watch::places(),
+            watches: crate::watch::watch_permits(),
             environment: Mutex::new(parts.environment),
             ids: parts.record.ids(),
             record: Mutex::new(parts.record),
             link: Mutex::new(parts.link),
-            namespace: connection::number(parts.parent.pid),
-            token: parts.parent.token,
+            netns_inode: network::netns_inode(parts.process.pid),
+            token: parts.process.token,
             keeper: parts.keeper,
-            meters: shared.meters.clone(),
-            patience: shared.patience,
+            metrics: shared.metrics.clone(),
+            response_timeout: shared.response_timeout,
             oom_kills: AtomicU64::default(),
             leaves: Mutex::default(),
-            abandoned: watch::Sender::new(false),
-            over: Mutex::default(),
+            detached: watch::Sender::new(false),
+            pending_releases: Mutex::default(),
             directory: parts.directory,
             terminals: parts.terminals,
             template: parts.template,
@@ -155,7 +155,7 @@ impl Sandbox {
     }
 
     /// Changes the record and writes it.
-    pub(crate) fn write_down(
+    pub(crate) fn update_record(
         &self,
         change: impl FnOnce(&mut SandboxInfo),
     ) -> Result<Record, Error> {
@@ -167,11 +167,14 @@ impl Sandbox {
 
     /// Starts to freeze or thaw all its processes. If freezing takes more than a
     /// moment, the rest is returned as a continuation.
-    pub(crate) fn freeze(self: &Arc<Self>, transition: Transition) -> Result<Step<()>, Error> {
+    pub(crate) fn freeze(
+        self: &Arc<Self>,
+        transition: Transition,
+    ) -> Result<FreezeStep<()>, Error> {
         let now = *self.state.borrow();
         let next = now.next(transition)?;
         if next == now {
-            return Ok(Step::Done(()));
+            return Ok(FreezeStep::Done(()));
         }
         let done = if next == SandboxState::Paused {
             self.group.begin_to_freeze()
@@ -179,67 +182,71 @@ impl Sandbox {
             self.group.thaw().map(|()| true)
         };
         if done.map_err(|error| jail(&error))? {
-            return self.became(next).map(Step::Done);
+            return self.set_state(next).map(FreezeStep::Done);
         }
         let sandbox = Arc::clone(self);
-        Ok(Step::Later(Box::new(move || {
-            let halted = sandbox.group.come_to_a_halt();
-            halted.map_err(|error| jail(&error))?;
-            sandbox.became(next)
+        Ok(FreezeStep::Continue(Box::new(move || {
+            let frozen = sandbox.group.come_to_a_halt();
+            frozen.map_err(|error| jail(&error))?;
+            sandbox.set_state(next)
         })))
     }
 
-    fn became(&self, state: SandboxState) -> Result<(), Error> {
+    fn set_state(&self, state: SandboxState) -> Result<(), Error> {
         self.state.send_replace(state);
-        self.write_down(|info| info.state = state).map(drop)
+        self.update_record(|info| info.state = state).map(drop)
     }
 
     /// Kills all its processes and removes its cgroups; its files stay.
-    pub(crate) async fn stop(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+    pub(crate) async fn stop(&self, shared: &Arc<RuntimeState>) -> Result<(), Error> {
         let kill = self.group.clone();
-        blocking(move || kill.kill().map_err(|error| jail(&error))).await?;
-        self.clear(shared).await
+        run_blocking(move || kill.kill().map_err(|error| jail(&error))).await?;
+        self.reap(shared).await
     }
 
     /// Ends a sandbox that was not acknowledged to a caller, and removes its files.
-    pub(crate) async fn undo(self: &Arc<Self>, shared: &Arc<Shared>) {
+    pub(crate) async fn discard(self: &Arc<Self>, shared: &Arc<RuntimeState>) {
         let (sandbox, all) = (Arc::clone(self), Arc::clone(shared));
-        let undone = async move {
-            if insist(&all, || sandbox.stop(&all)).await.is_err() {
+        let discarded = async move {
+            if retry_while_out_of_fds(&all, || sandbox.stop(&all))
+                .await
+                .is_err()
+            {
                 return;
             }
             let id = lock(&sandbox.record).info.id.clone();
             remove_files(&all, &id, &sandbox.directory).await;
         };
-        give_back(shared, undone).await;
+        spawn_cleanup(shared, discarded).await;
     }
 
     /// Waits until its processes are gone, then removes its cgroups and releases link and ids.
-    pub(crate) async fn clear(&self, shared: &Arc<Shared>) -> Result<(), Error> {
-        let mut died = self.died.clone();
+    pub(crate) async fn reap(&self, shared: &Arc<RuntimeState>) -> Result<(), Error> {
+        let mut exit_status = self.exit_status.clone();
         // The keeper reports it when the last process is gone.
-        let _ = died.wait_for(Option::is_some).await;
+        let _ = exit_status.wait_for(Option::is_some).await;
         self.unlink();
         let group = self.group.clone();
-        blocking(move || group.remove().map_err(|error| jail(&error))).await?;
+        run_blocking(move || group.remove().map_err(|error| jail(&error))).await?;
         shared.instance.ranges.release(self.ids);
         Ok(())
     }
 
     /// Sends a message to PID 1 within the response timeout. A paused PID 1 reads nothing, so the
     /// socket may be full.
-    pub(crate) async fn say(
+    pub(crate) async fn send(
         &self,
         message: &ToInit,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), Error> {
-        let said = tokio::time::timeout(self.patience, self.init.send(message, descriptors));
-        said.await.unwrap_or_else(|_| Err(self.silent()))
+        let sent =
+            tokio::time::timeout(self.response_timeout, self.init.send(message, descriptors));
+        sent.await.unwrap_or_else(|_| Err(self.timeout_error()))
     }
 
     /// Completes when the sandbox is paused, so that a caller that waits for a process in it gets
     /// an error at once.
-    pub(crate) fn paused(&self) -> impl Future<Output = Error> + Send + use<> {
+    pub(crate) fn until_paused(&self) -> impl Future<Output = Error> + Send + use<> {
         let mut state = self.state.subscribe();
         async move {
             // The sender lives as long as the sandbox.
@@ -249,11 +256,14 @@ impl Sandbox {
     }
 
     /// Error for a call that timed out.
-    pub(crate) fn silent(&self) -> Error {
+    pub(crate) fn timeout_error(&self) -> Error {
         match *self.state.borrow() {
             SandboxState::Running => Error::new(
                 Code::Timeout,
-                format!("the sandbox did not answer within {:?}", self.patience),
+                format!(
+                    "the sandbox did not answer within {:?}",
+                    self.response_timeout
+                ),
             )
             .remedy(
                 "something inside stops its processes; end that, or stop and start the sandbox",
@@ -263,9 +273,9 @@ impl Sandbox {
     }
 
     /// Stops managing the sandbox; it keeps running.
-    pub(crate) fn abandon(&self) {
-        self.abandoned.send_replace(true);
-        self.init.fall_silent();
+    pub(crate) fn detach(&self) {
+        self.detached.send_replace(true);
+        self.init.stop_reading();
     }
 
     /// Spawns a task that ends when the sandbox is detached.
@@ -273,11 +283,11 @@ impl Sandbox {
         &self,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> tokio::task::JoinHandle<()> {
-        let mut abandoned = self.abandoned.subscribe();
+        let mut detached = self.detached.subscribe();
         tokio::spawn(async move {
             tokio::select! {
                 () = work => {}
-                _ = abandoned.wait_for(|abandoned| *abandoned) => {}
+                _ = detached.wait_for(|detached| *detached) => {}
             }
         })
     }
@@ -310,7 +320,7 @@ impl Sandbox {
 }
 
 /// Checks a spec against the limits of this host, without disk access to the template.
-pub(crate) fn check(shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
+pub(crate) fn check(shared: &RuntimeState, spec: &SandboxSpec) -> Result<(), Error> {
     spec.check_network()?;
     resize::check(shared, &spec.limits)?;
     shared.admission.check(&shared.instance.directory)?;
@@ -326,11 +336,11 @@ fn check_variables(spec: &SandboxSpec) -> Result<(), Error> {
 /// Checks and merges a sandbox's variables. The last of several values for a name wins.
 fn variables(
     template: &Template,
-    authorities: Option<&Mounted>,
+    authorities: Option<&LayerRecord>,
     spec: &SandboxSpec,
 ) -> Result<Arc<Variables>, Error> {
     check_variables(spec)?;
-    let authorities = authorities.into_iter().flat_map(Mounted::variables);
+    let authorities = authorities.into_iter().flat_map(LayerRecord::variables);
     let authorities = authorities.map(|(name, value)| (name.into(), value.into()));
     let all = template.meta.env.iter().chain(&spec.environment);
     let bytes = all.map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()));
@@ -342,7 +352,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs blocking work on a blocking thread.
-pub(crate) async fn blocking<T: Send + 'static>(
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
@@ -353,29 +363,29 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 /// Runs cleanup in the background and waits for it. The caller stops waiting when the cleanup has
 /// to wait for file descriptors.
-async fn give_back(shared: &Shared, work: impl Future<Output = ()> + Send + 'static) {
-    let (aftermath, lack) = (shared.aftermath.begin(), shared.lack.notified());
+async fn spawn_cleanup(shared: &RuntimeState, work: impl Future<Output = ()> + Send + 'static) {
+    let (cleanup, fd_shortage) = (shared.cleanup.begin(), shared.fd_shortage.notified());
     let work = tokio::spawn(async move {
         work.await;
-        drop(aftermath);
+        drop(cleanup);
     });
     tokio::select! {
         _ = work => {}
-        () = lack => {}
+        () = fd_shortage => {}
     }
 }
 
 /// Runs cleanup that has no other retry; repeats it every 100 ms while the process is out of file
 /// descriptors.
-async fn insist<W: Future<Output = Result<(), Error>>>(
-    shared: &Shared,
+async fn retry_while_out_of_fds<W: Future<Output = Result<(), Error>>>(
+    shared: &RuntimeState,
     mut work: impl FnMut() -> W,
 ) -> Result<(), Error> {
     loop {
         match work().await {
             Err(error) if error.code == Code::NoCapacity => {
-                shared.lack.notify_waiters();
-                tokio::time::sleep(AGAIN).await;
+                shared.fd_shortage.notify_waiters();
+                tokio::time::sleep(FD_RETRY_INTERVAL).await;
             }
             done => return done,
         }
@@ -383,13 +393,13 @@ async fn insist<W: Future<Output = Result<(), Error>>>(
 }
 
 /// Removes the files of a sandbox that has no owner.
-async fn remove_files(shared: &Arc<Shared>, id: &SandboxId, directory: &Path) {
-    let removed = || {
+async fn remove_files(shared: &Arc<RuntimeState>, id: &SandboxId, directory: &Path) {
+    let remove = || {
         let (shared, id, directory) = (Arc::clone(shared), id.clone(), directory.to_owned());
-        blocking(move || {
+        run_blocking(move || {
             shared.instance.disk.remove(&id)?;
             crate::instance::remove_directory(&directory)
         })
     };
-    let _ = insist(shared, removed).await;
+    let _ = retry_while_out_of_fds(shared, remove).await;
 }

@@ -20,8 +20,8 @@ use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, DiskUsage, Error, SandboxId};
 use serde::{Deserialize, Serialize};
 
-use crate::error::host_file;
-use crate::syncer::write_whole;
+use crate::error::host_file_error;
+use crate::syncer::write_atomic;
 
 /// What sandboxes' files are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
     let made = fs::create_dir(path)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
-    made.map_err(|error| host_file("make", path, &error))
+    made.map_err(|error| host_file_error("make", path, &error))
 }
 
 /// Opens what an instance's sandboxes are on, making it if there is none.
@@ -129,12 +129,12 @@ pub fn kind(data: &Path) -> Option<Storage> {
 }
 
 /// What a data directory has, which stays as it is as long as there are sandboxes.
-pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
+pub(crate) fn check_same_kind(data: &Path, wanted: Storage) -> Result<(), Error> {
     let path = data.join("storage.kind");
     let had = match fs::read_to_string(&path) {
         Ok(text) => Some(text.parse()?),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        Err(error) => return Err(host_file("read", &path, &error)),
+        Err(error) => return Err(host_file_error("read", &path, &error)),
     };
     if had == Some(wanted) {
         return Ok(());
@@ -152,7 +152,7 @@ pub(crate) fn remembered(data: &Path, wanted: Storage) -> Result<(), Error> {
             ))
             .detail("storage", had.to_string()));
     }
-    write_whole(&path, format!("{wanted}\n").as_bytes())
+    write_atomic(&path, format!("{wanted}\n").as_bytes())
 }
 
 /// Takes what is mounted for a dead instance away.
@@ -175,7 +175,7 @@ impl Space {
     /// That of a path.
     pub fn of(path: &Path) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(path)
-            .map_err(|error| host_file("look at the disk of", path, &error.into()))?;
+            .map_err(|error| host_file_error("look at the disk of", path, &error.into()))?;
         let size = found.f_blocks * found.f_frsize;
         Ok(Self {
             size: Bytes(size),
@@ -231,11 +231,11 @@ mod tests {
     fn a_data_directory_remembers_what_it_has() {
         let data = tempfile::tempdir().expect("a directory");
         let data = data.path();
-        remembered(data, Storage::Image).expect("a new one may have either");
-        remembered(data, Storage::Plain).expect("nobody lives there");
+        check_same_kind(data, Storage::Image).expect("a new one may have either");
+        check_same_kind(data, Storage::Plain).expect("nobody lives there");
         fs::create_dir_all(data.join("sandboxes/x")).expect("a sandbox");
-        remembered(data, Storage::Plain).expect("as it was");
-        let error = remembered(data, Storage::Image).expect_err("it has the other");
+        check_same_kind(data, Storage::Plain).expect("as it was");
+        let error = check_same_kind(data, Storage::Image).expect_err("it has the other");
         assert_eq!(error.code, Code::Conflict);
         assert_eq!(error.details["storage"], "plain");
     }

@@ -15,18 +15,18 @@ use std::time::Duration;
 use atoll_model::{Error, SandboxId, Unsynced};
 use tokio::sync::Notify;
 
-use crate::error::host_file;
-use crate::runtime::Shared;
-use crate::sandbox::{Record, blocking, lock};
+use crate::error::host_file_error;
+use crate::runtime::RuntimeState;
+use crate::sandbox::{Record, lock, run_blocking};
 
 /// Delay after a change, so that one sync covers several.
-const GATHER: Duration = Duration::from_millis(400);
+const BATCH_DELAY: Duration = Duration::from_millis(400);
 
 /// Files of a sandbox that need a sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum SyncScope {
     /// The record log of its execs.
-    Commands,
+    Execs,
     /// Also its record and directory entries.
     All,
 }
@@ -34,15 +34,15 @@ enum Part {
 /// Tracks changes that are not on disk.
 #[derive(Debug, Default)]
 pub(crate) struct Syncer {
-    changed: Mutex<HashMap<SandboxId, Part>>,
+    changed: Mutex<HashMap<SandboxId, SyncScope>>,
     unsynced: Unsynced,
     wake: Notify,
-    files: Files,
+    files: FileSystemSync,
 }
 
 /// Calls of `syncfs` on the file system of the sandboxes' files. Concurrent stops share one.
 #[derive(Debug, Default)]
-struct Files {
+struct FileSystemSync {
     requested: AtomicU64,
     synced: tokio::sync::Mutex<u64>,
 }
@@ -50,20 +50,20 @@ struct Files {
 impl Syncer {
     /// The record of a sandbox has changed, or its directory is new.
     pub(crate) fn note_record(&self, id: &SandboxId) {
-        self.note(id, Part::All);
+        self.mark_dirty(id, SyncScope::All);
     }
 
     /// An exec of a sandbox has started or ended.
     pub(crate) fn note_command(&self, id: &SandboxId) {
-        self.note(id, Part::Commands);
+        self.mark_dirty(id, SyncScope::Execs);
     }
 
-    fn note(&self, id: &SandboxId, part: Part) {
+    fn mark_dirty(&self, id: &SandboxId, scope: SyncScope) {
         let mut changed = lock(&self.changed);
         match changed.get_mut(id) {
-            Some(Part::All) => {}
-            Some(known) => *known = part,
-            None => drop(changed.insert(id.clone(), part)),
+            Some(SyncScope::All) => {}
+            Some(known) => *known = scope,
+            None => drop(changed.insert(id.clone(), scope)),
         }
         // Under the lock: a sync takes the change and the time together.
         if self.unsynced.note() {
@@ -72,21 +72,21 @@ impl Syncer {
     }
 
     /// Age of the oldest change that is not on disk.
-    pub(crate) fn oldest(&self) -> Duration {
+    pub(crate) fn oldest_age(&self) -> Duration {
         self.unsynced.age()
     }
 
     /// Syncs the files of all sandboxes. A sync that starts after this call covers it.
-    pub(crate) async fn sync_files(&self, place: PathBuf) -> Result<(), Error> {
+    pub(crate) async fn sync_files(&self, path: PathBuf) -> Result<(), Error> {
         let request = self.files.requested.fetch_add(1, Ordering::AcqRel) + 1;
         let mut synced = self.files.synced.lock().await;
         if *synced >= request {
             return Ok(());
         }
         let covered = self.files.requested.load(Ordering::Acquire);
-        blocking(move || {
-            let done = File::open(&place).and_then(|opened| Ok(rustix::fs::syncfs(opened)?));
-            done.map_err(|error| host_file("sync", &place, &error))
+        run_blocking(move || {
+            let synced = File::open(&path).and_then(|opened| Ok(rustix::fs::syncfs(opened)?));
+            synced.map_err(|error| host_file_error("sync", &path, &error))
         })
         .await?;
         *synced = covered;
@@ -94,27 +94,27 @@ impl Syncer {
     }
 
     /// Syncs changes until the runtime is dropped.
-    pub(crate) async fn tend(shared: Weak<Shared>) {
+    pub(crate) async fn run(shared: Weak<RuntimeState>) {
         let Some(syncer) = shared.upgrade().map(|shared| Arc::clone(&shared.syncer)) else {
             return;
         };
-        let mut fails = false;
+        let mut is_failing = false;
         loop {
             // After a failure there are changes already.
-            if syncer.oldest().is_zero() {
+            if syncer.oldest_age().is_zero() {
                 syncer.wake.notified().await;
             }
-            tokio::time::sleep(GATHER).await;
+            tokio::time::sleep(BATCH_DELAY).await;
             let Some(shared) = shared.upgrade() else {
                 return;
             };
             let directory = shared.instance.sandboxes();
             drop(shared);
             let failed = syncer.sync(directory).await.err();
-            if let Some(error) = failed.as_ref().filter(|_| !fails) {
+            if let Some(error) = failed.as_ref().filter(|_| !is_failing) {
                 tracing::warn!(%error, "records of sandboxes cannot be synced: a power cut may undo the last changes");
             }
-            fails = failed.is_some();
+            is_failing = failed.is_some();
         }
     }
 
@@ -126,10 +126,10 @@ impl Syncer {
             std::mem::take(&mut *changed)
         };
         let (synced, changed) =
-            blocking(move || Ok((sync_all(&sandboxes, &changed), changed))).await?;
+            run_blocking(move || Ok((sync_all(&sandboxes, &changed), changed))).await?;
         if synced.is_err() {
-            for (id, part) in changed {
-                self.note(&id, part);
+            for (id, scope) in changed {
+                self.mark_dirty(&id, scope);
             }
         }
         self.unsynced.end(synced.is_ok());
@@ -139,24 +139,24 @@ impl Syncer {
 
 /// Syncs a sandbox's record, its exec records and the directories above them.
 pub(crate) fn sync_record(directory: &Path) -> Result<(), Error> {
-    sync_one(directory, Part::All)?;
+    sync_one(directory, SyncScope::All)?;
     directory.parent().map_or(Ok(()), sync_path)
 }
 
-fn sync_all(sandboxes: &Path, changed: &HashMap<SandboxId, Part>) -> Result<(), Error> {
-    for (id, part) in changed {
-        sync_one(&sandboxes.join(id.as_str()), *part)?;
+fn sync_all(sandboxes: &Path, changed: &HashMap<SandboxId, SyncScope>) -> Result<(), Error> {
+    for (id, scope) in changed {
+        sync_one(&sandboxes.join(id.as_str()), *scope)?;
     }
-    if changed.values().any(|part| *part == Part::All) {
+    if changed.values().any(|scope| *scope == SyncScope::All) {
         sync_path(sandboxes)?;
     }
     Ok(())
 }
 
-fn sync_one(directory: &Path, part: Part) -> Result<(), Error> {
+fn sync_one(directory: &Path, scope: SyncScope) -> Result<(), Error> {
     let execs = directory.join("execs");
     sync_path(&execs.join("records"))?;
-    if part == Part::All {
+    if scope == SyncScope::All {
         sync_path(&directory.join("record.json"))?;
         Record::keep_synced(directory)?;
         sync_path(&execs)?;
@@ -169,7 +169,7 @@ fn sync_one(directory: &Path, part: Part) -> Result<(), Error> {
 pub(crate) fn sync_path(path: &Path) -> Result<(), Error> {
     match File::open(path).and_then(|opened| opened.sync_all()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(host_file("sync", path, &error))
+            Err(host_file_error("sync", path, &error))
         }
         _ => Ok(()),
     }
@@ -177,7 +177,7 @@ pub(crate) fn sync_path(path: &Path) -> Result<(), Error> {
 
 /// Writes a file atomically and durably, readable by root alone. It syncs, so it is for rare
 /// writes.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let new = PathBuf::from(new);
@@ -186,7 +186,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         file.sync_all()?;
         fs::rename(&new, path)
     });
-    written.map_err(|error| host_file("write", path, &error))?;
+    written.map_err(|error| host_file_error("write", path, &error))?;
     path.parent().map_or(Ok(()), sync_path)
 }
 

@@ -14,16 +14,16 @@ use atoll_model::SandboxId;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use crate::in_flight::Work;
-use crate::runtime::Shared;
+use crate::in_flight::InFlightGuard;
+use crate::runtime::RuntimeState;
 
-const SOON: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_millis(100);
 
 /// Queue of sandboxes to remove.
 #[derive(Debug)]
 pub(crate) struct Trash {
-    thrown: mpsc::UnboundedSender<Item>,
-    hurry: watch::Sender<bool>,
+    queue: mpsc::UnboundedSender<Item>,
+    flush: watch::Sender<bool>,
 }
 
 /// The directory of a deleted sandbox.
@@ -32,23 +32,23 @@ pub(crate) struct Item {
     pub(crate) id: SandboxId,
     pub(crate) directory: PathBuf,
     /// Processes to kill first.
-    pub(crate) living: Option<Living>,
-    pub(crate) _work: Work,
+    pub(crate) processes: Option<LeftoverProcesses>,
+    pub(crate) _guard: InFlightGuard,
 }
 
 /// Processes of a sandbox that was never acknowledged to a caller.
 #[derive(Debug)]
-pub(crate) struct Living {
+pub(crate) struct LeftoverProcesses {
     pub(crate) group: Group,
     /// Claimed until the processes are gone.
     pub(crate) ids: IdRange,
 }
 
-impl Living {
+impl LeftoverProcesses {
     /// Kills the processes. If that fails, the next server finds them.
-    fn end(&self, ranges: &Ranges) {
-        let ended = self.group.kill().and_then(|()| self.group.remove());
-        if ended.is_ok() {
+    fn kill(&self, ranges: &Ranges) {
+        let killed = self.group.kill().and_then(|()| self.group.remove());
+        if killed.is_ok() {
             ranges.release(self.ids);
         }
     }
@@ -56,40 +56,43 @@ impl Living {
 
 impl Trash {
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Item>) {
-        let (thrown, waiting) = mpsc::unbounded_channel();
-        let hurry = watch::Sender::new(false);
-        (Self { thrown, hurry }, waiting)
+        let (queue, waiting) = mpsc::unbounded_channel();
+        let flush = watch::Sender::new(false);
+        (Self { queue, flush }, waiting)
     }
 
-    pub(crate) fn throw(&self, item: Item) {
+    pub(crate) fn push(&self, item: Item) {
         // If the task has ended, the directory is removed with the instance or at the next start.
-        let _ = self.thrown.send(item);
+        let _ = self.queue.send(item);
     }
 
     /// Removes everything without waiting for quiescence.
-    pub(crate) fn hurry(&self) {
-        self.hurry.send_replace(true);
+    pub(crate) fn flush_now(&self) {
+        self.flush.send_replace(true);
     }
 
     /// Removes what is queued until the runtime is dropped. After a wait that timed out, it does
     /// not wait again until the queue was empty for a while.
-    pub(crate) async fn tend(shared: Weak<Shared>, mut waiting: mpsc::UnboundedReceiver<Item>) {
-        let mut restless = false;
+    pub(crate) async fn run(
+        shared: Weak<RuntimeState>,
+        mut waiting: mpsc::UnboundedReceiver<Item>,
+    ) {
+        let mut timed_out = false;
         loop {
-            let next = if let Ok(next) = timeout(SOON, waiting.recv()).await {
+            let next = if let Ok(next) = timeout(MAX_DELAY, waiting.recv()).await {
                 next
             } else {
-                restless = false;
+                timed_out = false;
                 waiting.recv().await
             };
             let (Some(first), Some(shared)) = (next, shared.upgrade()) else {
                 return;
             };
-            if !restless {
-                let mut hurry = shared.trash.hurry.subscribe();
-                restless = tokio::select! {
-                    calm = timeout(SOON, shared.busy.calm()) => calm.is_err(),
-                    _ = hurry.wait_for(|hurry| *hurry) => true,
+            if !timed_out {
+                let mut flush = shared.trash.flush.subscribe();
+                timed_out = tokio::select! {
+                    quiescent = timeout(MAX_DELAY, shared.foreground.wait_quiescent()) => quiescent.is_err(),
+                    _ = flush.wait_for(|flush| *flush) => true,
                 };
             }
             let mut items = vec![first];
@@ -99,8 +102,8 @@ impl Trash {
             // In the background, so that later items need not wait for these.
             tokio::task::spawn_blocking(move || {
                 for item in items {
-                    if let Some(living) = &item.living {
-                        living.end(&shared.instance.ranges);
+                    if let Some(processes) = &item.processes {
+                        processes.kill(&shared.instance.ranges);
                     }
                     let _ = shared.instance.disk.remove(&item.id);
                     let _ = crate::instance::remove_directory(&item.directory);

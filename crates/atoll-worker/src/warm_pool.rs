@@ -14,16 +14,16 @@ use std::sync::{Arc, Mutex};
 use atoll_model::{SandboxId, SandboxSpec};
 use tokio::sync::{MutexGuard, Notify};
 
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 use crate::sandbox::{Sandbox, lock};
 use crate::template::BASE;
 
 /// Number of templates besides `base` that have warm sandboxes.
-const OTHERS: usize = 4;
+const MAX_OTHER_TEMPLATES: usize = 4;
 
 /// The warm sandboxes of a runtime.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
+pub(crate) struct WarmPool {
     /// Target number of warm sandboxes, of all templates together.
     size: usize,
     ready: Mutex<VecDeque<Arc<Sandbox>>>,
@@ -33,19 +33,19 @@ pub(crate) struct Pool {
     changed: Notify,
     closed: AtomicBool,
     /// Held while a warm sandbox is created or discarded by the pool.
-    tending: tokio::sync::Mutex<()>,
+    maintenance: tokio::sync::Mutex<()>,
 }
 
 /// The next step towards the targets.
-enum Step {
+enum PoolAction {
     /// A sandbox above the target of its template, already removed from the pool.
-    End(Arc<Sandbox>),
+    Discard(Arc<Sandbox>),
     /// Create one of this template.
-    Make(String),
-    Nothing,
+    Create(String),
+    Idle,
 }
 
-impl Pool {
+impl WarmPool {
     pub(crate) fn new(size: usize) -> Self {
         Self {
             size,
@@ -59,13 +59,13 @@ impl Pool {
         if !spec.mounts.is_empty() || spec.durable {
             return None;
         }
-        let taken = self.take_one(|warm| warm.is_made_from(&spec.template))?;
+        let warm = self.take_one(|warm| warm.is_made_from(&spec.template))?;
         self.changed.notify_one();
-        Some(taken)
+        Some(warm)
     }
 
     /// A sandbox of this template was created; more are likely.
-    pub(crate) fn asked(&self, template: &str) {
+    pub(crate) fn record_demand(&self, template: &str) {
         if template == BASE {
             return;
         }
@@ -75,7 +75,7 @@ impl Pool {
         }
         recent.retain(|known| known != template);
         recent.insert(0, template.to_owned());
-        recent.truncate(OTHERS);
+        recent.truncate(MAX_OTHER_TEMPLATES);
         self.changed.notify_one();
     }
 
@@ -84,7 +84,7 @@ impl Pool {
         lock(&self.ready).len()
     }
 
-    pub(crate) fn has(&self, id: &SandboxId) -> bool {
+    pub(crate) fn contains(&self, id: &SandboxId) -> bool {
         lock(&self.ready).iter().any(|warm| warm.info().id == *id)
     }
 
@@ -99,14 +99,14 @@ impl Pool {
     }
 
     /// Chooses the next step. A sandbox to discard is removed from the pool.
-    fn next(&self) -> Step {
+    fn next_action(&self) -> PoolAction {
         let recent = lock(&self.recent).clone();
-        let mut lacking = shares(self.size, &recent);
+        let mut missing = targets(self.size, &recent);
         let mut ready = lock(&self.ready);
-        let unwanted = ready.iter().position(|warm| {
-            let of =
+        let surplus = ready.iter().position(|warm| {
+            let has_template =
                 |(template, count): &&mut (&str, usize)| *count > 0 && warm.is_made_from(template);
-            match lacking.iter_mut().find(of) {
+            match missing.iter_mut().find(has_template) {
                 Some((_, count)) => {
                     *count -= 1;
                     false
@@ -114,47 +114,47 @@ impl Pool {
                 None => true,
             }
         });
-        if let Some(warm) = unwanted.and_then(|index| ready.remove(index)) {
-            return Step::End(warm);
+        if let Some(warm) = surplus.and_then(|index| ready.remove(index)) {
+            return PoolAction::Discard(warm);
         }
-        let lacking = lacking.iter().find(|(_, count)| *count > 0);
-        lacking.map_or(Step::Nothing, |(template, _)| {
-            Step::Make((*template).into())
+        let missing = missing.iter().find(|(_, count)| *count > 0);
+        missing.map_or(PoolAction::Idle, |(template, _)| {
+            PoolAction::Create((*template).into())
         })
     }
 
     /// Keeps the pool at its targets until [`WarmPool::stop_refill`].
-    pub(crate) async fn tend(shared: Arc<Shared>) {
-        let pool = &shared.pool;
+    pub(crate) async fn run(shared: Arc<RuntimeState>) {
+        let pool = &shared.warm_pool;
         while pool.size > 0 && !pool.closed.load(Ordering::Acquire) {
             // Creates have priority.
-            shared.busy.calm().await;
-            let tending = pool.tending.lock().await;
-            let rests = match pool.next() {
-                Step::Nothing => true,
-                Step::End(warm) => {
-                    warm.undo(&shared).await;
+            shared.foreground.wait_quiescent().await;
+            let maintenance = pool.maintenance.lock().await;
+            let is_idle = match pool.next_action() {
+                PoolAction::Idle => true,
+                PoolAction::Discard(warm) => {
+                    warm.discard(&shared).await;
                     false
                 }
-                Step::Make(template) => !pool.make(&shared, template).await,
+                PoolAction::Create(template) => !pool.create_one(&shared, template).await,
             };
-            drop(tending);
-            if rests {
+            drop(maintenance);
+            if is_idle {
                 pool.changed.notified().await;
             }
         }
     }
 
     /// Creates one warm sandbox. False if there is no capacity now.
-    async fn make(&self, shared: &Arc<Shared>, template: String) -> bool {
+    async fn create_one(&self, shared: &Arc<RuntimeState>, template: String) -> bool {
         let spec = SandboxSpec {
             template: template.clone(),
             ..SandboxSpec::default()
         };
         match Sandbox::create(shared, spec, true, crate::runtime::no_hook()).await {
-            Ok(made) => {
-                if let Err(late) = self.add(made) {
-                    late.undo(shared).await;
+            Ok(sandbox) => {
+                if let Err(late) = self.add(sandbox) {
+                    late.discard(shared).await;
                 }
                 true
             }
@@ -168,14 +168,17 @@ impl Pool {
     }
 
     /// Discards the warm sandboxes of a template. None is created while the returned guard is held.
-    pub(crate) async fn dismiss<'a>(shared: &'a Arc<Shared>, template: &str) -> MutexGuard<'a, ()> {
-        let pool = &shared.pool;
+    pub(crate) async fn evict_template<'a>(
+        shared: &'a Arc<RuntimeState>,
+        template: &str,
+    ) -> MutexGuard<'a, ()> {
+        let pool = &shared.warm_pool;
         lock(&pool.recent).retain(|known| known != template);
-        let tending = pool.tending.lock().await;
+        let maintenance = pool.maintenance.lock().await;
         while let Some(warm) = pool.take_one(|warm| warm.is_made_from(template)) {
-            warm.undo(shared).await;
+            warm.discard(shared).await;
         }
-        tending
+        maintenance
     }
 
     fn take_one(&self, fits: impl Fn(&Arc<Sandbox>) -> bool) -> Option<Arc<Sandbox>> {
@@ -185,17 +188,17 @@ impl Pool {
     }
 
     /// Creates no more warm sandboxes.
-    pub(crate) fn shut(&self) {
+    pub(crate) fn stop_refill(&self) {
         self.closed.store(true, Ordering::Release);
         self.changed.notify_one();
     }
 
     /// Ends all warm sandboxes.
-    pub(crate) async fn close(shared: &Arc<Shared>) {
+    pub(crate) async fn drain(shared: &Arc<RuntimeState>) {
         loop {
-            let next = lock(&shared.pool.ready).pop_front();
+            let next = lock(&shared.warm_pool.ready).pop_front();
             match next {
-                Some(warm) => warm.undo(shared).await,
+                Some(warm) => warm.discard(shared).await,
                 None => return,
             }
         }
@@ -204,7 +207,7 @@ impl Pool {
 
 /// Target number of each template: half of the pool for recently used templates, the rest for
 /// `base`. `base` comes last because it may not exist.
-fn shares(size: usize, recent: &[String]) -> Vec<(&str, usize)> {
+fn targets(size: usize, recent: &[String]) -> Vec<(&str, usize)> {
     let others = &recent[..recent.len().min(size / 2)];
     let each = (size / 2).checked_div(others.len()).unwrap_or(0);
     let base = (BASE, size - each * others.len());

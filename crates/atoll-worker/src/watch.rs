@@ -16,13 +16,13 @@ use crate::files::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
 /// Maximum number of buffered events, four times the kernel's inotify queue.
-const MOST: usize = 65_536;
+const MAX_EVENTS: usize = 65_536;
 /// Maximum bytes of paths in buffered events.
-const BYTES: usize = 16 << 20;
+const MAX_PATH_BYTES: usize = 16 << 20;
 /// Maximum number of watches per sandbox.
-const PLACES: usize = 64;
+const MAX_WATCHES: usize = 64;
 /// Above every host's `fs.inotify.max_user_watches`.
-const DIRECTORIES: u32 = 1 << 20;
+const MAX_DIRECTORIES: u32 = 1 << 20;
 
 /// A watch on a directory, until it is dropped.
 #[derive(Debug)]
@@ -34,12 +34,12 @@ pub struct Watch {
     token: u32,
     /// No more messages come from the helper.
     ended: bool,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// Permits for the watches of one sandbox.
-pub(crate) fn places() -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(PLACES))
+pub(crate) fn watch_permits() -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(MAX_WATCHES))
 }
 
 pub(crate) async fn watch(
@@ -51,11 +51,11 @@ pub(crate) async fn watch(
     let work = FileWork::Watch {
         path: check_path(path)?,
         recursive: options.recursive,
-        limit: options.directories.clamp(1, DIRECTORIES),
+        limit: options.directories.clamp(1, MAX_DIRECTORIES),
     };
-    let place = Arc::clone(&sandbox.watches).try_acquire_owned();
-    let place = place.map_err(|_| {
-        let message = format!("this sandbox has {PLACES} watches already");
+    let permit = Arc::clone(&sandbox.watches).try_acquire_owned();
+    let permit = permit.map_err(|_| {
+        let message = format!("this sandbox has {MAX_WATCHES} watches already");
         Error::new(Code::QuotaExceeded, message)
             .remedy("end some, or watch one directory with all below it")
     })?;
@@ -65,16 +65,21 @@ pub(crate) async fn watch(
         bytes: 0,
         token: 0,
         ended: false,
-        _place: place,
+        _permit: permit,
     };
-    watch.until(0).await.map_err(|error| match error.code {
-        Code::DiskFull => Error::new(
-            Code::QuotaExceeded,
-            "the sandbox's user watches as many directories as the host allows",
-        )
-        .remedy("end other watches, or raise fs.inotify.max_user_watches and max_user_instances"),
-        _ => error,
-    })?;
+    watch
+        .wait_for_drained(0)
+        .await
+        .map_err(|error| match error.code {
+            Code::DiskFull => Error::new(
+                Code::QuotaExceeded,
+                "the sandbox's user watches as many directories as the host allows",
+            )
+            .remedy(
+                "end other watches, or raise fs.inotify.max_user_watches and max_user_instances",
+            ),
+            _ => error,
+        })?;
     Ok(watch)
 }
 
@@ -89,8 +94,8 @@ impl Watch {
             if self.ended {
                 return Ok(None);
             }
-            let word = self.call.receive().await?;
-            self.hear(word);
+            let message = self.call.receive().await?;
+            self.handle_message(message);
         }
     }
 
@@ -99,28 +104,28 @@ impl Watch {
         if !self.ended {
             self.token = self.token.wrapping_add(1).max(1);
             // If it has ended just now, its last messages are still to be read.
-            let question = ToHelper::Drain { token: self.token };
-            let _ = self.call.send(&question).await;
-            self.until(self.token).await?;
+            let request = ToHelper::Drain { token: self.token };
+            let _ = self.call.send(&request).await;
+            self.wait_for_drained(self.token).await?;
         }
         self.bytes = 0;
         Ok(std::mem::take(&mut self.waiting).into())
     }
 
     /// Receives until the helper has answered the drain with this token, or the watch has ended.
-    async fn until(&mut self, token: u32) -> Result<(), Error> {
-        let listen = async {
+    async fn wait_for_drained(&mut self, token: u32) -> Result<(), Error> {
+        let receive = async {
             while !self.ended {
-                let word = self.call.next().await?;
-                if self.hear(word) == Some(token) {
+                let message = self.call.next().await?;
+                if self.handle_message(message) == Some(token) {
                     break;
                 }
             }
             Ok(())
         };
         // A compromised helper could send changes for ever.
-        match tokio::time::timeout(std::time::Duration::from_mins(2), listen).await {
-            Ok(heard) => heard,
+        match tokio::time::timeout(std::time::Duration::from_mins(2), receive).await {
+            Ok(result) => result,
             Err(_) => Err(Error::new(
                 Code::Timeout,
                 "the sandbox told changes for two minutes and no end",
@@ -130,11 +135,11 @@ impl Watch {
     }
 
     /// Handles one message; returns the token of an answered drain.
-    fn hear(&mut self, word: FromHelper) -> Option<u32> {
-        match word {
+    fn handle_message(&mut self, message: FromHelper) -> Option<u32> {
+        match message {
             FromHelper::Changes(changes) => {
                 for change in changes {
-                    self.keep(event(change));
+                    self.push_event(event(change));
                 }
             }
             FromHelper::Drained { token } => return Some(token),
@@ -144,13 +149,13 @@ impl Watch {
         None
     }
 
-    fn keep(&mut self, event: WatchEvent) {
+    fn push_event(&mut self, event: WatchEvent) {
         if self.ended {
             return;
         }
         self.ended = event == WatchEvent::End;
         self.bytes += length(&event);
-        if self.waiting.len() >= MOST || self.bytes > BYTES {
+        if self.waiting.len() >= MAX_EVENTS || self.bytes > MAX_PATH_BYTES {
             self.waiting.clear();
             self.waiting.push_back(WatchEvent::Overflow);
             self.bytes = length(&event);

@@ -26,7 +26,7 @@ const BUNDLES: [&str; 4] = [
 
 /// Directories whose certificates distributions add when they rebuild the bundle, with the file
 /// extension.
-const SOURCES: [(&str, &str); 3] = [
+const SOURCE_DIRECTORIES: [(&str, &str); 3] = [
     ("usr/local/share/ca-certificates", "crt"),
     ("etc/pki/ca-trust/source/anchors", "pem"),
     ("etc/ca-certificates/trust-source/anchors", "crt"),
@@ -34,21 +34,25 @@ const SOURCES: [(&str, &str); 3] = [
 
 /// Directory of sudo's settings, and the file with variables that a setting names: sudo does not
 /// pass on the caller's variables.
-const SUDOERS: &str = "etc/sudoers.d";
-const SUDO_VARIABLES: &str = "etc/atoll-authorities.env";
+const SUDOERS_DIRECTORY: &str = "etc/sudoers.d";
+const SUDO_ENV_FILE: &str = "etc/atoll-authorities.env";
 
 /// Maximum size of a bundle.
-const LARGEST: u64 = 16 << 20;
+const MAX_BUNDLE_BYTES: u64 = 16 << 20;
 
 /// Fills an empty directory with the layer for a template. Returns the path of the bundle in
 /// sandboxes.
-pub(super) fn make(at: &Path, template: &Template, certificates: &[String]) -> io::Result<String> {
-    let maker = Maker {
-        at,
+pub(super) fn fill(
+    directory: &Path,
+    template: &Template,
+    certificates: &[String],
+) -> io::Result<String> {
+    let builder = LayerBuilder {
+        directory,
         root: &template.root,
-        template: fs::read_link(of_descriptor(&template.root))?,
+        template: fs::read_link(fd_path(&template.root))?,
     };
-    fs::set_permissions(at, fs::Permissions::from_mode(0o755))?;
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755))?;
     let named = VARIABLES
         .iter()
         .filter_map(|name| template.meta.env.get(*name));
@@ -56,37 +60,45 @@ pub(super) fn make(at: &Path, template: &Template, certificates: &[String]) -> i
     let mut extended = BTreeSet::new();
     let mut bundle = None;
     for path in BUNDLES.into_iter().chain(named) {
-        let Some((place, text)) = maker.read(path)? else {
+        let Some((path_in_layer, text)) = builder.read_bundle(path)? else {
             continue;
         };
-        bundle.get_or_insert_with(|| (path, missing(&text, certificates)));
-        if extended.insert(place.clone()) {
-            maker.write(&place, with(&text, certificates).as_bytes(), 0o644)?;
+        bundle.get_or_insert_with(|| (path, missing_certificates(&text, certificates)));
+        if extended.insert(path_in_layer.clone()) {
+            builder.write(
+                &path_in_layer,
+                with_certificates(&text, certificates).as_bytes(),
+                0o644,
+            )?;
         }
     }
     let (bundle, added) = if let Some(found) = bundle {
         found
     } else {
-        let text = with(&of_host(), certificates);
-        maker.write(&maker.new_place(BUNDLES[0])?, text.as_bytes(), 0o644)?;
+        let text = with_certificates(&host_bundle(), certificates);
+        builder.write(&builder.new_path(BUNDLES[0])?, text.as_bytes(), 0o644)?;
         (BUNDLES[0], certificates.iter().collect())
     };
-    for (directory, ending) in SOURCES {
-        let Some(place) = maker.directory(directory)? else {
+    for (source, extension) in SOURCE_DIRECTORIES {
+        let Some(path_in_layer) = builder.directory(source)? else {
             continue;
         };
         for (number, certificate) in added.iter().enumerate() {
-            let name = place.join(format!("atoll-{}.{ending}", number + 1));
-            maker.write(&name, certificate.as_bytes(), 0o644)?;
+            let name = path_in_layer.join(format!("atoll-{}.{extension}", number + 1));
+            builder.write(&name, certificate.as_bytes(), 0o644)?;
         }
     }
     let bundle = format!("/{bundle}");
-    if let Some(place) = maker.directory(SUDOERS)? {
+    if let Some(path_in_layer) = builder.directory(SUDOERS_DIRECTORY)? {
         let lines = VARIABLES.iter().map(|name| format!("{name}={bundle}\n"));
         let lines: String = lines.collect();
-        maker.write(&maker.new_place(SUDO_VARIABLES)?, lines.as_bytes(), 0o644)?;
-        let setting = format!("Defaults env_file=/{SUDO_VARIABLES}\n");
-        maker.write(&place.join("atoll-authorities"), setting.as_bytes(), 0o440)?;
+        builder.write(&builder.new_path(SUDO_ENV_FILE)?, lines.as_bytes(), 0o644)?;
+        let setting = format!("Defaults env_file=/{SUDO_ENV_FILE}\n");
+        builder.write(
+            &path_in_layer.join("atoll-authorities"),
+            setting.as_bytes(),
+            0o440,
+        )?;
     }
     Ok(bundle)
 }
@@ -99,7 +111,7 @@ pub(super) fn open(at: &Path) -> io::Result<OwnedFd> {
 
 /// The certificates that this host trusts, for templates without a bundle: a variable that names a
 /// bundle replaces the list that a program brings.
-fn of_host() -> String {
+fn host_bundle() -> String {
     let mut bundles = BUNDLES
         .iter()
         .map(|path| fs::read_to_string(Path::new("/").join(path)));
@@ -107,39 +119,39 @@ fn of_host() -> String {
 }
 
 /// The certificates that a bundle does not contain.
-fn missing<'a>(bundle: &str, certificates: &'a [String]) -> Vec<&'a String> {
+fn missing_certificates<'a>(bundle: &str, certificates: &'a [String]) -> Vec<&'a String> {
     let is_missing = |certificate: &&String| !bundle.contains(certificate.trim_end());
     certificates.iter().filter(is_missing).collect()
 }
 
 /// The bundle with the missing certificates appended.
-fn with(bundle: &str, certificates: &[String]) -> String {
+fn with_certificates(bundle: &str, certificates: &[String]) -> String {
     let mut text = bundle.to_owned();
     if !text.is_empty() && !text.ends_with('\n') {
         text.push('\n');
     }
     text.extend(
-        missing(bundle, certificates)
+        missing_certificates(bundle, certificates)
             .into_iter()
             .map(String::as_str),
     );
     text
 }
 
-fn of_descriptor(descriptor: &impl AsRawFd) -> PathBuf {
+fn fd_path(descriptor: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", descriptor.as_raw_fd()).into()
 }
 
-struct Maker<'a> {
+struct LayerBuilder<'a> {
     /// Directory of the new layer.
-    at: &'a Path,
+    directory: &'a Path,
     /// Root of the template.
     root: &'a OwnedFd,
     /// Path of `root`.
     template: PathBuf,
 }
 
-impl Maker<'_> {
+impl LayerBuilder<'_> {
     /// Opens a file of the template as a program in a sandbox would; `None` if it is absent.
     fn open(&self, path: &str, flags: OFlags) -> io::Result<Option<OwnedFd>> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
@@ -152,45 +164,50 @@ impl Maker<'_> {
     }
 
     /// Path of an open file in the template, without symbolic links.
-    fn place(&self, opened: &OwnedFd) -> io::Result<PathBuf> {
-        let path = fs::read_link(of_descriptor(opened))?;
+    fn path_of(&self, opened: &OwnedFd) -> io::Result<PathBuf> {
+        let path = fs::read_link(fd_path(opened))?;
         let below = path.strip_prefix(&self.template);
         below.map(Path::to_owned).map_err(io::Error::other)
     }
 
     /// Reads a bundle; returns its path and text.
-    fn read(&self, path: &str) -> io::Result<Option<(PathBuf, String)>> {
+    fn read_bundle(&self, path: &str) -> io::Result<Option<(PathBuf, String)>> {
         let Some(opened) = self.open(path, OFlags::RDONLY | OFlags::NONBLOCK)? else {
             return Ok(None);
         };
         let found = rustix::fs::fstat(&opened)?;
         let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
-        if !is_file || found.st_size as u64 > LARGEST {
+        if !is_file || found.st_size as u64 > MAX_BUNDLE_BYTES {
             return Ok(None);
         }
-        let place = self.place(&opened)?;
+        let path_in_layer = self.path_of(&opened)?;
         let mut text = Vec::new();
-        File::from(opened).take(LARGEST).read_to_end(&mut text)?;
-        Ok(Some((place, String::from_utf8_lossy(&text).into_owned())))
+        File::from(opened)
+            .take(MAX_BUNDLE_BYTES)
+            .read_to_end(&mut text)?;
+        Ok(Some((
+            path_in_layer,
+            String::from_utf8_lossy(&text).into_owned(),
+        )))
     }
 
     /// Path of a directory of the template; `None` if it is absent.
     fn directory(&self, path: &str) -> io::Result<Option<PathBuf>> {
         let opened = self.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
-        opened.map(|opened| self.place(&opened)).transpose()
+        opened.map(|opened| self.path_of(&opened)).transpose()
     }
 
     /// Path for a file that the template does not have, through its symbolic links.
-    fn new_place(&self, path: &str) -> io::Result<PathBuf> {
+    fn new_path(&self, path: &str) -> io::Result<PathBuf> {
         let path = Path::new(path);
         for ancestor in path.ancestors().skip(1) {
             let name = match ancestor.to_str() {
                 Some("") | None => ".",
                 Some(name) => name,
             };
-            if let Some(place) = self.directory(name)? {
+            if let Some(path_in_layer) = self.directory(name)? {
                 let rest = path.strip_prefix(ancestor).map_err(io::Error::other)?;
-                return Ok(place.join(rest));
+                return Ok(path_in_layer.join(rest));
             }
         }
         Ok(path.to_owned())
@@ -198,31 +215,31 @@ impl Maker<'_> {
 
     /// Writes a file owned by root into the layer, in directories with the attributes that they
     /// have in the template.
-    fn write(&self, place: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+    fn write(&self, path_in_layer: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let mut below = PathBuf::new();
-        let parents = place.parent().unwrap_or(Path::new(""));
+        let parents = path_in_layer.parent().unwrap_or(Path::new(""));
         for part in parents.components() {
             // Paths from `/proc/self/fd` have no other components.
             let Component::Normal(part) = part else {
                 continue;
             };
             below.push(part);
-            let at = self.at.join(&below);
+            let at = self.directory.join(&below);
             match DirBuilder::new().mode(0o700).create(&at) {
-                Ok(()) => self.resemble(&below, &at)?,
+                Ok(()) => self.copy_attributes(&below, &at)?,
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
         }
         let mut options = OpenOptions::new();
         let options = options.write(true).create_new(true).mode(0o600);
-        let mut file = options.open(self.at.join(place))?;
+        let mut file = options.open(self.directory.join(path_in_layer))?;
         file.write_all(contents)?;
         file.set_permissions(fs::Permissions::from_mode(mode))
     }
 
     /// Copies owner and mode of the template's directory.
-    fn resemble(&self, below: &Path, at: &Path) -> io::Result<()> {
+    fn copy_attributes(&self, below: &Path, at: &Path) -> io::Result<()> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let mode = match openat2(self.root, below, flags, Mode::empty(), resolve) {

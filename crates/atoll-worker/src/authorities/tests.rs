@@ -48,19 +48,19 @@ impl Fixture {
     }
 
     /// Path of the bundle in sandboxes, and the contents of files of the layer.
-    fn made(&self, names: &[&str]) -> (String, Vec<Option<String>>) {
+    fn layer_files(&self, names: &[&str]) -> (String, Vec<Option<String>>) {
         let layer = self.authorities.layer(&self.template).expect("a layer");
         let layer = layer.expect("a layer");
-        let at = self.authorities.place();
+        let at = self.authorities.server_directory();
         let at = at.join(self.template.meta.id.as_ref().expect("an id"));
         let read = |name: &&str| fs::read_to_string(at.join(name)).ok();
-        let bundle = layer.mounted().bundle.clone();
+        let bundle = layer.record().bundle.clone();
         (bundle, names.iter().map(read).collect())
     }
 }
 
 #[test]
-fn the_bundle_of_a_template_is_extended_where_it_is() {
+fn template_bundle_is_extended_in_place() {
     const DEBIAN: &str = "etc/ssl/certs/ca-certificates.crt";
     let fixture = Fixture::new(
         |tree| {
@@ -72,11 +72,11 @@ fn the_bundle_of_a_template_is_extended_where_it_is() {
         &[],
     );
     let own = "usr/local/share/ca-certificates/atoll-1.crt";
-    let (bundle, found) = fixture.made(&[DEBIAN, own, "etc/sudoers.d/atoll-authorities"]);
+    let (bundle, found) = fixture.layer_files(&[DEBIAN, own, "etc/sudoers.d/atoll-authorities"]);
     assert_eq!(bundle, format!("/{DEBIAN}"));
     let extended = format!("of the template\n{ADDED}");
     assert_eq!(found, [Some(extended), Some(ADDED.into()), None]);
-    let at = fixture.authorities.place();
+    let at = fixture.authorities.server_directory();
     let at = at.join(fixture.template.meta.id.as_ref().expect("an id"));
     let found = fs::metadata(at.join("etc/ssl")).expect("a directory");
     assert_eq!(found.mode() & 0o7777, 0o751);
@@ -88,7 +88,7 @@ fn the_bundle_of_a_template_is_extended_where_it_is() {
 }
 
 #[test]
-fn a_bundle_behind_links_is_extended_at_its_own_place() {
+fn bundle_behind_symlinks_is_extended_at_its_target() {
     let fixture = Fixture::new(
         |tree| {
             write(tree, "etc/pki/ca-trust/extracted/pem/tls.pem", "fedora\n");
@@ -101,7 +101,7 @@ fn a_bundle_behind_links_is_extended_at_its_own_place() {
         },
         &[],
     );
-    let (bundle, found) = fixture.made(&[
+    let (bundle, found) = fixture.layer_files(&[
         "etc/pki/ca-trust/extracted/pem/tls.pem",
         "etc/pki/tls/certs/ca-bundle.crt",
         "etc/sudoers.d/atoll-authorities",
@@ -115,26 +115,26 @@ fn a_bundle_behind_links_is_extended_at_its_own_place() {
 }
 
 #[test]
-fn a_bundle_that_the_templates_variables_name_is_extended_too() {
+fn bundle_named_by_template_variables_is_extended() {
     let fixture = Fixture::new(
         |tree| write(tree, "nix/store/cacert/bundle.crt", "nix\n"),
         &[("SSL_CERT_FILE", "/nix/store/cacert/bundle.crt")],
     );
-    let (bundle, found) = fixture.made(&["nix/store/cacert/bundle.crt"]);
+    let (bundle, found) = fixture.layer_files(&["nix/store/cacert/bundle.crt"]);
     assert_eq!(bundle, "/nix/store/cacert/bundle.crt");
     assert_eq!(found, [Some(format!("nix\n{ADDED}"))]);
 }
 
 #[test]
-fn a_template_without_a_bundle_gets_one() {
+fn template_without_a_bundle_gets_one() {
     let fixture = Fixture::new(|_| {}, &[]);
-    let (bundle, found) = fixture.made(&["etc/ssl/certs/ca-certificates.crt"]);
+    let (bundle, found) = fixture.layer_files(&["etc/ssl/certs/ca-certificates.crt"]);
     assert_eq!(bundle, "/etc/ssl/certs/ca-certificates.crt");
     assert!(found[0].as_ref().expect("a bundle").ends_with(ADDED));
 }
 
 #[test]
-fn nothing_outside_of_a_hostile_template_is_read() {
+fn hostile_template_cannot_make_us_read_outside_it() {
     let fixture = Fixture::new(
         |tree| {
             fs::create_dir_all(tree.join("etc/ssl/certs")).expect("directories");
@@ -160,16 +160,16 @@ fn nothing_outside_of_a_hostile_template_is_read() {
         &[],
     );
     fs::write(fixture.scratch.path().join("secret"), "of the host").expect("written");
-    let (bundle, found) = fixture.made(&["etc/ssl/certs/ca-certificates.crt"]);
+    let (bundle, found) = fixture.layer_files(&["etc/ssl/certs/ca-certificates.crt"]);
     assert_eq!(bundle, "/etc/ssl/certs/ca-certificates.crt");
     let text = found[0].as_ref().expect("a bundle");
     assert!(text.ends_with(ADDED) && !text.contains("of the host"));
 }
 
 #[test]
-fn layers_of_other_servers_stay_as_long_as_they_are_used() {
+fn layers_of_other_servers_stay_while_in_use() {
     let fixture = Fixture::new(|_| {}, &[]);
-    fixture.made(&[]);
+    fixture.layer_files(&[]);
     let all = fixture.scratch.path().join("authorities");
     for name in ["used", "unused"] {
         write(&all, &format!("{name}/layer/etc/file"), "");
@@ -178,5 +178,5 @@ fn layers_of_other_servers_stay_as_long_as_they_are_used() {
     let mut left: Vec<_> = fs::read_dir(&all).expect("a directory").flatten().collect();
     left.retain(|entry| entry.file_name() != "used");
     assert_eq!(left.len(), 1);
-    assert!(fixture.authorities.place().exists());
+    assert!(fixture.authorities.server_directory().exists());
 }

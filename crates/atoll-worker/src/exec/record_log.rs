@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use atoll_model::{Error, ExecId};
 
-use crate::error::host_file;
+use crate::error::host_file_error;
 
 #[cfg(test)]
 mod tests;
@@ -94,7 +94,7 @@ impl RecordLog {
 
     fn write(&self, inner: &mut Inner, text: &[u8]) -> Result<(), Error> {
         let written = self.file(inner).and_then(|mut file| file.write_all(text));
-        written.map_err(|error| host_file("write", &self.path(), &error))?;
+        written.map_err(|error| host_file_error("write", &self.path(), &error))?;
         inner.total_bytes += text.len();
         Ok(())
     }
@@ -158,7 +158,7 @@ impl RecordLog {
     pub(super) fn read(&self) -> Result<Lines, Error> {
         let mut inner = self.inner();
         let text = self.read_all();
-        let (text, _) = text.map_err(|error| host_file("read", &self.path(), &error))?;
+        let (text, _) = text.map_err(|error| host_file_error("read", &self.path(), &error))?;
         let alive = live_lines(&text).map(|(id, line)| line_bytes(id, line));
         let alive: usize = alive.sum();
         inner.total_bytes = text.len();

@@ -28,9 +28,9 @@ use super::{
     stdin_request_id,
 };
 use crate::error::{internal, too_many_processes};
-use crate::init_channel::{Started, gone};
+use crate::init_channel::{Started, sandbox_ended};
 use crate::journal::JournalState;
-use crate::keeper::watch_for;
+use crate::keeper::register_fd;
 use crate::sandbox::Sandbox;
 
 /// Bytes of arguments and environment that are sent to PID 1. The kernel's own limit is lower (2
@@ -67,7 +67,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
                 };
                 // A kill through PID 1 also works while this process is out of descriptors; the
                 // cgroup's may fail.
-                let _ = sandbox.say(&signal, &[]).await;
+                let _ = sandbox.send(&signal, &[]).await;
                 let _ = spawned.leaf.kill();
                 record.tombstone();
                 Err(error)
@@ -86,7 +86,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
         leaf: Some(Arc::new(spawned.leaf)),
         log: Arc::new(
             OutputLog::new(stem)
-                .with_reader_timeout(sandbox.patience)
+                .with_reader_timeout(sandbox.response_timeout)
                 .with_budget(sandbox.execs.budget()),
         ),
         input: streams.input,
@@ -291,7 +291,7 @@ struct PendingSpawn<'a> {
 
 impl<'a> PendingSpawn<'a> {
     fn new(sandbox: &'a Sandbox) -> Result<Self, Error> {
-        let (request, started, ended) = sandbox.init.expect()?;
+        let (request, started, ended) = sandbox.init.register_exec()?;
         Ok(Self {
             leaf: Some(sandbox.leaf(request)?),
             sandbox,
@@ -311,15 +311,15 @@ impl<'a> PendingSpawn<'a> {
         let message = ToInit::Exec {
             request,
             exec: exec.clone(),
-            forget: sandbox.forgotten(),
+            forget: sandbox.take_acked(),
         };
         self.sent = true;
-        sandbox.say(&message, &descriptors).await?;
+        sandbox.send(&message, &descriptors).await?;
         let started = tokio::select! {
             biased;
             started = &mut self.started => started,
-            refusal = sandbox.paused() => return Err(refusal),
-            () = tokio::time::sleep(sandbox.patience) => return Err(sandbox.silent()),
+            refusal = sandbox.until_paused() => return Err(refusal),
+            () = tokio::time::sleep(sandbox.response_timeout) => return Err(sandbox.timeout_error()),
         };
         match started {
             Ok(Ok(pid)) => match (self.leaf.take(), self.ended.take()) {
@@ -329,13 +329,13 @@ impl<'a> PendingSpawn<'a> {
                     leaf,
                     ended,
                 }),
-                _ => Err(gone()),
+                _ => Err(sandbox_ended()),
             },
             Ok(Err((part, errno))) => {
                 self.sent = false;
                 Err(spawn_error(part, errno, &exec))
             }
-            Err(_) => Err(gone()),
+            Err(_) => Err(sandbox_ended()),
         }
     }
 }
@@ -355,10 +355,10 @@ impl Drop for PendingSpawn<'_> {
 
 /// Releases the cgroup and descriptors of a program that does not run.
 fn release_exec(sandbox: &Sandbox, request: u32, leaf: Leaf) {
-    sandbox.leave(leaf.into());
+    sandbox.retire_leaf(leaf.into());
     sandbox.release(request);
     sandbox.release(stdin_request_id(request));
-    sandbox.forget(request);
+    sandbox.ack_exec_end(request);
 }
 
 /// A pipe for a standard stream: reading end, writing end. It is owned by the sandbox's root, and
@@ -373,7 +373,7 @@ fn stream_pipe(ids: IdRange) -> Result<(OwnedFd, OwnedFd), Error> {
 
 /// Registers the reading end of a pipe with the reactor.
 pub(super) fn watch_readable(fd: OwnedFd) -> Result<Pipe, Error> {
-    watch_for(set_nonblocking(fd)?, Interest::READABLE)
+    register_fd(set_nonblocking(fd)?, Interest::READABLE)
 }
 
 fn to_wire(spec: &ExecSpec, environment: &[(Vec<u8>, Vec<u8>)]) -> Result<wire::Exec, Error> {

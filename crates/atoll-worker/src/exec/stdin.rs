@@ -21,7 +21,7 @@ use tokio::io::Interest;
 use tokio::sync::Notify;
 
 use crate::error::internal;
-use crate::keeper::watch_for;
+use crate::keeper::register_fd;
 use crate::syncer::create_private;
 
 /// Extensions of its files: accepted bytes, and a marker that stdin was closed.
@@ -199,7 +199,7 @@ impl StdinQueue {
 
     /// Splices accepted bytes into the pipe until stdin is closed or the command stops reading.
     pub(crate) async fn splice_into(&self, pipe: OwnedFd) {
-        let Ok(pipe) = watch_for(pipe, Interest::WRITABLE) else {
+        let Ok(pipe) = register_fd(pipe, Interest::WRITABLE) else {
             return;
         };
         let mut punched = 0;

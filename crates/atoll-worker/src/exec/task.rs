@@ -139,7 +139,7 @@ impl ExecTask {
         ];
         let recorded = shared.progress.borrow().status;
         if recorded.is_none() {
-            let present = sandbox.meters.present(shared.terminal.is_some());
+            let present = sandbox.metrics.track_active(shared.terminal.is_some());
             let (mut timed_out, mut killed) = (false, false);
             let mut deadline = Deadline::new(&shared, sandbox.state.subscribe());
             let raw = loop {
@@ -180,7 +180,7 @@ impl ExecTask {
             });
             drop(present);
             if shared.terminal.is_none() {
-                sandbox.meters.exec_ended(shared.started_at);
+                sandbox.metrics.observe_exec(shared.started_at);
             }
             // Lets waiting clients run before the cleanup.
             tokio::task::yield_now().await;
@@ -194,10 +194,10 @@ impl ExecTask {
                 .with_record(|record| record.write_end(status, ended_at))
                 .is_ok()
             {
-                sandbox.forget(shared.request);
+                sandbox.ack_exec_end(shared.request);
             }
             if let Some(leaf) = &shared.leaf {
-                sandbox.leave(Arc::clone(leaf));
+                sandbox.retire_leaf(Arc::clone(leaf));
             }
             sandbox.execs.mark_dirty();
         } else {

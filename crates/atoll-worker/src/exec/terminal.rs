@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::output_log::OutputLog;
 use super::task::{Pipe, TerminalPump};
 use crate::error::{internal, jail};
-use crate::keeper::watch_for;
+use crate::keeper::register_fd;
 use crate::sandbox::lock;
 use crate::screen::{Screen, Size};
 
@@ -81,7 +81,7 @@ impl Terminal {
     /// A terminal with an empty screen of this size.
     pub(crate) fn new(master: OwnedFd, first: TerminalSize) -> Result<Self, Error> {
         Ok(Self {
-            master: Mutex::new(Some(Arc::new(watch_for(master, Interest::WRITABLE)?))),
+            master: Mutex::new(Some(Arc::new(register_fd(master, Interest::WRITABLE)?))),
             closed: Notify::new(),
             screen_state: Mutex::new(ScreenState {
                 screen: Screen::new(size(first)),

@@ -11,8 +11,8 @@ use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxState};
 use tokio::io::unix::AsyncFd;
 
 use super::entry::entry;
-use crate::error::{inside_file, internal, too_many_processes};
-use crate::keeper::watch_channel;
+use crate::error::{internal, sandbox_file_error, too_many_processes};
+use crate::keeper::register_channel;
 use crate::sandbox::Sandbox;
 
 /// A helper that says nothing for so long may have been stopped by somebody helper_end.
@@ -47,8 +47,8 @@ impl HelperCall {
     ) -> Result<Self, Error> {
         let (channel, helper_end) =
             wire::pair().map_err(|error| internal("make a socket", &error))?;
-        let channel = watch_channel(channel)?;
-        let request = sandbox.init.number();
+        let channel = register_channel(channel)?;
+        let request = sandbox.init.next_request_id();
         let call = FileCall {
             user: caller.user.clone().unwrap_or_default(),
             authority: match caller.authority {
@@ -61,7 +61,7 @@ impl HelperCall {
         let mut descriptors = vec![helper_end.as_fd()];
         descriptors.extend(data.iter().map(AsFd::as_fd));
         sandbox
-            .say(&ToInit::File { request, call }, &descriptors)
+            .send(&ToInit::File { request, call }, &descriptors)
             .await?;
         Ok(Self {
             sandbox,
@@ -74,7 +74,7 @@ impl HelperCall {
     /// The helper's next message, within a time in which something must happen.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
         let deadline = tokio::time::Instant::now() + self.timeout();
-        let mut paused = pin!(self.sandbox.paused());
+        let mut paused = pin!(self.sandbox.until_paused());
         loop {
             tokio::select! {
                 biased;
@@ -95,7 +95,7 @@ impl HelperCall {
 
     /// A helper that says and moves nothing for so long is stuck on something that will never come.
     pub(super) fn timeout(&self) -> Duration {
-        self.sandbox.patience
+        self.sandbox.response_timeout
     }
 
     pub(super) fn timeout_error(&self, problem: &str) -> Error {
@@ -154,7 +154,7 @@ impl HelperCall {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            refusal = self.sandbox.paused() => Err(refusal),
+            refusal = self.sandbox.until_paused() => Err(refusal),
             () = tokio::time::sleep(self.timeout()) => Err(self.timeout_error(problem)),
         }
     }
@@ -222,7 +222,7 @@ fn helper_error(failure: Failure, errno: i32, path: &[u8]) -> Error {
     let text = String::from_utf8_lossy(path).into_owned();
     match failure {
         Failure::Kernel if path.is_empty() => spawn_error(errno),
-        Failure::Kernel => inside_file(errno, path),
+        Failure::Kernel => sandbox_file_error(errno, path),
         Failure::User => Error::new(
             Code::UnknownUser,
             format!("user {text:?} is not known in the sandbox"),

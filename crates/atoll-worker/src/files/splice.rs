@@ -15,7 +15,7 @@ use super::call::timeout_error;
 use super::{FileReader, FileWriter};
 use crate::error::internal;
 use crate::exec::{create_pipe, set_nonblocking};
-use crate::sandbox::blocking;
+use crate::sandbox::run_blocking;
 
 const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
@@ -29,7 +29,7 @@ impl FileWriter {
             .into_nonblocking_fd()
             .map_err(|error| internal("change a pipe", &error))?;
         let timeout = self.call.timeout();
-        let (pipe, sent) = blocking(move || {
+        let (pipe, sent) = run_blocking(move || {
             let mut total = 0;
             loop {
                 match rustix::pipe::splice(&file, None, &pipe, None, PIPE, SPLICE) {
@@ -72,7 +72,7 @@ impl FileReader {
             .map_err(|error| internal("change a pipe", &error))?;
         self.pipe = empty_pipe()?;
         let timeout = self.call.timeout();
-        let total = blocking(move || {
+        let total = run_blocking(move || {
             let failed = |error: &std::io::Error| internal("write a file of the host", error);
             let lock = Lock::new().map_err(|error| failed(&error.into()))?;
             let mut total = 0;

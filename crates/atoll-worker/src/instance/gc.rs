@@ -10,7 +10,7 @@ use atoll_model::Error;
 
 use super::registry::{self, read_tag};
 use super::{dismantle, named, remove_directory};
-use crate::error::{host_file, internal, jail};
+use crate::error::{host_file_error, internal, jail};
 use crate::network::inventory;
 use crate::storage;
 
@@ -43,7 +43,7 @@ pub fn collect(scope: Scope<'_>, facts: &Facts) -> Result<Collected, Error> {
     let entries = match fs::read_dir(&registry) {
         Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-        Err(error) => return Err(host_file("read", &registry, &error)),
+        Err(error) => return Err(host_file_error("read", &registry, &error)),
     };
     for tag in entries.iter().filter_map(|name| name.to_str()) {
         match collect_one(tag, &registry.join(tag), scope, facts) {
@@ -115,16 +115,16 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)
-        .map_err(|error| host_file("read", entry, &error))?;
+        .map_err(|error| host_file_error("read", entry, &error))?;
     use std::os::unix::ffi::OsStringExt;
     let directory = PathBuf::from(std::ffi::OsString::from_vec(bytes));
     let own = read_tag(&directory);
     // One that died before its tag was written is recognised by its path.
-    let lasting = own.is_some() || named::holds(&directory);
+    let is_persistent = own.is_some() || named::is_run_directory(&directory);
     if let Scope::Below(data) = scope
         && !directory.starts_with(data.join("runs"))
         && !directory.starts_with(data.join(named::DIRECTORY))
-        && !(lasting && directory == data)
+        && !(is_persistent && directory == data)
     {
         return Ok(false);
     }
@@ -136,8 +136,8 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
     }
     crate::network::remove_leftovers(tag)?;
     // Only directories with the form of a run's directory are removed.
-    let for_one_run = directory.file_name().is_some_and(|name| name == tag);
-    if lasting || !for_one_run || !directory.exists() {
+    let is_ephemeral = directory.file_name().is_some_and(|name| name == tag);
+    if is_persistent || !is_ephemeral || !directory.exists() {
         // Its processes are gone; its files are persistent or already removed.
         cgroups.destroy().map_err(|error| jail(&error))?;
         // Not if the data directory has another tag now: its storage is in use.

@@ -11,7 +11,7 @@ use super::registry::{self, read_tag};
 use super::remove_directory;
 use crate::exec::record::ExecRecord;
 use crate::exec::record_log::RecordLog;
-use crate::sandbox::{Record, boot};
+use crate::sandbox::{Record, host_boot_id};
 use crate::storage;
 
 /// Directory of named runs in a data directory.
@@ -60,7 +60,7 @@ impl NamedRun {
         let entries = fs::read_dir(self.directory.join("sandboxes"));
         let sandboxes = entries.into_iter().flatten().flatten().filter_map(|entry| {
             let mut record = Record::read(&entry.path()).ok()??;
-            if record.boot != boot() || !alive {
+            if record.boot_id != host_boot_id() || !alive {
                 record.info.state = SandboxState::Stopped;
             }
             let log = RecordLog::open(entry.path().join("execs"));
@@ -98,13 +98,13 @@ pub fn all(data: &Path) -> Vec<NamedRun> {
 }
 
 /// Whether a directory is one of a named run.
-pub(super) fn holds(directory: &Path) -> bool {
+pub(super) fn is_run_directory(directory: &Path) -> bool {
     let parent = directory.parent().and_then(Path::file_name);
     parent.is_some_and(|name| name == DIRECTORY)
 }
 
 /// Path of a run's directory while it is removed.
-pub(super) fn aside(directory: &Path, tag: &str) -> PathBuf {
+pub(super) fn removal_path(directory: &Path, tag: &str) -> PathBuf {
     directory.with_file_name(format!("{REMOVING_PREFIX}{tag}"))
 }
 

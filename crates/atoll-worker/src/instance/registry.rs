@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use atoll_model::{Code, Error};
 
 use super::{SHARED, data_directory, private_directory};
-use crate::error::host_file;
+use crate::error::host_file_error;
 
 /// Time for a keeper that is exiting to release its lock.
-const KEEPER_ENDS: Duration = Duration::from_secs(10);
+const KEEPER_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Directory in which all instances of this host are registered.
 pub(super) fn path() -> PathBuf {
@@ -35,21 +35,21 @@ pub(super) fn register(
     for _ in 0..100 {
         let tag = random_tag();
         let path = registry.join(&tag);
-        let made = OpenOptions::new()
+        let created = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(&path);
-        let mut file = match made {
+        let mut file = match created {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(error) => return Err(host_file("register an instance in", &path, &error)),
+            Err(error) => return Err(host_file_error("register an instance in", &path, &error)),
         };
         // Garbage collection may have removed the entry between creating and locking it.
         let locked = file.try_lock().is_ok() && path.exists();
         if locked {
             let written = file.write_all(directory(&tag).as_os_str().as_encoded_bytes());
-            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            written.map_err(|error| host_file_error("register an instance in", &path, &error))?;
             return Ok((tag, file));
         }
     }
@@ -62,7 +62,7 @@ pub(super) fn lock_dead(tag: &str) -> Result<Option<File>, Error> {
     match File::open(&entry) {
         Ok(file) => Ok(file.try_lock().is_ok().then_some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(host_file("open", &entry, &error)),
+        Err(error) => Err(host_file_error("open", &entry, &error)),
     }
 }
 
@@ -72,12 +72,12 @@ fn random_tag() -> String {
 
 pub(super) fn read_tag(data: &Path) -> Option<String> {
     let tag = fs::read_to_string(data.join("tag")).ok()?;
-    let plain = tag.len() == 4 && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    plain.then_some(tag)
+    let is_valid = tag.len() == 4 && tag.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_valid.then_some(tag)
 }
 
 /// Registers a data directory's instance, with its earlier tag if that is free.
-pub(super) fn register_lasting(
+pub(super) fn register_persistent(
     registry: &Path,
     data: &Path,
     tag: Option<String>,
@@ -91,26 +91,26 @@ pub(super) fn register_lasting(
             .mode(0o600)
             .open(&path);
         let mut file =
-            opened.map_err(|error| host_file("register an instance in", &path, &error))?;
+            opened.map_err(|error| host_file_error("register an instance in", &path, &error))?;
         wait_for_lock(&file, &tag)?;
         if path.exists() {
             let written = file
                 .set_len(0)
                 .and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes()));
-            written.map_err(|error| host_file("register an instance in", &path, &error))?;
+            written.map_err(|error| host_file_error("register an instance in", &path, &error))?;
             return Ok((tag, file));
         }
     }
     let (tag, file) = register(registry, |_| data.to_owned())?;
     let path = data.join("tag");
-    fs::write(&path, &tag).map_err(|error| host_file("write", &path, &error))?;
+    fs::write(&path, &tag).map_err(|error| host_file_error("write", &path, &error))?;
     Ok((tag, file))
 }
 
 /// Waits for the lock of an instance whose data directory this process has locked: only its keeper,
 /// which is exiting, can hold it.
 fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
-    let until = Instant::now() + KEEPER_ENDS;
+    let until = Instant::now() + KEEPER_EXIT_TIMEOUT;
     while file.try_lock().is_err() {
         if Instant::now() >= until {
             let message = format!("the keeper of instance {tag} lives but does not answer");
@@ -136,10 +136,10 @@ impl DataLock {
         loop {
             let file = try_lock_data(data)?;
             // The directory may have been replaced between opening and locking the file.
-            let (ours, there) = (file.metadata(), fs::metadata(data.join("lock")));
+            let (locked, current) = (file.metadata(), fs::metadata(data.join("lock")));
             use std::os::unix::fs::MetadataExt;
-            if let (Ok(ours), Ok(there)) = (ours, there)
-                && (ours.dev(), ours.ino()) == (there.dev(), there.ino())
+            if let (Ok(locked), Ok(current)) = (locked, current)
+                && (locked.dev(), locked.ino()) == (current.dev(), current.ino())
             {
                 return Ok(Self { file });
             }
@@ -162,7 +162,7 @@ fn try_lock_data(data: &Path) -> Result<File, Error> {
         .truncate(false)
         .mode(0o600)
         .open(&path);
-    let mut file = opened.map_err(|error| host_file("open", &path, &error))?;
+    let mut file = opened.map_err(|error| host_file_error("open", &path, &error))?;
     if file.try_lock().is_err() {
         let mut holder = String::new();
         let _ = file.read_to_string(&mut holder);
@@ -174,6 +174,6 @@ fn try_lock_data(data: &Path) -> Result<File, Error> {
     let written = file
         .set_len(0)
         .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
-    written.map_err(|error| host_file("write", &path, &error))?;
+    written.map_err(|error| host_file_error("write", &path, &error))?;
     Ok(file)
 }

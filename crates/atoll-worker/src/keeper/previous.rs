@@ -16,15 +16,15 @@ use atoll_jail::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper};
 use atoll_model::{Code, Error};
 use tokio::sync::watch;
 
-use super::{Found, Keeper, Parent, Waiting};
-use crate::error::{host_file, internal, jail};
+use super::{InitProcess, Keeper, Pending, SurvivingSandbox};
+use crate::error::{host_file_error, internal, jail};
 
 /// Socket of the keeper for new sandboxes.
 pub(crate) const SOCKET: &str = "keeper.sock";
 
 /// Number of dismissals of a keeper, and the delay between them.
-const DISMISSALS: usize = 20;
-const BETWEEN: Duration = Duration::from_millis(20);
+const MAX_DISMISSALS: usize = 20;
+const DISMISSAL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What earlier keepers hold.
 #[derive(Debug, Default)]
@@ -33,58 +33,58 @@ pub(crate) struct Inventory {
     pub(crate) held: Vec<OwnedFd>,
     /// Keepers with a compatible version.
     pub(crate) keepers: Vec<Arc<Keeper>>,
-    pub(crate) sandboxes: Vec<Found>,
+    pub(crate) sandboxes: Vec<SurvivingSandbox>,
     /// Keepers with an incompatible version.
-    pub(crate) foreign: Vec<Foreign>,
+    pub(crate) incompatible: Vec<IncompatibleKeeper>,
 }
 
 /// A keeper with an incompatible protocol version.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Foreign {
+pub(crate) struct IncompatibleKeeper {
     /// Name of its socket in `run/`.
     socket: String,
     pub(crate) version: u32,
 }
 
 /// Result of connecting to a socket.
-enum Met {
-    Nobody,
-    Foreign(Spoken, Vec<OwnedFd>),
-    Spoken(Spoken, Channel<ToKeeper, FromKeeper>, Vec<OwnedFd>),
+enum Handshake {
+    NoKeeper,
+    Incompatible(Spoken, Vec<OwnedFd>),
+    Compatible(Spoken, Channel<ToKeeper, FromKeeper>, Vec<OwnedFd>),
 }
 
 /// Adopts the keepers whose sockets are in a directory. The first result is the keeper of our
 /// version, if there is one.
-pub(crate) fn take_over(
+pub(crate) fn adopt(
     run: &Path,
     directory: BorrowedFd<'_>,
 ) -> Result<(Option<Arc<Keeper>>, Inventory), Error> {
     let (mut own, mut inventory) = (None, Inventory::default());
     for socket in sockets(run)? {
-        let (spoken, channel, held) = match meet(directory, &socket)? {
-            Met::Nobody => {
+        let (version, channel, held) = match handshake(directory, &socket)? {
+            Handshake::NoKeeper => {
                 let _ = fs::remove_file(run.join(&socket));
                 continue;
             }
-            Met::Foreign(spoken, held) => (spoken, None, held),
-            Met::Spoken(spoken, channel, held) => (spoken, Some(channel), held),
+            Handshake::Incompatible(version, held) => (version, None, held),
+            Handshake::Compatible(version, channel, held) => (version, Some(channel), held),
         };
         if inventory.held.is_empty() {
             inventory.held = held;
         }
-        let ours = own.is_none() && channel.is_some() && spoken.version == Spoken::ours().version;
-        let socket = name(run, socket, spoken, ours)?;
+        let ours = own.is_none() && channel.is_some() && version.version == Spoken::ours().version;
+        let socket = rename_socket(run, socket, version, ours)?;
         match channel {
             Some(channel) => {
-                if let Some(keeper) = inventory.take(channel)?
+                if let Some(keeper) = inventory.read(channel)?
                     && ours
                 {
                     own = Some(keeper);
                 }
             }
-            None => inventory.foreign.push(Foreign {
+            None => inventory.incompatible.push(IncompatibleKeeper {
                 socket,
-                version: spoken.version,
+                version: version.version,
             }),
         }
     }
@@ -93,7 +93,7 @@ pub(crate) fn take_over(
 
 /// Names of the keepers' sockets, the current keeper's first.
 fn sockets(run: &Path) -> Result<Vec<String>, Error> {
-    let entries = fs::read_dir(run).map_err(|error| host_file("read", run, &error))?;
+    let entries = fs::read_dir(run).map_err(|error| host_file_error("read", run, &error))?;
     let is_keeper = |path: &Path| {
         let name = path.file_stem().and_then(OsStr::to_str);
         path.extension() == Some(OsStr::new("sock"))
@@ -109,13 +109,13 @@ fn sockets(run: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// Renames a keeper's socket according to its version; returns the name.
-fn name(run: &Path, socket: String, spoken: Spoken, ours: bool) -> Result<String, Error> {
+fn rename_socket(run: &Path, socket: String, version: Spoken, ours: bool) -> Result<String, Error> {
     let free = |name: &String| !run.join(name).exists();
     let wanted = if ours {
         SOCKET.to_owned()
     } else if socket == SOCKET {
-        let plain = format!("keeper-{}.sock", spoken.version);
-        let numbered = (2..).map(|number| format!("keeper-{}-{number}.sock", spoken.version));
+        let plain = format!("keeper-{}.sock", version.version);
+        let numbered = (2..).map(|number| format!("keeper-{}-{number}.sock", version.version));
         let mut names = std::iter::once(plain).chain(numbered);
         names.find(free).unwrap_or_default()
     } else {
@@ -123,49 +123,49 @@ fn name(run: &Path, socket: String, spoken: Spoken, ours: bool) -> Result<String
     };
     if wanted != socket {
         let renamed = fs::rename(run.join(&socket), run.join(&wanted));
-        renamed.map_err(|error| host_file("rename", &run.join(&socket), &error))?;
+        renamed.map_err(|error| host_file_error("rename", &run.join(&socket), &error))?;
     }
     Ok(wanted)
 }
 
 /// Connects to a keeper and reads its version.
-fn meet(directory: BorrowedFd<'_>, socket: &str) -> Result<Met, Error> {
+fn handshake(directory: BorrowedFd<'_>, socket: &str) -> Result<Handshake, Error> {
     let connected = atoll_jail::keeper::connect(directory, socket);
     let connected = connected.map_err(|error| match &error {
-        atoll_jail::Error::Step { source, .. } if is_silence(source) => silent(),
+        atoll_jail::Error::Step { source, .. } if is_timeout(source) => no_response(),
         _ => jail(&error),
     });
     let Some(channel) = connected? else {
-        return Ok(Met::Nobody);
+        return Ok(Handshake::NoKeeper);
     };
-    Ok(match hear(&channel)? {
-        None => Met::Nobody,
+    Ok(match receive(&channel)? {
+        None => Handshake::NoKeeper,
         Some(Packet {
-            message: FromKeeper::Hello(spoken),
+            message: FromKeeper::Hello(version),
             descriptors,
-        }) if spoken.is_understood() => Met::Spoken(spoken, channel, descriptors),
+        }) if version.is_understood() => Handshake::Compatible(version, channel, descriptors),
         Some(Packet {
-            message: FromKeeper::Hello(spoken),
+            message: FromKeeper::Hello(version),
             descriptors,
-        }) => Met::Foreign(spoken, descriptors),
+        }) => Handshake::Incompatible(version, descriptors),
         Some(_) => return Err(Error::new(Code::Internal, "a keeper did not greet us")),
     })
 }
 
 impl Inventory {
     /// Reads a keeper's inventory; `None` if it ended meanwhile.
-    fn take(
+    fn read(
         &mut self,
         channel: Channel<ToKeeper, FromKeeper>,
     ) -> Result<Option<Arc<Keeper>>, Error> {
-        let mut waiting = Waiting::default();
-        let mut found: Vec<(String, OwnedFd, Parent)> = Vec::new();
+        let mut pending = Pending::default();
+        let mut found: Vec<(String, OwnedFd, InitProcess)> = Vec::new();
         let mut execs: HashMap<u32, HashMap<u32, Vec<OwnedFd>>> = HashMap::new();
         loop {
             let Some(Packet {
                 message,
                 descriptors,
-            }) = hear(&channel)?
+            }) = receive(&channel)?
             else {
                 return Ok(None);
             };
@@ -174,23 +174,23 @@ impl Inventory {
                     let Some(control) = descriptors.into_iter().next() else {
                         continue;
                     };
-                    waiting.next = waiting.next.max(token);
-                    let (death, died) = watch::channel(None);
-                    waiting.deaths.insert(token, death);
-                    let parent = Parent {
+                    pending.next = pending.next.max(token);
+                    let (exit, exit_status) = watch::channel(None);
+                    pending.exits.insert(token, exit);
+                    let process = InitProcess {
                         token,
                         pid,
                         user_namespace: None,
-                        died,
+                        exit_status,
                     };
-                    found.push((name, control, parent));
+                    found.push((name, control, process));
                 }
                 FromKeeper::Held { token, request } => {
                     execs.entry(token).or_default().insert(request, descriptors);
                 }
                 FromKeeper::Died { token, status } => {
-                    if let Some(death) = waiting.deaths.remove(&token) {
-                        death.send_replace(Some(status));
+                    if let Some(exit) = pending.exits.remove(&token) {
+                        exit.send_replace(Some(status));
                     }
                 }
                 FromKeeper::Complete => break,
@@ -199,64 +199,67 @@ impl Inventory {
         }
         rustix::io::ioctl_fionbio(&channel, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
-        let keeper = Arc::new(Keeper::with(channel, None, waiting)?);
-        self.sandboxes
-            .extend(found.into_iter().map(|(name, control, parent)| Found {
-                name,
-                control,
-                execs: execs.remove(&parent.token).unwrap_or_default(),
-                parent,
-                keeper: Arc::clone(&keeper),
-            }));
+        let keeper = Arc::new(Keeper::with(channel, None, pending)?);
+        self.sandboxes.extend(
+            found
+                .into_iter()
+                .map(|(name, control, process)| SurvivingSandbox {
+                    name,
+                    control,
+                    execs: execs.remove(&process.token).unwrap_or_default(),
+                    process,
+                    keeper: Arc::clone(&keeper),
+                }),
+        );
         self.keepers.push(Arc::clone(&keeper));
         Ok(Some(keeper))
     }
 }
 
-impl Foreign {
+impl IncompatibleKeeper {
     /// Ends a keeper without sandboxes: tells it that it can forget how they ended.
     pub(crate) fn dismiss(&self, directory: BorrowedFd<'_>) {
         // The keeper may not have noticed the last exit yet.
-        for _ in 0..DISMISSALS {
+        for _ in 0..MAX_DISMISSALS {
             let Ok(Some(channel)) = atoll_jail::keeper::connect(directory, &self.socket) else {
                 return;
             };
-            Self::accept(&channel);
-            std::thread::sleep(BETWEEN);
+            Self::acknowledge(&channel);
+            std::thread::sleep(DISMISSAL_INTERVAL);
         }
     }
 
     /// Acknowledges all exits, with a message that every version understands.
-    fn accept(channel: &Channel<ToKeeper, FromKeeper>) {
-        let accepted = ToKeeper::Hold {
+    fn acknowledge(channel: &Channel<ToKeeper, FromKeeper>) {
+        let message = ToKeeper::Hold {
             token: 0,
             request: 0,
             released: Vec::new(),
         };
-        let said = channel.send(&accepted, &[]);
+        let sent = channel.send(&message, &[]);
         let _ = rustix::net::shutdown(channel, rustix::net::Shutdown::Write);
         // The inventory is read and ignored; at end of file the keeper has read the message.
-        while said.is_ok() && rustix::io::read(channel, &mut [0; 64][..]).is_ok_and(|read| read > 0)
+        while sent.is_ok() && rustix::io::read(channel, &mut [0; 64][..]).is_ok_and(|read| read > 0)
         {
         }
     }
 }
 
 /// The next message; `None` if the keeper has ended.
-fn hear(channel: &Channel<ToKeeper, FromKeeper>) -> Result<Option<Packet<FromKeeper>>, Error> {
+fn receive(channel: &Channel<ToKeeper, FromKeeper>) -> Result<Option<Packet<FromKeeper>>, Error> {
     match channel.receive() {
         Err(error) if atoll_jail::keeper::is_gone(&error) => Ok(None),
-        Err(error) if is_silence(&error) => Err(silent()),
+        Err(error) if is_timeout(&error) => Err(no_response()),
         received => received.map_err(|error| internal("take the keeper over", &error)),
     }
 }
 
-fn is_silence(error: &std::io::Error) -> bool {
+fn is_timeout(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::WouldBlock
 }
 
 /// Error for a keeper that does not respond. Nothing was changed.
-fn silent() -> Error {
+fn no_response() -> Error {
     Error::new(
         Code::Timeout,
         "the keeper of the running sandboxes does not answer",

@@ -15,7 +15,7 @@ use super::link_reaper::RemovedLink;
 use super::netlink::{ROUTE, Socket};
 use super::{lock, veth};
 use crate::error::{internal, jail};
-use crate::sandbox::blocking;
+use crate::sandbox::run_blocking;
 
 /// A sandbox's link. It is taken away when this is dropped, unless it was told to stay.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl Link {
         policy.check()?;
         let (network, address) = (Arc::clone(&self.network), self.address);
         let current = Arc::clone(&self.policy);
-        blocking(move || apply_policy(&network, address, &current, &policy)).await
+        run_blocking(move || apply_policy(&network, address, &current, &policy)).await
     }
 }
 

@@ -17,49 +17,53 @@ use std::sync::Arc;
 use atoll_jail::plan::IdRange;
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, StopReason, Timings};
 
-use super::unadoptable::Apart;
-use super::{Entry, LocalRuntime, Place};
-use crate::error::host_file;
+use super::unadoptable::Unadoptable;
+use super::{EntryState, LocalRuntime, SandboxEntry};
+use crate::error::host_file_error;
 use crate::exec::stdin::StdinQueue;
-use crate::keeper::Found;
+use crate::keeper::SurvivingSandbox;
 use crate::keeper::previous::Inventory;
-use crate::sandbox::{Record, Sandbox, Unread, blocking, boot, lock};
-use crate::trash::{Item, Living};
+use crate::sandbox::{Record, RecordError, Sandbox, host_boot_id, lock, run_blocking};
+use crate::trash::{Item, LeftoverProcesses};
 
 impl LocalRuntime {
     /// Adopts the sandboxes of the last server.
-    pub(super) async fn take_over(&self, mut inventory: Inventory) -> Result<(), Error> {
+    pub(super) async fn adopt_all(&self, mut inventory: Inventory) -> Result<(), Error> {
         let keepers = std::mem::take(&mut inventory.keepers);
-        lock(&self.shared.foreign).clone_from(&inventory.foreign);
+        lock(&self.shared.incompatible_keepers).clone_from(&inventory.incompatible);
         let runtime = self.clone();
         let handle = tokio::runtime::Handle::current();
-        let unknown = blocking(move || {
+        let unacknowledged = run_blocking(move || {
             let _entered = handle.enter();
-            runtime.take_all_over(inventory)
+            runtime.adopt_inventory(inventory)
         })
         .await?;
         for keeper in keepers {
             // The keeper's exit is noticed by its channel.
-            let _ = keeper.accept().await;
+            let _ = keeper.acknowledge().await;
         }
         self.dismiss_keepers(None).await;
-        for item in unknown {
-            self.shared.trash.throw(item);
+        for item in unacknowledged {
+            self.shared.trash.push(item);
         }
         Ok(())
     }
 
     /// Returns the sandboxes that were never acknowledged; their processes still run.
-    fn take_all_over(&self, inventory: Inventory) -> Result<Vec<Item>, Error> {
+    fn adopt_inventory(&self, inventory: Inventory) -> Result<Vec<Item>, Error> {
         let instance = &self.shared.instance;
         let sandboxes = instance.sandboxes();
         // Before anything is changed: an I/O error does not mean that there is no record.
         let records = read_all(&sandboxes)?;
-        empty(&instance.trash());
-        let mut unknown = Vec::new();
-        let foreign = inventory.foreign.iter().map(|keeper| keeper.version).max();
-        let stayed = !inventory.sandboxes.is_empty();
-        let mut found: HashMap<String, Found> = inventory
+        empty_in_background(&instance.trash());
+        let mut unacknowledged = Vec::new();
+        let incompatible = inventory
+            .incompatible
+            .iter()
+            .map(|keeper| keeper.version)
+            .max();
+        let has_keeper = !inventory.sandboxes.is_empty();
+        let mut found: HashMap<String, SurvivingSandbox> = inventory
             .sandboxes
             .into_iter()
             .map(|found| (found.name.clone(), found))
@@ -68,85 +72,99 @@ impl LocalRuntime {
             let found = found.remove(id.as_str());
             match record {
                 Some(Ok(record)) => {
-                    unknown.extend(self.take_one_over(path, record, found, (stayed, foreign)));
+                    unacknowledged.extend(self.adopt_one(
+                        path,
+                        record,
+                        found,
+                        (has_keeper, incompatible),
+                    ));
                 }
                 // Its create never finished.
-                None => unknown.push(self.unknown(id, &path, found)),
-                Some(Err(Senseless)) => self.orphan(&id, &path),
+                None => unacknowledged.push(self.discard_unacknowledged(id, &path, found)),
+                Some(Err(CorruptRecord)) => self.move_corrupt_to_orphaned(&id, &path),
             }
         }
         // Processes without a directory were never acknowledged.
         for found in found.into_values() {
             if let Ok(id) = found.name.parse() {
                 let path = instance.sandbox(&id);
-                unknown.push(self.unknown(id, &path, Some(found)));
+                unacknowledged.push(self.discard_unacknowledged(id, &path, Some(found)));
             }
         }
-        let ending = |id: &SandboxId| {
-            let mut living = unknown.iter().filter(|item| item.living.is_some());
-            living.any(|item| item.id == *id)
+        let is_ending = |id: &SandboxId| {
+            let mut with_processes = unacknowledged
+                .iter()
+                .filter(|item| item.processes.is_some());
+            with_processes.any(|item| item.id == *id)
         };
         for name in instance.cgroups.names() {
             let Ok(id) = name.parse::<SandboxId>() else {
                 continue;
             };
-            let live = self.entry(&id).map(|entry| entry.place());
-            let lives = matches!(live, Ok(Place::Live(_) | Place::Apart(_)));
-            if !lives && !self.shared.pool.has(&id) && !ending(&id) {
+            let live = self.entry(&id).map(|entry| entry.state());
+            let is_live = matches!(live, Ok(EntryState::Live(_) | EntryState::Unadoptable(_)));
+            if !is_live && !self.shared.warm_pool.contains(&id) && !is_ending(&id) {
                 self.kill(&name);
             }
         }
         instance.ranges.release_others();
         self.sweep_authorities();
-        self.reconnect()?;
-        let aside = crate::orphans::directory(&instance.directory);
-        let known = |id: &SandboxId| {
-            let mut places = [&sandboxes, &aside].into_iter();
-            places.any(|at| at.join(id.as_str()).exists()) || ending(id)
+        self.adopt_links()?;
+        let orphaned = crate::orphans::directory(&instance.directory);
+        let is_known = |id: &SandboxId| {
+            let mut directories = [&sandboxes, &orphaned].into_iter();
+            directories.any(|at| at.join(id.as_str()).exists()) || is_ending(id)
         };
-        instance.disk.sweep(&known)?;
-        Ok(unknown)
+        instance.disk.sweep(&is_known)?;
+        Ok(unacknowledged)
     }
 
     /// Adopts one sandbox. If that fails, an acknowledged one keeps running as unadoptable, and a
     /// warm one is returned to be discarded.
-    fn take_one_over(
+    fn adopt_one(
         &self,
         path: PathBuf,
         mut record: Record,
-        found: Option<Found>,
-        (keeper_stayed, foreign): (bool, Option<u32>),
+        found: Option<SurvivingSandbox>,
+        (has_keeper, incompatible): (bool, Option<u32>),
     ) -> Option<Item> {
-        let (id, pooled) = (record.info.id.clone(), record.pooled);
+        let (id, is_pooled) = (record.info.id.clone(), record.is_pooled);
         // A warm sandbox is mounted from the certificate authorities of the server that created it.
-        if pooled && !self.shared.authorities.agree(record.authorities.as_ref()) {
-            return Some(self.unknown(id, &path, found));
+        if is_pooled && !self.shared.authorities.matches(record.authorities.as_ref()) {
+            return Some(self.discard_unacknowledged(id, &path, found));
         }
-        let ran = record.info.state != SandboxState::Stopped;
-        let alive = found.as_ref().is_some_and(|found| found.parent.pid != 0);
-        if ran
-            && alive
+        let was_running = record.info.state != SandboxState::Stopped;
+        let is_alive = found.as_ref().is_some_and(|found| found.process.pid != 0);
+        if was_running
+            && is_alive
             && let Some(found) = found
         {
-            let as_it_was = record.clone();
+            let original_record = record.clone();
             match Sandbox::adopt(&self.shared, path.clone(), record, found) {
-                Ok(sandbox) if pooled => {
-                    self.shared.pool.asked(&sandbox.info().template);
-                    let _ = self.shared.pool.add(sandbox);
+                Ok(sandbox) if is_pooled => {
+                    self.shared
+                        .warm_pool
+                        .record_demand(&sandbox.info().template);
+                    let _ = self.shared.warm_pool.add(sandbox);
                 }
                 Ok(sandbox) => drop(self.add(&sandbox)),
                 // It was never acknowledged to a caller.
-                Err(_) if pooled => return Some(self.unknown(id, &path, None)),
-                Err(error) => self.add_apart(Apart::new(&self.shared, path, as_it_was, error)),
+                Err(_) if is_pooled => return Some(self.discard_unacknowledged(id, &path, None)),
+                Err(error) => self.add_unadoptable(Unadoptable::new(
+                    &self.shared,
+                    path,
+                    original_record,
+                    error,
+                )),
             }
             return None;
         }
-        if pooled {
-            return Some(self.unknown(id, &path, None));
+        if is_pooled {
+            return Some(self.discard_unacknowledged(id, &path, None));
         }
-        let mut reason = if record.boot != boot() {
+        let mut reason = if record.boot_id != host_boot_id() {
             StopReason::HostRestart
-        } else if keeper_stayed {
+        } else if has_keeper {
             StopReason::Exited
         } else {
             StopReason::KeeperLost
@@ -156,15 +174,15 @@ impl LocalRuntime {
             .instance
             .cgroups
             .group(id.as_str(), record.ids());
-        if ran && let Some(version) = foreign {
+        if was_running && let Some(version) = incompatible {
             if group.is_inhabited() {
-                let apart = Apart::foreign(&self.shared, path, record, version);
-                self.add_apart(apart);
+                let unadoptable = Unadoptable::incompatible(&self.shared, path, record, version);
+                self.add_unadoptable(unadoptable);
                 return None;
             }
             reason = StopReason::Exited;
         }
-        if ran {
+        if was_running {
             record.info.state = SandboxState::Stopped;
             record.info.reason = Some(reason);
             // If the write fails, the next server computes the same.
@@ -175,7 +193,7 @@ impl LocalRuntime {
         // Stdin of its execs has no reader any more.
         StdinQueue::remove_stale(&path.join("execs"), &HashSet::new());
         let execs = Arc::new(self.shared.table(&id, &path, false));
-        let entry = Entry::new(Place::Stopped(Box::new(record), execs));
+        let entry = SandboxEntry::new(EntryState::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
         None
     }
@@ -184,10 +202,10 @@ impl LocalRuntime {
     fn sweep_authorities(&self) {
         let mut used = HashSet::new();
         for (_, entry) in self.shared.entries() {
-            let mounted = match entry.place() {
-                Place::Live(sandbox) => lock(&sandbox.record).authorities.clone(),
-                Place::Apart(apart) => apart.record.authorities.clone(),
-                Place::Stopped(..) | Place::Gone => None,
+            let mounted = match entry.state() {
+                EntryState::Live(sandbox) => lock(&sandbox.record).authorities.clone(),
+                EntryState::Unadoptable(sandbox) => sandbox.record.authorities.clone(),
+                EntryState::Stopped(..) | EntryState::Gone => None,
             };
             used.extend(mounted.map(|mounted| mounted.server));
         }
@@ -195,10 +213,10 @@ impl LocalRuntime {
     }
 
     /// Moves a sandbox with a corrupt record to `orphaned/`. If that fails, it stays as it is.
-    fn orphan(&self, id: &SandboxId, path: &Path) {
+    fn move_corrupt_to_orphaned(&self, id: &SandboxId, path: &Path) {
         crate::orphans::write_marker(path);
-        let aside = crate::orphans::directory(&self.shared.instance.directory);
-        if fs::rename(path, aside.join(id.as_str())).is_ok() {
+        let orphaned = crate::orphans::directory(&self.shared.instance.directory);
+        if fs::rename(path, orphaned.join(id.as_str())).is_ok() {
             self.kill(id.as_str());
         }
     }
@@ -213,7 +231,7 @@ impl LocalRuntime {
         created_at: i64,
     ) -> Result<bool, Error> {
         let (runtime, id) = (self.clone(), id.clone());
-        blocking(move || runtime.recover_files(id, spec, created_at)).await
+        run_blocking(move || runtime.recover_files(id, spec, created_at)).await
     }
 
     fn recover_files(
@@ -223,12 +241,12 @@ impl LocalRuntime {
         created_at: i64,
     ) -> Result<bool, Error> {
         let instance = &self.shared.instance;
-        let aside = crate::orphans::directory(&instance.directory).join(id.as_str());
+        let orphaned = crate::orphans::directory(&instance.directory).join(id.as_str());
         let path = instance.sandbox(&id);
-        match fs::rename(&aside, &path) {
+        match fs::rename(&orphaned, &path) {
             Ok(()) => crate::orphans::remove_marker(&path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(host_file("move to", &path, &error)),
+            Err(error) => return Err(host_file_error("move to", &path, &error)),
         }
         let info = SandboxInfo {
             id: id.clone(),
@@ -244,20 +262,20 @@ impl LocalRuntime {
         record.write(&path)?;
         self.shared.note_record(&id);
         let execs = Arc::new(self.shared.table(&id, &path, false));
-        let entry = Entry::new(Place::Stopped(Box::new(record), execs));
+        let entry = SandboxEntry::new(EntryState::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
         Ok(true)
     }
 
     /// Adopts the network links of running sandboxes. A link that no longer exists is created
     /// again.
-    fn reconnect(&self) -> Result<(), Error> {
+    fn adopt_links(&self) -> Result<(), Error> {
         let entries: Vec<_> = self.sandboxes().values().cloned().collect();
-        let live = entries.into_iter().filter_map(|entry| match entry.place() {
-            Place::Live(sandbox) => sandbox.linked().map(|linked| (Ok(sandbox), linked)),
-            Place::Apart(apart) => {
-                let linked = (apart.linked()?, apart.record.spec.policy.clone());
-                Some((Err(apart), linked))
+        let live = entries.into_iter().filter_map(|entry| match entry.state() {
+            EntryState::Live(sandbox) => sandbox.link_record().map(|linked| (Ok(sandbox), linked)),
+            EntryState::Unadoptable(sandbox) => {
+                let linked = (sandbox.link_record()?, sandbox.record.spec.policy.clone());
+                Some((Err(sandbox), linked))
             }
             _ => None,
         });
@@ -274,8 +292,8 @@ impl LocalRuntime {
         for ((sandbox, (_, policy)), link) in live.into_iter().zip(links) {
             let sandbox = match sandbox {
                 Ok(sandbox) => sandbox,
-                Err(apart) => {
-                    apart.relink(link);
+                Err(unadoptable) => {
+                    unadoptable.relink(link);
                     continue;
                 }
             };
@@ -283,32 +301,37 @@ impl LocalRuntime {
                 sandbox.relink(link)?;
                 continue;
             }
-            let another = async {
+            let attach = async {
                 let namespace = sandbox.namespace()?;
                 let link = self.shared.network.attach(namespace, policy).await?;
                 sandbox.relink(link)
             };
             // A sandbox that cannot be linked is exiting, and its link with it.
-            let _ = tokio::runtime::Handle::current().block_on(another);
+            let _ = tokio::runtime::Handle::current().block_on(attach);
         }
         Ok(())
     }
 
     /// Moves the files of a sandbox that was never acknowledged to the trash.
-    fn unknown(&self, id: SandboxId, path: &Path, found: Option<Found>) -> Item {
+    fn discard_unacknowledged(
+        &self,
+        id: SandboxId,
+        path: &Path,
+        found: Option<SurvivingSandbox>,
+    ) -> Item {
         let directory = self.shared.instance.trash().join(id.as_str());
         let _ = fs::rename(path, &directory);
         Item {
-            living: found.and_then(|found| self.living(&found)),
+            processes: found.and_then(|found| self.leftover_processes(&found)),
             id,
             directory,
-            _work: self.shared.aftermath.begin(),
+            _guard: self.shared.cleanup.begin(),
         }
     }
 
     /// The processes of such a sandbox, to be killed later; their ids stay claimed until then.
     /// Processes of another keeper are killed at once: that keeper exits with its last sandbox.
-    fn living(&self, found: &Found) -> Option<Living> {
+    fn leftover_processes(&self, found: &SurvivingSandbox) -> Option<LeftoverProcesses> {
         let instance = &self.shared.instance;
         let ours = Arc::ptr_eq(&found.keeper, &self.shared.keeper);
         let Some(ids) = ours.then(|| found.ids()).flatten() else {
@@ -317,7 +340,7 @@ impl LocalRuntime {
         };
         instance.ranges.inherit(ids);
         let group = instance.cgroups.group(&found.name, ids);
-        Some(Living { group, ids })
+        Some(LeftoverProcesses { group, ids })
     }
 
     fn kill(&self, name: &str) {
@@ -329,22 +352,24 @@ impl LocalRuntime {
 }
 
 /// A record that cannot be parsed.
-struct Senseless;
+struct CorruptRecord;
 
 /// A sandbox's id and directory, and its record; `None` if it has none.
-type Written = (SandboxId, PathBuf, Option<Result<Record, Senseless>>);
+type StoredRecord = (SandboxId, PathBuf, Option<Result<Record, CorruptRecord>>);
 
 /// Reads all records.
-fn read_all(sandboxes: &Path) -> Result<Vec<Written>, Error> {
-    let failed = |error: std::io::Error| host_file("read", sandboxes, &error);
+fn read_all(sandboxes: &Path) -> Result<Vec<StoredRecord>, Error> {
+    let failed = |error: std::io::Error| host_file_error("read", sandboxes, &error);
     let mut all = Vec::new();
     for entry in fs::read_dir(sandboxes).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        let Some(id) = name_of(&path) else { continue };
+        let Some(id) = id_of_path(&path) else {
+            continue;
+        };
         let record = match Record::read(&path) {
             Ok(record) => record.map(Ok),
-            Err(Unread::Senseless) => Some(Err(Senseless)),
-            Err(Unread::Unknown(error)) => {
+            Err(RecordError::Corrupt) => Some(Err(CorruptRecord)),
+            Err(RecordError::Io(error)) => {
                 return Err(
                     error.remedy("nothing was changed: see to the disk, and start atoll again")
                 );
@@ -355,12 +380,12 @@ fn read_all(sandboxes: &Path) -> Result<Vec<Written>, Error> {
     Ok(all)
 }
 
-fn name_of(path: &Path) -> Option<SandboxId> {
+fn id_of_path(path: &Path) -> Option<SandboxId> {
     path.file_name()?.to_str()?.parse().ok()
 }
 
 /// Removes the contents of a directory in the background.
-fn empty(directory: &Path) {
+fn empty_in_background(directory: &Path) {
     let paths: Vec<_> = fs::read_dir(directory)
         .into_iter()
         .flatten()

@@ -39,7 +39,7 @@ pub struct Config {
     /// Disk and memory that sandboxes leave to the host.
     pub reserve: Reserve,
     /// Largest limits that one sandbox can have.
-    pub ceilings: Limits,
+    pub max_limits: Limits,
     /// PEM certificates that every sandbox trusts besides those of its template.
     pub authorities: Vec<String>,
     /// How long a sandbox may not respond during a call, and how long a reader of an exec's output
@@ -80,7 +80,7 @@ impl Config {
             network: network::Config::default(),
             storage: crate::Storage::default(),
             reserve: Reserve::default(),
-            ceilings: Limits::MOST,
+            max_limits: Limits::MOST,
             authorities: Vec::new(),
             response_timeout: Duration::from_secs(30),
             output_window: budget::DEFAULT_WINDOW,

@@ -10,9 +10,9 @@ use atoll_model::{Error, Network, Policy, PortEvent, SandboxId, SandboxInfo, San
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use super::{LocalRuntime, Place};
+use super::{EntryState, LocalRuntime};
 use crate::network::{self, ports};
-use crate::sandbox::{blocking, lock};
+use crate::sandbox::{lock, run_blocking};
 
 /// Poll interval for listening ports while a client watches them.
 const PERIOD: Duration = Duration::from_millis(250);
@@ -27,19 +27,19 @@ impl LocalRuntime {
     ) -> Result<SandboxInfo, Error> {
         policy.check()?;
         self.shared.network.check(&policy)?;
-        self.change(id, |runtime, entry, place| async move {
-            match place {
-                Place::Live(sandbox) => {
+        self.transition(id, |runtime, entry, state| async move {
+            match state {
+                EntryState::Live(sandbox) => {
                     has_network(&sandbox.info())?;
                     sandbox.set_policy(policy).await
                 }
-                Place::Stopped(mut record, execs) => {
+                EntryState::Stopped(mut record, execs) => {
                     has_network(&record.info)?;
                     record.spec.policy = policy;
-                    runtime.rewrite(&entry, record, execs)
+                    runtime.update_stopped(&entry, record, execs)
                 }
-                Place::Apart(apart) => Err(apart.refusal()),
-                Place::Gone => Ok(()),
+                EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+                EntryState::Gone => Ok(()),
             }
         })
         .await
@@ -62,12 +62,12 @@ impl LocalRuntime {
         wanted.check_network()?;
         self.shared.network.check(&wanted.policy)?;
         let _time = self.time("set_network");
-        self.change(id, move |runtime, entry, place| async move {
+        self.transition(id, move |runtime, entry, state| async move {
             let SandboxSpec {
                 network, policy, ..
             } = wanted;
-            match place {
-                Place::Live(sandbox) => match (sandbox.info().network, network) {
+            match state {
+                EntryState::Live(sandbox) => match (sandbox.info().network, network) {
                     (Network::Internet, Network::Internet) => sandbox.set_policy(policy).await,
                     (Network::None, Network::Internet) => {
                         sandbox.connect(&runtime.shared, policy).await
@@ -75,12 +75,12 @@ impl LocalRuntime {
                     (Network::Internet, Network::None) => sandbox.disconnect().await,
                     (Network::None, Network::None) => Ok(()),
                 },
-                Place::Stopped(mut record, execs) => {
+                EntryState::Stopped(mut record, execs) => {
                     record.set_network(network, policy);
-                    runtime.rewrite(&entry, record, execs)
+                    runtime.update_stopped(&entry, record, execs)
                 }
-                Place::Apart(apart) => Err(apart.refusal()),
-                Place::Gone => Ok(()),
+                EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+                EntryState::Gone => Ok(()),
             }
         })
         .await
@@ -89,7 +89,7 @@ impl LocalRuntime {
     /// Addresses on which TCP servers of a sandbox listen, on any interface.
     pub async fn ports(&self, id: &SandboxId) -> Result<Vec<SocketAddr>, Error> {
         let namespace = self.find(id)?.namespace()?;
-        blocking(move || ports::listening(namespace.as_fd())).await
+        run_blocking(move || ports::listening(namespace.as_fd())).await
     }
 
     /// Connects to a TCP port on a sandbox's loopback interface; its network does not matter.
@@ -108,11 +108,11 @@ impl LocalRuntime {
 
     /// Waits until a sandbox has no processes.
     pub async fn wait_stopped(&self, id: &SandboxId) {
-        let place = self.entry(id).map(|entry| entry.place());
-        if let Ok(Place::Live(sandbox)) = place {
-            let mut died = sandbox.died.clone();
+        let state = self.entry(id).map(|entry| entry.state());
+        if let Ok(EntryState::Live(sandbox)) = state {
+            let mut exit_status = sandbox.exit_status.clone();
             drop(sandbox);
-            let _ = died.wait_for(Option::is_some).await;
+            let _ = exit_status.wait_for(Option::is_some).await;
         }
     }
 
@@ -122,19 +122,19 @@ impl LocalRuntime {
     pub async fn check_egress(&self, id: &SandboxId) -> Result<Duration, Error> {
         let namespace = self.find(id)?.namespace()?;
         let tag = self.tag().to_owned();
-        blocking(move || network::egress_check::run(&tag, namespace.as_fd())).await
+        run_blocking(move || network::egress_check::run(&tag, namespace.as_fd())).await
     }
 
     /// Watches the listening ports of a sandbox: first all current ones, then every change.
     pub async fn watch_ports(&self, id: &SandboxId) -> Result<PortWatch, Error> {
         let sandbox = self.find(id)?;
         let namespace = sandbox.namespace()?;
-        let socket = blocking(move || ports::open(namespace.as_fd())).await?;
+        let socket = run_blocking(move || ports::open(namespace.as_fd())).await?;
         Ok(PortWatch {
             socket: Arc::new(Mutex::new(socket)),
             known: None,
             news: VecDeque::new(),
-            died: sandbox.died.clone(),
+            exit_status: sandbox.exit_status.clone(),
         })
     }
 }
@@ -158,7 +158,7 @@ pub struct PortWatch {
     /// Ports at the last poll; `None` before the first.
     known: Option<BTreeSet<SocketAddr>>,
     news: VecDeque<PortEvent>,
-    died: watch::Receiver<Option<i32>>,
+    exit_status: watch::Receiver<Option<i32>>,
 }
 
 impl PortWatch {
@@ -170,12 +170,12 @@ impl PortWatch {
             }
             if self.known.is_some() {
                 tokio::select! {
-                    _ = self.died.wait_for(Option::is_some) => return Ok(None),
+                    _ = self.exit_status.wait_for(Option::is_some) => return Ok(None),
                     () = tokio::time::sleep(PERIOD) => {}
                 }
             }
             let socket = Arc::clone(&self.socket);
-            let now = blocking(move || ports::list(&mut lock(&socket))).await?;
+            let now = run_blocking(move || ports::list(&mut lock(&socket))).await?;
             let now = BTreeSet::from_iter(now);
             let known = self.known.replace(now.clone()).unwrap_or_default();
             let closed = known.difference(&now).copied().map(PortEvent::Closed);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec};
 
-use super::{Entry, LocalRuntime, Place};
+use super::{EntryState, LocalRuntime, SandboxEntry};
 use crate::run_to_completion;
 use crate::sandbox::Sandbox;
 
@@ -31,38 +31,38 @@ impl LocalRuntime {
     pub async fn create_with_hook(
         &self,
         spec: SandboxSpec,
-        announce: BeforeCreate,
+        before_create: BeforeCreate,
     ) -> Result<SandboxInfo, Error> {
         let runtime = self.clone();
         let work = async move {
-            let _busy = runtime.shared.busy.begin();
+            let _in_flight = runtime.shared.foreground.begin();
             let _time = runtime.time("create");
             let shared = &runtime.shared;
             // Before a warm sandbox is taken: not every one can be returned to the pool.
             crate::sandbox::check(shared, &spec)?;
             shared.network.check(&spec.policy)?;
             let begin = std::time::Instant::now();
-            let fitted = match shared.pool.take(&spec) {
-                Some(warm) => warm.fit(shared, &spec).await.map(Some),
+            let prepared = match shared.warm_pool.take(&spec) {
+                Some(warm) => warm.apply_spec(shared, &spec).await.map(Some),
                 None => Ok(None),
             };
-            let sandbox = match fitted {
+            let sandbox = match prepared {
                 Ok(Some(warm)) => {
-                    if let Err(error) = announce(warm.info().id).await {
-                        warm.put_back(shared, &spec).await;
+                    if let Err(error) = before_create(warm.info().id).await {
+                        warm.return_to_pool(shared, &spec).await;
                         return Err(error);
                     }
-                    warm.belong(shared, spec, begin).await?
+                    warm.claim(shared, spec, begin).await?
                 }
-                Ok(None) => Sandbox::create(shared, spec, false, announce).await?,
+                Ok(None) => Sandbox::create(shared, spec, false, before_create).await?,
                 // The warm sandbox uses more memory than the limit allows; a new one may not.
                 Err(error) if error.code == Code::Conflict => {
-                    Sandbox::create(shared, spec, false, announce).await?
+                    Sandbox::create(shared, spec, false, before_create).await?
                 }
                 Err(error) => return Err(error),
             };
             let info = runtime.add(&sandbox);
-            shared.pool.asked(&info.template);
+            shared.warm_pool.record_demand(&info.template);
             Ok(info)
         };
         run_to_completion(work).await
@@ -71,8 +71,8 @@ impl LocalRuntime {
     /// Adds a sandbox with processes to the table.
     pub(super) fn add(&self, sandbox: &Arc<Sandbox>) -> SandboxInfo {
         let info = sandbox.info();
-        let entry = Entry::new(Place::Live(Arc::clone(sandbox)));
-        self.watch_over(&entry, sandbox);
+        let entry = SandboxEntry::new(EntryState::Live(Arc::clone(sandbox)));
+        self.watch_exit(&entry, sandbox);
         self.shared.note_record(&info.id);
         self.sandboxes().insert(info.id.clone(), entry);
         info

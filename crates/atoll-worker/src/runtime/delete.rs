@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use atoll_model::{Error, SandboxId, SandboxState};
 use atoll_store::CommandRow;
 
-use super::{LocalRuntime, Place};
-use crate::error::host_file;
-use crate::sandbox::blocking;
+use super::{EntryState, LocalRuntime};
+use crate::error::host_file_error;
+use crate::sandbox::run_blocking;
 use crate::trash::Item;
 
 /// Called with the commands of a sandbox that the store does not have yet, before its files are
@@ -58,46 +58,46 @@ impl LocalRuntime {
         export_to: Option<PathBuf>,
         flush: Option<HistoryFlush>,
     ) -> Result<(), Error> {
-        self.shared.busy.touch();
+        self.shared.foreground.record_activity();
         let name = id.clone();
-        let ended = self.change(id, |runtime, entry, place| async move {
+        let ended = self.transition(id, |runtime, entry, state| async move {
             let shared = &runtime.shared;
-            match &place {
-                Place::Live(sandbox) => {
+            match &state {
+                EntryState::Live(sandbox) => {
                     sandbox.state.send_replace(SandboxState::Stopping);
                     sandbox.stop(shared).await?;
                     if export_to.is_some() {
-                        sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
+                        sandbox.update_record(|info| info.state = SandboxState::Stopped)?;
                     }
                 }
-                Place::Apart(apart) => {
-                    apart.end(shared).await?;
-                    apart.stopped(shared, None)?;
+                EntryState::Unadoptable(sandbox) => {
+                    sandbox.end(shared).await?;
+                    sandbox.mark_stopped(shared, None)?;
                     runtime.dismiss_keepers(Some(&name)).await;
                 }
-                Place::Stopped(..) | Place::Gone => {}
+                EntryState::Stopped(..) | EntryState::Gone => {}
             }
             if let Some(flush) = flush {
-                runtime.flush_history(&name, &entry, &place, flush).await?;
+                runtime.flush_history(&name, &entry, &state, flush).await?;
             }
             let (exported, from) = (export_to.is_some(), shared.instance.sandbox(&name));
             let target = export_to.unwrap_or_else(|| shared.instance.trash().join(name.as_str()));
             let to = target.clone();
-            blocking(move || {
-                std::fs::rename(&from, &to).map_err(|error| host_file("move to", &to, &error))
+            run_blocking(move || {
+                std::fs::rename(&from, &to).map_err(|error| host_file_error("move to", &to, &error))
             })
             .await?;
             if let Ok((execs, _)) = entry.execs(&name) {
                 execs.close();
             }
-            entry.set(Place::Gone);
+            entry.set_state(EntryState::Gone);
             runtime.sandboxes().remove(&name);
             if !exported {
-                shared.trash.throw(Item {
+                shared.trash.push(Item {
                     id: name,
                     directory: target,
-                    living: None,
-                    _work: shared.aftermath.begin(),
+                    processes: None,
+                    _guard: shared.cleanup.begin(),
                 });
             }
             Ok(())

@@ -4,67 +4,67 @@ use std::sync::{Arc, Mutex};
 
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState};
 
-use super::unadoptable::Apart;
-use super::unknown;
+use super::not_found;
+use super::unadoptable::Unadoptable;
 use crate::exec::table::ExecTable;
 use crate::samples::Samples;
 use crate::sandbox::{Record, Sandbox, lock};
 
 /// A sandbox in any state.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct SandboxEntry {
     /// Held during a state transition: one at a time.
-    pub(super) gate: Arc<tokio::sync::Mutex<()>>,
-    place: Mutex<Place>,
+    pub(super) transition_lock: Arc<tokio::sync::Mutex<()>>,
+    state: Mutex<EntryState>,
     pub(crate) samples: Mutex<Samples>,
 }
 
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum EntryState {
     /// It has processes.
     Live(Arc<Sandbox>),
     /// It has only files.
     Stopped(Box<Record>, Arc<ExecTable>),
     /// It has processes, and this server cannot talk to it.
-    Apart(Arc<Apart>),
+    Unadoptable(Arc<Unadoptable>),
     /// It is being deleted, or was.
     Gone,
 }
 
-impl Place {
-    pub(super) fn state(&self) -> SandboxState {
+impl EntryState {
+    pub(super) fn sandbox_state(&self) -> SandboxState {
         match self {
             Self::Live(sandbox) => *sandbox.state.borrow(),
             Self::Stopped(record, _) => record.info.state,
-            Self::Apart(apart) => apart.record.info.state,
+            Self::Unadoptable(sandbox) => sandbox.record.info.state,
             Self::Gone => SandboxState::Failed,
         }
     }
 }
 
-impl Entry {
-    pub(super) fn new(place: Place) -> Arc<Self> {
+impl SandboxEntry {
+    pub(super) fn new(state: EntryState) -> Arc<Self> {
         Arc::new(Self {
-            gate: Arc::default(),
-            place: Mutex::new(place),
+            transition_lock: Arc::default(),
+            state: Mutex::new(state),
             samples: Mutex::default(),
         })
     }
 
-    pub(crate) fn place(&self) -> Place {
-        lock(&self.place).clone()
+    pub(crate) fn state(&self) -> EntryState {
+        lock(&self.state).clone()
     }
 
-    pub(super) fn set(&self, place: Place) {
-        *lock(&self.place) = place;
+    pub(super) fn set_state(&self, state: EntryState) {
+        *lock(&self.state) = state;
     }
 
     pub(super) fn info(&self) -> Option<SandboxInfo> {
-        match self.place() {
-            Place::Live(sandbox) => Some(sandbox.info()),
-            Place::Stopped(record, _) => Some(record.info),
-            Place::Apart(apart) => Some(apart.record.info.clone()),
-            Place::Gone => None,
+        match self.state() {
+            EntryState::Live(sandbox) => Some(sandbox.info()),
+            EntryState::Stopped(record, _) => Some(record.info),
+            EntryState::Unadoptable(sandbox) => Some(sandbox.record.info.clone()),
+            EntryState::Gone => None,
         }
     }
 
@@ -73,11 +73,11 @@ impl Entry {
         &self,
         id: &SandboxId,
     ) -> Result<(Arc<ExecTable>, Option<Arc<Sandbox>>), Error> {
-        match self.place() {
-            Place::Live(sandbox) => Ok((Arc::clone(&sandbox.execs), Some(sandbox))),
-            Place::Stopped(_, execs) => Ok((execs, None)),
-            Place::Apart(apart) => Err(apart.refusal()),
-            Place::Gone => Err(unknown(id)),
+        match self.state() {
+            EntryState::Live(sandbox) => Ok((Arc::clone(&sandbox.execs), Some(sandbox))),
+            EntryState::Stopped(_, execs) => Ok((execs, None)),
+            EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+            EntryState::Gone => Err(not_found(id)),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::exec::{self, ExecHandle, StartedExec};
 impl LocalRuntime {
     /// Starts a command.
     pub async fn exec(&self, id: &SandboxId, spec: ExecSpec) -> Result<StartedExec, Error> {
-        self.shared.busy.touch();
+        self.shared.foreground.record_activity();
         let _time = self.time("exec");
         exec::start::start(self.find(id)?, spec).await
     }

@@ -10,15 +10,15 @@ use atoll_model::{Error, SandboxId, SandboxState};
 use atoll_store::CommandRow;
 use tokio::time::MissedTickBehavior;
 
-use super::{Entry, HistoryFlush, LocalRuntime, Place, Shared};
+use super::{EntryState, HistoryFlush, LocalRuntime, RuntimeState, SandboxEntry};
 use crate::error::internal;
 use crate::exec::table::ExecTable;
 use crate::journal::{FLUSH_INTERVAL, JournalHealth, JournalNotifier, Journals};
 
 /// How long to wait for exec ends to be observed after the sandbox was killed.
-const SEEN: Duration = Duration::from_secs(5);
+const EXEC_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Shared {
+impl RuntimeState {
     /// Notifier that marks a sandbox's journal as dirty; `None` without a journal.
     fn mark(&self, id: &SandboxId) -> Option<JournalNotifier> {
         self.journals.as_ref().map(|journals| JournalNotifier {
@@ -37,9 +37,12 @@ impl Shared {
 
 impl LocalRuntime {
     /// Starts the task that writes journals.
-    pub(super) fn keep_journals(&self) {
+    pub(super) fn start_journals(&self) {
         if let Some(journals) = &self.shared.journals {
-            tokio::spawn(tend(Arc::clone(journals), Arc::downgrade(&self.shared)));
+            tokio::spawn(write_journals(
+                Arc::clone(journals),
+                Arc::downgrade(&self.shared),
+            ));
         }
     }
 
@@ -96,36 +99,36 @@ impl LocalRuntime {
     pub(super) async fn flush_history(
         &self,
         id: &SandboxId,
-        entry: &Entry,
-        place: &Place,
-        farewell: HistoryFlush,
+        entry: &SandboxEntry,
+        state: &EntryState,
+        flush: HistoryFlush,
     ) -> Result<(), Error> {
-        let (table, sandbox) = match place {
-            Place::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
-            Place::Stopped(_, table) => (Arc::clone(table), None),
+        let (table, sandbox) = match state {
+            EntryState::Live(sandbox) => (Arc::clone(&sandbox.execs), Some(sandbox)),
+            EntryState::Stopped(_, table) => (Arc::clone(table), None),
             // The caller has ended its processes.
-            Place::Apart(apart) => (apart.execs(&self.shared), None),
-            Place::Gone => return Ok(()),
+            EntryState::Unadoptable(sandbox) => (sandbox.execs(&self.shared), None),
+            EntryState::Gone => return Ok(()),
         };
         let Some(journals) = &self.shared.journals else {
             return Ok(());
         };
-        table.wait_for_ends(SEEN).await;
-        let kept = farewell(journals.drain(id, &table).await).await;
-        match (&kept, sandbox) {
+        table.wait_for_ends(EXEC_END_TIMEOUT).await;
+        let flushed = flush(journals.drain(id, &table).await).await;
+        match (&flushed, sandbox) {
             (Ok(()), _) => journals.remove(id).await,
             (Err(_), Some(sandbox)) => {
-                let record = sandbox.write_down(|info| info.state = SandboxState::Stopped)?;
-                entry.set(Place::Stopped(Box::new(record), table));
+                let record = sandbox.update_record(|info| info.state = SandboxState::Stopped)?;
+                entry.set_state(EntryState::Stopped(Box::new(record), table));
             }
             (Err(_), None) => {}
         }
-        kept
+        flushed
     }
 }
 
 /// Writes journals that are due, urgent ones first, until the runtime is dropped.
-async fn tend(journals: Arc<Journals>, shared: Weak<Shared>) {
+async fn write_journals(journals: Arc<Journals>, shared: Weak<RuntimeState>) {
     let mut clock = tokio::time::interval(FLUSH_INTERVAL);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -8,30 +8,30 @@ use atoll_jail::facts::Facts;
 use atoll_model::Error;
 use tokio::sync::watch;
 
-use super::{Config, Entry, LocalRuntime, Place, Shared};
+use super::{Config, EntryState, LocalRuntime, RuntimeState, SandboxEntry};
 use crate::authorities::Authorities;
-use crate::embryo_pool::Nursery;
-use crate::error::{host_file, internal};
+use crate::embryo_pool::EmbryoPool;
+use crate::error::{host_file_error, internal};
 use crate::exec::budget::{self, OutputRetention};
 use crate::freezer::Freezer;
-use crate::in_flight::{Busy, Work};
+use crate::in_flight::{InFlight, InFlightGuard};
 use crate::instance::{DataLock, Instance};
 use crate::keeper::Keeper;
 use crate::keeper::previous::{self, Inventory};
-use crate::metrics::Meters;
+use crate::metrics::Metrics;
 use crate::network;
 use crate::reserve::Admission;
 use crate::samples;
-use crate::sandbox::{blocking, lock};
+use crate::sandbox::{lock, run_blocking};
 use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
-use crate::warm_pool::Pool;
+use crate::warm_pool::WarmPool;
 
 /// Delays background work (pool refill, removal of files) until it is dropped.
 #[derive(Debug)]
 pub struct ForegroundGuard {
-    _work: Work,
+    _guard: InFlightGuard,
 }
 
 impl LocalRuntime {
@@ -41,7 +41,7 @@ impl LocalRuntime {
     pub async fn open(config: Config) -> Result<Self, Error> {
         let data = config.data.clone();
         let own = if config.persistent {
-            Some(blocking(move || DataLock::acquire(&data)).await?)
+            Some(run_blocking(move || DataLock::acquire(&data)).await?)
         } else {
             None
         };
@@ -56,29 +56,32 @@ impl LocalRuntime {
     async fn open_with(config: Config, own: Option<DataLock>) -> Result<Self, Error> {
         // A sandbox takes about ten descriptors of the server, and some of the keeper, which
         // inherits the limit.
-        allow_many_files();
+        raise_nofile_limit();
         if config.persistent {
             // The server has to respond although sandboxes use all the CPU time they can get.
             atoll_jail::go_before_others();
             atoll_jail::put_session_first();
         }
-        let (ground, keeper, inventory) = match own {
-            Some(own) => Ground::lasting(&config, own).await?,
-            None => Ground::ephemeral(&config).await?,
+        let (parts, keeper, inventory) = match own {
+            Some(own) => RuntimeParts::open_persistent(&config, own).await?,
+            None => RuntimeParts::create_ephemeral(&config).await?,
         };
-        let (trash, thrown) = Trash::new();
-        let shared = Arc::new(Shared::new(&config, ground, keeper, trash)?);
-        tokio::spawn(Trash::tend(Arc::downgrade(&shared), thrown));
+        let (trash, queue) = Trash::new();
+        let shared = Arc::new(RuntimeState::new(&config, parts, keeper, trash)?);
+        tokio::spawn(Trash::run(Arc::downgrade(&shared), queue));
         let runtime = Self { shared };
         let defer_background_work = runtime.defer_background_work();
         if let Some(inventory) = inventory {
             let begin = std::time::Instant::now();
-            runtime.take_over(inventory).await?;
-            let lives = |entry: &&Arc<Entry>| matches!(entry.place(), Place::Live(_));
-            let adopted = runtime.sandboxes().values().filter(lives).count();
-            runtime.shared.meters.adopted(adopted, begin.elapsed());
+            runtime.adopt_all(inventory).await?;
+            let is_live = |entry: &&Arc<SandboxEntry>| matches!(entry.state(), EntryState::Live(_));
+            let adopted = runtime.sandboxes().values().filter(is_live).count();
+            runtime
+                .shared
+                .metrics
+                .record_adoption(adopted, begin.elapsed());
         }
-        runtime.tend(config.persistent);
+        runtime.spawn_background_tasks(config.persistent);
         drop(defer_background_work);
         Ok(runtime)
     }
@@ -86,65 +89,65 @@ impl LocalRuntime {
     /// Background work waits until the returned guard is dropped.
     pub fn defer_background_work(&self) -> ForegroundGuard {
         ForegroundGuard {
-            _work: self.shared.busy.begin(),
+            _guard: self.shared.foreground.begin(),
         }
     }
 
     /// Starts the tasks that refill the pools, sample usage, sync records and write journals.
-    fn tend(&self, lasting: bool) {
-        let nursery = tokio::spawn(Nursery::tend(Arc::clone(&self.shared)));
-        let pool = tokio::spawn(Pool::tend(Arc::clone(&self.shared)));
-        lock(&self.shared.tending).extend([nursery, pool]);
-        if lasting {
+    fn spawn_background_tasks(&self, is_persistent: bool) {
+        let embryo_pool = tokio::spawn(EmbryoPool::run(Arc::clone(&self.shared)));
+        let warm_pool = tokio::spawn(WarmPool::run(Arc::clone(&self.shared)));
+        lock(&self.shared.background_tasks).extend([embryo_pool, warm_pool]);
+        if is_persistent {
             tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
-            tokio::spawn(Syncer::tend(Arc::downgrade(&self.shared)));
+            tokio::spawn(Syncer::run(Arc::downgrade(&self.shared)));
         }
-        self.keep_journals();
+        self.start_journals();
     }
 }
 
-impl Shared {
+impl RuntimeState {
     fn new(
         config: &Config,
-        ground: Ground,
+        parts: RuntimeParts,
         keeper: Arc<Keeper>,
         trash: Trash,
     ) -> Result<Self, Error> {
         Ok(Self {
-            admission: Admission::new(config.reserve, ground.facts.memory),
-            ceilings: config.ceilings,
-            authorities: Authorities::new(&ground.instance.directory, &config.authorities)?,
-            facts: ground.facts,
-            instance: ground.instance,
-            templates: ground.templates,
+            admission: Admission::new(config.reserve, parts.facts.memory),
+            max_limits: config.max_limits,
+            authorities: Authorities::new(&parts.instance.directory, &config.authorities)?,
+            facts: parts.facts,
+            instance: parts.instance,
+            templates: parts.templates,
             keeper,
-            foreign: Mutex::default(),
-            nursery: Nursery::new(config.embryo_count),
-            pool: Pool::new(config.warm_count),
-            network: ground.network,
-            patience: config.response_timeout,
+            incompatible_keepers: Mutex::default(),
+            embryo_pool: EmbryoPool::new(config.embryo_count),
+            warm_pool: WarmPool::new(config.warm_count),
+            network: parts.network,
+            response_timeout: config.response_timeout,
             kept: OutputRetention {
                 window: config.output_window.max(budget::MIN_WINDOW),
                 reserve: config.reserve.disk,
             },
             syncer: Arc::default(),
             journals: config.journal.then(Arc::default),
-            amend: config.plan_override.clone(),
+            plan_override: config.plan_override.clone(),
             freezer: Freezer::start()?,
-            busy: Busy::default(),
-            aftermath: Busy::default(),
-            lack: tokio::sync::Notify::new(),
+            foreground: InFlight::default(),
+            cleanup: InFlight::default(),
+            fd_shortage: tokio::sync::Notify::new(),
             trash,
             sandboxes: Mutex::default(),
-            ended: watch::Sender::default(),
-            meters: Meters::default(),
-            tending: Mutex::default(),
+            exits: watch::Sender::default(),
+            metrics: Metrics::default(),
+            background_tasks: Mutex::default(),
         })
     }
 }
 
 /// What has to exist before the runtime.
-struct Ground {
+struct RuntimeParts {
     facts: Facts,
     templates: template::TemplateStore,
     instance: Instance,
@@ -152,17 +155,17 @@ struct Ground {
 }
 
 /// Parts, the keeper for new sandboxes, and what earlier keepers hold.
-type Opened = (Ground, Arc<Keeper>, Option<Inventory>);
+type Opened = (RuntimeParts, Arc<Keeper>, Option<Inventory>);
 
-impl Ground {
-    async fn ephemeral(config: &Config) -> Result<Opened, Error> {
-        let asked = config.clone();
-        let ground = blocking(move || {
+impl RuntimeParts {
+    async fn create_ephemeral(config: &Config) -> Result<Opened, Error> {
+        let settings = config.clone();
+        let parts = run_blocking(move || {
             let facts = Facts::read();
-            crate::instance::data_directory(&asked.data)?;
-            let templates = open_templates(asked.templates)?;
-            let instance = Instance::ephemeral(&asked.data, asked.storage, &facts)?;
-            let network = network::Network::new(&instance.tag, asked.network, None)?;
+            crate::instance::data_directory(&settings.data)?;
+            let templates = open_templates(settings.templates)?;
+            let instance = Instance::create_ephemeral(&settings.data, settings.storage, &facts)?;
+            let network = network::Network::new(&instance.tag, settings.network, None)?;
             Ok(Self {
                 facts,
                 templates,
@@ -170,26 +173,28 @@ impl Ground {
                 network,
             })
         });
-        let ground = ground.await?;
-        let keeper = ground.start_keeper(&config.binary, None)?;
-        Ok((ground, keeper, None))
+        let parts = parts.await?;
+        let keeper = parts.start_keeper(&config.binary, None)?;
+        Ok((parts, keeper, None))
     }
 
-    async fn lasting(config: &Config, own: DataLock) -> Result<Opened, Error> {
-        let asked = config.clone();
+    async fn open_persistent(config: &Config, own: DataLock) -> Result<Opened, Error> {
+        let settings = config.clone();
         let run = config.data.join("run");
         crate::instance::private_directory(&run)?;
-        let place = run.clone();
-        let run = std::fs::File::open(&run).map_err(|error| host_file("open", &run, &error))?;
-        let (found, mut inventory) = previous::take_over(&place, run.as_fd())?;
+        let run_path = run.clone();
+        let run =
+            std::fs::File::open(&run).map_err(|error| host_file_error("open", &run, &error))?;
+        let (found, mut inventory) = previous::adopt(&run_path, run.as_fd())?;
         let mut held = std::mem::take(&mut inventory.held);
         let addresses = (held.len() > 2).then(|| held.remove(2));
-        let ground = blocking(move || {
+        let parts = run_blocking(move || {
             let facts = Facts::read();
-            let templates = open_templates(asked.templates)?;
-            templates.register_data_dir(&asked.data)?;
-            let instance = Instance::lasting(&asked.data, own, held, asked.storage, &facts)?;
-            let network = network::Network::new(&instance.tag, asked.network, addresses)?;
+            let templates = open_templates(settings.templates)?;
+            templates.register_data_dir(&settings.data)?;
+            let instance =
+                Instance::open_persistent(&settings.data, own, held, settings.storage, &facts)?;
+            let network = network::Network::new(&instance.tag, settings.network, addresses)?;
             Ok(Self {
                 facts,
                 templates,
@@ -197,15 +202,15 @@ impl Ground {
                 network,
             })
         });
-        let ground = ground.await?;
+        let parts = parts.await?;
         let keeper = if let Some(keeper) = found {
             keeper
         } else {
             let listener = atoll_jail::keeper::listen(run.as_fd(), previous::SOCKET);
             let listener = listener.map_err(|error| crate::error::jail(&error))?;
-            ground.start_keeper(&config.binary, Some(listener))?
+            parts.start_keeper(&config.binary, Some(listener))?
         };
-        Ok((ground, keeper, Some(inventory)))
+        Ok((parts, keeper, Some(inventory)))
     }
 
     /// Starts a keeper. It holds the instance's locks for as long as it lives, for this server and
@@ -222,14 +227,14 @@ impl Ground {
         // as everything else here. A keeper that stays where it was started works as well.
         if let Some(pid) = keeper.pid() {
             let cgroups = instance.cgroups.clone();
-            keeper.settle(move || drop(cgroups.adopt(pid)));
+            keeper.run_setup(move || drop(cgroups.adopt(pid)));
         }
         Ok(Arc::new(keeper))
     }
 }
 
 /// Raises RLIMIT_NOFILE to its hard limit.
-fn allow_many_files() {
+fn raise_nofile_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let all = Rlimit {

@@ -4,31 +4,35 @@ use std::sync::Arc;
 
 use atoll_model::{Error, SandboxId, SandboxInfo, SandboxState, StopReason, Transition};
 
-use super::{Entry, LocalRuntime, Place, Shared, unknown};
+use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry, not_found};
 use crate::exec::table::ExecTable;
-use crate::freezer::Step;
+use crate::freezer::FreezeStep;
 use crate::run_to_completion;
-use crate::sandbox::{Record, Sandbox, blocking};
+use crate::sandbox::{Record, Sandbox, run_blocking};
 use crate::syncer;
 
 impl LocalRuntime {
     /// Runs one transition under the sandbox's transition lock. It completes even if the caller
     /// goes away.
-    pub(super) async fn change<F, W>(&self, id: &SandboxId, change: F) -> Result<SandboxInfo, Error>
+    pub(super) async fn transition<F, W>(
+        &self,
+        id: &SandboxId,
+        change: F,
+    ) -> Result<SandboxInfo, Error>
     where
-        F: FnOnce(Self, Arc<Entry>, Place) -> W + Send + 'static,
+        F: FnOnce(Self, Arc<SandboxEntry>, EntryState) -> W + Send + 'static,
         W: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let (runtime, id) = (self.clone(), id.clone());
         let entry = self.entry(&id)?;
         let work = async move {
-            let _gate = entry.gate.lock().await;
-            let place = entry.place();
+            let _transition = entry.transition_lock.lock().await;
+            let state = entry.state();
             let Some(info) = entry.info() else {
-                return Err(unknown(&id));
+                return Err(not_found(&id));
             };
             let shared = Arc::clone(&runtime.shared);
-            change(runtime, Arc::clone(&entry), place).await?;
+            change(runtime, Arc::clone(&entry), state).await?;
             shared.note_record(&id);
             Ok(entry.info().unwrap_or(info))
         };
@@ -48,28 +52,30 @@ impl LocalRuntime {
     }
 
     async fn freeze(&self, id: &SandboxId, transition: Transition) -> Result<SandboxInfo, Error> {
-        let _busy = self.shared.busy.begin();
+        let _in_flight = self.shared.foreground.begin();
         let entry = self.entry(id)?;
-        let gate = Arc::clone(&entry.gate).lock_owned().await;
+        let lock = Arc::clone(&entry.transition_lock).lock_owned().await;
         let (id, shared) = (id.clone(), Arc::clone(&self.shared));
         let work = move || {
-            let step = match entry.place() {
-                Place::Live(sandbox) => sandbox.freeze(transition)?,
-                Place::Gone => Step::Done(()),
-                Place::Apart(apart) => return Err(apart.refusal()),
-                place @ Place::Stopped(..) => {
-                    place.state().next(transition)?;
-                    Step::Done(())
+            let step = match entry.state() {
+                EntryState::Live(sandbox) => sandbox.freeze(transition)?,
+                EntryState::Gone => FreezeStep::Done(()),
+                EntryState::Unadoptable(sandbox) => return Err(sandbox.error()),
+                state @ EntryState::Stopped(..) => {
+                    state.sandbox_state().next(transition)?;
+                    FreezeStep::Done(())
                 }
             };
             let info = move || {
-                let _gate = gate;
+                let _transition = lock;
                 shared.note_record(&id);
-                entry.info().ok_or_else(|| unknown(&id))
+                entry.info().ok_or_else(|| not_found(&id))
             };
             Ok(match step {
-                Step::Done(()) => Step::Done(info()?),
-                Step::Later(rest) => Step::Later(Box::new(move || rest().and_then(|()| info()))),
+                FreezeStep::Done(()) => FreezeStep::Done(info()?),
+                FreezeStep::Continue(rest) => {
+                    FreezeStep::Continue(Box::new(move || rest().and_then(|()| info())))
+                }
             })
         };
         self.shared.freezer.run(work).await
@@ -78,17 +84,17 @@ impl LocalRuntime {
     /// Ends a sandbox's processes. Its files stay, and are synced to disk when this returns.
     pub async fn stop(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
         let _time = self.time("stop");
-        self.change(id, |runtime, entry, place| async move {
-            place.state().next(Transition::Stop)?;
+        self.transition(id, |runtime, entry, state| async move {
+            state.sandbox_state().next(Transition::Stop)?;
             let shared = &runtime.shared;
-            if let Place::Apart(apart) = &place {
-                apart.end(shared).await?;
-                sync_files(shared, &apart.record.info.id).await?;
-                entry.set(apart.stopped(shared, None)?);
-                sync_record(shared, &apart.record.info.id).await?;
+            if let EntryState::Unadoptable(sandbox) = &state {
+                sandbox.end(shared).await?;
+                sync_files(shared, &sandbox.record.info.id).await?;
+                entry.set_state(sandbox.mark_stopped(shared, None)?);
+                sync_record(shared, &sandbox.record.info.id).await?;
                 runtime.dismiss_keepers(None).await;
             }
-            let Place::Live(sandbox) = place else {
+            let EntryState::Live(sandbox) = state else {
                 return Ok(());
             };
             sandbox.state.send_replace(SandboxState::Stopping);
@@ -97,7 +103,7 @@ impl LocalRuntime {
             // Files before the record: a record in state `stopped` promises that the files are on
             // disk.
             sync_files(shared, &id).await?;
-            stopped(shared, &entry, &sandbox, None).await?;
+            mark_stopped(shared, &entry, &sandbox, None).await?;
             sync_record(shared, &id).await
         })
         .await
@@ -105,41 +111,45 @@ impl LocalRuntime {
 
     /// Starts the processes of a stopped sandbox, on its files.
     pub async fn start(&self, id: &SandboxId) -> Result<SandboxInfo, Error> {
-        let _busy = self.shared.busy.begin();
+        let _in_flight = self.shared.foreground.begin();
         let _time = self.time("start");
-        self.change(id, |runtime, entry, place| async move {
-            place.state().next(Transition::Start)?;
-            let Place::Stopped(record, execs) = place else {
+        self.transition(id, |runtime, entry, state| async move {
+            state.sandbox_state().next(Transition::Start)?;
+            let EntryState::Stopped(record, execs) = state else {
                 return Ok(());
             };
             let sandbox = Sandbox::start(&runtime.shared, *record).await?;
-            entry.set(Place::Live(Arc::clone(&sandbox)));
+            entry.set_state(EntryState::Live(Arc::clone(&sandbox)));
             execs.close();
-            runtime.watch_over(&entry, &sandbox);
+            runtime.watch_exit(&entry, &sandbox);
             Ok(())
         })
         .await
     }
 
     /// Watches for the exit of a sandbox that was not requested, and then marks it stopped.
-    pub(super) fn watch_over(&self, entry: &Arc<Entry>, sandbox: &Arc<Sandbox>) {
+    pub(super) fn watch_exit(&self, entry: &Arc<SandboxEntry>, sandbox: &Arc<Sandbox>) {
         let (shared, entry) = (Arc::downgrade(&self.shared), Arc::downgrade(entry));
-        let mut died = sandbox.died.clone();
+        let mut exit_status = sandbox.exit_status.clone();
         let sandbox = Arc::downgrade(sandbox);
         tokio::spawn(async move {
-            let Ok(status) = died.wait_for(Option::is_some).await.map(|status| *status) else {
+            let Ok(status) = exit_status
+                .wait_for(Option::is_some)
+                .await
+                .map(|status| *status)
+            else {
                 return;
             };
             let Some(entry) = entry.upgrade() else { return };
-            let _gate = entry.gate.lock().await;
+            let _transition = entry.transition_lock.lock().await;
             let (Some(shared), Some(sandbox)) = (shared.upgrade(), sandbox.upgrade()) else {
                 return;
             };
             // Not if it was stopped or deleted meanwhile.
-            if matches!(entry.place(), Place::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
+            if matches!(entry.state(), EntryState::Live(live) if Arc::ptr_eq(&live, &sandbox)) {
                 let reason = reason(&sandbox, status.unwrap_or(9));
-                let _ = stopped(&shared, &entry, &sandbox, Some(reason)).await;
-                shared.ended.send_replace(());
+                let _ = mark_stopped(&shared, &entry, &sandbox, Some(reason)).await;
+                shared.exits.send_replace(());
                 let id = sandbox.info().id;
                 shared.note_record(&id);
                 // No caller waits for it. If it fails, the kernel writes the data back later.
@@ -149,14 +159,14 @@ impl LocalRuntime {
     }
 
     /// Replaces the record of a sandbox without processes.
-    pub(super) fn rewrite(
+    pub(super) fn update_stopped(
         &self,
-        entry: &Entry,
+        entry: &SandboxEntry,
         record: Box<Record>,
         execs: Arc<ExecTable>,
     ) -> Result<(), Error> {
         record.write(&self.shared.instance.sandbox(&record.info.id))?;
-        entry.set(Place::Stopped(record, execs));
+        entry.set_state(EntryState::Stopped(record, execs));
         Ok(())
     }
 }
@@ -173,8 +183,8 @@ fn reason(sandbox: &Sandbox, raw: i32) -> StopReason {
 }
 
 /// Syncs the files of a sandbox without processes, if the instance is persistent.
-async fn sync_files(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
-    if shared.instance.lasting.is_none() {
+async fn sync_files(shared: &RuntimeState, id: &SandboxId) -> Result<(), Error> {
+    if shared.instance.data_lock.is_none() {
         return Ok(());
     }
     let place = shared.instance.disk.place(id);
@@ -182,32 +192,35 @@ async fn sync_files(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
 }
 
 /// Syncs a sandbox's record, if the instance is persistent.
-async fn sync_record(shared: &Shared, id: &SandboxId) -> Result<(), Error> {
-    if shared.instance.lasting.is_none() {
+async fn sync_record(shared: &RuntimeState, id: &SandboxId) -> Result<(), Error> {
+    if shared.instance.data_lock.is_none() {
         return Ok(());
     }
     let directory = shared.instance.sandbox(id);
-    blocking(move || syncer::sync_record(&directory)).await
+    run_blocking(move || syncer::sync_record(&directory)).await
 }
 
 /// Marks a sandbox as stopped after its processes have ended.
-async fn stopped(
-    shared: &Arc<Shared>,
-    entry: &Entry,
+async fn mark_stopped(
+    shared: &Arc<RuntimeState>,
+    entry: &SandboxEntry,
     sandbox: &Arc<Sandbox>,
     reason: Option<StopReason>,
 ) -> Result<(), Error> {
-    sandbox.clear(shared).await?;
+    sandbox.reap(shared).await?;
     let record = {
         let sandbox = Arc::clone(sandbox);
-        blocking(move || {
-            sandbox.write_down(|info| {
+        run_blocking(move || {
+            sandbox.update_record(|info| {
                 info.state = SandboxState::Stopped;
                 info.reason = reason;
             })
         })
         .await?
     };
-    entry.set(Place::Stopped(Box::new(record), Arc::clone(&sandbox.execs)));
+    entry.set_state(EntryState::Stopped(
+        Box::new(record),
+        Arc::clone(&sandbox.execs),
+    ));
     Ok(())
 }

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use atoll_model::Error;
 
 use super::LocalRuntime;
-use crate::sandbox::blocking;
+use crate::sandbox::run_blocking;
 use crate::storage::Space;
 use crate::template::{ArchiveReader, TemplateInfo, TemplateOptions};
-use crate::warm_pool::Pool;
+use crate::warm_pool::WarmPool;
 
 impl LocalRuntime {
     /// All templates, by name.
     pub async fn templates(&self) -> Result<Vec<(String, TemplateInfo)>, Error> {
         let shared = Arc::clone(&self.shared);
-        blocking(move || {
+        run_blocking(move || {
             let names = shared.templates.list()?;
             // A template that was removed meanwhile or is corrupt is left out.
             let known = |name: String| Some((name.clone(), shared.templates.get(&name).ok()?.meta));
@@ -26,7 +26,7 @@ impl LocalRuntime {
     /// One template.
     pub async fn template(&self, name: &str) -> Result<TemplateInfo, Error> {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
-        blocking(move || Ok(shared.templates.get(&name)?.meta)).await
+        run_blocking(move || Ok(shared.templates.get(&name)?.meta)).await
     }
 
     /// Creates a template from an uploaded archive. The template exists after the whole archive was
@@ -38,7 +38,7 @@ impl LocalRuntime {
         options: TemplateOptions,
     ) -> Result<TemplateInfo, Error> {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
-        blocking(move || {
+        run_blocking(move || {
             let place = shared.templates.path();
             let space = Space::of(place)?;
             space.require(place)?;
@@ -56,8 +56,8 @@ impl LocalRuntime {
     /// Removes a template that no sandbox uses. Its warm sandboxes are discarded first.
     pub async fn remove_template(&self, name: &str) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        let _none_is_made = Pool::dismiss(&shared, name).await;
+        let _none_is_made = WarmPool::evict_template(&shared, name).await;
         let (shared, name) = (Arc::clone(&shared), name.to_owned());
-        blocking(move || Ok(shared.templates.remove(&name)?)).await
+        run_blocking(move || Ok(shared.templates.remove(&name)?)).await
     }
 }

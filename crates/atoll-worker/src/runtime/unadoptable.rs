@@ -12,46 +12,51 @@ use std::time::Duration;
 use atoll_jail::cgroup::Group;
 use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 
-use super::{Entry, LocalRuntime, Place, Shared};
+use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry};
 use crate::error::jail;
 use crate::exec::table::ExecTable;
-use crate::keeper::previous::Foreign;
+use crate::keeper::previous::IncompatibleKeeper;
 use crate::network::Link;
-use crate::sandbox::{Linked, Record, blocking, lock};
+use crate::sandbox::{LinkRecord, Record, lock, run_blocking};
 
 /// Interval between two checks whether the processes are gone.
-const EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A running sandbox that cannot be adopted.
 #[derive(Debug)]
-pub(crate) struct Apart {
+pub(crate) struct Unadoptable {
     pub(super) record: Record,
     directory: PathBuf,
     group: Group,
     /// Its network link, which stays as it is.
     link: Mutex<Option<Link>>,
     /// Error for every operation but stop and delete.
-    why: Error,
+    reason: Error,
 }
 
-impl Apart {
-    pub(super) fn new(shared: &Shared, directory: PathBuf, record: Record, why: Error) -> Self {
+impl Unadoptable {
+    pub(super) fn new(
+        shared: &RuntimeState,
+        directory: PathBuf,
+        record: Record,
+        reason: Error,
+    ) -> Self {
         let (id, ids) = (&record.info.id, record.ids());
         shared.instance.ranges.inherit(ids);
         let remedy = "its programs continue; to use it here, stop it and start it again";
-        let why = why.remedy(remedy).detail("sandboxID", id.as_str());
+        let reason = reason.remedy(remedy).detail("sandboxID", id.as_str());
         Self {
             group: shared.instance.cgroups.group(id.as_str(), ids),
             record,
             directory,
             link: Mutex::default(),
-            why,
+            reason,
         }
     }
 
     /// A sandbox whose keeper has this protocol version.
-    pub(super) fn foreign(
-        shared: &Shared,
+    pub(super) fn incompatible(
+        shared: &RuntimeState,
         directory: PathBuf,
         record: Record,
         version: u32,
@@ -68,11 +73,11 @@ impl Apart {
     }
 
     /// Error for operations that need the keeper or PID 1.
-    pub(super) fn refusal(&self) -> Error {
-        self.why.clone()
+    pub(super) fn error(&self) -> Error {
+        self.reason.clone()
     }
 
-    pub(super) fn linked(&self) -> Option<Linked> {
+    pub(super) fn link_record(&self) -> Option<LinkRecord> {
         self.record.linked
     }
 
@@ -88,46 +93,46 @@ impl Apart {
     }
 
     /// Its execs; call this only after all of them have ended.
-    pub(super) fn execs(&self, shared: &Shared) -> Arc<ExecTable> {
+    pub(super) fn execs(&self, shared: &RuntimeState) -> Arc<ExecTable> {
         Arc::new(shared.table(&self.record.info.id, &self.directory, false))
     }
 
     /// Kills its processes and removes its control groups and its link; its files stay.
-    pub(super) async fn end(&self, shared: &Arc<Shared>) -> Result<(), Error> {
+    pub(super) async fn end(&self, shared: &Arc<RuntimeState>) -> Result<(), Error> {
         let group = self.group.clone();
         let end = move || {
             group.kill().map_err(|error| jail(&error))?;
             group.remove().map_err(|error| jail(&error))
         };
-        blocking(end).await?;
+        run_blocking(end).await?;
         drop(lock(&self.link).take());
         shared.instance.ranges.release(self.record.ids());
         Ok(())
     }
 
     /// Writes a stopped record and returns the state of the stopped sandbox.
-    pub(super) fn stopped(
+    pub(super) fn mark_stopped(
         &self,
-        shared: &Shared,
+        shared: &RuntimeState,
         reason: Option<StopReason>,
-    ) -> Result<Place, Error> {
+    ) -> Result<EntryState, Error> {
         let mut record = self.record.clone();
         record.info.state = SandboxState::Stopped;
         record.info.reason = reason;
         record.linked = None;
         record.write(&self.directory)?;
-        Ok(Place::Stopped(Box::new(record), self.execs(shared)))
+        Ok(EntryState::Stopped(Box::new(record), self.execs(shared)))
     }
 }
 
 impl LocalRuntime {
     /// Adds one to the table and watches for its exit.
-    pub(super) fn add_apart(&self, apart: Apart) {
-        let id = apart.record.info.id.clone();
-        let apart = Arc::new(apart);
-        let entry = Entry::new(Place::Apart(Arc::clone(&apart)));
+    pub(super) fn add_unadoptable(&self, sandbox: Unadoptable) {
+        let id = sandbox.record.info.id.clone();
+        let sandbox = Arc::new(sandbox);
+        let entry = SandboxEntry::new(EntryState::Unadoptable(Arc::clone(&sandbox)));
         let shared = Arc::downgrade(&self.shared);
-        tokio::spawn(watch_over(shared, Arc::downgrade(&entry), apart));
+        tokio::spawn(watch_exit(shared, Arc::downgrade(&entry), sandbox));
         lock(&self.shared.sandboxes).insert(id, entry);
     }
 
@@ -138,9 +143,13 @@ impl LocalRuntime {
 }
 
 /// Updates the table when the processes of an unadoptable sandbox have ended.
-async fn watch_over(shared: Weak<Shared>, entry: Weak<Entry>, apart: Arc<Apart>) {
-    while apart.is_alive() {
-        tokio::time::sleep(EVERY).await;
+async fn watch_exit(
+    shared: Weak<RuntimeState>,
+    entry: Weak<SandboxEntry>,
+    sandbox: Arc<Unadoptable>,
+) {
+    while sandbox.is_alive() {
+        tokio::time::sleep(CHECK_INTERVAL).await;
         if entry.strong_count() == 0 {
             return;
         }
@@ -148,34 +157,34 @@ async fn watch_over(shared: Weak<Shared>, entry: Weak<Entry>, apart: Arc<Apart>)
     let (Some(shared), Some(entry)) = (shared.upgrade(), entry.upgrade()) else {
         return;
     };
-    let _gate = entry.gate.lock().await;
-    if !matches!(entry.place(), Place::Apart(_)) {
+    let _transition = entry.transition_lock.lock().await;
+    if !matches!(entry.state(), EntryState::Unadoptable(_)) {
         return;
     }
-    let ended = apart.end(&shared).await;
-    let stopped = ended.and_then(|()| apart.stopped(&shared, Some(StopReason::Exited)));
+    let ended = sandbox.end(&shared).await;
+    let stopped = ended.and_then(|()| sandbox.mark_stopped(&shared, Some(StopReason::Exited)));
     if let Ok(stopped) = stopped {
-        entry.set(stopped);
-        shared.ended.send_replace(());
+        entry.set_state(stopped);
+        shared.exits.send_replace(());
         dismiss_keepers(&shared, None).await;
     }
 }
 
-async fn dismiss_keepers(shared: &Arc<Shared>, but: Option<&SandboxId>) {
-    let is_apart = |(id, entry): &(SandboxId, Arc<Entry>)| {
-        Some(id) != but && matches!(entry.place(), Place::Apart(_))
+async fn dismiss_keepers(shared: &Arc<RuntimeState>, but: Option<&SandboxId>) {
+    let is_unadoptable = |(id, entry): &(SandboxId, Arc<SandboxEntry>)| {
+        Some(id) != but && matches!(entry.state(), EntryState::Unadoptable(_))
     };
-    if shared.entries().iter().any(is_apart) {
+    if shared.entries().iter().any(is_unadoptable) {
         return;
     }
-    let foreign: Vec<Foreign> = std::mem::take(&mut lock(&shared.foreign));
-    if foreign.is_empty() {
+    let keepers: Vec<IncompatibleKeeper> = std::mem::take(&mut lock(&shared.incompatible_keepers));
+    if keepers.is_empty() {
         return;
     }
     let run = shared.instance.directory.join("run");
-    let _ = blocking(move || {
+    let _ = run_blocking(move || {
         if let Ok(directory) = std::fs::File::open(run) {
-            for keeper in &foreign {
+            for keeper in &keepers {
                 keeper.dismiss(directory.as_fd());
             }
         }

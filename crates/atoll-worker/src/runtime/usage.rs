@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use atoll_model::{Bytes, DiskUsage, Error, Limits, SandboxId, SandboxInfo, SandboxState, Usage};
 
-use super::{LocalRuntime, Place};
-use crate::sandbox::{blocking, resize};
+use super::{EntryState, LocalRuntime};
+use crate::sandbox::{resize, run_blocking};
 
 impl LocalRuntime {
     /// Changes a sandbox's limits, in force when this returns. Commands that start later see the
@@ -14,23 +14,23 @@ impl LocalRuntime {
     pub async fn set_limits(&self, id: &SandboxId, limits: Limits) -> Result<SandboxInfo, Error> {
         let _time = self.time("set_limits");
         resize::check(&self.shared, &limits)?;
-        self.change(id, move |runtime, entry, place| async move {
+        self.transition(id, move |runtime, entry, state| async move {
             let shared = &runtime.shared;
-            match place {
-                Place::Live(sandbox) => sandbox.set_limits(shared, limits).await,
-                Place::Stopped(mut record, execs) => {
+            match state {
+                EntryState::Live(sandbox) => sandbox.set_limits(shared, limits).await,
+                EntryState::Stopped(mut record, execs) => {
                     let name = record.info.id.clone();
                     if record.info.limits.disk != limits.disk {
                         // A storage limit applies to files, so also to a stopped sandbox.
                         let shared = Arc::clone(shared);
                         let limit = move || shared.instance.disk.limit(&name, limits.disk);
-                        blocking(limit).await?;
+                        run_blocking(limit).await?;
                     }
                     record.set_limits(limits);
-                    runtime.rewrite(&entry, record, execs)
+                    runtime.update_stopped(&entry, record, execs)
                 }
-                Place::Apart(apart) => Err(apart.refusal()),
-                Place::Gone => Ok(()),
+                EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
+                EntryState::Gone => Ok(()),
             }
         })
         .await
@@ -39,10 +39,10 @@ impl LocalRuntime {
     /// Current CPU, memory and process count of a sandbox. PID 1 counts as a process, an idle
     /// helper does not.
     pub fn usage(&self, id: &SandboxId) -> Result<Usage, Error> {
-        let place = self.entry(id)?.place();
-        let sandbox = match &place {
-            Place::Live(sandbox) if sandbox.died.borrow().is_none() => sandbox,
-            Place::Apart(apart) => return Err(apart.refusal()),
+        let state = self.entry(id)?.state();
+        let sandbox = match &state {
+            EntryState::Live(sandbox) if sandbox.exit_status.borrow().is_none() => sandbox,
+            EntryState::Unadoptable(sandbox) => return Err(sandbox.error()),
             _ => return Err(SandboxState::Stopped.refusal("measured")),
         };
         let usage = sandbox.group.usage();
@@ -57,6 +57,6 @@ impl LocalRuntime {
     pub async fn disk_usage(&self, id: &SandboxId) -> Result<DiskUsage, Error> {
         let limit = self.get(id)?.limits.disk;
         let (shared, id) = (Arc::clone(&self.shared), id.clone());
-        blocking(move || shared.instance.disk.usage(&id, limit)).await
+        run_blocking(move || shared.instance.disk.usage(&id, limit)).await
     }
 }

@@ -9,23 +9,23 @@ use atoll_jail::wire::Channel;
 use atoll_model::{Error, SandboxState};
 use tokio::sync::oneshot;
 
-use super::{Parts, Record, Sandbox, TERMINALS, variables};
+use super::{DEVPTS_REQUEST_ID, Parts, Record, Sandbox, variables};
 use crate::error::internal;
 use crate::exec;
-use crate::init_channel::Init;
-use crate::keeper::Found;
-use crate::runtime::Shared;
+use crate::init_channel::InitChannel;
+use crate::keeper::SurvivingSandbox;
+use crate::runtime::RuntimeState;
 
 /// Upper bound of the request ids that an earlier server may have used and not recorded.
-const MARGIN: u32 = 1000;
+const REQUEST_ID_MARGIN: u32 = 1000;
 
 impl Sandbox {
     /// Adopts a running sandbox.
     pub(crate) fn adopt(
-        shared: &Arc<Shared>,
+        shared: &Arc<RuntimeState>,
         directory: PathBuf,
         mut record: Record,
-        mut found: Found,
+        mut found: SurvivingSandbox,
     ) -> Result<Arc<Self>, Error> {
         let template = shared
             .templates
@@ -43,7 +43,7 @@ impl Sandbox {
             SandboxState::Running
         };
         record.write(&directory)?;
-        let terminals = found.execs.remove(&TERMINALS).unwrap_or_default();
+        let terminals = found.execs.remove(&DEVPTS_REQUEST_ID).unwrap_or_default();
         let terminals = terminals.into_iter().next();
         let execs = shared.table(&record.info.id, &directory, true);
         let records = exec::record::ExecRecord::read_all(execs.record_log())?;
@@ -64,14 +64,14 @@ impl Sandbox {
         rustix::io::ioctl_fionbio(&found.control, true)
             .map_err(|error| internal("change a socket", &std::io::Error::from(error)))?;
         let channel = Channel::new(found.control);
-        let (init, mut ends) = Init::adopt(channel, &running, used + MARGIN)?;
+        let (init, mut ends) = InitChannel::adopt(channel, &running, used + REQUEST_ID_MARGIN)?;
         let environment = variables(&template, record.authorities.as_ref(), &record.spec)?;
         let parts = Parts {
             record,
             environment,
             init,
             group,
-            parent: found.parent,
+            process: found.process,
             keeper: found.keeper,
             execs,
             // All links are adopted together, later.
@@ -87,8 +87,8 @@ impl Sandbox {
                 streams: held(record.request),
                 input: held(exec::stdin_request_id(record.request)),
             };
-            if let Err(error) = take_exec(&sandbox, record, held, &mut ends) {
-                sandbox.abandon();
+            if let Err(error) = adopt_exec(&sandbox, record, held, &mut ends) {
+                sandbox.detach();
                 return Err(error);
             }
         }
@@ -100,14 +100,14 @@ impl Sandbox {
     }
 }
 
-fn take_exec(
+fn adopt_exec(
     sandbox: &Arc<Sandbox>,
     record: exec::record::ExecRecord,
     held: exec::InheritedFds,
     ends: &mut HashMap<u32, oneshot::Receiver<i32>>,
 ) -> Result<(), Error> {
     if record.status.is_some() {
-        sandbox.forget(record.request);
+        sandbox.ack_exec_end(record.request);
         if held.streams.is_empty() {
             sandbox.execs.add_ended(record);
             return Ok(());

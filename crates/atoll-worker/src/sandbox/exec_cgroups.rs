@@ -13,7 +13,7 @@ use crate::error::jail;
 #[derive(Debug, Default)]
 pub(super) struct Leaves {
     /// Leaves of ended execs that still have processes.
-    lingering: Vec<Arc<Leaf>>,
+    populated: Vec<Arc<Leaf>>,
     /// Empty leaves for reuse.
     spare: Vec<Leaf>,
 }
@@ -23,8 +23,8 @@ impl Sandbox {
     /// unattributed one. The kernel counts per sandbox, so each kill is attributed once.
     pub(crate) fn claim_oom_kill(&self, before: u64) -> bool {
         let kills = self.group.oom_kills();
-        let claim = |told: u64| {
-            let known = told.max(before);
+        let claim = |attributed: u64| {
+            let known = attributed.max(before);
             (kills > known).then_some(known + 1)
         };
         let claimed = self
@@ -38,17 +38,17 @@ impl Sandbox {
         if let Some(leaf) = lock(&self.leaves).spare.pop() {
             return Ok(leaf);
         }
-        let made = self.group.leaf(&format!("x{request}"));
-        made.map_err(|error| jail(&error))
+        let leaf = self.group.leaf(&format!("x{request}"));
+        leaf.map_err(|error| jail(&error))
     }
 
     /// Takes back the leaf of an ended exec. While it has processes it is checked again whenever a
     /// later exec ends.
-    pub(crate) fn leave(&self, leaf: Arc<Leaf>) {
+    pub(crate) fn retire_leaf(&self, leaf: Arc<Leaf>) {
         let mut leaves = lock(&self.leaves);
-        leaves.lingering.push(leaf);
-        let Leaves { lingering, spare } = &mut *leaves;
-        lingering.retain(|leaf| match leaf.end() {
+        leaves.populated.push(leaf);
+        let Leaves { populated, spare } = &mut *leaves;
+        populated.retain(|leaf| match leaf.end() {
             End::Lingers => true,
             End::Gone => false,
             End::Spare(leaf) => {

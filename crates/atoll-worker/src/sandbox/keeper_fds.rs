@@ -9,8 +9,8 @@ use super::{Sandbox, lock};
 
 /// Request ids to release; sent with the next message to PID 1 or to the keeper.
 #[derive(Debug, Default)]
-pub(super) struct Over {
-    forgotten: Vec<u32>,
+pub(super) struct PendingReleases {
+    acked: Vec<u32>,
     released: Vec<u32>,
 }
 
@@ -21,7 +21,7 @@ impl Sandbox {
         request: u32,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), Error> {
-        let released = std::mem::take(&mut lock(&self.over).released);
+        let released = std::mem::take(&mut lock(&self.pending_releases).released);
         let keeper = &self.keeper;
         keeper
             .hold(self.token, request, released, descriptors)
@@ -29,18 +29,18 @@ impl Sandbox {
     }
 
     /// The end of an exec is recorded, so PID 1 can forget it.
-    pub(crate) fn forget(&self, request: u32) {
-        lock(&self.over).forgotten.push(request);
+    pub(crate) fn ack_exec_end(&self, request: u32) {
+        lock(&self.pending_releases).acked.push(request);
     }
 
     /// Takes the exec ends that PID 1 can forget.
-    pub(crate) fn forgotten(&self) -> Vec<u32> {
-        std::mem::take(&mut lock(&self.over).forgotten)
+    pub(crate) fn take_acked(&self) -> Vec<u32> {
+        std::mem::take(&mut lock(&self.pending_releases).acked)
     }
 
     /// The streams of an exec are at their end, so the keeper can close them.
     pub(crate) fn release(&self, request: u32) {
-        lock(&self.over).released.push(request);
+        lock(&self.pending_releases).released.push(request);
     }
 
     /// Releases an exec in the keeper at once.

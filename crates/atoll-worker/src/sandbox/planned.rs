@@ -10,11 +10,11 @@ use atoll_model::{Code, Error, HostMount, SandboxId, SandboxSpec};
 
 use crate::authorities::Layer;
 use crate::error::{internal, jail};
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 use crate::template::{self, Template};
 
 /// A sandbox to create.
-pub(super) struct Wish {
+pub(super) struct PlannedSandbox {
     pub(super) id: SandboxId,
     pub(super) ids: IdRange,
     pub(super) spec: SandboxSpec,
@@ -22,39 +22,39 @@ pub(super) struct Wish {
     /// Layer above the template's layer.
     pub(super) authorities: Option<Arc<Layer>>,
     pub(super) plan: Arc<Plan>,
-    pub(super) kind: Kind,
+    pub(super) origin: Origin,
 }
 
 /// Why a sandbox is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Origin {
     /// For a create request.
-    New,
+    Request,
     /// For the warm pool.
-    Warm,
+    Pool,
     /// A restart on existing files; the field is the time of the create.
-    Old(i64),
+    Restart(i64),
 }
 
-impl Kind {
-    pub(super) fn of(pooled: bool) -> Self {
-        if pooled { Self::Warm } else { Self::New }
+impl Origin {
+    pub(super) fn of(is_pooled: bool) -> Self {
+        if is_pooled { Self::Pool } else { Self::Request }
     }
 }
 
-impl Wish {
+impl PlannedSandbox {
     pub(super) fn new(
-        shared: &Shared,
+        shared: &RuntimeState,
         id: SandboxId,
         ids: IdRange,
         spec: SandboxSpec,
         template: Template,
-        kind: Kind,
+        origin: Origin,
     ) -> Result<Self, Error> {
         let mut plan = plan(&jail_spec(&id, &spec, &template, ids), &shared.facts)
             .map_err(|error| jail(&error))?;
-        if let Some(amend) = &shared.amend {
-            amend(&mut plan);
+        if let Some(plan_override) = &shared.plan_override {
+            plan_override(&mut plan);
         }
         let authorities = shared.authorities.layer(&template)?;
         Ok(Self {
@@ -64,34 +64,34 @@ impl Wish {
             template,
             authorities,
             plan: Arc::new(plan),
-            kind,
+            origin,
         })
     }
 
     /// With the default spec, for an embryo.
-    pub(super) fn ordinary(shared: &Shared) -> Result<Self, Error> {
+    pub(super) fn for_embryo(shared: &RuntimeState) -> Result<Self, Error> {
         let spec = SandboxSpec::default();
         let template = check(shared, &spec, None)?;
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
-        let (id, kind) = (SandboxId::random(), Kind::New);
-        let wish = Self::new(shared, id, ids, spec, template, kind);
-        if wish.is_err() {
+        let (id, origin) = (SandboxId::random(), Origin::Request);
+        let planned = Self::new(shared, id, ids, spec, template, origin);
+        if planned.is_err() {
             shared.instance.ranges.release(ids);
         }
-        wish
+        planned
     }
 }
 
 /// Checks a spec and leases its template: the current layer, or the one with this id.
 pub(super) fn check(
-    shared: &Shared,
+    shared: &RuntimeState,
     spec: &SandboxSpec,
     layer: Option<&str>,
 ) -> Result<Template, Error> {
     super::check(shared, spec)?;
     let template = shared.templates.get_layer(&spec.template, layer);
-    let template = template.map_err(|error| no_template(&error))?;
+    let template = template.map_err(|error| template_error(&error))?;
     check_mounts(spec)?;
     Ok(template)
 }
@@ -100,10 +100,10 @@ pub(super) fn check(
 fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
     for HostMount { source, target } in &spec.mounts {
         let path = Path::new(target);
-        let plain = path.is_absolute()
+        let is_plain = path.is_absolute()
             && !path.components().any(|part| part == Component::ParentDir)
             && path != Path::new("/");
-        if !plain {
+        if !is_plain {
             return Err(Error::invalid(
                 "mount",
                 format!("the mount target {target:?} is not an absolute path below /"),
@@ -126,7 +126,7 @@ fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
     Ok(())
 }
 
-fn no_template(error: &template::Error) -> Error {
+fn template_error(error: &template::Error) -> Error {
     match error {
         template::Error::Unknown { name, known } => Error::new(
             Code::UnknownTemplate,

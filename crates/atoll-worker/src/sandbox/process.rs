@@ -8,36 +8,36 @@ use atoll_jail::cgroup::Group;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{Error, Timings};
 
-use super::planned::Wish;
-use super::{blocking, give_back, insist};
+use super::planned::PlannedSandbox;
+use super::{retry_while_out_of_fds, run_blocking, spawn_cleanup};
 use crate::error::{internal, jail};
-use crate::init_channel::Init;
-use crate::keeper::Parent;
-use crate::runtime::Shared;
+use crate::init_channel::InitChannel;
+use crate::keeper::InitProcess;
+use crate::runtime::RuntimeState;
 
 /// PID 1 in its namespaces and, on cgroup v2, in its limits.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) group: Group,
-    pub(super) init: Init,
-    pub(super) parent: Parent,
+    pub(super) init: InitChannel,
+    pub(super) init_process: InitProcess,
     /// Whether it has got its boot configuration.
-    pub(super) told: bool,
+    pub(super) boot_sent: bool,
     pub(super) timings: Timings,
 }
 
 impl Process {
     /// Has the keeper clone PID 1, and sends the boot configuration if there is one.
-    pub(super) async fn make(
-        shared: &Arc<Shared>,
-        wish: &Wish,
+    pub(super) async fn create(
+        shared: &Arc<RuntimeState>,
+        planned: &PlannedSandbox,
         boot: Option<ToInit>,
         begin: Instant,
     ) -> Result<Self, Error> {
         let group = {
-            let (shared, id, ids) = (Arc::clone(shared), wish.id.clone(), wish.ids);
-            let plan = Arc::clone(&wish.plan);
-            blocking(move || {
+            let (shared, id, ids) = (Arc::clone(shared), planned.id.clone(), planned.ids);
+            let plan = Arc::clone(&planned.plan);
+            run_blocking(move || {
                 let group = shared.instance.cgroups.add(id.as_str(), &plan.limits, ids);
                 group.map_err(|error| jail(&error))
             })
@@ -45,13 +45,13 @@ impl Process {
         };
         let slot = begin.elapsed();
         let begin = Instant::now();
-        let told = boot.is_some();
-        match Self::clone(shared, wish, &group, boot).await {
-            Ok((init, parent)) => Ok(Self {
+        let boot_sent = boot.is_some();
+        match Self::clone(shared, planned, &group, boot).await {
+            Ok((init, init_process)) => Ok(Self {
                 group,
                 init,
-                parent,
-                told,
+                init_process,
+                boot_sent,
                 timings: Timings {
                     slot,
                     clone: begin.elapsed(),
@@ -60,46 +60,50 @@ impl Process {
             }),
             Err(error) => {
                 let all = Arc::clone(shared);
-                let removed = async move {
-                    let _ = insist(&all, || with(&group, Group::remove)).await;
+                let cleanup = async move {
+                    let _ = retry_while_out_of_fds(&all, || with(&group, Group::remove)).await;
                 };
-                give_back(shared, removed).await;
+                spawn_cleanup(shared, cleanup).await;
                 Err(error)
             }
         }
     }
 
     async fn clone(
-        shared: &Shared,
-        wish: &Wish,
+        shared: &RuntimeState,
+        planned: &PlannedSandbox,
         group: &Group,
         boot: Option<ToInit>,
-    ) -> Result<(Init, Parent), Error> {
+    ) -> Result<(InitChannel, InitProcess), Error> {
         let cgroup = group.open().map_err(|error| jail(&error))?;
         let (outside, inside) =
             wire::pair().map_err(|error| internal("make a sandbox's socket", &error))?;
-        let init = Init::new(outside)?;
+        let init = InitChannel::new(outside)?;
         if let Some(boot) = boot {
             init.send(&boot, &[]).await?;
         }
-        let plan = &wish.plan;
-        let parent = shared.keeper.spawn(
-            wish.id.as_str(),
+        let plan = &planned.plan;
+        let init_process = shared.keeper.spawn(
+            planned.id.as_str(),
             inside.into_fd(),
             init.socket(),
             cgroup,
             plan.ids,
             plan.namespaces,
         );
-        let parent = parent.await?;
-        Ok((init, parent))
+        let init_process = init_process.await?;
+        Ok((init, init_process))
     }
 
     /// Kills it and removes its control group.
-    pub(super) async fn give_back(mut self, shared: &Shared) {
-        let _ = insist(shared, || with(&self.group, Group::kill)).await;
-        let _ = self.parent.died.wait_for(Option::is_some).await;
-        let _ = insist(shared, || with(&self.group, Group::remove)).await;
+    pub(super) async fn discard(mut self, shared: &RuntimeState) {
+        let _ = retry_while_out_of_fds(shared, || with(&self.group, Group::kill)).await;
+        let _ = self
+            .init_process
+            .exit_status
+            .wait_for(Option::is_some)
+            .await;
+        let _ = retry_while_out_of_fds(shared, || with(&self.group, Group::remove)).await;
     }
 }
 
@@ -109,5 +113,5 @@ async fn with(
     work: impl FnOnce(&Group) -> Result<(), atoll_jail::Error> + Send + 'static,
 ) -> Result<(), Error> {
     let group = group.clone();
-    blocking(move || work(&group).map_err(|error| jail(&error))).await
+    run_blocking(move || work(&group).map_err(|error| jail(&error))).await
 }

@@ -8,9 +8,9 @@ use atoll_jail::plan::IdRange;
 use atoll_model::{Error, SandboxInfo, SandboxSpec};
 use serde::{Deserialize, Serialize};
 
-use super::connection::Linked;
-use crate::authorities::Mounted;
-use crate::error::{host_file, internal};
+use super::network::LinkRecord;
+use crate::authorities::LayerRecord;
+use crate::error::{host_file_error, internal};
 use crate::syncer::create_private;
 
 const NAME: &str = "record.json";
@@ -34,15 +34,16 @@ pub(crate) struct Record {
     pub(crate) layer: Option<String>,
     /// The layer with the operator's certificate authorities, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) authorities: Option<Mounted>,
+    pub(crate) authorities: Option<LayerRecord>,
     /// Its network link, while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) linked: Option<Linked>,
+    pub(crate) linked: Option<LinkRecord>,
     /// `boot_id` of the host when the record was created.
-    pub(crate) boot: String,
+    #[serde(rename = "boot")]
+    pub(crate) boot_id: String,
     /// Whether it is in the warm pool.
-    #[serde(default)]
-    pub(crate) pooled: bool,
+    #[serde(default, rename = "pooled")]
+    pub(crate) is_pooled: bool,
 }
 
 impl Record {
@@ -56,8 +57,8 @@ impl Record {
             layer: None,
             authorities: None,
             linked: None,
-            boot: boot(),
-            pooled: false,
+            boot_id: host_boot_id(),
+            is_pooled: false,
         }
     }
 
@@ -75,8 +76,8 @@ impl Record {
         // Variables may be secrets, and a file of an earlier version may have a wider mode.
         let _ = fs::remove_file(&new);
         let written = create_private(&new).and_then(|mut file| file.write_all(&text));
-        written.map_err(|error| host_file("write", &new, &error))?;
-        fs::rename(&new, &path).map_err(|error| host_file("write", &path, &error))
+        written.map_err(|error| host_file_error("write", &new, &error))?;
+        fs::rename(&new, &path).map_err(|error| host_file_error("write", &path, &error))
     }
 
     /// Links the record that was just synced to a second name: after a power failure the file that
@@ -87,7 +88,7 @@ impl Record {
         let kept = fs::hard_link(directory.join(NAME), &new).and_then(|()| fs::rename(&new, &path));
         match kept {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(host_file("write", &path, &error))
+                Err(host_file_error("write", &path, &error))
             }
             _ => Ok(()),
         }
@@ -96,43 +97,43 @@ impl Record {
     /// Removes it: a sandbox without a record was never acknowledged to a caller.
     pub(crate) fn remove(directory: &Path) -> Result<(), Error> {
         let path = directory.join(NAME);
-        fs::remove_file(&path).map_err(|error| host_file("remove", &path, &error))
+        fs::remove_file(&path).map_err(|error| host_file_error("remove", &path, &error))
     }
 
     /// Reads it; `None` if there is none. A corrupt one is replaced by the last synced one.
-    pub(crate) fn read(directory: &Path) -> Result<Option<Self>, Unread> {
+    pub(crate) fn read(directory: &Path) -> Result<Option<Self>, RecordError> {
         match Self::read_file(&directory.join(NAME)) {
-            Err(Unread::Senseless) => match Self::read_file(&directory.join(SYNCED)) {
+            Err(RecordError::Corrupt) => match Self::read_file(&directory.join(SYNCED)) {
                 Ok(Some(record)) => Ok(Some(record)),
-                _ => Err(Unread::Senseless),
+                _ => Err(RecordError::Corrupt),
             },
             read => read,
         }
     }
 
-    fn read_file(path: &Path) -> Result<Option<Self>, Unread> {
+    fn read_file(path: &Path) -> Result<Option<Self>, RecordError> {
         let text = match fs::read(path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Unread::Unknown(host_file("read", path, &error))),
+            Err(error) => return Err(RecordError::Io(host_file_error("read", path, &error))),
         };
         serde_json::from_slice(&text)
             .map(Some)
-            .map_err(|_| Unread::Senseless)
+            .map_err(|_| RecordError::Corrupt)
     }
 }
 
 /// Why a record could not be read.
 #[derive(Debug)]
-pub(crate) enum Unread {
+pub(crate) enum RecordError {
     /// It cannot be parsed.
-    Senseless,
+    Corrupt,
     /// The file cannot be read; the record may be intact.
-    Unknown(Error),
+    Io(Error),
 }
 
 /// The kernel's `boot_id`, different after each boot.
-pub(crate) fn boot() -> String {
+pub(crate) fn host_boot_id() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().to_owned()
 }

@@ -10,20 +10,20 @@ use atoll_jail::plan::{self, IdRange, Size};
 use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
 
-use super::{Record, Sandbox, blocking, lock, planned};
+use super::{Record, Sandbox, lock, planned, run_blocking};
 use crate::error::jail;
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 use atoll_jail::cgroup::Group;
 
 /// Checks limits against the maximum and this host.
-pub(crate) fn check(shared: &Shared, limits: &Limits) -> Result<(), Error> {
-    limits.check(&shared.ceilings, Bytes(shared.facts.memory))?;
+pub(crate) fn check(shared: &RuntimeState, limits: &Limits) -> Result<(), Error> {
+    limits.check(&shared.max_limits, Bytes(shared.facts.memory))?;
     shared.instance.disk.check(limits.disk)
 }
 
 /// Limits of the control groups, and what PID 1 has to set for programs.
 pub(super) fn plan(
-    shared: &Shared,
+    shared: &RuntimeState,
     template: &crate::template::Template,
     (id, ids): (&SandboxId, IdRange),
     limits: Limits,
@@ -38,14 +38,14 @@ pub(super) fn plan(
 
 /// Sets the kernel's limits, all of them or none.
 pub(super) async fn enforce(
-    shared: &Arc<Shared>,
+    shared: &Arc<RuntimeState>,
     id: &SandboxId,
     group: &Group,
     from: (plan::Limits, Bytes),
     to: (plan::Limits, Bytes),
 ) -> Result<(), Error> {
     let (shared, id, group) = (Arc::clone(shared), id.clone(), group.clone());
-    blocking(move || {
+    run_blocking(move || {
         let disk = &shared.instance.disk;
         if from.1 != to.1 {
             disk.limit(&id, to.1)?;
@@ -54,13 +54,13 @@ pub(super) async fn enforce(
         if changed.is_err() && from.1 != to.1 {
             let _ = disk.limit(&id, from.1);
         }
-        changed.map_err(|error| refused(&error, group.usage().memory))
+        changed.map_err(|error| resize_error(&error, group.usage().memory))
     })
     .await
 }
 
 /// Memory in use cannot be taken away: EBUSY becomes `Conflict`.
-fn refused(error: &atoll_jail::Error, used: u64) -> Error {
+fn resize_error(error: &atoll_jail::Error, used: u64) -> Error {
     match error {
         atoll_jail::Error::Step { source, .. }
             if source.kind() == std::io::ErrorKind::ResourceBusy =>
@@ -81,7 +81,7 @@ impl Sandbox {
     /// Changes the limits and the record. The limits have been checked.
     pub(crate) async fn set_limits(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<RuntimeState>,
         limits: Limits,
     ) -> Result<(), Error> {
         let old = lock(&self.record).info.limits;
@@ -105,7 +105,7 @@ impl Sandbox {
     /// Changes the limits without the record.
     pub(super) async fn resize(
         &self,
-        shared: &Arc<Shared>,
+        shared: &Arc<RuntimeState>,
         from: Limits,
         to: Limits,
     ) -> Result<(), Error> {
@@ -115,17 +115,24 @@ impl Sandbox {
         let id = lock(&self.record).info.id.clone();
         let planned = |limits| plan(shared, &self.template, (&id, self.ids), limits);
         let (old, new) = (planned(from)?, planned(to)?);
-        let (was, is) = (
+        let (old_limits, new_limits) = (
             (old.limits.clone(), from.disk),
             (new.limits.clone(), to.disk),
         );
-        enforce(shared, &id, &self.group, was.clone(), is.clone()).await?;
-        let told = self.tell_size(new.since(&old)).await;
-        if told.is_err() {
-            let _ = enforce(shared, &id, &self.group, is, was).await;
-            let _ = self.tell_size(old.since(&new)).await;
+        enforce(
+            shared,
+            &id,
+            &self.group,
+            old_limits.clone(),
+            new_limits.clone(),
+        )
+        .await?;
+        let updated = self.update_views(new.since(&old)).await;
+        if updated.is_err() {
+            let _ = enforce(shared, &id, &self.group, new_limits, old_limits).await;
+            let _ = self.update_views(old.since(&new)).await;
         }
-        told
+        updated
     }
 
     /// Resizes file systems in memory to the size that a new sandbox would have. Only before the
@@ -134,13 +141,13 @@ impl Sandbox {
         if from == to {
             return Ok(());
         }
-        let namespace = self.namespace.unwrap_or_default();
+        let namespace = self.netns_inode.unwrap_or_default();
         rootfs::resize_in_memory(self.pid, namespace, &plan::in_memory(to.0))
             .map_err(|error| jail(&error))
     }
 
     /// Has PID 1 update the views of programs. Commands that start after this see the new size.
-    async fn tell_size(&self, size: wire::Size) -> Result<(), Error> {
+    async fn update_views(&self, size: wire::Size) -> Result<(), Error> {
         if *self.state.borrow() == SandboxState::Paused {
             // PID 1 reads it when it is resumed.
             return self.init.resize_later(size);

@@ -10,42 +10,43 @@ use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Error, SandboxId};
 
 use super::remove_files;
-use crate::error::{host_file, jail};
-use crate::runtime::Shared;
+use crate::error::{host_file_error, jail};
+use crate::runtime::RuntimeState;
 use crate::storage;
 
 /// Files of a slot, open and ready for PID 1.
 #[derive(Debug)]
-pub(super) struct Files {
+pub(super) struct SlotFiles {
     id: SandboxId,
     pub(super) directory: PathBuf,
     pub(super) opened: OwnedFd,
     /// Mounts that PID 1 cannot make itself, in the plan's order.
     pub(super) mounts: Vec<OwnedFd>,
     /// Whether the files existed before, as at a restart.
-    pub(super) old: bool,
+    pub(super) preexisting: bool,
 }
 
-impl Files {
-    pub(super) fn make(
-        shared: &Shared,
+impl SlotFiles {
+    pub(super) fn create(
+        shared: &RuntimeState,
         id: SandboxId,
         plan: &Plan,
         size: Bytes,
-        old: bool,
+        preexisting: bool,
     ) -> Result<Self, Error> {
         let directory = shared.instance.sandbox(&id);
         let disk = &shared.instance.disk;
         let prepared = (|| {
-            let make =
-                |path: &Path| fs::create_dir(path).map_err(|error| host_file("make", path, &error));
+            let make = |path: &Path| {
+                fs::create_dir(path).map_err(|error| host_file_error("make", path, &error))
+            };
             let files = disk.place(&id);
-            if old {
+            if preexisting {
                 if files.exists() {
                     // overlayfs refuses the `work` directory of an earlier mount.
                     crate::instance::remove_directory(&files.join("work"))?;
                     for part in ["upper", "work"] {
-                        make_unless_there(&files.join(part))?;
+                        make_if_absent(&files.join(part))?;
                     }
                 } else {
                     // Only a power failure shortly after the create removes the storage of a
@@ -57,7 +58,7 @@ impl Files {
                 make(&directory.join("execs"))?;
                 disk.make(&id, size)?;
             }
-            Ok((open_directory(&files)?, handed(plan, Vec::new())?))
+            Ok((open_directory(&files)?, prepare_mounts(plan, Vec::new())?))
         })();
         match prepared {
             Ok((opened, mounts)) => Ok(Self {
@@ -65,10 +66,10 @@ impl Files {
                 directory,
                 opened,
                 mounts,
-                old,
+                preexisting,
             }),
             Err(error) => {
-                if !old {
+                if !preexisting {
                     let _ = disk.remove(&id);
                     let _ = crate::instance::remove_directory(&directory);
                 }
@@ -78,8 +79,8 @@ impl Files {
     }
 
     /// Removes the files unless they existed before.
-    pub(super) async fn give_back(self, shared: &Arc<Shared>) {
-        if self.old {
+    pub(super) async fn discard(self, shared: &Arc<RuntimeState>) {
+        if self.preexisting {
             return;
         }
         let held = (self.opened, self.mounts);
@@ -89,7 +90,7 @@ impl Files {
 }
 
 /// Creates a directory of the overlay. After a power failure one may be missing.
-fn make_unless_there(path: &Path) -> Result<(), Error> {
+fn make_if_absent(path: &Path) -> Result<(), Error> {
     match storage::make_directory(path) {
         Err(_) if path.is_dir() => Ok(()),
         made => made,
@@ -103,12 +104,12 @@ fn open_directory(path: &Path) -> Result<OwnedFd, Error> {
         OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC,
         Mode::empty(),
     )
-    .map_err(|error| host_file("open", path, &error.into()))
+    .map_err(|error| host_file_error("open", path, &error.into()))
 }
 
 /// Prepares the mounts that PID 1 cannot make itself, in the plan's order. `ready` are the ones
 /// that every sandbox has, if they exist; they come first.
-pub(super) fn handed(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Error> {
+pub(super) fn prepare_mounts(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, Error> {
     let mut ready = ready.into_iter();
     let mounts = plan
         .inside
@@ -130,7 +131,7 @@ pub(super) fn handed(plan: &Plan, ready: Vec<OwnedFd>) -> Result<Vec<OwnedFd>, E
 }
 
 /// The devpts among the prepared mounts.
-pub(super) fn terminals(plan: &Plan, mounts: Vec<OwnedFd>) -> Option<OwnedFd> {
+pub(super) fn find_devpts(plan: &Plan, mounts: Vec<OwnedFd>) -> Option<OwnedFd> {
     let prepared = plan.inside.mounts.iter().filter(|mount| {
         use wire::Source::{Devices, Handed, Terminals};
         matches!(mount.source, Devices | Terminals | Handed { .. })

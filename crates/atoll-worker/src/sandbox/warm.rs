@@ -6,32 +6,32 @@ use std::time::Instant;
 use atoll_model::{Error, Network, SandboxSpec, Timings};
 
 use super::{Record, Sandbox, lock, variables};
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 
 impl Sandbox {
     /// Whether it is alive and from the current layer of this template.
     pub(crate) fn is_made_from(&self, template: &str) -> bool {
-        self.died.borrow().is_none()
+        self.exit_status.borrow().is_none()
             && lock(&self.record).spec.template == template
             && !self.template.is_replaced()
     }
 
     /// Whether the spec needs no other limits and no network.
-    fn suits(&self, spec: &SandboxSpec) -> bool {
+    fn needs_no_change(&self, spec: &SandboxSpec) -> bool {
         spec.limits == lock(&self.record).info.limits && spec.network == Network::None
     }
 
     /// Applies the limits and the network of a spec that was checked. If that fails, the sandbox is
     /// discarded.
-    pub(crate) async fn fit(
+    pub(crate) async fn apply_spec(
         self: Arc<Self>,
-        shared: &Arc<Shared>,
+        shared: &Arc<RuntimeState>,
         spec: &SandboxSpec,
     ) -> Result<Arc<Self>, Error> {
         let fitted = async {
             let authorities = lock(&self.record).authorities.clone();
             *lock(&self.environment) = variables(&self.template, authorities.as_ref(), spec)?;
-            if self.suits(spec) {
+            if self.needs_no_change(spec) {
                 return Ok(());
             }
             // From here on it is neither warm nor acknowledged. If the server is killed, the next
@@ -40,40 +40,44 @@ impl Sandbox {
             let usual = lock(&self.record).info.limits;
             self.resize_in_memory(usual.memory, spec.limits.memory)?;
             let resized = self.resize(shared, usual, spec.limits);
-            let (resized, linked) = tokio::join!(resized, self.link_with(shared, spec));
+            let (resized, linked) = tokio::join!(resized, self.attach_network(shared, spec));
             resized.and(linked)
         };
         match fitted.await {
             Ok(()) => Ok(self),
             Err(error) => {
-                self.undo(shared).await;
+                self.discard(shared).await;
                 Err(error)
             }
         }
     }
 
     /// Returns it to the pool after a create failed. If it was changed already, it is discarded.
-    pub(crate) async fn put_back(self: Arc<Self>, shared: &Arc<Shared>, spec: &SandboxSpec) {
-        let late = if self.suits(spec) {
-            shared.pool.add(self).err()
+    pub(crate) async fn return_to_pool(
+        self: Arc<Self>,
+        shared: &Arc<RuntimeState>,
+        spec: &SandboxSpec,
+    ) {
+        let late = if self.needs_no_change(spec) {
+            shared.warm_pool.add(self).err()
         } else {
             Some(self)
         };
         if let Some(late) = late {
-            late.undo(shared).await;
+            late.discard(shared).await;
         }
     }
 
     /// Gives it to a create: writes the record with the spec.
-    pub(crate) async fn belong(
+    pub(crate) async fn claim(
         self: Arc<Self>,
-        shared: &Arc<Shared>,
+        shared: &Arc<RuntimeState>,
         spec: SandboxSpec,
         begin: Instant,
     ) -> Result<Arc<Self>, Error> {
         let written = {
             let mut record = lock(&self.record);
-            record.pooled = false;
+            record.is_pooled = false;
             record.info.limits = spec.limits;
             record.info.network = spec.network;
             record.spec = spec;
@@ -84,14 +88,14 @@ impl Sandbox {
             };
             record.write(&self.directory)
         };
-        let told = match written {
-            Ok(()) => self.tell_names().await,
+        let boot_sent = match written {
+            Ok(()) => self.write_resolv_conf().await,
             Err(error) => Err(error),
         };
-        match told {
+        match boot_sent {
             Ok(()) => Ok(self),
             Err(error) => {
-                self.undo(shared).await;
+                self.discard(shared).await;
                 Err(error)
             }
         }

@@ -25,7 +25,7 @@ use atoll_model::{Bytes, Code, DiskUsage, Error, SandboxId};
 use rustix::fs::{Mode, OFlags};
 
 use super::{Disk, Space};
-use crate::error::{host_file, internal, jail};
+use crate::error::{host_file_error, internal, jail};
 use crate::sandbox::lock;
 
 /// The group of all sandboxes.
@@ -155,7 +155,7 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
     }
     let new = file.with_extension("btrfs.new");
     let made = File::create(&new).and_then(|made| made.set_len(size));
-    made.map_err(|error| host_file("make", &new, &error))?;
+    made.map_err(|error| host_file_error("make", &new, &error))?;
     let program = maker().unwrap_or_else(|| MAKER.into());
     let done = Command::new(&program)
         .args(["--quiet", "--force", "--nodiscard"])
@@ -170,20 +170,20 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
         .arg(&new)
         .stdin(Stdio::null())
         .output();
-    let done = done.map_err(|error| host_file("run", &program, &error))?;
+    let done = done.map_err(|error| host_file_error("run", &program, &error))?;
     if !done.status.success() {
         let _ = fs::remove_file(&new);
         let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
         return Err(Error::new(Code::Internal, format!("{MAKER}: {why}")));
     }
-    fs::rename(&new, file).map_err(|error| host_file("make", file, &error))
+    fs::rename(&new, file).map_err(|error| host_file_error("make", file, &error))
 }
 
 impl Top {
     fn open(at: &Path) -> Result<Self, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let opened = rustix::fs::open(at, flags, Mode::empty())
-            .map_err(|error| host_file("open", at, &error.into()))?;
+            .map_err(|error| host_file_error("open", at, &error.into()))?;
         let id = btrfs::id(opened.as_fd()).map_err(|error| jail(&error))?;
         Ok(Self {
             opened,
@@ -199,7 +199,11 @@ impl Top {
             Ok(opened) => opened,
             Err(rustix::io::Errno::NOENT) => return Ok(None),
             Err(error) => {
-                return Err(host_file("open", Path::new(id.as_str()), &error.into()));
+                return Err(host_file_error(
+                    "open",
+                    Path::new(id.as_str()),
+                    &error.into(),
+                ));
             }
         };
         let group = btrfs::subvolume(opened.as_fd());
@@ -302,7 +306,7 @@ impl Disk for Image {
 
     fn sweep(&self, known: &dyn Fn(&SandboxId) -> bool) -> Result<(), Error> {
         let entries = fs::read_dir(&self.at);
-        let entries = entries.map_err(|error| host_file("read", &self.at, &error))?;
+        let entries = entries.map_err(|error| host_file_error("read", &self.at, &error))?;
         for entry in entries.flatten() {
             let id = entry
                 .file_name()

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use atoll_model::{Bytes, Code, DiskUsage, Error, Limits, SandboxId};
 
 use super::Disk;
-use crate::error::host_file;
+use crate::error::host_file_error;
 use crate::tree;
 
 /// The most entries that are looked at for one sandbox, and for how long.
@@ -80,7 +80,7 @@ impl Disk for Plain {
 /// What the `upper` of a sandbox's directory takes, as far as it can be told in a moment.
 pub(super) fn usage(directory: &Path, limit: Bytes) -> Result<DiskUsage, Error> {
     let upper = directory.join("upper");
-    let opened = fs::File::open(&upper).map_err(|error| host_file("open", &upper, &error))?;
+    let opened = fs::File::open(&upper).map_err(|error| host_file_error("open", &upper, &error))?;
     let until = Instant::now() + LONGEST;
     let more = |usage: &tree::Usage| usage.inodes < MOST_ENTRIES && Instant::now() < until;
     let mut found = tree::Usage::default();

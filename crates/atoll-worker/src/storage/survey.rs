@@ -92,7 +92,7 @@ impl Survey {
             let Some(id) = id else { continue };
             let record = Record::read(&path).ok().flatten();
             // One that is only begun has no record. What was kept always belongs to a user.
-            let pooled = instance != KEPT && record.as_ref().is_none_or(|record| record.pooled);
+            let pooled = instance != KEPT && record.as_ref().is_none_or(|record| record.is_pooled);
             let limit = record.map_or(Limits::default().disk, |record| record.info.limits.disk);
             // A data directory that changed its mind may have both.
             let storage = if path.join("upper").is_dir() {

@@ -42,8 +42,8 @@ struct Record {
     spec: Spec,
     #[serde(default)]
     layer: Option<String>,
-    #[serde(default)]
-    pooled: bool,
+    #[serde(default, rename = "pooled")]
+    is_pooled: bool,
 }
 
 #[derive(Deserialize)]
@@ -96,7 +96,7 @@ impl LayerReferences {
                 let Ok(record) = serde_json::from_slice::<Record>(&text) else {
                     continue;
                 };
-                if record.pooled {
+                if record.is_pooled {
                     continue;
                 }
                 let reference = Reference {

@@ -1,13 +1,13 @@
-use super::{OTHERS, Pool, shares};
+use super::{MAX_OTHER_TEMPLATES, WarmPool, targets};
 
 fn recent(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
 #[test]
-fn half_of_the_pool_is_for_what_was_asked_for_lately() {
+fn half_of_the_pool_is_for_recent_templates() {
     let check = |size, names: &[&str], expected: &[(&str, usize)]| {
-        assert_eq!(shares(size, &recent(names)), expected, "{size} {names:?}");
+        assert_eq!(targets(size, &recent(names)), expected, "{size} {names:?}");
     };
     check(16, &[], &[("base", 16)]);
     check(16, &["a"], &[("a", 8), ("base", 8)]);
@@ -22,12 +22,12 @@ fn half_of_the_pool_is_for_what_was_asked_for_lately() {
 }
 
 #[test]
-fn what_was_asked_for_last_comes_first() {
-    let pool = Pool::new(8);
+fn templates_are_ordered_by_last_use() {
+    let pool = WarmPool::new(8);
     for name in ["a", "b", "base", "c", "a", "d", "e"] {
-        pool.asked(name);
+        pool.record_demand(name);
     }
     let known = pool.recent.lock().expect("templates").clone();
     assert_eq!(known, ["e", "d", "a", "c"]);
-    assert_eq!(known.len(), OTHERS);
+    assert_eq!(known.len(), MAX_OTHER_TEMPLATES);
 }

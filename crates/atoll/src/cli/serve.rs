@@ -137,7 +137,7 @@ impl Complete {
             storage: config.storage,
             templates: config.templates(),
             reserve: self.reserve,
-            ceilings: self.ceilings,
+            max_limits: self.ceilings,
             network: network::Config {
                 exceptions: self.exceptions.clone().into(),
                 ..network::Config::default()

@@ -15,19 +15,19 @@ use super::{Record, Sandbox, lock};
 use crate::error::jail;
 use crate::files;
 use crate::network::Link;
-use crate::runtime::Shared;
+use crate::runtime::RuntimeState;
 
 /// Configuration of name servers.
-const RESOLVERS: &[u8] = b"/etc/resolv.conf";
+const RESOLV_CONF: &[u8] = b"/etc/resolv.conf";
 
 /// What the next server needs to adopt a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Linked {
+pub(crate) struct LinkRecord {
     pub(crate) address: Ipv4Addr,
     pub(crate) gateway: Ipv4Addr,
 }
 
-impl From<&Link> for Linked {
+impl From<&Link> for LinkRecord {
     fn from(link: &Link) -> Self {
         Self {
             address: link.address(),
@@ -38,7 +38,7 @@ impl From<&Link> for Linked {
 
 /// Attaches the network namespace of a PID 1 as the spec says.
 pub(super) async fn attach(
-    shared: &Shared,
+    shared: &RuntimeState,
     pid: i32,
     spec: &SandboxSpec,
 ) -> Result<Option<Arc<Link>>, Error> {
@@ -53,7 +53,7 @@ pub(super) async fn attach(
 }
 
 /// Inode of a process's network namespace; `None` if the process is gone.
-pub(super) fn number(pid: i32) -> Option<u64> {
+pub(super) fn netns_inode(pid: i32) -> Option<u64> {
     let namespace = netns::of(pid).ok()?;
     Some(rustix::fs::fstat(&namespace).ok()?.st_ino)
 }
@@ -63,12 +63,12 @@ impl Sandbox {
     /// the one at creation.
     pub(crate) fn namespace(&self) -> Result<OwnedFd, Error> {
         let stopped = || SandboxState::Stopped.refusal("connected to");
-        if self.died.borrow().is_some() {
+        if self.exit_status.borrow().is_some() {
             return Err(stopped());
         }
         let namespace = netns::of(self.pid).map_err(|_| stopped())?;
         let found = rustix::fs::fstat(&namespace).ok().map(|about| about.st_ino);
-        if found.is_none() || found != self.namespace {
+        if found.is_none() || found != self.netns_inode {
             return Err(stopped());
         }
         Ok(namespace)
@@ -76,7 +76,7 @@ impl Sandbox {
 
     /// Writes `/etc/resolv.conf` in the sandbox. A helper writes it: the host resolves no path of a
     /// sandbox.
-    pub(crate) async fn tell_names(self: &Arc<Self>) -> Result<(), Error> {
+    pub(crate) async fn write_resolv_conf(self: &Arc<Self>) -> Result<(), Error> {
         let Some(text) = lock(&self.link).as_ref().map(|link| link.resolv_conf()) else {
             return Ok(());
         };
@@ -86,24 +86,28 @@ impl Sandbox {
             ..WriteOptions::default()
         };
         let root = Caller::root();
-        let mut writer = files::write(Arc::clone(self), &root, RESOLVERS, options).await?;
+        let mut writer = files::write(Arc::clone(self), &root, RESOLV_CONF, options).await?;
         writer.write(text.as_bytes()).await?;
         writer.commit().await.map(drop)
     }
 
     /// Attaches the network of a spec. The caller writes the record.
-    pub(crate) async fn link_with(&self, shared: &Shared, spec: &SandboxSpec) -> Result<(), Error> {
+    pub(crate) async fn attach_network(
+        &self,
+        shared: &RuntimeState,
+        spec: &SandboxSpec,
+    ) -> Result<(), Error> {
         if spec.network == Network::None {
             return Ok(());
         }
         let policy = spec.policy.clone();
         let link = shared.network.attach(self.namespace()?, policy).await?;
-        if shared.instance.lasting.is_some() {
+        if shared.instance.data_lock.is_some() {
             link.keep_on_drop();
         }
-        lock(&self.record).linked = Some(Linked::from(&link));
+        lock(&self.record).linked = Some(LinkRecord::from(&link));
         *lock(&self.link) = Some(Arc::new(link));
-        if self.died.borrow().is_some() {
+        if self.exit_status.borrow().is_some() {
             self.unlink();
         }
         Ok(())
@@ -112,7 +116,7 @@ impl Sandbox {
     /// Changes the network from `none` to `internet`, under a policy.
     pub(crate) async fn connect(
         self: &Arc<Self>,
-        shared: &Shared,
+        shared: &RuntimeState,
         policy: Policy,
     ) -> Result<(), Error> {
         let state = *self.state.borrow();
@@ -124,7 +128,7 @@ impl Sandbox {
             policy,
             ..SandboxSpec::default()
         };
-        self.link_with(shared, &spec).await?;
+        self.attach_network(shared, &spec).await?;
         if let Err(error) = self.write_network(spec.network, spec.policy) {
             self.unlink();
             let mut record = lock(&self.record);
@@ -133,7 +137,7 @@ impl Sandbox {
             return Err(error);
         }
         // Programs in the sandbox may have made the file unwritable; that is no error of this call.
-        let _ = self.tell_names().await;
+        let _ = self.write_resolv_conf().await;
         Ok(())
     }
 
@@ -142,11 +146,11 @@ impl Sandbox {
         let link = lock(&self.link).clone();
         if let Some(link) = link {
             // The link is removed a little later; from here on it passes no packet.
-            let nothing = Policy {
+            let deny_all = Policy {
                 default: Verdict::Deny,
                 ..Policy::default()
             };
-            link.set_policy(nothing).await?;
+            link.set_policy(deny_all).await?;
         }
         self.unlink();
         lock(&self.record).linked = None;
@@ -160,7 +164,7 @@ impl Sandbox {
     }
 
     /// The link and the policy in its record.
-    pub(crate) fn linked(&self) -> Option<(Linked, Policy)> {
+    pub(crate) fn link_record(&self) -> Option<(LinkRecord, Policy)> {
         let record = lock(&self.record);
         Some((record.linked?, record.spec.policy.clone()))
     }
@@ -170,14 +174,14 @@ impl Sandbox {
         link.keep_on_drop();
         {
             let mut record = lock(&self.record);
-            let linked = Some(Linked::from(&link));
+            let linked = Some(LinkRecord::from(&link));
             if record.linked != linked {
                 record.linked = linked;
                 record.write(&self.directory)?;
             }
         }
         *lock(&self.link) = Some(Arc::new(link));
-        if self.died.borrow().is_some() {
+        if self.exit_status.borrow().is_some() {
             self.unlink();
         }
         Ok(())
