@@ -10,6 +10,7 @@ pub(crate) fn store(error: atoll_store::Error) -> Error {
         atoll_store::Error::Taken(what) => {
             Error::new(Code::Conflict, format!("{what} is taken")).remedy("choose another")
         }
+        atoll_store::Error::OrgNotFound => Error::new(Code::OrgNotFound, "there is no such org"),
         error if error.is_full() => {
             tracing::error!("the disk of the server's records is full");
             Error::new(Code::DiskFull, "the server's disk is full")

@@ -95,6 +95,16 @@ impl Cache {
             .await;
     }
 
+    /// Ends the streams of these keys.
+    pub(crate) fn revoke(&self, keys: impl IntoIterator<Item = KeyId>) {
+        let now = Instant::now();
+        self.revoked.send_modify(|revoked| {
+            for key in keys {
+                revoked.add(key, now);
+            }
+        });
+    }
+
     /// Something about keys or orgs has changed.
     pub(crate) fn forget(&self) {
         let mut known = self.known();
@@ -172,16 +182,20 @@ pub fn random_digits() -> String {
     hex(&source.finalize())
 }
 
+/// The error of a key that is not accepted.
+pub(crate) fn refused() -> Error {
+    Error::new(
+        Code::InvalidApiKey,
+        "the API key is unknown, expired or revoked",
+    )
+    .remedy(
+        "send a valid key of this server in X-API-Key; POST /keys with an admin's key creates one",
+    )
+}
+
 impl Core {
     /// Who brings this secret.
     pub async fn authenticate(&self, secret: &str, request: RequestId) -> Result<Context, Error> {
-        let refused = || {
-            Error::new(
-                Code::InvalidApiKey,
-                "the API key is unknown, expired or revoked",
-            )
-            .remedy("send a valid key of this server in X-API-Key; POST /keys with an admin's key creates one")
-        };
         let hash = hash(secret).ok_or_else(refused)?;
         let (key, org) = if let Some(known) = self.inner.keys.get(&hash) {
             known
@@ -335,9 +349,7 @@ impl Core {
         self.inner.keys.forget();
         self.inner.tickets.forget(&org);
         if matches!(done, Ok(true)) {
-            let now = Instant::now();
-            let revoked = &self.inner.keys.revoked;
-            revoked.send_modify(|revoked| revoked.add(key.id, now));
+            self.inner.keys.revoke([key.id]);
         }
         if done.map_err(error::store)? {
             Ok(())

@@ -1,9 +1,11 @@
 //! Orgs. The first one, made at the first start, has only the machine's limits.
 
-use atoll_model::{Code, Error, Org, OrgId, Scope};
-use atoll_store::Store;
+use std::sync::PoisonError;
 
-use crate::{Context, Core, Page, Slice, error};
+use atoll_model::{Code, Error, Org, OrgId, Scope};
+use atoll_store::{OrgRemoval, Store};
+
+use crate::{Context, Core, Page, Slice, error, outlast};
 
 /// What an org is to be.
 #[derive(Debug, Clone)]
@@ -77,7 +79,6 @@ impl Core {
 
     /// An org that the caller may see.
     pub async fn org(&self, context: &Context, id: &str) -> Result<Org, Error> {
-        let unknown = || Error::new(Code::OrgNotFound, "there is no such org");
         let id: OrgId = id.parse().map_err(|_| unknown())?;
         if context.scope != Scope::Admin && context.org.id != id {
             return Err(unknown());
@@ -110,4 +111,60 @@ impl Core {
         self.inner.keys.forget();
         Ok(org)
     }
+
+    /// Removes an org with its keys and its history. Refused while the org has sandboxes that are not deleted.
+    pub async fn remove_org(&self, context: &Context, id: &str) -> Result<(), Error> {
+        context.require(Scope::Admin)?;
+        let org = self.org(context, id).await?;
+        if org.id == self.first_org().await?.id {
+            let message = format!(
+                "org {} is the operator's own and cannot be removed",
+                org.name
+            );
+            return Err(Error::new(Code::Conflict, message)
+                .remedy("remove its sandboxes and keys one by one instead"));
+        }
+        let core = self.clone();
+        outlast(async move { core.remove_unless_used(&org).await }).await
+    }
+
+    async fn remove_unless_used(&self, org: &Org) -> Result<(), Error> {
+        let in_use = |sandboxes: String| {
+            let message = format!("org {} has {sandboxes}", org.name);
+            Error::new(Code::Conflict, message)
+                .remedy("delete them first, with a key of the org, or let their lifetimes end")
+        };
+        // Without its row the next start would set such a sandbox aside instead of deleting it.
+        let leaving = self.inner.leaving.lock();
+        let leaving = leaving.unwrap_or_else(PoisonError::into_inner).clone();
+        for id in leaving.keys() {
+            let session = self.inner.store.session(&org.id, id.as_str()).await;
+            if session.map_err(error::store)?.is_some() {
+                let message = format!(
+                    "org {} has a sandbox whose files are being deleted",
+                    org.name
+                );
+                return Err(Error::new(Code::Conflict, message).remedy("try again later"));
+            }
+        }
+        let removal = self.inner.store.remove_org(&org.id).await;
+        let (keys, sessions) = match removal.map_err(error::store)? {
+            OrgRemoval::Removed { keys, sessions } => (keys, sessions),
+            OrgRemoval::HasSandboxes(1) => return Err(in_use("a sandbox".to_owned())),
+            OrgRemoval::HasSandboxes(count) => return Err(in_use(format!("{count} sandboxes"))),
+            OrgRemoval::NotFound => return Err(unknown()),
+        };
+        self.inner.keys.forget();
+        self.inner.tickets.forget(&org.id);
+        self.inner.keys.revoke(keys);
+        let removed = self.inner.store.remove_history(&org.id, &sessions).await;
+        if let Err(failure) = removed {
+            tracing::warn!(org = %org.id, %failure, "history of a removed org stays until its retention ends");
+        }
+        Ok(())
+    }
+}
+
+fn unknown() -> Error {
+    Error::new(Code::OrgNotFound, "there is no such org")
 }

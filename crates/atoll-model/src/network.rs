@@ -238,7 +238,8 @@ impl From<Rule> for String {
 }
 
 /// What happens to what no rule names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
+#[schema(as = NetworkDefault)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// It passes.

@@ -136,6 +136,7 @@ const ERRORS_BY_ROUTE: &[(&str, &str, &[Code])] = &[
     ),
     ("post", "/orgs", &[Code::Conflict]),
     ("patch", "/orgs/{id}", &[Code::Conflict]),
+    ("delete", "/orgs/{id}", &[Code::Conflict]),
     ("post", "/sandboxes/{id}/start", &[Code::QuotaExceeded]),
     ("post", "/sandboxes/{id}/restart", &[Code::QuotaExceeded]),
     (

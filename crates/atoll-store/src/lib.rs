@@ -44,6 +44,7 @@ pub use events::Event;
 pub use instance::{Found, Identity, inspect};
 pub use journal::Journal;
 pub use keys::NewKey;
+pub use orgs::OrgRemoval;
 pub use sandboxes::{Claim, Happened, Page, SandboxRow};
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
@@ -77,6 +78,9 @@ pub enum Error {
     /// Another row has this already.
     #[error("{0} is taken")]
     Taken(&'static str),
+    /// The org of a new row was removed.
+    #[error("the org was removed")]
+    OrgNotFound,
 }
 
 impl Error {
@@ -276,10 +280,12 @@ fn text<T: serde::Serialize>(value: &T) -> String {
     }
 }
 
-/// Tells a value that is taken from other failures.
+/// Tells a value that is taken, and an org that was removed, from other failures. The only foreign keys are those of
+/// the org.
 fn taken(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     move |error| match &error {
         sqlx::Error::Database(told) if told.is_unique_violation() => Error::Taken(what),
+        sqlx::Error::Database(told) if told.is_foreign_key_violation() => Error::OrgNotFound,
         _ => Error::Database(error),
     }
 }

@@ -1,6 +1,6 @@
 //! Orgs.
 
-use atoll_model::{Org, OrgId};
+use atoll_model::{KeyId, Org, OrgId};
 use sqlx::FromRow;
 
 use crate::{Error, Result, Store, taken, word};
@@ -12,6 +12,36 @@ const INSERT: &str = "INSERT INTO orgs (id, name, max_sandboxes, max_timeout, cr
      VALUES ($1, $2, $3, $4, $5)";
 const UPDATE: &str =
     "UPDATE orgs SET name = $2, max_sandboxes = $3, max_timeout = $4 WHERE id = $1";
+const COUNT_SANDBOXES: &str =
+    "SELECT COUNT(*) FROM sandboxes WHERE org = $1 AND deleted_at IS NULL";
+const SESSIONS: &str = "SELECT session FROM sandboxes WHERE org = $1";
+// In the order of their foreign keys.
+const DELETE_IDEMPOTENCY: &str = "DELETE FROM idempotency WHERE org = $1";
+const DELETE_SANDBOXES: &str = "DELETE FROM sandboxes WHERE org = $1";
+const DELETE_KEYS: &str = "DELETE FROM keys WHERE org = $1 RETURNING id";
+const DELETE: &str = "DELETE FROM orgs WHERE id = $1";
+const DELETE_COMMANDS: &str = "DELETE FROM commands WHERE id IN \
+     (SELECT id FROM commands WHERE session = $1 LIMIT $2)";
+const DELETE_EVENTS: &str = "DELETE FROM events WHERE number IN \
+     (SELECT number FROM events WHERE org = $1 LIMIT $2)";
+/// Rows of one statement, so that other writers get their turn.
+const BATCH: i64 = 500;
+
+/// Result of [`Store::remove_org`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OrgRemoval {
+    /// The org is gone.
+    Removed {
+        /// Its keys, which are gone too.
+        keys: Vec<KeyId>,
+        /// Its sessions, for [`Store::remove_history`].
+        sessions: Vec<String>,
+    },
+    /// Nothing was changed: the org has so many sandboxes that are not deleted.
+    HasSandboxes(i64),
+    /// There is no such org.
+    NotFound,
+}
 
 #[derive(FromRow)]
 struct Row {
@@ -82,5 +112,57 @@ impl Store {
             .await
             .map_err(taken("the org's name"))?;
         Ok(())
+    }
+
+    /// Removes an org with its keys, idempotency keys and sessions, unless it has sandboxes that are not deleted.
+    /// A later insert of a sandbox or a key of this org fails with [`Error::OrgNotFound`].
+    pub async fn remove_org(&self, id: &OrgId) -> Result<OrgRemoval> {
+        let _time = self.time("remove_org");
+        let writer = self.writer();
+        // With its lock from the start: the sandboxes that it counts are all there are.
+        let mut transaction = writer.begin_with("BEGIN IMMEDIATE").await?;
+        let query = sqlx::query_scalar::<_, i64>(COUNT_SANDBOXES).bind(id.as_str());
+        let sandboxes = query.fetch_one(&mut *transaction).await?;
+        if sandboxes > 0 {
+            return Ok(OrgRemoval::HasSandboxes(sandboxes));
+        }
+        let query = sqlx::query_scalar::<_, String>(SESSIONS).bind(id.as_str());
+        let sessions = query.fetch_all(&mut *transaction).await?;
+        for statement in [DELETE_IDEMPOTENCY, DELETE_SANDBOXES] {
+            let query = sqlx::query(statement).bind(id.as_str());
+            query.execute(&mut *transaction).await?;
+        }
+        let query = sqlx::query_scalar::<_, String>(DELETE_KEYS).bind(id.as_str());
+        let keys = query.fetch_all(&mut *transaction).await?;
+        let query = sqlx::query(DELETE).bind(id.as_str());
+        let deleted = query.execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        drop(writer);
+        if deleted.rows_affected() == 0 {
+            return Ok(OrgRemoval::NotFound);
+        }
+        let keys = keys.into_iter().map(|key| word("keys", key));
+        let keys = keys.collect::<Result<_>>()?;
+        Ok(OrgRemoval::Removed { keys, sessions })
+    }
+
+    /// Deletes the commands and events of an org that was removed, in batches. Retention deletes what a crash leaves of
+    /// them.
+    pub async fn remove_history(&self, org: &OrgId, sessions: &[String]) -> Result<()> {
+        let _time = self.time("remove_history");
+        for session in sessions {
+            self.delete_in_batches(DELETE_COMMANDS, session).await?;
+        }
+        self.delete_in_batches(DELETE_EVENTS, org.as_str()).await
+    }
+
+    async fn delete_in_batches(&self, statement: &'static str, value: &str) -> Result<()> {
+        loop {
+            let query = sqlx::query(statement).bind(value).bind(BATCH);
+            let done = query.execute(&*self.writer()).await?;
+            if done.rows_affected() < BATCH as u64 {
+                return Ok(());
+            }
+        }
     }
 }

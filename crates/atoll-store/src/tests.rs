@@ -2,6 +2,7 @@
 
 mod history;
 mod instance;
+mod orgs;
 
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@ use atoll_worker::BeforeCreate;
 use super::times::{check_timeout, end_of};
 use super::{SandboxView, check_alias, check_metadata, full};
 use crate::ledger::{Entry, Held};
-use crate::{Context, Core, Inner, error, outlast};
+use crate::{Context, Core, Inner, error, keys, outlast};
 
 /// What a sandbox is to be.
 #[derive(Debug, Clone)]
@@ -153,8 +153,12 @@ impl Core {
         };
         let store = &self.inner.store;
         let made = store.add_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
-        let made = made.await;
-        if made.map_err(error::store)? == Claim::Full {
+        // The org was removed, and the caller's key with it, after the caller was authenticated.
+        let made = made.await.map_err(|error| match error {
+            atoll_store::Error::OrgNotFound => keys::refused(),
+            error => error::store(error),
+        });
+        if made? == Claim::Full {
             return Err(full(org.max_sandboxes));
         }
         Ok(self.inner.ledger.add_held(row).await)

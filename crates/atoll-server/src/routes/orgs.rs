@@ -1,9 +1,10 @@
-//! Orgs: made and changed by an admin.
+//! Orgs: made, changed and removed by an admin.
 
 use atoll_core::OrgRequest;
 use atoll_model::{Org, OrgId};
 use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -20,7 +21,7 @@ use crate::pagination::{self, PageQuery, PageResponse};
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()
         .routes(routes!(list, make))
-        .routes(routes!(read, change))
+        .routes(routes!(read, change, remove))
 }
 
 /// An org.
@@ -145,4 +146,17 @@ async fn change(
     };
     let changed = app.core.change_org(&caller, &id, request).await?;
     Ok(Json(changed.into()))
+}
+
+/// Remove an org
+///
+/// Its keys are revoked, and its history is removed. An org with sandboxes that are not deleted is not removed.
+#[utoipa::path(delete, path = "/orgs/{id}", responses((status = 204)))]
+async fn remove(
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+) -> ApiResult<StatusCode> {
+    app.core.remove_org(&caller, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }

@@ -32,7 +32,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(restart))
         .routes(routes!(pause))
         .routes(routes!(resume))
-        .routes(routes!(change::network))
+        .routes(routes!(change::read_network, change::network))
 }
 
 /// Seconds on the wire: 0 is without end.

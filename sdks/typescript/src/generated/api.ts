@@ -223,9 +223,14 @@ export type ModeChange = {
 /** The network of a sandbox. */
 export type Network = "none" | "internet";
 
+/** What happens to what no rule names. */
+export type NetworkDefault = "allow" | "deny";
+
 export type NetworkRules = {
     /** What it may reach: IPv4 addresses or blocks, with `:port` perhaps. */
     allow?: string[];
+    /** What happens to addresses that no rule names; `deny` if there are only rules in `allow`, else `allow`. */
+    default?: NetworkDefault | null;
     /** What it may not reach. */
     deny?: string[];
     network?: Network | null;
@@ -509,6 +514,17 @@ export type SandboxChange = {
 
 /** a sandbox id */
 export type SandboxId = string;
+
+/** The network of a sandbox and its rules, in the form that sets them. */
+export type SandboxNetwork = {
+    /** Addresses or blocks that the sandbox may reach, each with an optional `:port`. */
+    allow: string[];
+    /** What happens to addresses that no rule names. */
+    default: NetworkDefault;
+    /** Addresses or blocks that the sandbox may not reach, except those in `allow`. */
+    deny: string[];
+    network: Network;
+};
 
 /** Where a sandbox is in its life. */
 export type SandboxState = "creating" | "running" | "paused" | "stopping" | "stopped" | "failed";

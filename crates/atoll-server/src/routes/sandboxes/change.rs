@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{SandboxChange, SandboxRow};
-use atoll_model::{Error, ExpiryAction, Lifetime, Network};
+use atoll_core::{SandboxChange, SandboxRow, SandboxView};
+use atoll_model::{Error, ExpiryAction, Lifetime, Network, Rule, Verdict};
 use axum::Json;
 use axum::extract::State;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::create::{parse_policy, rename_error_fields, with_limits};
@@ -108,11 +108,51 @@ pub(super) struct NetworkRules {
     /// What it may not reach.
     #[serde(default)]
     deny: Vec<String>,
+    /// What happens to addresses that no rule names; `deny` if there are only rules in `allow`, else `allow`.
+    default: Option<Verdict>,
+}
+
+/// The network of a sandbox and its rules, in the form that sets them.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SandboxNetwork {
+    network: Network,
+    /// Addresses or blocks that the sandbox may reach, each with an optional `:port`.
+    #[schema(value_type = Vec<String>)]
+    allow: Vec<Rule>,
+    /// Addresses or blocks that the sandbox may not reach, except those in `allow`.
+    #[schema(value_type = Vec<String>)]
+    deny: Vec<Rule>,
+    /// What happens to addresses that no rule names.
+    default: Verdict,
+}
+
+impl From<SandboxView> for SandboxNetwork {
+    fn from(view: SandboxView) -> Self {
+        let policy = view.row.policy;
+        Self {
+            network: view.row.network,
+            allow: policy.allow,
+            deny: policy.deny,
+            default: policy.default,
+        }
+    }
+}
+
+/// Get the network
+///
+/// With the rules of what it may reach.
+#[utoipa::path(get, path = "/sandboxes/{id}/network", responses((status = 200, body = SandboxNetwork)))]
+pub(super) async fn read_network(
+    State(app): State<AppState>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+) -> ApiResult<Json<SandboxNetwork>> {
+    Ok(Json(app.core.sandbox(&caller, &id)?.into()))
 }
 
 /// Set the network
 ///
-/// And what it may reach.
+/// And what it may reach: replaces all rules.
 #[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = NetworkRules, responses((status = 200, body = Sandbox)))]
 pub(super) async fn network(
     State(app): State<AppState>,
@@ -120,7 +160,8 @@ pub(super) async fn network(
     Path(id): Path<String>,
     JsonBody(request): JsonBody<NetworkRules>,
 ) -> ApiResult<Json<Sandbox>> {
-    let rules = parse_policy(&request.allow, &request.deny)?;
+    let mut rules = parse_policy(&request.allow, &request.deny)?;
+    rules.default = request.default.unwrap_or(rules.default);
     let changed = app.core.set_network(&caller, &id, request.network, rules);
     Ok(Json(changed.await?.into()))
 }

@@ -36,6 +36,7 @@ pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/sandboxes/ID/stop", Needs::All),
     ("POST", "/sandboxes/ID/start", Needs::All),
     ("POST", "/sandboxes/ID/restart", Needs::All),
+    ("GET", "/sandboxes/ID/network", Needs::Read),
     ("PUT", "/sandboxes/ID/network", Needs::All),
     ("GET", "/sandboxes/ID/ports", Needs::Read),
     ("GET", "/sandboxes/ID/ports/7/tunnel", Needs::All),
@@ -101,6 +102,7 @@ pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/orgs", Needs::Admin),
     ("GET", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Read),
     ("PATCH", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Admin),
+    ("DELETE", "/orgs/org_aaaaabbbbbcccccddddd", Needs::Admin),
     // Last: it takes the sandbox away.
     ("DELETE", "/sandboxes/ID", Needs::All),
 ];

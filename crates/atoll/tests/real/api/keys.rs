@@ -253,6 +253,78 @@ async fn what_a_revoked_key_follows_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_org_is_removed_when_it_has_no_sandboxes() {
+    let server = Server::start().await;
+    let admin = server.client();
+    let org = admin.post("/orgs", &json!({ "name": "team" })).await.json()["orgID"].clone();
+    let path = format!("/orgs/{}", org.as_str().unwrap());
+    let (team, _) = key(&admin, json!({ "name": "theirs", "orgID": org })).await;
+    let sandbox = team.sandbox(&json!({})).await;
+    let mut events = team
+        .open("GET", "/events", &[], Bytes::new())
+        .await
+        .into_body();
+    let refused = admin.delete(&path).await;
+    assert_eq!(
+        (refused.status, refused.refusal().1.as_str()),
+        (409, "CONFLICT")
+    );
+    assert!(refused.json()["remedy"].is_string(), "{refused:?}");
+    assert_eq!(team.delete(&path).await.refusal().0, 403);
+    let deleted = team.delete(&format!("/sandboxes/{sandbox}")).await;
+    assert_eq!(deleted.status, 204);
+
+    assert_eq!(admin.delete(&path).await.status, 204);
+    // Its keys are refused, what they follow ends, and another org may have its name.
+    assert_eq!(team.get("/sandboxes").await.refusal().1, "INVALID_API_KEY");
+    let over = async { while let Some(Ok(_)) = events.frame().await {} };
+    tokio::time::timeout(DEADLINE, over).await.unwrap();
+    for answer in [admin.delete(&path).await, admin.get(&path).await] {
+        assert_eq!(
+            (answer.status, answer.refusal().1.as_str()),
+            (404, "ORG_NOT_FOUND")
+        );
+    }
+    let late = admin
+        .post("/keys", &json!({ "name": "x", "orgID": org }))
+        .await;
+    assert_eq!(late.refusal().1, "ORG_NOT_FOUND");
+    assert_eq!(
+        admin.post("/orgs", &json!({ "name": "team" })).await.status,
+        201
+    );
+    // The operator's own stays.
+    let orgs = admin.get("/orgs").await.array();
+    let main = orgs.iter().find(|org| org["name"] == "main").unwrap();
+    let path = format!("/orgs/{}", main["orgID"].as_str().unwrap());
+    let refused = admin.delete(&path).await;
+    assert_eq!(refused.status, 409, "{refused:?}");
+    assert!(refused.json()["error"].as_str().unwrap().contains("own"));
+    assert_eq!(admin.get("/keys").await.array().len(), 1);
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_create_never_succeeds_for_an_org_that_is_removed() {
+    let server = Server::start().await;
+    let admin = server.client();
+    for number in 0..6 {
+        let asked = json!({ "name": format!("team {number}") });
+        let org = admin.post("/orgs", &asked).await.json()["orgID"].clone();
+        let path = format!("/orgs/{}", org.as_str().unwrap());
+        let (team, _) = key(&admin, json!({ "name": "theirs", "orgID": org })).await;
+        let body = json!({});
+        let (created, removed) = tokio::join!(team.post("/sandboxes", &body), admin.delete(&path));
+        match (created.status, removed.status) {
+            (201, 409) => assert_eq!(team.get("/sandboxes").await.array().len(), 1),
+            (401, 204) => assert_eq!(team.get("/sandboxes").await.status, 401),
+            _ => panic!("{created:?} {removed:?}"),
+        }
+    }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
     let server = Server::start().await;
     let org = operator(&server, &["org", "create", "team", "--max-sandboxes", "7"]);
@@ -304,6 +376,10 @@ async fn the_command_makes_orgs_and_keys_over_the_operators_socket() {
     assert_eq!(team.get("/orgs").await.status, 401);
     assert!(!operator(&server, &["key", "ls", "--org", "team"]).contains("laptop"));
     assert!(operator(&server, &["key", "ls", "--org", "team", "--all"]).contains("revoked"));
+    assert_eq!(operator(&server, &["org", "rm", "team"]), org);
+    assert!(!operator(&server, &["org", "ls"]).contains("team"));
+    let other = operator(&server, &["org", "create", "other"]);
+    assert_eq!(operator(&server, &["org", "delete", &other]), other);
     server.close().await;
 }
 
