@@ -1,4 +1,4 @@
-//! `atoll org`: makes orgs of a server, lists them, and sets their limits.
+//! `atoll org`: makes orgs of a server, lists and removes them, and sets their limits.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::remote::{Remote, plain, say_json, text};
 use super::sandbox::{seconds, since, span};
-use super::say;
+use super::{complain, say};
 use crate::config::Config;
 
-/// Make orgs of a server, list them, and set their limits.
+/// Make orgs of a server, list and remove them, and set their limits.
 ///
 /// An org owns sandboxes and keys, and sees nothing of others. An admin makes it; `atoll key create --org` lets people in.
 #[derive(Debug, Subcommand)]
@@ -22,7 +22,8 @@ use crate::config::Config;
   atoll org create team-a --max-sandboxes 20
   atoll key create team-a --org team-a
   atoll org set team-a --max-timeout 24h
-  atoll org ls")]
+  atoll org ls
+  atoll org rm team-a")]
 pub(crate) enum Org {
     #[command(visible_alias = "new")]
     Create(Create),
@@ -30,6 +31,8 @@ pub(crate) enum Org {
     Ls(Ls),
     #[command(visible_aliases = ["patch", "update"])]
     Set(Set),
+    #[command(visible_alias = "delete")]
+    Rm(Rm),
 }
 
 /// What an org may have.
@@ -91,12 +94,27 @@ pub(crate) struct Set {
     remote: Remote,
 }
 
+/// Remove orgs, with their keys and their history.
+///
+/// An org with sandboxes that are not deleted, and the operator's own org, are not removed.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  atoll org rm team-a")]
+pub(crate) struct Rm {
+    /// Ids or names.
+    #[arg(required = true, value_name = "ORG")]
+    orgs: Vec<String>,
+    #[command(flatten)]
+    remote: Remote,
+}
+
 impl Org {
     pub(crate) fn run(&self, config: &Config) -> Result<ExitCode, Error> {
         match self {
             Self::Create(create) => create.run(config)?,
             Self::Ls(ls) => ls.run(config)?,
             Self::Set(set) => set.run(config)?,
+            Self::Rm(rm) => return rm.run(config),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -176,6 +194,33 @@ impl Ls {
         say(&table.to_string());
         Ok(())
     }
+}
+
+impl Rm {
+    /// Removes one after the other; each may fail by itself.
+    fn run(&self, config: &Config) -> Result<ExitCode, Error> {
+        let failed = self.remote.with(config, async |client| {
+            let mut failed = None;
+            for org in &self.orgs {
+                match remove(client, org).await {
+                    Ok(id) => say(&id),
+                    Err(error) => {
+                        complain(&error);
+                        failed = failed.or(Some(error.code.exit_code()));
+                    }
+                }
+            }
+            Ok(failed)
+        })?;
+        Ok(failed.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}
+
+/// Removes an org, by its id or its name; its id.
+async fn remove(client: &Client, org: &str) -> Result<String, Error> {
+    let id = find(client, org).await?;
+    client.ask(&Request::delete(path(&["orgs", &id]))).await?;
+    Ok(id)
 }
 
 /// The id of an org, by that or by its name.

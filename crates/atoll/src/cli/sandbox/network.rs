@@ -38,18 +38,20 @@ pub(crate) struct Rules {
 
 impl Rules {
     pub(super) fn run(&self, config: &Config) -> Result<(), Error> {
-        let sandbox = self.remote.with(config, async |client| {
+        let network = self.remote.with(config, async |client| {
             let id = find(client, &self.sandbox).await?;
-            let request = match self.asked() {
-                Some(asked) => Request::put_json(below(&id, &["network"]), &asked),
-                None => Request::get(below(&id, &[])),
-            };
-            client.call(&request).await
+            let path = below(&id, &["network"]);
+            if let Some(asked) = self.asked() {
+                client
+                    .call(&Request::put_json(path.clone(), &asked))
+                    .await?;
+            }
+            client.call(&Request::get(path)).await
         })?;
         if self.json {
-            return say_json(&sandbox);
+            return say_json(&network);
         }
-        say(text(&sandbox, "network"));
+        say(&shown(&network));
         Ok(())
     }
 
@@ -65,6 +67,31 @@ impl Rules {
         }
         Some(asked)
     }
+}
+
+/// The network, and a line for each list of rules of one that has rules.
+fn shown(network: &Value) -> String {
+    let list = |name: &str| {
+        let rules = network[name].as_array().into_iter().flatten();
+        let rules: Vec<&str> = rules.filter_map(Value::as_str).collect();
+        rules.join(" ")
+    };
+    let (allow, deny) = (list("allow"), list("deny"));
+    let rest = match text(network, "default") {
+        "deny" => "denied",
+        _ => "allowed",
+    };
+    let mut lines = vec![text(network, "network").to_owned()];
+    if !allow.is_empty() {
+        lines.push(format!("allow   {allow}"));
+    }
+    if !deny.is_empty() {
+        lines.push(format!("deny    {deny}"));
+    }
+    if lines.len() > 1 || rest == "denied" {
+        lines.push(format!("others  {rest}"));
+    }
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -96,6 +123,25 @@ mod tests {
         assert_eq!(
             asked("--deny 1.1.1.1 --allow 9.9.9.9:53"),
             Some(json!({ "allow": ["9.9.9.9:53"], "deny": ["1.1.1.1"] }))
+        );
+    }
+
+    #[test]
+    fn rules_are_shown_a_list_a_line() {
+        let network = |allow: &[&str], deny: &[&str], default: &str| {
+            shown(
+                &json!({ "network": "internet", "allow": allow, "deny": deny, "default": default }),
+            )
+        };
+        assert_eq!(network(&[], &[], "allow"), "internet");
+        assert_eq!(network(&[], &[], "deny"), "internet\nothers  denied");
+        assert_eq!(
+            network(&["1.1.1.1:443", "9.9.9.9"], &[], "deny"),
+            "internet\nallow   1.1.1.1:443 9.9.9.9\nothers  denied"
+        );
+        assert_eq!(
+            network(&["1.1.1.1"], &["1.0.0.0/8"], "allow"),
+            "internet\nallow   1.1.1.1\ndeny    1.0.0.0/8\nothers  allowed"
         );
     }
 }

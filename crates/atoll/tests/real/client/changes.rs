@@ -58,6 +58,48 @@ async fn a_sandbox_is_patched() {
     assert_eq!(said(&server, &["sandbox", "network", id]), "none\n");
     let network = ["sandbox", "network", id, "--net", "none", "--json"];
     assert_eq!(json(&server, &network)["network"], "none");
+    let set = [
+        "sandbox",
+        "network",
+        id,
+        "--net",
+        "internet",
+        "--allow",
+        "1.1.1.1:443",
+        "--allow",
+        "9.9.9.0/24",
+    ];
+    let rules = "internet\nallow   1.1.1.1:443 9.9.9.0/24\nothers  denied\n";
+    for words in [&set[..], &["sandbox", "network", id]] {
+        assert_eq!(said(&server, words), rules);
+    }
+    let read = json(&server, &["sandbox", "network", id, "--json"]);
+    let allow = serde_json::json!(["1.1.1.1:443", "9.9.9.0/24"]);
+    assert_eq!(
+        (&read["allow"], &read["deny"], &read["default"]),
+        (&allow, &serde_json::json!([]), &"deny".into())
+    );
+    // What is read can be set again, also with a default that the lists alone do not have.
+    let client = server.client();
+    let path = format!("/sandboxes/{id}/network");
+    let closed =
+        serde_json::json!({ "network": "internet", "allow": [], "deny": [], "default": "deny" });
+    for rules in [read, closed] {
+        let put = client
+            .send(
+                "PUT",
+                &path,
+                &[("content-type", "application/json")],
+                rules.to_string(),
+            )
+            .await;
+        assert_eq!(put.status, 200, "{put:?}");
+        assert_eq!(client.get(&path).await.json(), rules);
+    }
+    assert_eq!(
+        said(&server, &["sandbox", "network", id]),
+        "internet\nothers  denied\n"
+    );
     for (options, code, words) in [
         (&[][..], 2, "required"),
         (&["--name", "Not A Name"], 2, "--name"),
