@@ -20,7 +20,7 @@ use super::run::{Signals, ended_by, pass_on, stdin_is_null};
 use super::template::variables;
 use super::{as_command, complain, heard, note, say, unwritten};
 use crate::config::Config;
-pub(crate) use ending::explain_lost;
+pub(crate) use ending::{Lost, explain_lost, find_end, is_killed};
 
 /// Run a command in a sandbox, with our own input, output and exit code.
 ///
@@ -176,7 +176,7 @@ impl Asked<'_> {
             error = signalled => Err(error),
             () = fed => Ok(Exit::default()),
         };
-        explain_lost(client, sandbox, passed).await
+        explain_lost(client, sandbox, Lost::Command, passed).await
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::exec::read_input;
+use super::exec::{Lost, explain_lost, read_input};
 use super::remote::{Remote, below, find, text};
 use super::run::{Signals, terminal};
 use super::template::variables;
@@ -210,9 +210,11 @@ impl<'a> Session<'a> {
             exit_code: 128 + number,
             ..Exit::default()
         };
+        let mut was_shown = false;
         let ended = loop {
             let failure = match next {
                 Ok(mut socket) => {
+                    was_shown = true;
                     let typed = (&mut keys, &mut held);
                     let shown = joined(&mut socket, typed, &mut resized, &mut patience);
                     let shown = tokio::select! {
@@ -247,6 +249,11 @@ impl<'a> Session<'a> {
                 }
                 number = signals.next() => break Ok(left(number)),
             };
+        };
+        let ended = if was_shown {
+            explain_lost(self.client, self.sandbox, Lost::Terminal, ended).await
+        } else {
+            ended
         };
         drop(raw);
         if ended.is_err() {

@@ -1,4 +1,4 @@
-//! Why a command did not end by itself: its sandbox did, while the command ran.
+//! Why a command or a terminal did not end by itself: its sandbox did, while it ran.
 
 use atoll_client::{Client, Exit, Request, path};
 use atoll_model::{Category, Code, Error};
@@ -11,27 +11,43 @@ const LIFETIME_ENDED: &str = "124";
 /// SIGKILL, by which a sandbox ends its commands.
 const KILLED: i32 = 9;
 
-/// Replaces the result of a command that was killed with its sandbox by an error that says why the sandbox ended.
-/// The server is asked only about commands that were killed or lost, not about those that ended by themselves.
+/// What ran in a sandbox that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lost {
+    Command,
+    Terminal,
+}
+
+/// Replaces the result of what was killed with its sandbox by an error that says why the sandbox ended.
+/// The server is asked only about what was killed or lost, not about what ended by itself.
 pub(crate) async fn explain_lost(
     client: &Client,
     sandbox: &str,
+    lost: Lost,
     result: Result<Exit, Error>,
 ) -> Result<Exit, Error> {
     let is_suspect = match &result {
-        Ok(exit) => exit.signal == Some(KILLED) && !exit.oom_killed && !exit.timed_out,
+        Ok(exit) => is_killed(exit),
         Err(error) => {
             matches!(error.code.category(), Category::NotFound)
-                || error.code == Code::SandboxStopped
+                || matches!(error.code, Code::SandboxStopped | Code::SandboxFailed)
         }
     };
     if !is_suspect {
         return result;
     }
-    match last_known(client, sandbox).await {
-        Some(found) => ended(&found, sandbox).map_or(result, Err),
-        None => result,
-    }
+    find_end(client, sandbox, lost).await.map_or(result, Err)
+}
+
+/// Whether it may have been killed with its sandbox.
+pub(crate) fn is_killed(exit: &Exit) -> bool {
+    exit.signal == Some(KILLED) && !exit.oom_killed && !exit.timed_out
+}
+
+/// Why a sandbox ended, if it has.
+pub(crate) async fn find_end(client: &Client, sandbox: &str, lost: Lost) -> Option<Error> {
+    let found = last_known(client, sandbox).await?;
+    ended(&found, sandbox, lost)
 }
 
 /// The sandbox as it is, or as it was when it was deleted.
@@ -47,7 +63,7 @@ async fn last_known(client: &Client, sandbox: &str) -> Option<Value> {
 }
 
 /// What to tell if the sandbox has ended.
-fn ended(sandbox: &Value, id: &str) -> Option<Error> {
+fn ended(sandbox: &Value, id: &str, lost: Lost) -> Option<Error> {
     let is_deleted = sandbox["deletedAt"].is_string();
     if !is_deleted && !matches!(text(sandbox, "state"), "stopping" | "stopped") {
         return None;
@@ -60,6 +76,10 @@ fn ended(sandbox: &Value, id: &str) -> Option<Error> {
         (Code::SandboxNotFound, "it was deleted with its files")
     } else {
         (Code::SandboxStopped, "it was stopped and keeps its files")
+    };
+    let during = match lost {
+        Lost::Command => "while the command ran",
+        Lost::Terminal => "while the terminal was open",
     };
     let error = match text(sandbox, "reason") {
         "timeout" => Error::new(
@@ -77,12 +97,12 @@ fn ended(sandbox: &Value, id: &str) -> Option<Error> {
         .detail("exitCode", LIFETIME_ENDED),
         "" => Error::new(
             code,
-            format!("sandbox {name} ended while the command ran: {outcome}"),
+            format!("sandbox {name} ended {during}: {outcome}"),
         )
         .remedy("a caller of the API did that; `atoll ls` shows what is left"),
         reason => Error::new(
             code,
-            format!("sandbox {name} ended while the command ran ({reason}): {outcome}"),
+            format!("sandbox {name} ended {during} ({reason}): {outcome}"),
         )
         .remedy("`atoll ls` shows what is left"),
     };
@@ -97,7 +117,7 @@ mod tests {
     #[test]
     fn only_an_ended_sandbox_explains_a_killed_command() {
         let code = |sandbox: &Value| {
-            let error = ended(sandbox, "i0")?;
+            let error = ended(sandbox, "i0", Lost::Command)?;
             Some((error.code, error.details.get("exitCode").cloned()))
         };
         let running = json!({ "state": "running" });

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
+use super::super::exec::{Lost, find_end, is_killed};
 use super::answer::{Ends, Told, whole};
 use super::tools::{About, Nature, Place, Sandbox, Tool, cancelled};
 
@@ -85,7 +86,14 @@ impl Tool for RunCommand {
                 if let Some(teller) = &teller {
                     teller.rest(&news).await;
                 }
-                done.map(|output| output.told(timeout))
+                let output = done?;
+                // The output until then is kept; the next call is told of the sandbox by its own error.
+                let end = if is_killed(&output.exit) {
+                    find_end(place.client, &place.sandbox, Lost::Command).await
+                } else {
+                    None
+                };
+                Ok(output.told(timeout, end))
             }
             never = told => match never {},
             () = place.context.ct.cancelled() => {
@@ -144,7 +152,8 @@ async fn output(exec: &mut Exec<'_>, news: &News) -> Result<Output, Error> {
 }
 
 impl Output {
-    fn told(&self, timeout: f64) -> Told {
+    /// `end` is why its sandbox ended while it ran.
+    fn told(&self, timeout: f64, end: Option<Error>) -> Told {
         let (stdout, stderr) = (self.stdout.text(), self.stderr.text());
         let mut parts = Vec::new();
         if !stdout.is_empty() {
@@ -156,7 +165,10 @@ impl Output {
         if self.lost > 0 {
             parts.push(format!("[{} bytes of its output were lost]", self.lost));
         }
-        parts.extend(ending(self.exit, timeout));
+        parts.extend(match end {
+            Some(end) => Some(format!("[killed: {}]", end.message)),
+            None => ending(self.exit, timeout),
+        });
         if parts.is_empty() {
             parts.push("[no output]".into());
         }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::RwLock;
 use tokio::time::{sleep, timeout};
 
+use super::super::exec::{Lost, find_end};
 use super::super::note;
 use super::super::remote::{below, find, text};
 use super::super::sandbox::create;
@@ -120,6 +121,17 @@ impl Session {
     /// What an agent is told of a sandbox that is not there, or does not run. One of ours that was stopped is started again: its files are
     /// there, but the agent must know that nothing runs in it.
     pub(super) async fn explain(&self, name: &str, error: Error) -> Error {
+        let end = match error.code {
+            Code::SandboxNotFound | Code::SandboxStopped => self.lifetime_end(name).await,
+            _ => None,
+        };
+        let error = match &end {
+            Some(message) => Error {
+                message: message.clone(),
+                ..error
+            },
+            None => error,
+        };
         let say = |message: String| Error {
             message,
             ..error.clone()
@@ -127,15 +139,19 @@ impl Session {
         match (error.code, &self.whose) {
             (Code::SandboxNotFound, Whose::Given(given)) => {
                 self.forget(name).await;
+                let known = end.map_or_else(String::new, |end| format!(": {end}"));
                 say(format!(
-                    "the session is for the sandbox {given:?}, which is not there"
+                    "the session is for the sandbox {given:?}, which is not there{known}"
                 ))
                 .remedy("tell the user: `atoll mcp --sandbox` names another")
             }
-            (Code::SandboxNotFound, Whose::Own { .. }) if self.forget(name).await => say(format!(
-                "the session's own sandbox {name} is gone, with its files"
-            ))
-            .remedy("the next call makes another one"),
+            (Code::SandboxNotFound, Whose::Own { .. }) if self.forget(name).await => {
+                let known = end.map_or_else(String::new, |end| format!(": {end}"));
+                say(format!(
+                    "the session's own sandbox {name} is gone, with its files{known}"
+                ))
+                .remedy("the next call makes another one")
+            }
             (Code::SandboxNotFound, Whose::Own { .. }) => {
                 error.remedy("list_sandboxes tells which there are")
             }
@@ -152,6 +168,12 @@ impl Session {
             }
             _ => error,
         }
+    }
+
+    /// That the lifetime of a sandbox ended, if that is why it is not there or does not run.
+    async fn lifetime_end(&self, name: &str) -> Option<String> {
+        let end = find_end(&self.client, name, Lost::Command).await?;
+        end.details.contains_key("exitCode").then_some(end.message)
     }
 
     /// Says again and again that the session is there.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use atoll_testkit::wait_for;
 use serde_json::{Value, json};
 
+use super::screen::Screen;
 use super::{atoll, done, json as json_of, said};
 use crate::api::{Client, Server};
 use crate::cli::told;
@@ -165,5 +166,37 @@ async fn a_command_says_that_a_caller_ended_its_sandbox() {
     let path = format!("/sandboxes/{id}/commands/{exec}/signal");
     assert!(client.post(&path, &json!({ "signal": 9 })).await.status < 300);
     assert_eq!(end(child), "exit 137");
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shell_says_that_the_lifetime_of_its_sandbox_ended() {
+    let server = Server::start().await;
+    let client = server.client();
+    for (on_timeout, outcome) in [
+        ("stop", "it was stopped and keeps its files"),
+        ("destroy", "it was deleted with its files"),
+    ] {
+        let asked = json!({ "timeout": 0, "alias": "web", "onTimeout": on_timeout });
+        let id = client.sandbox(&asked).await;
+        let mut screen = Screen::start(atoll(&server, &["shell", "web"]));
+        screen.kind("echo be''gun\n");
+        screen.until("begun");
+        set_timeout(&client, &id).await;
+        assert_eq!(screen.end(), Some(124), "{on_timeout}");
+        screen.until(&format!("the lifetime of sandbox web ended: {outcome}"));
+        assert!(screen.is_usual(), "{on_timeout}");
+        let _ = client.delete("/sandboxes/web").await;
+    }
+    // A caller that stops it is not its lifetime.
+    client
+        .sandbox(&json!({ "timeout": 0, "alias": "web" }))
+        .await;
+    let mut screen = Screen::start(atoll(&server, &["shell", "web"]));
+    screen.kind("echo be''gun\n");
+    screen.until("begun");
+    said(&server, &["stop", "web"]);
+    assert_eq!(screen.end(), Some(125));
+    screen.until("sandbox web ended while the terminal was open");
     server.close().await;
 }

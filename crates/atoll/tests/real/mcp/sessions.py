@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from host import BINARY, ask, host, ids, wait_for
+from host import BINARY, ask, host, ids, only_text, wait_for
 
 
 async def given():
@@ -34,6 +34,26 @@ async def given():
     ask("DELETE", f"/sandboxes/{web}")
     async with host("--sandbox", "nobody") as session:
         assert (await session.fault("list_files"))[0] == "SANDBOX_NOT_FOUND"
+
+
+async def lifetimes():
+    """A command, and the calls after it, say that the lifetime of their sandbox ended."""
+    web = ask("POST", "/sandboxes", {"alias": "web"})["sandboxID"]
+    async with host("--sandbox", "web") as session:
+        call, begun = session.begin("run_command", command="echo first; sleep 1000")
+        await begun.wait()
+        ask("POST", f"/sandboxes/{web}/timeout", {"timeout": 1})
+        told = only_text(await call)
+        ended = "the lifetime of sandbox web ended: it was deleted with its files"
+        assert told == f"first\n[killed: {ended}]", told
+        code, told = await session.fault("list_files")
+        assert code == "SANDBOX_NOT_FOUND" and ended in told, told
+    web = ask("POST", "/sandboxes", {"alias": "web", "timeout": 1, "onTimeout": "stop"})["sandboxID"]
+    wait_for("the end of its lifetime", lambda: ask("GET", f"/sandboxes/{web}")["state"] == "stopped")
+    async with host("--sandbox", "web") as session:
+        code, told = await session.fault("list_files")
+        assert code == "SANDBOX_STOPPED" and "the lifetime of sandbox web ended" in told, told
+    ask("DELETE", f"/sandboxes/{web}")
 
 
 async def made():
@@ -95,6 +115,7 @@ def said():
 
 
 asyncio.run(given())
+asyncio.run(lifetimes())
 asyncio.run(made())
 asyncio.run(ended())
 said()
