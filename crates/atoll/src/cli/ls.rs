@@ -197,7 +197,7 @@ fn show(sandboxes: &[Value], runs: &[Line]) {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_header([
-        "ID", "NAME", "KIND", "STATE", "AGE", "ENDS IN", "TEMPLATE", "COMMAND",
+        "ID", "NAME", "KIND", "STATE", "AGE", "ENDS", "TEMPLATE", "COMMAND",
     ]);
     for sandbox in sandboxes {
         table.add_row([
