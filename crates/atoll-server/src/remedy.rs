@@ -40,6 +40,8 @@ pub(crate) fn for_http(error: &Error) -> Option<Cow<'static, str>> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails where something is wrong")]
+
     use super::*;
 
     fn remedy(error: &Error) -> String {
@@ -54,6 +56,69 @@ mod tests {
                 assert!(!remedy.contains(word), "{code:?}: {remedy}");
             }
         }
+    }
+
+    /// What the SDKs translate, and their tests read.
+    const SAMPLES: &str = include_str!("../../../sdks/remedies.cases.json");
+
+    #[derive(serde::Deserialize)]
+    struct Sample {
+        code: String,
+        remedy: String,
+    }
+
+    /// Every code that a server sends, and every remedy in words of HTTP that the source has, is a sample.
+    #[test]
+    fn remedies_in_words_of_http_are_samples_for_the_sdks() {
+        let samples: Vec<Sample> = serde_json::from_str(SAMPLES).unwrap();
+        for code in Code::ALL {
+            let is_sent = *code != Code::ServerUnreachable;
+            let remedy = remedy(&Error::new(*code, "failed"));
+            let is_sample = |sample: &Sample| {
+                sample.code == code.name() && (remedy.is_empty() || sample.remedy == remedy)
+            };
+            assert_eq!(samples.iter().any(is_sample), is_sent, "{code:?} {remedy}");
+        }
+        let mut count = 0;
+        let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for name in ["atoll-core", "atoll-model", "atoll-server", "atoll-worker"] {
+            for text in sources(&crates.join(name).join("src")) {
+                for remedy in literal_remedies(&text).filter(|remedy| is_for_http(remedy)) {
+                    let known = samples.iter().any(|sample| sample.remedy == remedy);
+                    assert!(known, "sdks/remedies.cases.json lacks {remedy:?}");
+                    count += 1;
+                }
+            }
+        }
+        assert!(count > 10, "{count}");
+    }
+
+    fn is_for_http(text: &str) -> bool {
+        let words = ["GET ", "POST ", "PUT ", "PATCH ", "DELETE ", "…/", "header "];
+        words.iter().any(|word| text.contains(word))
+    }
+
+    /// The files of a crate, without those of its tests.
+    fn sources(directory: &std::path::Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths
+            .flat_map(|path| {
+                if path.is_dir() {
+                    return sources(&path);
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let own = text.split("#[cfg(test)]\nmod tests {").next();
+                let is_test = path.ends_with("tests.rs");
+                own.filter(|_| !is_test).map(str::to_owned).into_iter().collect()
+            })
+            .collect()
+    }
+
+    /// The literals that `.remedy(` is called with.
+    fn literal_remedies(text: &str) -> impl Iterator<Item = &str> {
+        let calls = text.split(".remedy(").skip(1);
+        calls.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
     }
 
     #[test]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import re
 import socket
 import threading
 import urllib.request
@@ -165,10 +166,35 @@ def test_every_code_of_the_api_has_its_class() -> None:
     told = {"error": "what", "code": "SANDBOX_NOT_FOUND", "remedy": "GET /sandboxes lists yours"}
     assert errors.from_answer(404, told, None).remedy == "Sandbox.list() lists yours"
     assert errors.from_answer(404, told | {"remedy": None}, None).remedy is None
-    assert errors.from_answer(409, told | {"code": "CONFLICT"}, None).remedy == told["remedy"]
+    assert errors.from_answer(409, told | {"code": "CONFLICT"}, None).remedy is None
+    assert errors.from_answer(409, told | {"code": "CONFLICT", "remedy": "wait"}, None).remedy == "wait"
     assert set(errors._REMEDIES) < set(codes)
     unknown = errors.from_answer(418, {"error": "new", "code": "NEW_CODE", "category": "quota"}, None)
     assert (type(unknown), unknown.code, str(unknown)) == (errors.AtollError, "NEW_CODE", "new")
+
+
+def test_remedies_are_in_words_of_the_sdk() -> None:
+    codes = json.loads((ROOT / "openapi" / "v1.json").read_text())["components"]["schemas"]["Code"]["enum"]
+    samples = json.loads((ROOT / "sdks" / "remedies.cases.json").read_text())
+    assert {sample["code"] for sample in samples} == set(codes)
+    http = re.compile(r'(GET|POST|PUT|PATCH|DELETE) |…/|"\w+":|[{}]|X-API-Key|header|[a-z][A-Z]')
+    remedies = {}
+    for sample in samples:
+        remedy = errors.from_answer(400, {"error": "what", **sample}, None).remedy
+        remedies[sample["code"], sample["remedy"]] = remedy
+        assert remedy is None or not http.search(remedy), (sample, remedy)
+        # Only a body that no call of the SDK sends has nothing to say.
+        assert remedy or sample["details"].get("field") == "body", sample
+    told = {remedy for (code, _), remedy in remedies.items() if code == "INVALID_REQUEST"}
+    for remedy in (
+        "give an integer as timeout",
+        "give an integer of at least 0 as memory_mb",
+        "memory_mb: give mebibytes, such as 512",
+        "give command",
+        "see the reference of this SDK for cpu_count",
+        "leave out tiemout: the server's version may be older than this SDK",
+    ):
+        assert remedy in told, told
 
 
 def test_a_wrong_key_a_wrong_url_and_no_server_are_told_apart(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

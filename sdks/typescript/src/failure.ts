@@ -28,7 +28,22 @@ const REMEDIES: Readonly<Record<string, string>> = {
     NO_CAPACITY: "try again later, or stop, pause or kill sandboxes",
     DISK_FULL: "delete files or sandboxes that are not needed, or give the sandbox more with update({ diskMB })",
     STDIN_CLOSED: "run the command with background: true and openStdin: true",
+    PAYLOAD_TOO_LARGE: "send less at once; files.write() of the sandbox takes files of any size",
+    RATE_LIMITED: "wait retryAfter seconds and send fewer requests, or have the server's operator raise rate-limit",
+    SESSION_NOT_FOUND: "Sandbox.list() lists sandboxes that are not deleted",
+    TEMPLATE_NOT_FOUND: "`atoll template ls` lists the templates of the server",
+    KEY_NOT_FOUND: "`atoll key ls` lists the keys of the org",
+    ORG_NOT_FOUND: "`atoll org ls` lists the orgs",
+    METHOD_NOT_ALLOWED: "the server's version may be older than this SDK: update the server",
+    UNSUPPORTED_MEDIA_TYPE: "check what is between this program and the server: it changes requests",
+    INVALID_TICKET: "try again: a ticket is valid once and for 30 seconds",
 };
+
+/** Options of this SDK for fields of the API, if their names differ. */
+const OPTIONS: Readonly<Record<string, string>> = { envs: "env", templateID: "template", cmd: "command" };
+
+/** Words of the HTTP API and of JSON, which are no help to the user of an SDK. */
+const HTTP = /\b(?:GET|POST|PUT|PATCH|DELETE) |…\/|\bheader\b|X-API-Key|Retry-After|"\w+"|\bJSON\b|\bquery\b/;
 
 const text = (value: unknown): string | undefined => (typeof value === "string" ? value : undefined);
 
@@ -54,7 +69,7 @@ export function told(body: string, status?: number): AtollError | undefined {
     return failure(message, {
         code,
         category: (text(said.category) ?? "internal") as Category,
-        remedy: remedy(code, text(said.remedy)),
+        remedy: remedy(code, text(said.remedy), (said.details ?? {}) as Record<string, string>),
         requestId: text(said.request_id),
         details: (said.details ?? {}) as Record<string, string>,
         status,
@@ -62,9 +77,42 @@ export function told(body: string, status?: number): AtollError | undefined {
     });
 }
 
-/** What to do, in words of this SDK if it has any. */
-function remedy(code: string, ofServer: string | undefined): string | undefined {
-    return ofServer !== undefined && Object.hasOwn(REMEDIES, code) ? REMEDIES[code] : ofServer;
+/** What to do about a refusal, in words of this SDK; the server's words are for users of the HTTP API. */
+function remedy(code: string, ofServer: string | undefined, details: Readonly<Record<string, string>>): string | undefined {
+    if (!ofServer) {
+        return undefined;
+    }
+    if (Object.hasOwn(REMEDIES, code)) {
+        return REMEDIES[code];
+    }
+    if (code === "QUOTA_EXCEEDED" && details.max !== undefined) {
+        return "kill() or stop() a sandbox, or have the limit of the org raised";
+    }
+    const isForHttp = HTTP.test(ofServer);
+    if (code === "NOT_FOUND" && isForHttp) {
+        return "check the URL of the server; its version may be older than this SDK";
+    }
+    if (code === "INVALID_REQUEST" && details.field !== undefined) {
+        return fieldRemedy(details.field, ofServer, details);
+    }
+    return isForHttp ? undefined : ofServer;
+}
+
+function fieldRemedy(field: string, ofServer: string, { expected = "", got }: Readonly<Record<string, string>>): string | undefined {
+    const option = (Object.hasOwn(OPTIONS, field) && OPTIONS[field]) || field;
+    if (/ (field|query parameter)$/.test(expected)) {
+        return `leave out ${option}: the server's version may be older than this SDK`;
+    }
+    if (!HTTP.test(ofServer)) {
+        return option === field ? ofServer : `${option}: ${ofServer}`;
+    }
+    if (field === "body") {
+        return undefined;
+    }
+    if (expected) {
+        return `give ${expected} as ${option}`;
+    }
+    return got === "nothing" ? `give ${option}` : `see the reference of this SDK for ${option}`;
 }
 
 /** The error of an answer that is not a success. */

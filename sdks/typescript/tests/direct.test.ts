@@ -7,6 +7,7 @@ import type { AddressInfo } from "node:net";
 import { after, before, test } from "node:test";
 
 import { AtollError, Client, ConnectionError, InvalidApiKeyError, MissingApiKeyError, Sandbox, SandboxNotFoundError, TimeoutError, UnauthenticatedError, UnknownTemplateError, callTool } from "../src/node.js";
+import { told } from "../src/failure.js";
 import { checks, until } from "./checks.js";
 import { Cutter } from "./cutter.js";
 import { Server } from "./server.js";
@@ -109,6 +110,25 @@ test("a command may read its input as slowly as its own time allows", async () =
     const script = "echo begun; until [ -e go ]; do sleep 0.01; done; sleep 6; wc -c";
     const done = await sb.commands.run(script, { stdin, timeout: 60, onStdout: (text) => void (text === "begun\n" && sb.files.write("go", "")) });
     assert.equal(done.stdout, `begun\n${6 << 20}\n`);
+});
+
+test("remedies are in words of the SDK", () => {
+    const read = (path: string): unknown => JSON.parse(readFileSync(new URL(`../../../../${path}`, import.meta.url), "utf8"));
+    const { components } = read("openapi/v1.json") as { components: { schemas: { Code: { enum: string[] } } } };
+    const samples = read("sdks/remedies.cases.json") as { code: string; remedy: string; details: Record<string, string> }[];
+    assert.deepEqual([...new Set(samples.map(({ code }) => code))].sort(), [...components.schemas.Code.enum].sort());
+    const http = /(GET|POST|PUT|PATCH|DELETE) |…\/|"\w+":|X-API-Key|header/;
+    const remedies = samples.map((sample) => {
+        const error = told(JSON.stringify({ error: "what", ...sample }), 400);
+        const remedy = error?.remedy;
+        assert.ok(remedy === undefined || !http.test(remedy), `${JSON.stringify(sample)}: ${remedy}`);
+        // Only a body that no call of the SDK sends has nothing to say.
+        assert.ok(remedy || sample.details.field === "body", JSON.stringify(sample));
+        return remedy;
+    });
+    for (const remedy of ["give an integer as timeout", "give an integer of at least 0 as memoryMB", "give command", "see the reference of this SDK for cpuCount"]) {
+        assert.ok(remedies.includes(remedy), remedy);
+    }
 });
 
 test("a wrong key, template, field or address is told by name", async () => {

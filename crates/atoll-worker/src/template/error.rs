@@ -13,7 +13,7 @@ pub enum Error {
     Name(String),
     /// The name is reserved for the template that is built from this machine.
     #[error(
-        "\"base\" is made from this machine's own system: choose another name, or run `atoll template rebuild base`"
+        "\"base\" is made from this machine's own system: choose another name, or rebuild \"base\" on this machine"
     )]
     Reserved,
     /// The user cannot have an account.

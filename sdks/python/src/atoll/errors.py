@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -403,7 +404,58 @@ _REMEDIES = {
     "NO_CAPACITY": "try again later, or stop, pause or kill sandboxes",
     "DISK_FULL": "delete files or sandboxes that are not needed, or give the sandbox more with update(disk_mb=…)",
     "STDIN_CLOSED": "run the command with background=True and open_stdin=True",
+    "PAYLOAD_TOO_LARGE": "send less at once; files.write() of the sandbox takes files of any size",
+    "RATE_LIMITED": "wait retry_after seconds and send fewer requests, or have the operator raise rate-limit",
+    "SESSION_NOT_FOUND": "Sandbox.list() lists sandboxes that are not deleted",
+    "TEMPLATE_NOT_FOUND": "`atoll template ls` lists the templates of the server",
+    "KEY_NOT_FOUND": "`atoll key ls` lists the keys of the org",
+    "ORG_NOT_FOUND": "`atoll org ls` lists the orgs",
+    "METHOD_NOT_ALLOWED": "the server's version may be older than this SDK: update the server",
+    "UNSUPPORTED_MEDIA_TYPE": "check what is between this program and the server: it changes requests",
+    "INVALID_TICKET": "try again: a ticket is valid once and for 30 seconds",
 }
+
+#: Parameters of this SDK for fields of the API, if they are not the same word in snake case.
+_PARAMETERS = {"envs": "env", "templateID": "template", "q": "search", "cmd": "command"}
+
+#: Words of the HTTP API and of JSON, which are no help to the user of an SDK.
+_HTTP = re.compile(r'\b(?:GET|POST|PUT|PATCH|DELETE) |…/|\bheader\b|X-API-Key|Retry-After|"\w+"|\bJSON\b|\bquery\b')
+
+_CAMEL_CASE = re.compile(r"\b[a-z]+(?:[A-Z]+[a-z]*)+\b")
+
+
+def _snake_case(text: str) -> str:
+    """The text with names of fields as names of parameters."""
+    return _CAMEL_CASE.sub(lambda name: re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name[0]).lower(), text)
+
+
+def _remedy(code: str, remedy: object, details: Mapping[str, str]) -> str | None:
+    """What to do about a refusal, in words of this SDK; the server's words are for users of the HTTP API."""
+    if not isinstance(remedy, str) or not remedy:
+        return None
+    if code in _REMEDIES:
+        return _REMEDIES[code]
+    if code == "QUOTA_EXCEEDED" and "max" in details:
+        return "kill() or stop() a sandbox, or have the limit of the org raised"
+    if code == "NOT_FOUND" and _HTTP.search(remedy):
+        return "check the URL of the server; its version may be older than this SDK"
+    if code == "INVALID_REQUEST" and "field" in details:
+        return _field_remedy(details["field"], remedy, details)
+    return None if _HTTP.search(remedy) else _snake_case(remedy)
+
+
+def _field_remedy(field: str, remedy: str, details: Mapping[str, str]) -> str | None:
+    parameter = _PARAMETERS.get(field) or _snake_case(field)
+    expected = details.get("expected", "")
+    if expected.endswith((" field", " query parameter")):
+        return f"leave out {parameter}: the server's version may be older than this SDK"
+    if not _HTTP.search(remedy):
+        return _snake_case(remedy) if parameter == field else f"{parameter}: {_snake_case(remedy)}"
+    if field == "body":
+        return None
+    if expected:
+        return f"give {expected} as {parameter}"
+    return f"give {parameter}" if details.get("got") == "nothing" else f"see the reference of this SDK for {parameter}"
 
 
 def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) -> AtollError:
@@ -414,7 +466,7 @@ def from_answer(status: int, body: Mapping[str, Any], request_id: str | None) ->
         str(body.get("error") or f"the server answered {status}"),
         code=str(code) if code else None,
         category=body.get("category"),
-        remedy=body.get("remedy") and _REMEDIES.get(str(code), body["remedy"]),
+        remedy=_remedy(str(code), body.get("remedy"), body.get("details") or {}),
         request_id=body.get("request_id") or request_id,
         status=status,
         details=body.get("details"),

@@ -41,6 +41,7 @@ impl Package {
             "docs/reference/typescript.md",
             "sdks/tools.json",
             "sdks/tools.cases.json",
+            "sdks/remedies.cases.json",
         ];
         for name in files.chain(others.map(str::to_owned)) {
             let to = package.scratch.join(&name);
