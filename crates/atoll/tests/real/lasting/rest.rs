@@ -1,5 +1,6 @@
 //! What is left when a server ends that has no sandbox with processes: files, and nothing in the kernel.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use atoll_model::{SandboxId, SandboxState};
 use atoll_testkit::wait_for;
 use atoll_worker::{LocalRuntime, Storage};
 
-use super::{EMBRYOS, Place, WARM, config, keeper, prepared, spec};
+use super::{EMBRYOS, Place, WARM, children, config, keeper, prepared, spec};
+use crate::api::Server;
 use crate::world::{DEADLINE, probe_spec};
 
 /// Mounts and control groups of an instance, and its keeper.
@@ -89,4 +91,56 @@ async fn a_stopped_sandbox_needs_nothing_and_a_paused_one_its_keeper() {
     assert!(String::from_utf8_lossy(&said).contains("kept"));
     wait_for("the keeper", DEADLINE, || keeper(&tag).is_some());
     place.close(runtime).await;
+}
+
+/// A process and all below it.
+fn family(root: i32) -> BTreeSet<i32> {
+    let mut all = BTreeSet::from([root]);
+    let mut next = vec![root];
+    while let Some(parent) = next.pop() {
+        next.extend(children(parent).into_iter().filter(|pid| all.insert(*pid)));
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_ends_by_sigterm_takes_its_pool_and_keeper_along() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&serde_json::json!({})).await;
+    let deleted = client.delete(&format!("/sandboxes/{id}")).await;
+    assert_eq!(deleted.status, 204);
+    let usual = atoll_worker::Config::serving(server.data());
+    let deadline = tokio::time::Instant::now() + 2 * DEADLINE;
+    loop {
+        let pool = client.get("/readyz").await.json()["pool"].clone();
+        let count = |name: &str| pool[name].as_u64().unwrap() as usize;
+        if count("warm") >= usual.warm_count && count("embryos") >= usual.embryo_count {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{pool}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let tag = std::fs::read_to_string(server.data().join("tag")).unwrap();
+    let all = family(keeper(&tag).unwrap());
+    assert!(all.len() > usual.warm_count + usual.embryo_count, "{all:?}");
+    server.end();
+    // One that was killed and is not reaped yet is gone.
+    let lives = |pid: &&i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    let stay: Vec<&i32> = all.iter().filter(lives).collect();
+    assert!(stay.is_empty(), "{stay:?} of {}", all.len());
+    assert_eq!(left(&server.data(), &tag), [""; 0]);
+    // The next one begins anew.
+    server.kill_and_start();
+    let client = server.client();
+    let id = client.sandbox(&serde_json::json!({})).await;
+    let path = format!("/sandboxes/{id}/commands");
+    let ran = client
+        .post(&path, &serde_json::json!({ "cmd": "echo on" }))
+        .await;
+    assert_eq!(ran.json()["stdout"], "on\n", "{ran:?}");
+    server.close().await;
 }

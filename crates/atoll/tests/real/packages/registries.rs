@@ -47,17 +47,22 @@ fn addresses(url: &str) -> (Vec<Ipv4Addr>, u16) {
     (four.collect(), port)
 }
 
+/// Addresses of these URLs that are refused to sandboxes, each with its port.
+fn refused(urls: &[String]) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for url in urls {
+        let (addresses, port) = addresses(url);
+        let refused = addresses.into_iter().filter(|address| is_refused(*address));
+        all.extend(refused.map(|address| format!("{address}:{port}")));
+    }
+    all
+}
+
 /// Runs a line in a sandbox that reaches these URLs, with variables; what it prints.
 fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
     let mut words = vec!["run".to_owned(), "--net".into(), "internet".into()];
     let mut option = |name: &str, value: &str| words.extend([name.into(), value.into()]);
-    let mut open = BTreeSet::new();
-    for url in urls {
-        let (all, port) = addresses(url);
-        let refused = all.into_iter().filter(|address| is_refused(*address));
-        open.extend(refused.map(|address| format!("{address}:{port}")));
-    }
-    for exception in &open {
+    for exception in &refused(urls) {
         option("--egress-allow", exception);
     }
     if let Some(bundle) = BUNDLES.iter().find(|path| Path::new(path).exists()) {
@@ -71,6 +76,34 @@ fn sandbox(urls: &[String], variables: &[String], line: &str) -> String {
     let output = done(&words);
     assert!(output.status.success(), "{}", told(&output));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Fetches a URL in a sandbox, with and without the operator's exceptions, for as long as one connection may take.
+fn fetch(url: &str, options: &[&str]) -> std::process::Output {
+    let program = "import sys, urllib.request as it; it.urlopen(sys.argv[1], timeout=20).read(1)";
+    let words = ["run", "--net", "internet"];
+    let command = ["--", "python3", "-c", program, url];
+    done(&[&words[..], options, &command].concat())
+}
+
+/// The tests below prove something about an exception only if its registry needs it.
+#[test]
+fn a_registry_with_a_refused_address_needs_the_exception() {
+    let registry = host("npm config get registry 2>/dev/null");
+    let bundle = BUNDLES.iter().find(|path| Path::new(path).exists());
+    let authority: Vec<&str> = bundle.iter().flat_map(|path| ["--ca-file", path]).collect();
+    let exceptions = refused(std::slice::from_ref(&registry));
+    let open: Vec<&str> = exceptions
+        .iter()
+        .flat_map(|exception| ["--egress-allow", exception])
+        .collect();
+    let fetched = fetch(&registry, &[&open[..], &authority].concat());
+    assert!(fetched.status.success(), "{}", told(&fetched));
+    if !open.is_empty() {
+        let closed = fetch(&registry, &authority);
+        assert!(!closed.status.success(), "{}", told(&closed));
+        assert!(told(&closed).contains("URLError"), "{}", told(&closed));
+    }
 }
 
 #[test]
