@@ -94,7 +94,9 @@ mod tests {
     }
 
     fn is_for_http(text: &str) -> bool {
-        let words = ["GET ", "POST ", "PUT ", "PATCH ", "DELETE ", "…/", "header "];
+        let words = [
+            "GET ", "POST ", "PUT ", "PATCH ", "DELETE ", "…/", "header ",
+        ];
         words.iter().any(|word| text.contains(word))
     }
 
@@ -110,7 +112,10 @@ mod tests {
                 let text = std::fs::read_to_string(&path).unwrap();
                 let own = text.split("#[cfg(test)]\nmod tests {").next();
                 let is_test = path.ends_with("tests.rs");
-                own.filter(|_| !is_test).map(str::to_owned).into_iter().collect()
+                own.filter(|_| !is_test)
+                    .map(str::to_owned)
+                    .into_iter()
+                    .collect()
             })
             .collect()
     }

@@ -1,5 +1,8 @@
-//! Files of a sandbox, worked on inside by a helper as the asked user. Data comes and goes through
-//! a pipe the worker made; no descriptor of the sandbox is ever used out here.
+//! File operations in a sandbox, carried out by a helper process inside it that runs as the
+//! requested user.
+//!
+//! Data passes through a pipe that this process created; no descriptor from inside a sandbox is
+//! ever used here.
 
 pub(crate) mod archive;
 mod call;
@@ -21,13 +24,13 @@ pub use reader::FileReader;
 pub(crate) use search::search;
 pub use writer::FileWriter;
 
-/// Refuses a path that could be none, whatever is inside.
+/// Checks a path: not empty, no NUL byte, at most 4096 bytes.
 pub(crate) fn check_path(path: &[u8]) -> Result<Vec<u8>, Error> {
     let wrong = |message: &str| {
         Err(Error::invalid(
             "path",
             message,
-            "name a path of the sandbox",
+            "pass a path in the sandbox",
         ))
     };
     match path {
@@ -92,7 +95,7 @@ pub(crate) async fn write_with_attributes(
     FileWriter::open(sandbox, caller, work).await
 }
 
-/// Describes a path, or what is below it: at max so many entries come back, and whether there are more.
+/// Describes a path and, up to `depth`, the entries below it; true if there are more than `limit`.
 pub(crate) async fn describe(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
@@ -113,7 +116,7 @@ pub(crate) async fn describe(
     call.all(of, limit.max(1) as usize).await
 }
 
-/// Work that has no data: at max so many entries come back.
+/// Makes a call without data; at most `max` entries, and whether there are more.
 pub(crate) async fn call(
     sandbox: Arc<Sandbox>,
     caller: &Caller,

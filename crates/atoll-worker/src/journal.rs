@@ -1,12 +1,12 @@
-//! The journals of sandboxes: what was run in each, in a file of its own beside its record.
+//! Journals: a SQLite file for each sandbox with the history of its commands.
 //!
-//! Nobody who starts a command waits for them. A command's own record says that it began and how it ended, and is
-//! written at once; here only the *sandbox* is noted as one with unjournaled. What its table has and its journal has not is
-//! written all together by whoever reads the journal, or some time later if nobody does. So there is no queue that
-//! could be full: what waits is in the table anyway, and a command is not forgotten there before it stands in the
-//! journal. A journal that cannot be written holds nobody up; it is tried again.
+//! Journals are written asynchronously. Starting or ending a command only marks the sandbox dirty;
+//! the rows are derived from its exec table when the journal is flushed, which a reader does, or a
+//! timer. So there is no queue that could fill up: what waits is in the table anyway, and the table
+//! does not evict a command before it is in the journal. A journal that cannot be written blocks no
+//! command; writes are retried.
 //!
-//! A file is made with its first row, and only a few are open at a time.
+//! A file is created with its first row, and only a few are open at a time.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -23,20 +23,19 @@ use crate::exec::table::ExecTable;
 use crate::sandbox::lock;
 use crate::syncer::Syncer;
 
-/// How long unjournaled wait for somebody who reads the journal, and writes them with that: longer than one who carries it
-/// away leaves between two times.
+/// Delay of the timer's flush: longer than the interval at which the control plane reads journals,
+/// so that a reader usually flushes first.
 const FLUSH_DELAY: Duration = Duration::from_secs(15);
-/// How often is looked for unjournaled that have waited, and for journals that could not be written.
+/// Interval at which the timer looks for overdue sandboxes and failed writes.
 pub(crate) const FLUSH_INTERVAL: Duration = Duration::from_secs(2);
-/// How many are open at once.
+/// Journals that are open at once.
 const MAX_OPEN: usize = 8;
-/// How long one stays open that nobody needs: those of the few sandboxes in which something is run all the time are not
-/// opened again and again.
+/// Time after which an unused journal is closed, so that busy sandboxes keep theirs open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How much of a command's words is kept.
+/// Bytes of a command line that a row stores.
 const MAX_COMMAND_BYTES: usize = 8 << 10;
 
-/// What of a command stands in its sandbox's journal.
+/// Which state of a command its sandbox's journal has.
 #[derive(Debug, Default)]
 pub(crate) struct JournalState(AtomicU8);
 
@@ -45,7 +44,7 @@ impl JournalState {
         1 + u8::from(ended)
     }
 
-    /// It is there as it is now.
+    /// Whether the journal has the command, with its end if `ended`.
     pub(crate) fn is_current(&self, ended: bool) -> bool {
         self.0.load(Ordering::Acquire) >= Self::level(ended)
     }
@@ -54,39 +53,40 @@ impl JournalState {
         self.0.fetch_max(Self::level(ended), Ordering::AcqRel);
     }
 
-    /// It is not there any more.
+    /// The journal was lost.
     pub(crate) fn clear(&self) {
         self.0.store(0, Ordering::Release);
     }
 }
 
-/// How the journals are doing.
+/// Health of a runtime's journals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalHealth {
-    /// Sandboxes whose journal does not have everything yet.
+    /// Sandboxes with rows that are not written yet.
     pub behind: usize,
-    /// How often one could not be written.
+    /// Failed writes since the server started.
     pub failures: u64,
-    /// Commands that were given up before they could be written.
+    /// Commands that were evicted before they were written.
     pub lost: u64,
 }
 
 /// All journals of a runtime.
 #[derive(Debug, Default)]
 pub(crate) struct Journals {
-    /// Sandboxes with something that is not in their journal, and until when that may wait.
+    /// Sandboxes with unwritten rows, and when the timer flushes them.
     dirty: Mutex<HashMap<SandboxId, Instant>>,
-    /// Those that have much of it.
+    /// Sandboxes whose table requested a flush.
     urgent: Mutex<Vec<SandboxId>>,
-    /// There are some.
+    /// Notified when `urgent` gets an entry.
     flush_requested: Notify,
-    /// Sandboxes with something that only their journal has.
+    /// Sandboxes whose journal may have rows that the control plane lacks.
     unsynced: Mutex<HashSet<SandboxId>>,
-    /// Those that are open, the one used last at the end. Held while one is used: one at a time.
+    /// Open journals, the last used one at the end. The lock is held during each use: one at a
+    /// time.
     open: tokio::sync::Mutex<Vec<Opened>>,
     failures: AtomicU64,
     lost: AtomicU64,
-    /// The last attempt failed: told once.
+    /// The last write failed. Only changes are logged.
     failing: AtomicBool,
 }
 
@@ -97,7 +97,7 @@ struct Opened {
     used: Instant,
 }
 
-/// Where a sandbox's table says that it has unjournaled.
+/// An exec table's connection to the journals.
 #[derive(Debug, Clone)]
 pub(crate) struct JournalNotifier {
     pub(crate) id: SandboxId,
@@ -114,18 +114,18 @@ impl JournalNotifier {
         }
     }
 
-    /// There is a journal that an earlier server wrote.
+    /// An earlier server's journal exists, which may have unsynced rows.
     pub(crate) fn mark_unsynced(&self) {
         lock(&self.journals.unsynced).insert(self.id.clone());
     }
 
-    /// The table is full of what it cannot forget yet.
+    /// Requests a flush, because the table holds many commands that only wait for it.
     pub(crate) fn request_flush(&self) {
         lock(&self.journals.urgent).push(self.id.clone());
         self.journals.flush_requested.notify_one();
     }
 
-    /// A command is forgotten that never came into the journal.
+    /// Counts a command that was evicted before it was written.
     pub(crate) fn count_lost(&self) {
         self.journals.lost.fetch_add(1, Ordering::Relaxed);
     }
@@ -140,24 +140,24 @@ impl Journals {
         }
     }
 
-    /// Sandboxes with something that nobody else has.
+    /// Sandboxes with rows that the control plane lacks.
     pub(crate) fn unsynced_sandboxes(&self) -> HashSet<SandboxId> {
         let mut all = lock(&self.unsynced).clone();
         all.extend(lock(&self.dirty).keys().cloned());
         all
     }
 
-    /// Waits for one that presses.
+    /// Waits until a table requests a flush.
     pub(crate) async fn wait_for_flush_request(&self) {
         self.flush_requested.notified().await;
     }
 
-    /// One that presses.
+    /// Takes a sandbox whose table requested a flush.
     pub(crate) fn next_urgent(&self) -> Option<SandboxId> {
         lock(&self.urgent).pop()
     }
 
-    /// Those whose unjournaled have waited, which are none for that any more.
+    /// Takes the sandboxes that are due for a flush.
     pub(crate) fn take_due(&self) -> Vec<SandboxId> {
         let now = Instant::now();
         let mut dirty = lock(&self.dirty);
@@ -165,20 +165,20 @@ impl Journals {
         due.map(|(id, _)| id).collect()
     }
 
-    /// Closes those that nobody needs.
+    /// Closes unused journals.
     pub(crate) async fn close_idle(&self) {
         let mut open = self.open.lock().await;
         close_matching(&mut open, |opened| opened.used.elapsed() >= IDLE_TIMEOUT).await;
     }
 
-    /// Writes what a sandbox has and its journal has not.
+    /// Writes the sandbox's unjournaled commands.
     pub(crate) async fn write(&self, id: &SandboxId, table: &ExecTable) -> Result<(), Error> {
-        // Before it is looked at: what happens meanwhile is to be found later.
+        // Cleared before the table is read, so that later changes mark it again.
         lock(&self.dirty).remove(id);
         let unjournaled = table.unjournaled();
         let rows: Vec<CommandRow> = unjournaled.commands.iter().map(|exec| row(exec)).collect();
         if !rows.is_empty() {
-            // The table may forget what the journal has: that must be on the disk.
+            // The table may evict these commands afterwards: they must be on disk.
             let written = self.with_journal(id, table, async |journal| {
                 journal.write(&rows).await?;
                 journal.sync().await
@@ -193,7 +193,7 @@ impl Journals {
         Ok(())
     }
 
-    /// What only the journal has, the oldest first, at max so many; what is new is written first.
+    /// Flushes, then reads at most `max` unsynced rows, oldest first.
     pub(crate) async fn read(
         &self,
         id: &SandboxId,
@@ -201,7 +201,7 @@ impl Journals {
         max: u32,
     ) -> Result<Vec<CommandRow>, Error> {
         self.write(id, table).await?;
-        // Before it is read: what is written meanwhile is to be found later.
+        // Cleared before the read, so that later writes mark it again.
         if !lock(&self.unsynced).remove(id) {
             return Ok(Vec::new());
         }
@@ -214,7 +214,7 @@ impl Journals {
         read
     }
 
-    /// Somebody else has these now.
+    /// Marks rows as synced, and prunes the journal from time to time.
     pub(crate) async fn mark_synced(
         &self,
         id: &SandboxId,
@@ -229,17 +229,17 @@ impl Journals {
         .await
     }
 
-    /// They could not be taken: they are to be read again.
+    /// Marks a sandbox whose rows could not be synced, to be read again.
     pub(crate) fn mark_unsynced(&self, id: &SandboxId) {
         lock(&self.unsynced).insert(id.clone());
     }
 
-    /// All that nobody else has of a sandbox that is about to be gone, perhaps with something that somebody has. No
-    /// file is made for it.
+    /// All unsynced rows of a sandbox that is being deleted, unwritten ones included; some may have
+    /// been synced. Creates no file.
     pub(crate) async fn drain(&self, id: &SandboxId, table: &ExecTable) -> Vec<CommandRow> {
         let mut rows = Vec::new();
         if table.journal().exists() {
-            // If it cannot be read, the unjournaled are all that the table and the records know.
+            // If the journal cannot be read, the rows are rebuilt from the table and the records.
             let read =
                 self.with_journal(id, table, async |journal| journal.unsynced(u32::MAX).await);
             rows = read.await.unwrap_or_else(|_| {
@@ -247,7 +247,7 @@ impl Journals {
                 Vec::new()
             });
         }
-        // Nobody takes one twice at a time.
+        // One row for each command: the newer one.
         let unjournaled = table.unjournaled().commands;
         let newer: HashSet<&ExecId> = unjournaled.iter().map(|exec| &exec.id).collect();
         rows.retain(|row| !newer.contains(&row.id));
@@ -255,7 +255,7 @@ impl Journals {
         rows
     }
 
-    /// The sandbox is gone.
+    /// Closes the journal of a deleted sandbox.
     pub(crate) async fn remove(&self, id: &SandboxId) {
         lock(&self.dirty).remove(id);
         lock(&self.unsynced).remove(id);
@@ -263,14 +263,14 @@ impl Journals {
         close_matching(&mut open, |opened| opened.id == *id).await;
     }
 
-    /// Ends all connections.
+    /// Closes all journals.
     pub(crate) async fn close(&self) {
         let mut open = self.open.lock().await;
         close_matching(&mut open, |_| true).await;
     }
 
-    /// Does something with a sandbox's journal, which is made if there is none. One that cannot be understood is set
-    /// aside, and begun again from what the records of commands tell.
+    /// Runs `work` on a sandbox's journal, which is created if it does not exist. A corrupt journal
+    /// is renamed and rebuilt from the exec records.
     async fn with_journal<T>(
         &self,
         id: &SandboxId,
@@ -286,7 +286,7 @@ impl Journals {
             close_matching(&mut open, |opened| opened.id == *id).await;
             if error.is_damage() {
                 rename_broken(&table.journal());
-                tracing::warn!(sandbox = %id, "its journal cannot be read and is set aside as broken.db");
+                tracing::warn!(sandbox = %id, "the journal is corrupt and was renamed to broken.db");
                 table.mark_all_unjournaled();
             }
         }
@@ -295,24 +295,24 @@ impl Journals {
         done
     }
 
-    /// Tells the first failure, and that it is over.
+    /// Logs the first failure and the recovery.
     fn log_transition(&self, id: &SandboxId, failure: Option<&Error>) {
         let before = self.failing.swap(failure.is_some(), Ordering::AcqRel);
         let Some(error) = failure else {
             if before {
-                tracing::info!(sandbox = %id, "journals can be written again");
+                tracing::info!(sandbox = %id, "journal writes succeed again");
             }
             return;
         };
         self.failures.fetch_add(1, Ordering::Relaxed);
         if !before {
             let cause = std::error::Error::source(error).map(ToString::to_string);
-            tracing::warn!(sandbox = %id, cause, "a journal cannot be written; commands go on");
+            tracing::warn!(sandbox = %id, cause, "cannot write a journal, will retry; commands are not affected");
         }
     }
 }
 
-/// The journal of a sandbox, opened if it is not; the one that was used longest ago makes room.
+/// The journal of a sandbox, opened if needed; the least recently used one is closed.
 async fn open_journal<'a>(
     open: &'a mut Vec<Opened>,
     id: &SandboxId,
@@ -328,20 +328,20 @@ async fn open_journal<'a>(
     };
     one.used = Instant::now();
     if open.len() >= MAX_OPEN {
-        // Nothing is lost if it cannot be closed in order.
+        // A failed close loses nothing.
         let _ = open.remove(0).journal.close().await;
     }
     Ok(&mut open.push_mut(one).journal)
 }
 
-/// Closes some.
+/// Closes the journals for which `which` is true.
 async fn close_matching(open: &mut Vec<Opened>, which: impl Fn(&Opened) -> bool) {
     for opened in open.extract_if(.., |opened| which(opened)) {
         let _ = opened.journal.close().await;
     }
 }
 
-/// Takes a file out of the way that is no journal.
+/// Renames a corrupt journal with its WAL files to `broken.db`.
 fn rename_broken(path: &Path) {
     for part in ["", "-wal", "-shm"] {
         let with = |path: PathBuf| {
@@ -356,7 +356,7 @@ fn rename_broken(path: &Path) {
     }
 }
 
-/// What history has of a command: not its variables, and not more of its words than is useful.
+/// The journal row of a command: without its environment, and with a bounded command line.
 fn row(exec: &ExecState) -> CommandRow {
     let (spec, progress) = (&exec.spec, exec.progress());
     let mut left = MAX_COMMAND_BYTES;
@@ -372,7 +372,7 @@ fn row(exec: &ExecState) -> CommandRow {
         Program::Argv(argv) => {
             let mut words = argv.iter();
             let command = keep(words.next().map_or(b"", |word| word));
-            // Empty words cost something too.
+            // Bounds the number of arguments too, since empty ones have no bytes.
             (command, words.take(256).map(|word| keep(word)).collect())
         }
     };
@@ -391,7 +391,7 @@ fn row(exec: &ExecState) -> CommandRow {
         user: spec.user.as_deref().map(str::as_bytes).map(truncate_text),
         tag: spec.tag.as_deref().map(str::as_bytes).map(truncate_text),
         started_at: exec.started_at,
-        // One whose end nobody saw ended when that was noticed.
+        // An unobserved end is dated to its discovery.
         ended: progress
             .status
             .map(|status| (progress.ended_at.unwrap_or_else(crate::exec::now), status)),
@@ -400,7 +400,7 @@ fn row(exec: &ExecState) -> CommandRow {
     }
 }
 
-/// The beginning of something that should be short.
+/// The first [`MAX_COMMAND_BYTES`] of a value that should be short.
 fn truncate_text(bytes: &[u8]) -> String {
     let max = bytes.len().min(MAX_COMMAND_BYTES);
     String::from_utf8_lossy(bytes.get(..max).unwrap_or(bytes)).into_owned()

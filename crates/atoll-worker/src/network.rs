@@ -1,16 +1,18 @@
-//! The network `internet`: a link for each sandbox, rules about what may pass it, and names.
+//! The network `internet`: a veth pair for each sandbox, nftables rules about what may pass it, and
+//! a DNS forwarder.
 //!
 //! ```text
-//! sandbox  eth0 198.18.0.9 ── atl-TAG-9   atl-TAG-gate 198.18.0.1 (names)   table atoll_TAG ── the host's way out
+//! sandbox  eth0 198.18.0.9 ── atl-TAG-9   atl-TAG-gate 198.18.0.1 (DNS)   table atoll_TAG ── the host's default route
 //! ```
-//! No bridge: each link has a route at either end, and one address is the gateway of all. Nothing is set up before the
-//! first sandbox asks for it. All of it is in the network namespace of the thread that asked first,
-//! and carries the instance's tag: links by name and group, rules by table. The only other thing
-//! that is touched is `net.ipv4.ip_forward`, which is turned on if it is off and stays so: nobody
-//! can tell who else relies on it by then.
 //!
-//! Nothing here trusts what is inside: a sandbox that had every right in its network namespace could
-//! take its own end away, and no more.
+//! There is no bridge: both ends of each link have a route, and one address is the gateway of all.
+//! Nothing is set up before the first sandbox needs it. Everything is in the network namespace of
+//! the thread that set it up and carries the instance's tag: links in name and group, rules in the
+//! table's name. The only other change is `net.ipv4.ip_forward`, which is turned on if it is off
+//! and stays on, since other software may rely on it by then.
+//!
+//! Nothing here trusts the sandbox: a process with all capabilities in the sandbox's network
+//! namespace could remove its own end of the link, and no more.
 
 mod active;
 mod addresses;
@@ -50,20 +52,20 @@ use self::veth::LinkNames;
 use crate::error::{internal, jail};
 use crate::sandbox::run_blocking;
 
-/// What a kernel answers that was built without a kind of netlink.
+/// Error of a kernel without this netlink protocol.
 const PROTONOSUPPORT: i32 = rustix::io::Errno::PROTONOSUPPORT.raw_os_error();
 
-/// How an instance's network is set up.
+/// Network settings of an instance.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The file of claims on addresses, shared by all instances of a host.
+    /// File with the claims on address blocks, shared by all instances of a host.
     pub addresses: PathBuf,
-    /// Who is asked for names.
+    /// Name servers that answer the sandboxes' DNS queries.
     pub resolvers: Resolvers,
-    /// Connections of one sandbox at once, those that were closed lately included. Never more than
-    /// an eighth of what the host can remember.
+    /// Tracked connections of one sandbox, recently closed ones included. At most an eighth of the
+    /// host's `nf_conntrack_max`.
     pub connections: u32,
-    /// Refused addresses that the operator opens to sandboxes with a network.
+    /// Blocked addresses that the operator opens to sandboxes with a network.
     pub exceptions: Arc<[EgressException]>,
 }
 
@@ -78,7 +80,7 @@ impl Default for Config {
     }
 }
 
-/// The network of an instance.
+/// The network of an instance, set up by the first [`Network::attach`].
 #[derive(Debug)]
 pub struct Network {
     tag: String,
@@ -88,8 +90,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// One that is set up when the first sandbox needs it. `held` is what a keeper held of the
-    /// server before: its claims on addresses.
+    /// Creates a network that is not set up yet. `inherited` is the claims file that the keeper
+    /// held for the previous server.
     pub fn new(
         tag: impl Into<String>,
         config: Config,
@@ -107,20 +109,20 @@ impl Network {
         })
     }
 
-    /// Refuses a policy with rules that can never open anything.
+    /// Rejects a policy with rules that can never match an allowed address.
     pub fn check(&self, policy: &Policy) -> Result<(), Error> {
         policy.check_reachable(&self.config.exceptions)
     }
 
-    /// What holds its claims on addresses as long as somebody has it open.
+    /// The open file whose locks are the claims on addresses, for the keeper to hold.
     pub fn claims(&self) -> BorrowedFd<'_> {
         self.addresses.as_fd()
     }
 
-    /// Goes on with the links of a server that is gone: sandboxes with their addresses and policies,
-    /// all with this gateway. Established connections go on. A link that is not there any more is
-    /// not returned. Everything else that server left is taken away. Blocks, and must be called
-    /// within a tokio runtime, before anything is attached.
+    /// Adopts the links of a previous server: sandboxes with their addresses and policies, all with
+    /// this gateway. Established connections continue. The result is `None` for a link that does
+    /// not exist any more. Everything else that the server left is removed. Blocking; must be
+    /// called in a tokio runtime before the first attach.
     pub fn resume(
         &self,
         gateway: Ipv4Addr,
@@ -139,18 +141,18 @@ impl Network {
             .collect();
         self.active
             .set(active)
-            .map_err(|error| internal("go on with the network", &error))?;
+            .map_err(|error| internal("adopt the network", &error))?;
         Ok(links)
     }
 
-    /// Nothing of a server before is gone on with: what it left is taken away.
+    /// Removes everything that a previous server left.
     pub fn discard_previous(&self) -> Result<(), Error> {
         self.addresses.inherit(&BTreeSet::new());
         remove_leftovers(&self.tag)
     }
 
-    /// Links a sandbox's network namespace with the world, under a policy. The link is gone some
-    /// time after what this returns was dropped.
+    /// Creates a link into a sandbox's network namespace, under a policy. It is removed in the
+    /// background after the returned value is dropped.
     pub async fn attach(&self, namespace: OwnedFd, policy: Policy) -> Result<Link, Error> {
         policy.check()?;
         let active = self.active.get_or_try_init(|| {
@@ -162,7 +164,7 @@ impl Network {
         run_blocking(move || Link::create(&active, namespace.as_fd(), &policy)).await
     }
 
-    /// Removes links and rules, and releases the blocks of addresses. Sandboxes that still have a link lose it.
+    /// Removes links and rules, and releases the address blocks. Running sandboxes lose their link.
     pub async fn tear_down(&self) -> Result<(), Error> {
         let Some(active) = self.active.get().map(Arc::clone) else {
             return Ok(());
@@ -176,7 +178,7 @@ impl Network {
         .await
     }
 
-    /// Ends our part of it. Links and rules stay for the next server.
+    /// Stops this server's part. Links and rules stay for the next server.
     pub async fn detach(&self) -> Result<(), Error> {
         let Some(active) = self.active.get().map(Arc::clone) else {
             return Ok(());
@@ -189,7 +191,7 @@ impl Network {
     }
 }
 
-/// Takes away the links and rules that an instance left. It is dead, or about to be.
+/// Removes the links and rules of an instance that is dead or ends.
 pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
     let names = LinkNames::new(tag);
     let links = Socket::open(ROUTE).and_then(|mut socket| {
@@ -198,7 +200,7 @@ pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
     });
     links.map_err(|error| internal("remove an instance's links", &error))?;
     match firewall::open().and_then(|mut socket| firewall::remove(&mut socket, tag)) {
-        // A kernel without rules has none of ours.
+        // A kernel without nftables has no rules.
         Err(error) if !inventory::is_unsupported(&error) => {
             Err(internal("remove an instance's rules", &error))
         }
@@ -206,14 +208,14 @@ pub fn remove_leftovers(tag: &str) -> Result<(), Error> {
     }
 }
 
-/// Connects to a TCP server inside a sandbox's network namespace, on its loopback too.
+/// Connects to a TCP server in a sandbox's network namespace, its loopback included.
 pub async fn dial(namespace: OwnedFd, address: SocketAddr) -> Result<TcpStream, Error> {
     let socket =
         run_blocking(move || netns::dial(namespace.as_fd(), address).map_err(|error| jail(&error)));
     let refused = |error: io::Error| {
         Error::new(
             Code::Conflict,
-            format!("nothing answers at {address} in the sandbox: {error}"),
+            format!("no server accepts connections at {address} in the sandbox: {error}"),
         )
         .remedy("start a server on that port")
         .detail("address", address.to_string())

@@ -1,24 +1,24 @@
-//! What a terminal shows, kept from the bytes its program wrote, so that whoever attaches later sees
-//! it.
+//! A terminal emulator that keeps the screen of a command's terminal, so that a client that
+//! attaches later sees it.
 //!
-//! [`Screen::replay`] gives bytes for a fresh terminal of the same size: at most 200,000 bytes of
-//! scrollback (the newest rows with their colours, what is older as text), then the screen. After
-//! them it shows, cell by cell, what one shows that saw every byte, and goes on the same way however
-//! the stream is cut: within a sequence, within a character, between a character and its repetition.
-//! Restored are characters and their looks, both screens, the cursor with all it carries and what was
-//! saved of it, the scrolling region, tabulators, character sets, the modes of keys, paste, mouse and
-//! focus, and the title.
+//! [`Screen::replay`] returns bytes for a new terminal of the same size: at most 200,000 bytes of
+//! scrollback (the newest rows with colours, older ones as text), then the screen. After them the
+//! new terminal equals, cell by cell, one that received every byte, and stays equal wherever the
+//! stream is cut: within an escape sequence, within a character, between a character and its
+//! repetition. Restored are characters and attributes, both screens, the cursor with its attributes
+//! and saved states, the scroll region, tab stops, character sets, the modes of keys, paste, mouse
+//! and focus, and the title.
 //!
-//! The program is hostile: memory is bounded by [`Size::MAX`] whatever it writes (24 MB for the
-//! largest screen, 1 MB for 80 × 24), and no sequence costs more than about one row of cells.
-//! Measured with optimisation in three runs on a machine that was busy with other work: 32–67 MB of plain
-//! lines a second, 30–91 MB with colours; the dearest sequence, a repetition on the largest screen, 0.6
-//! MB. Replays took 0.3–2 ms, up to 14 ms from the largest screen.
+//! The program is hostile: memory is bounded by [`Size::MAX`] for any input (24 MB for the largest
+//! screen, 1 MB for 80 × 24), and no sequence costs more than about one row of cells. Measured with
+//! optimisation in three runs on a machine that was busy with other work: 32–67 MB of plain lines a
+//! second, 30–91 MB with colours; the most expensive sequence, a repetition on the largest screen,
+//! 0.6 MB. Replays took 0.3–2 ms, up to 14 ms for the largest screen.
 //!
-//! Not kept: pictures, hyperlinks, changed palettes, left and right margins, rows of double size,
-//! protected cells, DEC's test pattern, key modes of kitty, more than three marks on one character, and which rows
-//! were broken only because they were full. A screen that becomes narrower loses what is cut off, as
-//! in xterm; only what is above it is broken into more rows.
+//! Not restored: images, hyperlinks, palette changes, left and right margins, double-size rows,
+//! protected cells, DEC's test pattern, the kitty keyboard protocol, more than three combining
+//! marks on a character, and whether a row was wrapped. A screen that becomes narrower loses what
+//! is cut off, as in xterm; only the scrollback is rewrapped.
 
 mod cell;
 mod parse;
@@ -36,17 +36,17 @@ mod tests;
 use parse::Parser;
 use terminal::Terminal;
 
-/// Rows and columns.
+/// Size of a screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// How many columns.
+    /// Number of columns.
     pub columns: usize,
 }
 
 impl Size {
-    /// The largest; what is asked for beyond is not given.
+    /// The largest size; larger requests are clamped.
     pub const MAX: Self = Self {
         rows: 300,
         columns: 800,
@@ -69,7 +69,7 @@ impl Default for Size {
     }
 }
 
-/// A terminal without a window.
+/// A terminal emulator without a display.
 #[derive(Debug)]
 pub struct Screen {
     parser: Parser,
@@ -77,7 +77,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// An empty one.
+    /// An empty screen.
     pub fn new(size: Size) -> Self {
         Self {
             parser: Parser::default(),
@@ -85,23 +85,24 @@ impl Screen {
         }
     }
 
-    /// Its size, which is what was asked for within [`Size::MAX`].
+    /// Its size: the requested one, clamped to [`Size::MAX`].
     pub fn size(&self) -> Size {
         self.terminal.size
     }
 
-    /// Takes what the program wrote, cut anywhere.
+    /// Processes output of the program, split at any byte.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.parser.feed(bytes, &mut self.terminal);
     }
 
-    /// Makes it another size. Rows that no longer fit leave at the top; they come back when there is
-    /// room again and the cursor is in the last row.
+    /// Resizes the screen. Rows that no longer fit move to the scrollback, and come back when there
+    /// is room again and the cursor is in the last row.
     pub fn resize(&mut self, size: Size) {
         self.terminal.resize(size.clamped());
     }
 
-    /// Bytes for a fresh terminal of the same size; what the program writes from now on follows them.
+    /// Bytes that bring a new terminal of the same size to this state; the program's further output
+    /// follows them.
     pub fn replay(&self) -> Vec<u8> {
         let mut out = String::new();
         replay::write(&self.terminal, &mut out);

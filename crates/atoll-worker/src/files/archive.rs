@@ -1,4 +1,4 @@
-//! Trees of files as archives.
+//! Transfer of directory trees as tar archives.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::call::protocol_error;
 use super::{FileReader, FileWriter, check_path};
 use crate::sandbox::Sandbox;
 
-/// More entries that were left out are not told by name.
+/// Skipped entries that are reported by name.
 const MAX_SKIPPED_NAMES: usize = 100;
 
 pub(crate) async fn pack(
@@ -31,19 +31,20 @@ pub(crate) async fn unpack(
     Ok(Unpacking { writer })
 }
 
-/// An archive being unpacked. What has come is unpacked at once; dropped half-way, that much stays.
+/// An archive that is being unpacked while it arrives. Dropping it half-way leaves the entries
+/// unpacked so far.
 #[derive(Debug)]
 pub struct Unpacking {
     writer: FileWriter,
 }
 
 impl Unpacking {
-    /// Where the archive goes.
+    /// The archive's bytes are written here.
     pub fn writer(&mut self) -> &mut FileWriter {
         &mut self.writer
     }
 
-    /// All was sent; what came of it.
+    /// Ends the archive and waits for the result.
     pub async fn finish(self) -> Result<Unpacked, Error> {
         let mut call = self.writer.finish_data().await?;
         let mut unpacked = Unpacked::default();

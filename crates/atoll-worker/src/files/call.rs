@@ -1,4 +1,7 @@
-//! The worker's end of a helper: what it is asked, and what it says to that.
+//! The host's side of a file helper: sends it one call and receives its messages.
+//!
+//! The helper runs inside the sandbox and may be hijacked: its messages are bounded in number and
+//! never trusted.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,16 +18,17 @@ use crate::error::{internal, sandbox_file_error, too_many_processes};
 use crate::keeper::register_channel;
 use crate::sandbox::Sandbox;
 
-/// A helper that says nothing for so long may have been stopped by somebody helper_end.
+/// A helper silent for this long may have been stopped by a process in the sandbox; it is sent
+/// SIGCONT.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A file call under way. Dropping it ends the helper.
+/// A file call in progress. Dropping it cancels the helper.
 #[derive(Debug)]
 pub(crate) struct HelperCall {
     sandbox: Arc<Sandbox>,
     request: u32,
     channel: AsyncFd<Channel<ToHelper, FromHelper>>,
-    /// The helper ends by itself: it is done, or it notices that nobody listens any more.
+    /// The helper ends by itself: it is done, or it will notice that its pipe is closed.
     pub(super) finished: bool,
 }
 
@@ -46,7 +50,7 @@ impl HelperCall {
         data: Option<OwnedFd>,
     ) -> Result<Self, Error> {
         let (channel, helper_end) =
-            wire::pair().map_err(|error| internal("make a socket", &error))?;
+            wire::pair().map_err(|error| internal("create a socket pair", &error))?;
         let channel = register_channel(channel)?;
         let request = sandbox.init.next_request_id();
         let call = FileCall {
@@ -71,7 +75,7 @@ impl HelperCall {
         })
     }
 
-    /// The helper's next message, within a time in which something must happen.
+    /// Waits for the helper's next message, with a timeout.
     pub(crate) async fn next(&mut self) -> Result<FromHelper, Error> {
         let deadline = tokio::time::Instant::now() + self.timeout();
         let mut paused = pin!(self.sandbox.until_paused());
@@ -83,9 +87,9 @@ impl HelperCall {
                 () = tokio::time::sleep(STALL_CHECK_INTERVAL) => {}
             }
             if tokio::time::Instant::now() > deadline {
-                return Err(self.timeout_error("the sandbox did not answer"));
+                return Err(self.timeout_error("the sandbox did not respond"));
             }
-            // Perhaps somebody helper_end has stopped it.
+            // A process in the sandbox may have stopped it.
             self.sandbox.init.try_send(&ToInit::Signal {
                 request: self.request,
                 signal: rustix::process::Signal::CONT.as_raw(),
@@ -93,7 +97,7 @@ impl HelperCall {
         }
     }
 
-    /// A helper that says and moves nothing for so long is stuck on something that will never come.
+    /// Timeout of a helper that makes no progress, for example on a FIFO.
     pub(super) fn timeout(&self) -> Duration {
         self.sandbox.response_timeout
     }
@@ -105,11 +109,11 @@ impl HelperCall {
         }
     }
 
-    /// The helper's next message, whenever it comes.
+    /// Waits for the helper's next message, without a timeout.
     pub(crate) async fn receive(&mut self) -> Result<FromHelper, Error> {
         let message = loop {
             let ready = self.channel.readable().await;
-            let mut ready = ready.map_err(|error| internal("watch a socket", &error))?;
+            let mut ready = ready.map_err(|error| internal("poll a socket", &error))?;
             if let Ok(received) = ready.try_io(|channel| channel.get_ref().receive_hostile()) {
                 break received;
             }
@@ -134,18 +138,19 @@ impl HelperCall {
             }
             Err(error) => {
                 self.finished = true;
-                Err(internal("read the answer of a file helper", &error))
+                Err(internal("read a file helper's message", &error))
             }
         }
     }
 
-    /// Says something to the helper.
+    /// Sends a message to the helper.
     pub(crate) async fn send(&self, message: &ToHelper) -> Result<(), Error> {
         let sent = crate::keeper::send(&self.channel, message, &[]);
-        self.with_timeout(sent, "the sandbox heard nothing").await?
+        self.with_timeout(sent, "the sandbox received nothing")
+            .await?
     }
 
-    /// What comes of something that the helper has a part in, within its time.
+    /// Runs work that depends on the helper, with a timeout.
     pub(super) async fn with_timeout<T>(
         &self,
         work: impl Future<Output = T>,
@@ -159,7 +164,7 @@ impl HelperCall {
         }
     }
 
-    /// Everything the helper says until it is done, at max so many entries.
+    /// Collects at most `max` entries until the helper is done.
     pub(super) async fn entries(self, max: usize) -> Result<(Vec<Entry>, bool), Error> {
         let of = |message| match message {
             FromHelper::Entries(entries) => Some(entries.into_iter().map(entry).collect()),
@@ -168,7 +173,7 @@ impl HelperCall {
         self.all(of, max).await
     }
 
-    /// Everything of one kind that the helper says until it is done, at max so many.
+    /// Collects at most `max` items of one kind until the helper is done; true if there are more.
     pub(super) async fn all<T>(
         mut self,
         of: impl Fn(FromHelper) -> Option<Vec<T>>,
@@ -183,18 +188,18 @@ impl HelperCall {
                 }
                 message => all.extend(of(message).ok_or_else(protocol_error)?),
             }
-            // A hijacked helper could go on for ever.
+            // A hijacked helper could send entries for ever.
             if all.len() > max {
                 return Err(Error::new(
                     Code::Internal,
-                    "the sandbox sent more entries than were asked for",
+                    "the sandbox sent more entries than requested",
                 ));
             }
         }
     }
 }
 
-/// What a hijacked helper may say; it could go on for ever.
+/// Error for a message that the protocol does not allow here.
 pub(super) fn protocol_error() -> Error {
     Error::new(
         Code::Internal,
@@ -204,7 +209,7 @@ pub(super) fn protocol_error() -> Error {
 
 pub(super) fn timeout_error(problem: &str, timeout: Duration) -> Error {
     Error::new(Code::Timeout, format!("{problem} for {timeout:?}")).remedy(
-        "the file may be one that never ends or never begins, or something stops what works on it",
+        "the file may be a FIFO or device that blocks, or a process in the sandbox may stop the file helper",
     )
 }
 
@@ -239,8 +244,8 @@ fn helper_error(failure: Failure, errno: i32, path: &[u8]) -> Error {
         }
         Failure::Archive => Error::invalid(
             "body",
-            format!("what was sent cannot be read as a tar archive: {text}"),
-            "send a tar archive that is not compressed, whole",
+            format!("the body is not a valid tar archive: {text}"),
+            "send a complete, uncompressed tar archive",
         ),
     }
 }

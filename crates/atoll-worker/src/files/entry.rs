@@ -1,4 +1,4 @@
-//! What a helper says of files, in the words of the model.
+//! Conversion of the helper's messages into types of the model.
 
 use atoll_jail::wire;
 use atoll_model::{Described, Entry, EntryKind, Target};

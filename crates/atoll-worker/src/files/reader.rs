@@ -1,4 +1,4 @@
-//! A file of a sandbox, read as a stream.
+//! Streaming reads of a file in a sandbox.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::error::internal;
 use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::Sandbox;
 
-/// A file being read.
+/// A file that is being read.
 #[derive(Debug)]
 pub struct FileReader {
-    /// The file as it was when it was opened.
+    /// Details of the file when it was opened.
     pub entry: Entry,
     pub(super) pipe: pipe::Receiver,
     pub(super) call: HelperCall,
 }
 
 impl FileReader {
-    /// Begins work that describes one thing, then sends its data.
+    /// Starts a call that returns one entry and then data.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
@@ -34,7 +34,7 @@ impl FileReader {
         let (outside, inside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
         let pipe = pipe::Receiver::from_owned_fd(set_nonblocking(outside)?)
-            .map_err(|error| internal("watch a pipe", &error))?;
+            .map_err(|error| internal("poll a pipe", &error))?;
         let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         match call.next().await? {
             FromHelper::Entries(mut entries) if entries.len() == 1 => {
@@ -48,12 +48,13 @@ impl FileReader {
         }
     }
 
-    /// Reads some, as much as there is room for; 0 at the end. A read that fails half-way is an error, never a short file.
+    /// Reads into the free capacity of a buffer; 0 at the end. A read that fails half-way is an
+    /// error, never a short file.
     pub async fn read(&mut self, mut buffer: impl BufMut + Send) -> Result<usize, Error> {
         let read = self.pipe.read_buf(&mut buffer);
         match self
             .call
-            .with_timeout(read, "the file gave nothing")
+            .with_timeout(read, "the file returned no data")
             .await?
         {
             Ok(0) => {
@@ -65,7 +66,7 @@ impl FileReader {
         }
     }
 
-    /// Reads everything, up to a limit.
+    /// Reads to the end; fails if there are more than `limit` bytes.
     pub async fn read_to_end(mut self, limit: usize) -> Result<Vec<u8>, Error> {
         let mut all = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Files that are looked for by their names, or by what is in them.
+//! Search for files by name or content.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::entry::entry;
 use super::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
-/// The longest pattern or text that is looked for.
+/// Bytes of a name pattern or of a text.
 const MAX_QUERY_BYTES: usize = 1024;
 
-/// What was found, and whether there may be more.
+/// Searches below a path; true if there may be more hits than the limit.
 pub(crate) async fn search(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
@@ -22,7 +22,7 @@ pub(crate) async fn search(
     for (field, value) in [("query", &wanted.name), ("content", &wanted.text)] {
         if value.len() > MAX_QUERY_BYTES || value.contains(&0) {
             let message = format!("{field} has more than {MAX_QUERY_BYTES} bytes, or a NUL byte");
-            return Err(Error::invalid(field, message, "look for something shorter"));
+            return Err(Error::invalid(field, message, "shorten it"));
         }
     }
     let max = wanted.limit as usize;

@@ -1,4 +1,4 @@
-//! Bytes between a file of a sandbox and a file of the host, without copying them through our memory.
+//! Zero-copy transfer between files of a sandbox and of the host by `splice(2)`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,14 +20,14 @@ use crate::sandbox::run_blocking;
 const SPLICE: SpliceFlags = SpliceFlags::MOVE.union(SpliceFlags::NONBLOCK);
 
 impl FileWriter {
-    /// Sends a whole file of the host, without copying it through our memory.
+    /// Writes a host file from its current offset to its end.
     pub async fn splice_from(&mut self, file: File) -> Result<u64, Error> {
         let Some(pipe) = self.pipe.take() else {
             return Ok(0);
         };
         let pipe = pipe
             .into_nonblocking_fd()
-            .map_err(|error| internal("change a pipe", &error))?;
+            .map_err(|error| internal("get the descriptor of a pipe", &error))?;
         let timeout = self.call.timeout();
         let (pipe, sent) = run_blocking(move || {
             let mut total = 0;
@@ -38,15 +38,12 @@ impl FileWriter {
                     Err(Errno::INTR) => {}
                     Err(Errno::AGAIN) => {
                         if !wait_ready(&pipe, PollFlags::OUT, timeout)? {
-                            return Err(timeout_error("the sandbox took nothing", timeout));
+                            return Err(timeout_error("the sandbox accepted no data", timeout));
                         }
                     }
                     Err(Errno::PIPE) => return Ok((pipe, None)),
                     Err(error) => {
-                        return Err(internal(
-                            "read a file of the host",
-                            &std::io::Error::from(error),
-                        ));
+                        return Err(internal("read a host file", &std::io::Error::from(error)));
                     }
                 }
             }
@@ -55,7 +52,7 @@ impl FileWriter {
         match sent {
             Some(total) => {
                 let pipe = pipe::Sender::from_owned_fd(pipe);
-                self.pipe = Some(pipe.map_err(|error| internal("watch a pipe", &error))?);
+                self.pipe = Some(pipe.map_err(|error| internal("poll a pipe", &error))?);
                 Ok(total)
             }
             None => Err(self.helper_error().await),
@@ -64,16 +61,16 @@ impl FileWriter {
 }
 
 impl FileReader {
-    /// Moves everything into a file of the host, without copying it through our memory.
+    /// Reads everything into a host file.
     pub async fn splice_to(mut self, file: File) -> Result<u64, Error> {
         let pipe = self
             .pipe
             .into_nonblocking_fd()
-            .map_err(|error| internal("change a pipe", &error))?;
+            .map_err(|error| internal("get the descriptor of a pipe", &error))?;
         self.pipe = empty_pipe()?;
         let timeout = self.call.timeout();
         let total = run_blocking(move || {
-            let failed = |error: &std::io::Error| internal("write a file of the host", error);
+            let failed = |error: &std::io::Error| internal("write a host file", error);
             let lock = Lock::new().map_err(|error| failed(&error.into()))?;
             let mut total = 0;
             loop {
@@ -82,7 +79,7 @@ impl FileReader {
                     Ok(moved) => total += moved as u64,
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                         if !wait_ready(&pipe, PollFlags::IN, timeout)? {
-                            return Err(timeout_error("the file gave nothing", timeout));
+                            return Err(timeout_error("the file returned no data", timeout));
                         }
                     }
                     Err(error) => return Err(failed(&error)),
@@ -95,7 +92,7 @@ impl FileReader {
     }
 }
 
-/// Waits until a pipe can be used, or is at its end; false if that did not come in time.
+/// Waits until a pipe is ready or at its end; false after the timeout.
 fn wait_ready(pipe: &OwnedFd, what: PollFlags, timeout: Duration) -> Result<bool, Error> {
     let failed = |error: Errno| internal("wait for a pipe", &std::io::Error::from(error));
     let timeout = Timespec::try_from(timeout).map_err(|_| failed(Errno::INVAL))?;
@@ -106,9 +103,9 @@ fn wait_ready(pipe: &OwnedFd, what: PollFlags, timeout: Duration) -> Result<bool
     }
 }
 
-/// A pipe at its end.
+/// A pipe without a writer.
 fn empty_pipe() -> Result<pipe::Receiver, Error> {
     let (reader, _) = create_pipe()?;
     pipe::Receiver::from_owned_fd(set_nonblocking(reader)?)
-        .map_err(|error| internal("watch a pipe", &error))
+        .map_err(|error| internal("poll a pipe", &error))
 }

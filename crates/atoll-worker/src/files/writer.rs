@@ -1,4 +1,4 @@
-//! A file of a sandbox, written as a stream.
+//! Streaming writes to a file in a sandbox.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::error::internal;
 use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::Sandbox;
 
-/// A file being written. Nothing has happened until `commit`; dropped before, nothing will have.
+/// A file that is being written. The write takes effect at `commit`; dropped before, it leaves no
+/// trace.
 #[derive(Debug)]
 pub struct FileWriter {
     pub(super) pipe: Option<pipe::Sender>,
@@ -21,7 +22,7 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Begins work that takes data, and takes effect when all of it was sent.
+    /// Starts a call that takes data and takes effect after all of it was sent.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
@@ -30,10 +31,10 @@ impl FileWriter {
         let (inside, outside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);
         let pipe = pipe::Sender::from_owned_fd(set_nonblocking(outside)?)
-            .map_err(|error| internal("watch a pipe", &error))?;
+            .map_err(|error| internal("poll a pipe", &error))?;
         let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
-        // When its pipe and socket are closed, the helper takes away what it has begun; a killed one
-        // could not.
+        // On a closed pipe and socket the helper removes what it has written; a killed one could
+        // not.
         call.finished = true;
         Ok(Self {
             pipe: Some(pipe),
@@ -41,7 +42,7 @@ impl FileWriter {
         })
     }
 
-    /// Writes all of these bytes.
+    /// Writes all bytes, waiting for the helper.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
@@ -49,16 +50,16 @@ impl FileWriter {
         let written = pipe.write_all(bytes);
         match self
             .call
-            .with_timeout(written, "the sandbox took nothing")
+            .with_timeout(written, "the sandbox accepted no data")
             .await?
         {
             Ok(()) => Ok(()),
-            // The helper has closed its end: it says why.
+            // The helper closed its end and reports the reason.
             Err(_) => Err(self.helper_error().await),
         }
     }
 
-    /// Makes the write take effect; the file as it is then.
+    /// Commits the write and returns the file's new details.
     pub async fn commit(self) -> Result<Entry, Error> {
         let (entries, _) = self.finish_data().await?.entries(1).await?;
         entries
@@ -67,7 +68,7 @@ impl FileWriter {
             .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
     }
 
-    /// Says that all was sent; what the helper says to that is still to be heard.
+    /// Ends the data and commits; the result is still to be received.
     pub(super) async fn finish_data(mut self) -> Result<HelperCall, Error> {
         self.pipe = None;
         if self.call.send(&ToHelper::Commit).await.is_err() {

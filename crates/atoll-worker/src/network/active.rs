@@ -1,4 +1,5 @@
-//! An instance's network from its first sandbox to its end.
+//! Network of an instance while it is set up: its sockets, policies, forwarder and background
+//! threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,11 +19,11 @@ use super::veth::{self, Ipv6, LinkNames};
 use super::{Config, inventory, lock, remove_leftovers, ruleset_watcher};
 use crate::error::internal;
 
-/// The policy of a link; nothing once the link was given up. A change that comes late must not
-/// concern the next sandbox with the same address.
+/// The policy of a link; `None` once the link is being removed. A late change must not apply to the
+/// next sandbox with the same address.
 pub(super) type LinkPolicy = Arc<Mutex<Option<Compiled>>>;
 
-/// An instance's network that was set up.
+/// An instance's network that is set up.
 #[derive(Debug)]
 pub(super) struct ActiveNetwork {
     pub(super) tag: String,
@@ -32,14 +33,14 @@ pub(super) struct ActiveNetwork {
     pub(super) links: Mutex<Socket>,
     pub(super) rules: Mutex<Socket>,
     pub(super) reaper: LinkReaper,
-    /// What sandboxes that are linked have to obey.
+    /// Policies of the links, by address.
     pub(super) policies: Mutex<BTreeMap<Ipv4Addr, LinkPolicy>>,
     ruleset: RulesetConfig,
     forwarder: Mutex<Option<Forwarder>>,
     phase: RwLock<Phase>,
 }
 
-/// Whether the rules are in place.
+/// Whether the network is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Open,
@@ -56,13 +57,13 @@ impl ActiveNetwork {
         let gateway = addresses.allocate(|block| inventory::is_named(&tag, block))?;
         let network = Self::prepare(tag, config, addresses, gateway)?;
         let installed = firewall::install(&network.tag, &network.ruleset, InitialState::Open);
-        // The gateway, which nobody else would.
+        // Removes the gateway, which nothing else would.
         installed.inspect_err(|_| drop(remove_leftovers(&network.tag)))?;
         Ok(network)
     }
 
-    /// Goes on with the links of a server that is gone, which nothing passes for a moment. Links of
-    /// others than these sandboxes are taken away.
+    /// Adopts the links of a previous server, during which no packet passes. Links of other
+    /// sandboxes are removed.
     pub(super) fn resume(
         tag: String,
         config: Config,
@@ -77,7 +78,7 @@ impl ActiveNetwork {
         firewall::install(&network.tag, &network.ruleset, InitialState::Blocked)?;
         let policies = sandboxes.iter().map(|(address, policy)| (*address, policy));
         firewall::restore_policies(&mut lock(&network.rules), &network.tag, policies)
-            .map_err(failed("put the sandboxes' policies back"))?;
+            .map_err(failed("restore the sandboxes' policies"))?;
         {
             let mut links = lock(&network.links);
             let found = veth::list_sandbox_links(&mut links, &network.names)
@@ -91,14 +92,15 @@ impl ActiveNetwork {
                 .filter(|link| !known.contains(&link.name))
                 .collect();
             veth::delete(&mut links, &network.names, &others)
-                .map_err(failed("remove links of nobody"))?;
+                .map_err(failed("remove unused links"))?;
         }
         firewall::unblock(&mut lock(&network.rules), &network.tag)
-            .map_err(failed("open the links"))?;
+            .map_err(failed("unblock the links"))?;
         Ok(network)
     }
 
-    /// Everything but the rules, which come last, so that nothing but the gateway has to be taken back.
+    /// Sets up everything but the rules, which come last, so that on an error only the gateway has
+    /// to be removed.
     fn prepare(
         tag: String,
         config: Config,
@@ -106,15 +108,15 @@ impl ActiveNetwork {
         gateway: Ipv4Addr,
     ) -> Result<Arc<Self>, Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
-        let links = Socket::open(ROUTE).map_err(failed("speak with the kernel about links"))?;
-        let rules = firewall::open().map_err(failed("speak with the kernel about rules"))?;
-        let sockets = listen(gateway).map_err(failed("listen for names"))?;
+        let links = Socket::open(ROUTE).map_err(failed("open a route netlink socket"))?;
+        let rules = firewall::open().map_err(failed("open an nftables netlink socket"))?;
+        let sockets = listen(gateway).map_err(failed("listen for DNS queries"))?;
         enable_forwarding().map_err(failed("turn net.ipv4.ip_forward on"))?;
         let exceptions = Arc::clone(&config.exceptions);
         let forwarder = Forwarder::start(sockets, config.resolvers, exceptions);
-        let forwarder = forwarder.map_err(failed("start the forwarder of names"))?;
+        let forwarder = forwarder.map_err(failed("start the DNS forwarder"))?;
         let reaper = LinkReaper::start(&tag, Arc::clone(&addresses));
-        let reaper = reaper.map_err(failed("start the reaper of links"))?;
+        let reaper = reaper.map_err(failed("start the link reaper"))?;
         let network = Arc::new(Self {
             names: LinkNames::new(&tag),
             tag,
@@ -135,62 +137,59 @@ impl ActiveNetwork {
             forwarder: Mutex::new(Some(forwarder)),
             phase: RwLock::new(Phase::Open),
         });
-        ruleset_watcher::start(&network).map_err(failed("start the guard of the rules"))?;
+        ruleset_watcher::start(&network).map_err(failed("start the ruleset watcher"))?;
         veth::set_up_gateway(
             &mut lock(&network.links),
             &network.names,
             gateway,
             network.ipv6,
         )
-        .map_err(failed("make the gateway"))?;
+        .map_err(failed("create the gateway"))?;
         Ok(network)
     }
 
-    /// The address of our end of every link, which answers questions for names.
+    /// The gateway address, on which the DNS forwarder listens.
     pub(super) fn gateway(&self) -> Ipv4Addr {
         self.ruleset.gateway
     }
 
-    /// Returns an address that no sandbox has.
+    /// Allocates an address.
     pub(super) fn take_address(&self) -> Result<Ipv4Addr, Error> {
         self.addresses
             .allocate(|block| inventory::is_named(&self.tag, block))
     }
 
-    /// What the link of an address is called.
+    /// Interface name of the link with this address.
     pub(super) fn link_name(&self, address: Ipv4Addr) -> String {
         format!("{}{}", self.names.prefix(), addresses::number(address))
     }
 
-    /// Keeps the rules in place while a link is made. After the end there are none.
+    /// Locks the rules while a link is created; fails once the network is closed.
     pub(super) fn read_ruleset_phase(&self) -> Result<RwLockReadGuard<'_, Phase>, Error> {
         let phase = self.phase.read().unwrap_or_else(PoisonError::into_inner);
         match *phase {
             Phase::Open => Ok(phase),
-            Phase::Closed => Err(Error::new(
-                Code::Conflict,
-                "the instance is being taken away",
-            )),
+            Phase::Closed => Err(Error::new(Code::Conflict, "the instance is being removed")),
         }
     }
 
-    /// Whether it came to its end.
+    /// Whether the network is closed.
     pub(super) fn is_closed(&self) -> bool {
         *self.phase.read().unwrap_or_else(PoisonError::into_inner) == Phase::Closed
     }
 
-    /// Nothing is made or put back from here on.
+    /// Closes the network: nothing is created or restored any more.
     pub(super) fn mark_closed(&self) {
         *self.phase.write().unwrap_or_else(PoisonError::into_inner) = Phase::Closed;
     }
 
-    /// Takes everything away.
+    /// Removes everything.
     pub(super) fn close(&self) -> Result<(), Error> {
         self.detach();
         remove_leftovers(&self.tag)
     }
 
-    /// Ends our part, and leaves links and rules to whoever comes next.
+    /// Stops forwarder and reaper; links and rules stay for the next server.
     pub(super) fn detach(&self) {
         self.mark_closed();
         if let Some(forwarder) = lock(&self.forwarder).take() {
@@ -199,7 +198,7 @@ impl ActiveNetwork {
         self.reaper.finish();
     }
 
-    /// Puts the rules back that somebody took away. Nothing passes until they are there.
+    /// Restores the rules after another program deleted them. The links are down meanwhile.
     pub(super) fn restore(&self) -> Result<(), Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let phase = self.phase.write().unwrap_or_else(PoisonError::into_inner);
@@ -210,7 +209,7 @@ impl ActiveNetwork {
         let found =
             veth::list_sandbox_links(&mut links, &self.names).map_err(failed("list the links"))?;
         veth::set_state(&mut links, &found, veth::LinkState::Down)
-            .map_err(failed("shut the links"))?;
+            .map_err(failed("set the links down"))?;
         firewall::install(&self.tag, &self.ruleset, InitialState::Open)?;
         for (address, current) in &*lock(&self.policies) {
             if let Some(policy) = &*lock(current) {
@@ -222,16 +221,16 @@ impl ActiveNetwork {
                     &none,
                     policy,
                 )
-                .map_err(failed("put a sandbox's policy back"))?;
+                .map_err(failed("restore a sandbox's policy"))?;
             }
         }
         let gateway = self.gateway();
         veth::set_state(&mut links, &found, veth::LinkState::Up { gateway })
-            .map_err(failed("open the links"))
+            .map_err(failed("unblock the links"))
     }
 }
 
-/// Listens for names. A server that was killed just now may still be on its way out.
+/// Binds the DNS sockets. A server that was killed just now may still hold them.
 fn listen(gateway: Ipv4Addr) -> io::Result<dns::Sockets> {
     let begin = Instant::now();
     loop {
@@ -247,7 +246,7 @@ fn listen(gateway: Ipv4Addr) -> io::Result<dns::Sockets> {
     }
 }
 
-/// Lets the host pass packets on.
+/// Turns on `net.ipv4.ip_forward`.
 fn enable_forwarding() -> io::Result<()> {
     let path = "/proc/sys/net/ipv4/ip_forward";
     if fs::read_to_string(path)?.trim() == "0" {
@@ -256,7 +255,7 @@ fn enable_forwarding() -> io::Result<()> {
     Ok(())
 }
 
-/// No sandbox may take so much of what the host can remember that others go short.
+/// An eighth of `nf_conntrack_max`, so that no sandbox exhausts the host's table.
 fn max_connections() -> u32 {
     let path = "/proc/sys/net/netfilter/nf_conntrack_max";
     let max = fs::read_to_string(path).ok();

@@ -1,10 +1,10 @@
-//! Addresses of sandboxes, so that no two on a host have the same.
+//! Allocation of sandbox addresses, unique on the host.
 //!
-//! An instance claims blocks of 64 by locks, as it needs them, and keeps them to its end. A block is passed over
-//! while rules or links of another instance name an address in it: its locks end with its processes, its rules do
-//! not. An address that was given back is used again only after all the others, so that what belonged to its former
-//! owner has time to go away. Claims of a server that was killed live on with its keeper, and the
-//! next server goes on with those that are in use.
+//! An instance claims blocks of 64 addresses by file locks, as it needs them, and keeps them until
+//! it ends. A block is skipped while rules or links of another instance use an address in it: locks
+//! end with a process, rules do not. A released address is reused after all others, so that traces
+//! of its previous owner can disappear. Claims of a killed server survive in its keeper, and the
+//! next server inherits those that are in use.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
@@ -21,7 +21,7 @@ use crate::error::jail;
 const BLOCK: u32 = 64;
 const BLOCKS: u32 = (1 << 17) / BLOCK;
 
-/// The addresses of an instance.
+/// Claimed blocks and free addresses of an instance.
 #[derive(Debug)]
 pub(super) struct Addresses {
     claims: Claims,
@@ -29,7 +29,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Opens the file of claims.
+    /// Opens the claims file.
     pub(super) fn open(path: &Path) -> Result<Self, Error> {
         Ok(Self {
             claims: Claims::open(path, BLOCKS).map_err(|error| jail(&error))?,
@@ -37,7 +37,7 @@ impl Addresses {
         })
     }
 
-    /// Goes on with claims over the open file that a keeper held.
+    /// Inherits the claims of the open file that the keeper held.
     pub(super) fn take_over(file: OwnedFd) -> Self {
         Self {
             claims: Claims::take_over(file, BLOCKS),
@@ -45,8 +45,7 @@ impl Addresses {
         }
     }
 
-    /// Takes these again, which were taken over the same open file, with the blocks they are in.
-    /// Other blocks are given up.
+    /// Marks these addresses as used and keeps their blocks; releases all other blocks.
     pub(super) fn inherit(&self, used: &BTreeSet<Ipv4Addr>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let blocks: BTreeSet<u32> = used
@@ -60,8 +59,8 @@ impl Addresses {
         self.claims.release_others();
     }
 
-    /// Returns an address that no sandbox has. `is_named` says whether the kernel has rules or links of another instance
-    /// for any address of a block.
+    /// Allocates an address. `is_named` tells whether rules or links of another instance use an
+    /// address of a block.
     pub(super) fn allocate(
         &self,
         is_named: impl Fn(&RangeInclusive<Ipv4Addr>) -> Result<bool, Error>,
@@ -87,14 +86,14 @@ impl Addresses {
             .ok_or_else(|| Error::new(Code::Internal, "a block of addresses has no usable address"))
     }
 
-    /// Releases all blocks. Nothing in the kernel may name their addresses any more.
+    /// Releases all blocks. The kernel must not have rules or links with their addresses.
     pub(super) fn release_all(&self) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.clear();
         self.claims.release_all();
     }
 
-    /// Takes one back, when nothing in the kernel has it any more.
+    /// Releases an address that no rule and no link uses.
     pub(super) fn release(&self, address: Ipv4Addr) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push_back(address);
@@ -102,7 +101,7 @@ impl Addresses {
 }
 
 impl AsFd for Addresses {
-    /// What holds the claims.
+    /// The open file whose locks are the claims.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.claims.as_fd()
     }
@@ -117,13 +116,13 @@ fn range(block: u32) -> RangeInclusive<Ipv4Addr> {
 /// The usable addresses of a block.
 fn addresses(block: u32) -> impl Iterator<Item = Ipv4Addr> {
     let all = range(block);
-    // Some programs take these two for something else than an address.
+    // Some programs treat .0 and .255 as network and broadcast addresses.
     let usable = (all.start().to_bits()..=all.end().to_bits())
         .filter(|bits| !matches!(bits & 0xff, 0 | 0xff));
     usable.map(Ipv4Addr::from_bits)
 }
 
-/// The error of a claim: from the file of claims, or from looking into the kernel.
+/// Error of a claim: of the claims file, or of `is_named`.
 struct Failure(Error);
 
 impl From<Error> for Failure {
@@ -138,7 +137,7 @@ impl From<atoll_jail::Error> for Failure {
     }
 }
 
-/// Where an address is among all of them: the number in its link's name.
+/// Index of an address in the sandbox range, which is the number in its link's name.
 pub(super) fn number(address: Ipv4Addr) -> u32 {
     address.to_bits() - SANDBOXES.first().to_bits()
 }
@@ -149,7 +148,7 @@ mod tests {
 
     #[allow(
         clippy::unnecessary_wraps,
-        reason = "the signature that allocate() wants"
+        reason = "the signature that allocate() expects"
     )]
     fn none(_: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
         Ok(false)

@@ -1,5 +1,5 @@
-//! Flows that the kernel remembers for addresses that are given back: a flow of a dead sandbox would
-//! be kept for days, count against the next one with its address, and let answers through to it.
+//! Removal of conntrack entries of released addresses. Entries of a dead sandbox would be kept for
+//! days, count against the next sandbox with its address, and let replies through to it.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -13,10 +13,10 @@ const TUPLE_IP: u16 = 1;
 const IP_V4_SRC: u16 = 1;
 const FILTER: u16 = 25;
 const FILTER_ORIG_FLAGS: u16 = 1;
-/// Compare the source address and nothing else.
+/// Match by source address alone.
 const MATCH_SOURCE_ADDRESS: u32 = 1;
 
-/// Forgets all flows that this address began.
+/// Deletes all entries with this original source address.
 pub(super) fn delete_flows(socket: &mut Socket, address: Ipv4Addr) -> io::Result<()> {
     let inet = rustix::net::AddressFamily::INET.as_raw() as u8;
     let mut batch = Batch::default();

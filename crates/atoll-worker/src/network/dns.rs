@@ -1,8 +1,8 @@
-//! The forwarder: names for sandboxes, response of the host's own name servers.
+//! DNS forwarder for sandboxes.
 //!
-//! It listens on the gateway address, keeps nothing, and passes on what it can read. An answer with
-//! an address that is refused to sandboxes, and in no exception of the operator, becomes an answer without records. How much of the host
-//! one sandbox can use is bounded: questions at once, sizes, times.
+//! It listens on the gateway address, passes queries on to the host's name servers and caches
+//! nothing. An answer with a blocked address that no exception opens is replaced by an empty one.
+//! Queries in flight, message sizes and times are bounded for each sandbox.
 
 mod message;
 #[cfg(test)]
@@ -23,32 +23,32 @@ use tokio::time::timeout;
 
 use self::message::{AnswerCheck, Query, Status, truncated};
 
-/// Where names are response for.
+/// The DNS port.
 pub(super) const PORT: u16 = 53;
-/// Questions and connections at once, of one sandbox.
+/// Queries and connections of one sandbox at once.
 const MAX_PER_SANDBOX: usize = 64;
-/// Of all together.
+/// Queries and connections of all sandboxes at once.
 const MAX_IN_FLIGHT: usize = 1024;
-/// The longest datagram in either direction.
+/// Bytes of a UDP message in either direction.
 const MAX_DATAGRAM_BYTES: usize = 4096;
-/// How long one name server may think.
+/// Time for one name server to answer.
 const RESOLVER_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many name servers are tried.
+/// Name servers that are tried for one query.
 const MAX_RESOLVERS: usize = 3;
-/// How long a connection may be silent, and how many questions it may ask.
+/// Idle timeout of a TCP connection, and its number of queries.
 const CONNECTION_IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_QUERIES_PER_CONNECTION: usize = 100;
 
-/// Who is response.
+/// Which name servers answer queries.
 #[derive(Debug, Clone)]
 pub enum Resolvers {
-    /// Whom `/etc/resolv.conf` of the host names at the time.
+    /// Those in the host's `/etc/resolv.conf`, read again every 5 s.
     Host,
-    /// These.
+    /// A fixed list.
     Fixed(Vec<SocketAddr>),
 }
 
-/// The sockets of a forwarder that does not run yet.
+/// Bound sockets of a forwarder that is not started.
 #[derive(Debug)]
 pub(super) struct Sockets {
     udp: std::net::UdpSocket,
@@ -62,14 +62,15 @@ impl Sockets {
     }
 }
 
-/// Binds an address which need not be there yet, in the network namespace of this thread.
+/// Binds UDP and TCP sockets in the network namespace of this thread. The address need not exist
+/// yet (`IP_FREEBIND`).
 pub(super) fn listen(address: Ipv4Addr, port: u16) -> io::Result<Sockets> {
     let open = |kind, port| {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
         sockopt::set_ip_freebind(&socket, true)?;
         if kind == SocketType::STREAM {
-            // Connections of a former instance with this address may still be closing.
+            // Connections of a previous server may be in TIME_WAIT.
             sockopt::set_socket_reuseaddr(&socket, true)?;
         }
         rustix::net::bind(&socket, &SocketAddr::from((address, port)))?;
@@ -85,7 +86,7 @@ pub(super) fn listen(address: Ipv4Addr, port: u16) -> io::Result<Sockets> {
     })
 }
 
-/// A running forwarder. It ends when it is dropped.
+/// A running forwarder; it stops when dropped.
 #[derive(Debug)]
 pub(super) struct Forwarder {
     tasks: JoinSet<()>,
@@ -93,7 +94,7 @@ pub(super) struct Forwarder {
 }
 
 impl Forwarder {
-    /// Starts one on these sockets.
+    /// Starts a forwarder on these sockets.
     pub(super) fn start(
         sockets: Sockets,
         resolvers: Resolvers,
@@ -116,7 +117,7 @@ impl Forwarder {
         })
     }
 
-    /// Ends it; its address is free when this returns. Not for a thread of the runtime itself.
+    /// Stops the forwarder and releases its sockets. Blocking; must not be called in an async task.
     pub(super) fn stop(mut self) {
         let runtime = self.runtime.clone();
         runtime.block_on(self.tasks.shutdown());
@@ -126,11 +127,11 @@ impl Forwarder {
 #[derive(Debug)]
 struct Shared {
     resolvers: Resolvers,
-    /// Refused addresses that may be answered.
+    /// Blocked addresses that answers may contain.
     exceptions: Arc<[EgressException]>,
-    /// When the host's configuration was read, and what it said.
+    /// The host's name servers, and when they were read.
     host_resolvers: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
-    /// What each sandbox has under way.
+    /// Queries and connections in flight, by sandbox.
     in_flight: Mutex<HashMap<IpAddr, usize>>,
 }
 
@@ -154,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// Lets a question or a connection in, if there is room.
+    /// Admits a query or a connection; `None` beyond the limits.
     fn try_acquire(self: &Arc<Self>, sandbox: IpAddr) -> Option<QueryPermit> {
         let mut in_flight = self
             .in_flight
@@ -170,7 +171,7 @@ impl Shared {
     }
 }
 
-/// Something of a sandbox that is under way.
+/// Counts a query or connection of a sandbox until dropped.
 struct QueryPermit(Arc<Shared>, IpAddr);
 
 impl Drop for QueryPermit {
@@ -189,7 +190,7 @@ impl Drop for QueryPermit {
     }
 }
 
-/// The name servers a configuration names.
+/// The name servers in a `resolv.conf`.
 fn name_servers(text: &str) -> Vec<SocketAddr> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("nameserver")?.trim().parse().ok())
@@ -198,7 +199,7 @@ fn name_servers(text: &str) -> Vec<SocketAddr> {
 }
 
 async fn serve_udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
-    // Dropped with the forwarder, and with it whatever is under way.
+    // Dropped with the forwarder, which cancels the queries in flight.
     let mut tasks = JoinSet::new();
     let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
@@ -206,7 +207,7 @@ async fn serve_udp(socket: Arc<UdpSocket>, shared: Arc<Shared>) {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
             continue;
         };
-        // Too much at once: silence, and whoever response asks again.
+        // Over the limit: no answer, so that the client retries.
         let Some(permit) = shared.try_acquire(from.ip()) else {
             continue;
         };
@@ -229,7 +230,7 @@ async fn serve_tcp(listener: TcpListener, shared: Arc<Shared>) {
                     tasks.spawn(async move { drop(serve_connection(stream, permit).await) });
                 }
             }
-            // Out of descriptors, perhaps: give others a chance to close some.
+            // Possibly out of descriptors: wait until some are closed.
             Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
@@ -263,7 +264,7 @@ enum Transport {
     Tcp,
 }
 
-/// What a sandbox is told; nothing if what it said was no question.
+/// The answer to a message from a sandbox; `None` if it is not a query.
 async fn resolve(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
     let query = match Query::read(bytes) {
         Ok(query) => query,
@@ -292,7 +293,7 @@ async fn resolve(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<
     Some(query.empty(Status::ServFail))
 }
 
-/// Asks from a port of its own, so that a stranger would have to guess it.
+/// Queries from a new ephemeral port, which an attacker would have to guess.
 async fn query_udp(
     resolver: SocketAddr,
     query: &Query<'_>,

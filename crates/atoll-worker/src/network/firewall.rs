@@ -1,11 +1,11 @@
-//! The rules: one table of our own, written once by `nft`; whatever changes later is message by netlink,
-//! a fraction of a millisecond each time.
+//! Packet filter of an instance: one nftables table, installed by `nft`. Later changes go through
+//! netlink, which takes a fraction of a millisecond.
 //!
-//! A sandbox without a policy of its own needs nothing in the table: that a packet's source is the
-//! address of the link it came through is asked of the routes, and links are known by the prefix of
-//! their names. One with a policy has two chains and two sets there. Policies are asked about every
-//! packet in both directions, not about connections: a change cuts what it forbids, however long it
-//! was established.
+//! A sandbox without a policy needs no element in the table: the routes (`fib`) verify that a
+//! packet's source is the address of its link, and links are matched by the prefix of their names.
+//! A sandbox with a policy has two chains and two sets. Policies are evaluated for every packet in
+//! both directions, not for each connection, so that a change cuts established connections that it
+//! forbids.
 
 pub(super) mod inventory;
 mod policy;
@@ -24,34 +24,34 @@ pub(super) use self::transaction::is_table_deletion;
 use super::netlink::{NETFILTER, Socket};
 use crate::error::internal;
 
-/// How the names of all instances' tables begin.
+/// Prefix of all instances' tables.
 const PREFIX: &str = "atoll_";
 
-/// What an instance's table is called.
+/// Name of an instance's table.
 pub(super) fn table(tag: &str) -> String {
     format!("{PREFIX}{tag}")
 }
 
-/// Whether a new table lets anything pass.
+/// Whether a new table lets packets pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InitialState {
-    /// At once.
+    /// From the beginning.
     Open,
     /// Not before [`unblock`].
     Blocked,
 }
 
-/// What the rules of an instance depend on, besides its tag.
+/// Parameters of an instance's rules, besides its tag.
 #[derive(Debug)]
 pub(super) struct RulesetConfig {
     pub(super) gateway: Ipv4Addr,
-    /// Connections of one sandbox at once.
+    /// Tracked connections of one sandbox.
     pub(super) connections: u32,
-    /// Refused addresses that the operator opened.
+    /// Blocked addresses that the operator opened.
     pub(super) exceptions: Arc<[EgressException]>,
 }
 
-/// A rule that ends the judgement of a refused destination.
+/// The rule that exempts a destination from the blocked ranges.
 fn exception_rule(exception: &EgressException) -> String {
     let block = exception.block();
     let ports = exception.ports().iter();
@@ -65,7 +65,7 @@ fn exception_rule(exception: &EgressException) -> String {
     format!("ip daddr {block} meta l4proto {{ tcp, udp }} th dport {{ {ports} }} return")
 }
 
-/// The whole table as text.
+/// The table as input for `nft`.
 pub(super) fn ruleset(tag: &str, config: &RulesetConfig, state: InitialState) -> String {
     let exceptions: Vec<String> = config.exceptions.iter().map(exception_rule).collect();
     let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
@@ -86,12 +86,12 @@ pub(super) fn ruleset(tag: &str, config: &RulesetConfig, state: InitialState) ->
         .replace("CONNECTIONS", &config.connections.to_string())
 }
 
-/// Makes the table. What was there of it makes way at the same moment.
+/// Installs the table, replacing an existing one atomically.
 pub(super) fn install(tag: &str, config: &RulesetConfig, state: InitialState) -> Result<(), Error> {
     nft(&ruleset(tag, config, state))
 }
 
-/// Has `nft` carry something out, all or nothing.
+/// Runs `nft` on a script; all or nothing.
 pub(super) fn nft(text: &str) -> Result<(), Error> {
     let start = |program: &str| {
         Command::new(program)
@@ -102,7 +102,7 @@ pub(super) fn nft(text: &str) -> Result<(), Error> {
             .stderr(Stdio::piped())
             .spawn()
     };
-    // Where Debian has it, which is not on everybody's PATH.
+    // Debian's path, which is not in every PATH.
     let child = start("/usr/sbin/nft").or_else(|_| start("nft"));
     let mut child = child.map_err(|error| {
         Error::new(
@@ -135,12 +135,12 @@ pub(super) fn nft(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Opens the conversation about elements, in the network namespace of this thread.
+/// Opens an nftables netlink socket in the network namespace of this thread.
 pub(super) fn open() -> io::Result<Socket> {
     Socket::open(NETFILTER)
 }
 
-/// Puts another policy in the place of a sandbox's present one, all or nothing.
+/// Replaces a sandbox's policy; all or nothing.
 pub(super) fn replace_policy(
     socket: &mut Socket,
     tag: &str,
@@ -153,8 +153,7 @@ pub(super) fn replace_policy(
     transaction.commit(socket)
 }
 
-/// Gives sandboxes their policies in a table that has none yet, some dozens at a time: more may not
-/// fit into one message.
+/// Adds policies to a table that has none. In batches of 32, because a message has a maximum size.
 pub(super) fn restore_policies<'a>(
     socket: &mut Socket,
     tag: &str,
@@ -171,14 +170,14 @@ pub(super) fn restore_policies<'a>(
     Ok(())
 }
 
-/// Lets packets pass a table that was made [`InitialState::Blocked`].
+/// Lets packets pass a table that was installed as [`InitialState::Blocked`].
 pub(super) fn unblock(socket: &mut Socket, tag: &str) -> io::Result<()> {
     let mut transaction = Transaction::new(&table(tag));
     transaction.flush_chain("shut");
     transaction.commit(socket)
 }
 
-/// Takes policies of sandboxes away, all or none.
+/// Removes policies of sandboxes; all or none.
 pub(super) fn remove_policies<'a>(
     socket: &mut Socket,
     tag: &str,
@@ -191,7 +190,7 @@ pub(super) fn remove_policies<'a>(
     transaction.commit(socket)
 }
 
-/// Whether the table is there.
+/// Whether the table exists.
 pub(super) fn exists(socket: &mut Socket, tag: &str) -> io::Result<bool> {
     match socket.request(&transaction::get_table(&table(tag))) {
         Ok(_) => Ok(true),
@@ -200,7 +199,7 @@ pub(super) fn exists(socket: &mut Socket, tag: &str) -> io::Result<bool> {
     }
 }
 
-/// Takes the table away, if it is there.
+/// Deletes the table if it exists.
 pub(super) fn remove(socket: &mut Socket, tag: &str) -> io::Result<()> {
     let mut transaction = Transaction::new(&table(tag));
     transaction.delete_table();

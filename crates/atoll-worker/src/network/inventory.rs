@@ -1,7 +1,9 @@
-//! What instances have in the network namespace of this thread, whether they live or not.
+//! Lists links and rules of all instances in the network namespace of this thread, dead instances
+//! included.
 //!
-//! Locks on blocks of addresses end with the processes that hold them. Rules and links stay until they are removed, and the
-//! rules of an instance drop what other instances send to its gateway: so the kernel is asked before a block is used.
+//! Locks on address blocks end with the processes that hold them; rules and links stay until they
+//! are removed, and an instance's rules drop packets of other instances to its gateway. So the
+//! kernel is checked before a block is used.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,7 +17,7 @@ use super::netlink::{ROUTE, Socket};
 use super::{PROTONOSUPPORT, veth};
 use crate::error::internal;
 
-/// Whether rules or links of another instance than this one name an address of a block.
+/// Whether rules or links of another instance use an address of a block.
 pub(super) fn is_named(tag: &str, block: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
     let links = links()?;
     if links
@@ -37,7 +39,7 @@ pub(super) fn is_named(tag: &str, block: &RangeInclusive<Ipv4Addr>) -> Result<bo
     Ok(false)
 }
 
-/// The tags of all instances that have rules or links here.
+/// Tags of all instances with rules or links.
 pub(crate) fn tags() -> Result<BTreeSet<String>, Error> {
     let mut tags: BTreeSet<String> = links()?.into_iter().map(|(tag, _)| tag).collect();
     tags.extend(tables()?.into_iter().flat_map(|(_, tags)| tags));
@@ -50,7 +52,8 @@ fn links() -> Result<Vec<(String, Ipv4Addr)>, Error> {
         .map_err(|error| internal("list the links of instances", &error))
 }
 
-/// The tags of the instances that have a table, and the socket to ask more; `None` if the kernel has no rules at all.
+/// Tags of the instances with a table, and the socket for further requests; `None` if the kernel
+/// has no nftables.
 fn tables() -> Result<Option<(Socket, Vec<String>)>, Error> {
     let asked = firewall::open().and_then(|mut socket| {
         let tags = inventory::tags(&mut socket)?;
@@ -63,7 +66,7 @@ fn tables() -> Result<Option<(Socket, Vec<String>)>, Error> {
     }
 }
 
-/// Whether the kernel knows no rules of this kind.
+/// Whether the kernel lacks nftables.
 pub(super) fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(PROTONOSUPPORT)
 }

@@ -1,4 +1,4 @@
-//! A sandbox's link, from attaching it to giving it up.
+//! A sandbox's link: creation, policy changes and removal.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,7 +17,7 @@ use super::{lock, veth};
 use crate::error::{internal, jail};
 use crate::sandbox::run_blocking;
 
-/// A sandbox's link. It is taken away when this is dropped, unless it was told to stay.
+/// A sandbox's link. It is removed when dropped, except after [`Link::keep_on_drop`].
 #[derive(Debug)]
 pub struct Link {
     pub(super) network: Arc<ActiveNetwork>,
@@ -28,7 +28,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Every failure drops the link, and with it whatever was made.
+    /// Creates a link. An error drops it, which removes whatever was created.
     pub(super) fn create(
         network: &Arc<ActiveNetwork>,
         namespace: BorrowedFd<'_>,
@@ -47,8 +47,7 @@ impl Link {
         lock(&network.policies).insert(address, Arc::clone(&link.policy));
         let netlink = netns::within(namespace, || Socket::open(ROUTE));
         let netlink = netlink.map_err(|error| jail(&error))?;
-        let mut netlink =
-            netlink.map_err(failed("speak with the kernel about a sandbox's link"))?;
+        let mut netlink = netlink.map_err(failed("open a netlink socket in a sandbox"))?;
         {
             let mut links = lock(&network.links);
             veth::create_pair(&mut links, &network.names, &link.name, address, namespace)
@@ -61,17 +60,17 @@ impl Link {
                         network.ipv6,
                     )
                 })
-                .map_err(failed("make a sandbox's link"))?;
+                .map_err(failed("create a sandbox's link"))?;
         }
-        // Before there is a way out.
+        // Applied before the sandbox has a route.
         apply_policy(network, address, &link.policy, policy)?;
         veth::set_up_sandbox_end(&mut netlink, network.gateway(), address, network.ipv6)
             .and_then(|()| veth::wait_oper_up(&mut lock(&network.links), &link.name))
-            .map_err(failed("set a sandbox's end of its link up"))?;
+            .map_err(failed("set up a sandbox's end of its link"))?;
         Ok(link)
     }
 
-    /// One that is there already, under a policy that is in force.
+    /// An existing link whose policy is in force.
     pub(super) fn existing(
         network: &Arc<ActiveNetwork>,
         address: Ipv4Addr,
@@ -90,12 +89,12 @@ impl Link {
         Some(link)
     }
 
-    /// It keep_on_drop when this is dropped: another server will go on with it.
+    /// Keeps the link when dropped, for the next server.
     pub fn keep_on_drop(&self) {
         self.keep_on_drop.store(true, Ordering::Release);
     }
 
-    /// It goes when this is dropped, whatever it was told before.
+    /// Removes the link when dropped; undoes [`Self::keep_on_drop`].
     pub fn remove_on_drop(&self) {
         self.keep_on_drop.store(false, Ordering::Release);
     }
@@ -105,17 +104,17 @@ impl Link {
         self.address
     }
 
-    /// The address of our end, which answers questions for names.
+    /// The gateway address, on which the DNS forwarder listens.
     pub fn gateway(&self) -> Ipv4Addr {
         self.network.gateway()
     }
 
-    /// What `/etc/resolv.conf` in the sandbox has to say.
+    /// Contents of the sandbox's `/etc/resolv.conf`.
     pub fn resolv_conf(&self) -> String {
         format!("nameserver {}\n", self.network.gateway())
     }
 
-    /// Changes what the sandbox may reach, at once. Connections that the new policy forbids are cut.
+    /// Replaces the policy. Established connections that it forbids are cut.
     pub async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         policy.check()?;
         let (network, address) = (Arc::clone(&self.network), self.address);

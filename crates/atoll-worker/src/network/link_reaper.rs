@@ -1,8 +1,9 @@
-//! Takes links away, many at a time and on nobody's way: deleting one takes the kernel as long as
-//! deleting dozens.
+//! Background removal of links, in batches: deleting one link takes the kernel as long as deleting
+//! dozens.
 //!
-//! Most links are gone already when their turn comes, because their sandbox's namespace took them
-//! along. An address is given back when its link, its elements and its flows are gone.
+//! Most links are already gone when their turn comes, because they were removed with their
+//! sandbox's namespace. An address is released when its link, its nftables elements and its
+//! conntrack entries are gone.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -17,10 +18,10 @@ use super::firewall::{self, Compiled};
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, LinkNames};
 
-/// How long others may come along before the work is done.
+/// Delay in which further links join a batch.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 
-/// A link that nobody needs any more.
+/// A link to remove.
 #[derive(Debug)]
 pub(super) struct RemovedLink {
     pub(super) name: String,
@@ -28,7 +29,7 @@ pub(super) struct RemovedLink {
     pub(super) policy: Compiled,
 }
 
-/// The thread that does it.
+/// Handle of the reaper thread.
 #[derive(Debug)]
 pub(super) struct LinkReaper {
     queue: Mutex<Option<Sender<RemovedLink>>>,
@@ -36,7 +37,7 @@ pub(super) struct LinkReaper {
 }
 
 impl LinkReaper {
-    /// Starts the thread in the network namespace of this one.
+    /// Starts the thread in the network namespace of the calling thread.
     pub(super) fn start(tag: &str, addresses: Arc<Addresses>) -> io::Result<Self> {
         let worker = Worker {
             tag: tag.to_owned(),
@@ -56,16 +57,16 @@ impl LinkReaper {
         })
     }
 
-    /// Takes a link away batch time soon.
+    /// Queues a link for removal.
     pub(super) fn remove(&self, link: RemovedLink) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = &*queue {
-            // Without a janitor everything was taken away already.
+            // After [`Self::finish`] everything is removed by the instance's end.
             let _ = queue.send(link);
         }
     }
 
-    /// Waits until everything that was handed over is gone, and ends.
+    /// Removes all queued links and ends the thread.
     pub(super) fn finish(&self) {
         let queue = self
             .queue
@@ -84,7 +85,7 @@ impl LinkReaper {
     }
 }
 
-/// What the thread works with.
+/// State of the reaper thread.
 struct Worker {
     tag: String,
     names: LinkNames,
@@ -108,19 +109,19 @@ impl Worker {
             .iter()
             .map(|link| veth::find(&mut self.links, &link.name));
         let found: Vec<_> = found.collect();
-        // One that went with its namespace cannot say any more whether it was used.
+        // Of a link that is already gone it is unknown whether it was used.
         let used: Vec<bool> = found
             .iter()
             .map(|f| f.as_ref().map_or(true, |f| f.has_sent))
             .collect();
         let existing: Vec<_> = found.into_iter().flatten().collect();
         if veth::delete(&mut self.links, &self.names, &existing).is_err() {
-            // Their addresses are lost to this instance; the links go with it.
+            // Their addresses stay allocated until the instance ends and removes the links.
             return;
         }
         let policies = links.iter().map(|link| (link.address, &link.policy));
         if firewall::remove_policies(&mut self.rules, &self.tag, policies.clone()).is_err() {
-            // One that is not there spoils it for all.
+            // A missing element fails the whole batch: remove one by one.
             for policy in policies {
                 let _ =
                     firewall::remove_policies(&mut self.rules, &self.tag, std::iter::once(policy));
@@ -128,7 +129,7 @@ impl Worker {
         }
         for (link, used) in links.iter().zip(used) {
             if used {
-                // Older kernels cannot: then flows end by their own clocks.
+                // Older kernels lack the filter; the entries then expire.
                 let _ = conntrack::delete_flows(&mut self.rules, link.address);
             }
             self.addresses.release(link.address);

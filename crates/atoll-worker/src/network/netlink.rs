@@ -1,8 +1,9 @@
-//! The kernel's binary conversations about links, rules and sockets: messages, attributes, expected_replies.
+//! Netlink client for links, routes, nftables, conntrack and sock_diag: encodes messages and
+//! attributes, parses replies.
 //!
-//! Blocking, and in the network namespace of the thread that opened the socket. Written by hand,
-//! because half of what is said here (elements of rules, flows) no crate can say, and because
-//! several messages in one send are one system call.
+//! Blocking; a socket belongs to the network namespace of the thread that opened it. Written by
+//! hand, because no crate covers nftables set elements and conntrack filters, and because several
+//! messages can be sent by one system call.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,42 +14,42 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
-/// Links, addresses, routes: what a netlink socket is about if nothing else is said.
+/// `NETLINK_ROUTE`, the default protocol: links, addresses, routes.
 pub(super) const ROUTE: Option<Protocol> = None;
-/// Rules and flows.
+/// nftables and conntrack.
 pub(super) const NETFILTER: Option<Protocol> = Some(rustix::net::netlink::NETFILTER);
-/// Sockets.
+/// Socket diagnostics.
 pub(super) const SOCK_DIAG: Option<Protocol> = Some(rustix::net::netlink::SOCK_DIAG);
 
-/// Asks for something.
+/// `NLM_F_REQUEST`.
 pub(super) const REQUEST: u16 = 0x1;
-/// Wants to know how it went.
+/// `NLM_F_ACK`: reply with a status.
 pub(super) const ACK: u16 = 0x4;
-/// Wants everything there is.
+/// `NLM_F_DUMP`: return all objects.
 pub(super) const DUMP: u16 = 0x300;
-/// Must not be there yet, and is made.
+/// `NLM_F_CREATE | NLM_F_EXCL`: fail if it exists.
 pub(super) const CREATE: u16 = 0x600;
-/// Is made, in the place of the one that may be there.
+/// `NLM_F_CREATE | NLM_F_REPLACE`: replace it if it exists.
 pub(super) const REPLACE: u16 = 0x500;
 
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// Set in the type of an attribute that has attributes inside.
+/// `NLA_F_NESTED`: the attribute contains attributes.
 const NESTED: u16 = 0x8000;
 
-/// Messages of one send.
+/// Messages that are sent together.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     bytes: Vec<u8>,
-    /// How many expected_replies will end the conversation.
+    /// Final replies (status or end of a dump) to wait for.
     expected_replies: usize,
     next: u32,
-    /// Where the last message begins.
+    /// Offset of the last message.
     last: usize,
 }
 
 impl Batch {
-    /// Adds a message: its header part, then its attributes.
+    /// Appends a message: the family's header, then attributes.
     pub(super) fn message(
         &mut self,
         kind: u16,
@@ -73,7 +74,7 @@ impl Batch {
         self.expected_replies += usize::from(flags & (ACK | DUMP) != 0);
     }
 
-    /// Adds an attribute.
+    /// Appends an attribute.
     pub(super) fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.bytes.extend((value.len() as u16 + 4).to_ne_bytes());
         self.bytes.extend(kind.to_ne_bytes());
@@ -81,12 +82,12 @@ impl Batch {
         self.pad();
     }
 
-    /// Adds an attribute that ends with a NUL.
+    /// Appends a NUL-terminated string attribute.
     pub(super) fn text(&mut self, kind: u16, value: &str) {
         self.attribute(kind, &[value.as_bytes(), b"\0"].concat());
     }
 
-    /// Adds an attribute made of attributes, after a header part if it has one.
+    /// Appends a nested attribute, after a header if it has one.
     pub(super) fn nested(&mut self, kind: u16, header: &[u8], attributes: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend(0_u16.to_ne_bytes());
@@ -98,8 +99,8 @@ impl Batch {
         self.bytes[start..start + 2].copy_from_slice(&length.to_ne_bytes());
     }
 
-    /// Wants to know how the last message went. Errors are told in any case; thousands of good
-    /// expected_replies would not fit into the socket.
+    /// Requests a status for the last message. Errors are reported in any case, and thousands of
+    /// success replies would overflow the socket buffer.
     pub(super) fn acknowledge(&mut self) {
         if let Some(flags) = self.bytes.get_mut(self.last + 6..self.last + 8) {
             let old = u16::from_ne_bytes([flags[0], flags[1]]);
@@ -113,16 +114,16 @@ impl Batch {
     }
 }
 
-/// A message of the kernel.
+/// A message from the kernel.
 #[derive(Debug)]
 pub(super) struct Reply {
-    /// What it is.
+    /// Message type.
     pub(super) kind: u16,
-    /// Everything after its header.
+    /// Bytes after the netlink header.
     pub(super) body: Vec<u8>,
 }
 
-/// A conversation.
+/// A netlink socket with its receive buffer.
 #[derive(Debug)]
 pub(super) struct Socket {
     socket: OwnedFd,
@@ -130,18 +131,18 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Opens one in the network namespace of this thread.
+    /// Opens a socket in the network namespace of this thread.
     pub(super) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         Self::listen(protocol, 0)
     }
 
-    /// Opens one that also hears what is told to groups of listeners.
+    /// Opens a socket that also receives multicast groups.
     pub(super) fn listen(protocol: Option<Protocol>, groups: u32) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let family = AddressFamily::NETLINK;
         let socket = rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
-        // The kernel expected_replies at once. Should it not, an error is better than a thread that hangs.
+        // The kernel replies at once. If it does not, an error is better than a thread that hangs.
         let timeout = Some(Duration::from_secs(20));
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, timeout)?;
         Ok(Self {
@@ -150,15 +151,15 @@ impl Socket {
         })
     }
 
-    /// Waits for the next messages that nobody asked for.
+    /// Waits for multicast messages.
     pub(super) fn receive(&mut self) -> io::Result<Vec<Reply>> {
         let (_, length) = rustix::net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC)?;
         let bytes = self.buffer.get(..length);
         Ok(Messages(bytes.ok_or(io::ErrorKind::InvalidData)?).collect())
     }
 
-    /// Sends a batch and waits until all of it was answered: the messages that are not mere
-    /// acknowledgements, or the first error.
+    /// Sends a batch and waits for all final replies; returns the other replies, or the first
+    /// error.
     pub(super) fn request(&mut self, batch: &Batch) -> io::Result<Vec<Reply>> {
         let kernel = SocketAddrNetlink::new(0, 0);
         rustix::net::sendto(&self.socket, &batch.bytes, SendFlags::empty(), &kernel)?;
@@ -188,7 +189,8 @@ impl Socket {
         }
         match failed {
             Some(errno) => {
-                // A batch of rules that failed is answered as it pleases the kernel, but at once.
+                // The kernel sends an unknown number of replies to a failed nftables batch, but at
+                // once: drain them.
                 let more = RecvFlags::DONTWAIT;
                 while rustix::net::recv(&self.socket, &mut self.buffer[..], more).is_ok() {}
                 Err(io::Error::from_raw_os_error(errno))
@@ -212,7 +214,7 @@ impl Iterator for Messages<'_> {
     }
 }
 
-/// The attributes in some bytes, as kind and value.
+/// Parses attributes into type and value.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));

@@ -1,4 +1,5 @@
-//! Ports that programs of a sandbox listen on, as the kernel knows them: nothing inside is asked.
+//! Listening TCP ports of a sandbox, from the kernel's sock_diag: no process in the sandbox is
+//! involved.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,30 +13,30 @@ use crate::error::{internal, jail};
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TCP: u8 = 6;
-/// The bit of the state `LISTEN`.
+/// State mask: only `TCP_LISTEN`.
 const LISTEN: u32 = 1 << 10;
 const INET: u8 = rustix::net::AddressFamily::INET.as_raw() as u8;
 const INET6: u8 = rustix::net::AddressFamily::INET6.as_raw() as u8;
 
-/// The addresses and ports that TCP servers in a network namespace listen on, in order.
+/// Listening TCP addresses in a network namespace, sorted by port.
 pub fn listening(namespace: BorrowedFd<'_>) -> Result<Vec<SocketAddr>, Error> {
     list(&mut open(namespace)?)
 }
 
-/// A conversation about the servers of a network namespace, which lives as long as that.
+/// A sock_diag socket in a sandbox's network namespace, which it keeps alive.
 #[derive(Debug)]
 pub(crate) struct SockDiag(Socket);
 
-/// Begins one.
+/// Opens a sock_diag socket in a network namespace.
 pub(crate) fn open(namespace: BorrowedFd<'_>) -> Result<SockDiag, Error> {
     let socket = netns::within(namespace, || Socket::open(SOCK_DIAG));
     let socket = socket.map_err(|error| jail(&error))?;
     socket
         .map(SockDiag)
-        .map_err(|error| internal("speak with the kernel about ports", &error))
+        .map_err(|error| internal("open a sock_diag socket", &error))
 }
 
-/// What they listen on now, in order.
+/// Current listening TCP addresses, sorted by port.
 pub(crate) fn list(SockDiag(socket): &mut SockDiag) -> Result<Vec<SocketAddr>, Error> {
     let found = dump(socket, INET).and_then(|mut found| {
         found.extend(dump(socket, INET6)?);
@@ -50,7 +51,7 @@ pub(crate) fn list(SockDiag(socket): &mut SockDiag) -> Result<Vec<SocketAddr>, E
 fn dump(socket: &mut Socket, family: u8) -> io::Result<Vec<SocketAddr>> {
     let mut request = vec![family, TCP, 0, 0];
     request.extend(LISTEN.to_ne_bytes());
-    // No particular socket.
+    // The zeroed `inet_diag_sockid` matches all sockets.
     request.resize(56, 0);
     let mut batch = Batch::default();
     batch.message(SOCK_DIAG_BY_FAMILY, DUMP, &request, |_| {});
@@ -61,7 +62,7 @@ fn dump(socket: &mut Socket, family: u8) -> io::Result<Vec<SocketAddr>> {
         .collect())
 }
 
-/// Reads family, port and address out of a description of a socket.
+/// Parses family, port and address of an `inet_diag_msg`.
 fn parse(body: &[u8]) -> Option<SocketAddr> {
     let port = u16::from_be_bytes(body.get(4..6)?.try_into().ok()?);
     let address: IpAddr = match *body.first()? {

@@ -1,7 +1,7 @@
-//! Puts the rules back if somebody takes them away: reloading a firewall often begins with deleting
-//! every table of the host, and without ours sandboxes would reach the host.
+//! Restores the instance's nftables table after another program deleted it. A firewall reload often
+//! begins with `flush ruleset`, and without the table sandboxes would reach the host.
 //!
-//! The kernel tells about every deletion of a table. Links are shut until the rules are back.
+//! The kernel notifies of every deleted table. Links are down until the rules are restored.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -10,11 +10,11 @@ use super::active::ActiveNetwork;
 use super::firewall;
 use super::netlink::{NETFILTER, Socket};
 
-/// The group that hears about changes of tables.
+/// Multicast group mask for nftables changes.
 const NFNLGRP_NFTABLES: u32 = 1 << 6;
 
-/// Starts the guard of a network, in the network namespace of this thread. It ends when the network
-/// is closed, which deletes the table, or dropped.
+/// Starts the watcher thread in the network namespace of this thread. It ends when the network is
+/// closed, which deletes the table, or dropped.
 pub(super) fn start(network: &Arc<ActiveNetwork>) -> io::Result<()> {
     let events = Socket::listen(NETFILTER, NFNLGRP_NFTABLES)?;
     let queries = firewall::open()?;
@@ -28,7 +28,7 @@ pub(super) fn start(network: &Arc<ActiveNetwork>) -> io::Result<()> {
 
 fn watch(network: &Weak<ActiveNetwork>, mut events: Socket, mut queries: Socket) {
     loop {
-        // Too much at once, or nothing for a while: look oneself.
+        // On an overflow or a timeout check the table itself.
         let check = events.receive().map_or(true, |events_received| {
             events_received.iter().any(firewall::is_table_deletion)
         });
@@ -36,7 +36,7 @@ fn watch(network: &Weak<ActiveNetwork>, mut events: Socket, mut queries: Socket)
             return;
         };
         if check && let Ok(false) = firewall::exists(&mut queries, &network.tag) {
-            // Where this fails the links stay shut, and it is tried again after a while.
+            // If this fails the links stay down, and it is retried after the timeout.
             let _ = network.restore();
         }
     }

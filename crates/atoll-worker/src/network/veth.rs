@@ -1,9 +1,10 @@
-//! Pairs of network devices: one end with us, one in a sandbox, and nothing else on the wire.
+//! veth pairs: one end on the host, one in a sandbox.
 //!
-//! Both ends have the same hardware address and speak no ARP: whatever leaves one end is for the
-//! other. The end inside has the sandbox's address and knows the gateway's. Ours has a route to the sandbox and no
-//! address: a browser on this machine takes every address that comes or goes for another network, and gives up what
-//! it loads. The gateway's address is on a pair of its own, the gate, which leads nowhere.
+//! Both ends have the same hardware address and use no ARP, since all that leaves one end is for
+//! the other. The end in the sandbox has the sandbox's address and a neighbour route to the
+//! gateway. The host's end has a route to the sandbox and no address: a browser on this machine
+//! would take every added or removed address for a network change and abort its requests. The
+//! gateway's address is on a separate pair that leads nowhere.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -43,17 +44,17 @@ const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PREFSRC: u16 = 7;
 
-/// The state of a link that oper_up.
+/// `IF_OPER_UP`.
 const OPER_UP: u8 = 6;
 
-/// How the names of all instances' links begin.
+/// Prefix of all instances' links.
 const PREFIX: &str = "atl-";
 
-/// What the end inside is called.
+/// Name of the end in the sandbox.
 pub(super) const SANDBOX_INTERFACE: &str = "eth0";
 
-/// How the links of an instance are told from others: by name, and by the number of a group, which
-/// lets many be deleted at once.
+/// Identification of an instance's links: by name prefix, and by a group number, which lets many be
+/// deleted by one message.
 #[derive(Debug, Clone)]
 pub(super) struct LinkNames {
     prefix: String,
@@ -61,9 +62,10 @@ pub(super) struct LinkNames {
 }
 
 impl LinkNames {
-    /// That of an instance.
+    /// The names of an instance with this tag.
     pub(super) fn new(tag: &str) -> Self {
-        // A tag is 4 of 36 characters: 21 bits, with our initials above them and one bit below.
+        // A tag is 4 of 36 characters: 21 bits, with our initials above them and the removal bit
+        // below.
         let number = tag.bytes().fold(0_u32, |sum, byte| {
             let digit = match byte {
                 b'0'..=b'9' => byte - b'0',
@@ -77,36 +79,36 @@ impl LinkNames {
         }
     }
 
-    /// How names of its links begin.
+    /// Prefix of the instance's links.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The two ends of the gate.
+    /// Names of the gateway pair.
     fn gateway_pair(&self) -> [String; 2] {
         ["gate", "wall"].map(|end| format!("{}{end}", self.prefix))
     }
 
-    /// Those that are about to be deleted.
+    /// Group of links that are about to be deleted.
     fn removal_group(&self) -> u32 {
         self.group | 1
     }
 }
 
-/// A link with us.
+/// The host's end of a link.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct HostLink {
     pub(super) index: u32,
     pub(super) name: String,
-    /// Whether anything ever came out of it.
+    /// Whether the sandbox ever sent a packet.
     pub(super) has_sent: bool,
-    /// Whether what is sent through it arrives.
+    /// Whether `operstate` is up.
     oper_up: bool,
-    /// The address that it leads to.
+    /// The sandbox's address, from the hardware address.
     sandbox: Ipv4Addr,
 }
 
-/// The fixed part of a message about a link, with the flags to set.
+/// An `ifinfomsg` that sets flags.
 fn link_header(index: u32, flags: u32) -> Vec<u8> {
     link_header_with_mask(index, flags, flags)
 }
@@ -119,7 +121,8 @@ fn link_header_with_mask(index: u32, flags: u32, mask: u32) -> Vec<u8> {
     bytes
 }
 
-/// Makes a pair: our end with this name, the other in a sandbox's namespace. Neither is up.
+/// Creates a pair: the host's end with this name, the other in a sandbox's namespace. Both are
+/// down.
 pub(super) fn create_pair(
     socket: &mut Socket,
     names: &LinkNames,
@@ -130,12 +133,12 @@ pub(super) fn create_pair(
     create(socket, names, name, address, PeerEnd::Namespace(namespace))
 }
 
-/// Where the other end of a pair is.
+/// Place of the other end of a pair.
 #[derive(Clone, Copy)]
 enum PeerEnd<'a> {
-    /// In a sandbox's namespace.
+    /// In this network namespace.
     Namespace(BorrowedFd<'a>),
-    /// With us, by this name.
+    /// On the host, with this name.
     Host(&'a str),
 }
 
@@ -147,7 +150,7 @@ fn create(
     peer: PeerEnd<'_>,
 ) -> io::Result<u32> {
     let [a, b, c, d] = address.octets();
-    // Locally administered, and as different from others as the address is.
+    // Locally administered, and unique because the address is.
     let hardware = [0x02, 0x61, a, b, c, d];
     let common = |batch: &mut Batch, name: &str| {
         batch.text(IFLA_IFNAME, name);
@@ -180,7 +183,7 @@ fn create(
     find(socket, name).map(|found| found.index)
 }
 
-/// Looks a link up by name.
+/// Finds a link by name.
 pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<HostLink> {
     let mut batch = Batch::default();
     batch.message(GETLINK, ACK, &link_header(0, 0), |batch| {
@@ -191,7 +194,7 @@ pub(super) fn find(socket: &mut Socket, name: &str) -> io::Result<HostLink> {
     found.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// All links of a family with sandboxes.
+/// All sandbox links of an instance.
 pub(super) fn list_sandbox_links(
     socket: &mut Socket,
     names: &LinkNames,
@@ -202,14 +205,14 @@ pub(super) fn list_sandbox_links(
     Ok(links)
 }
 
-/// All links of a family.
+/// All links of an instance, the gateway pair included.
 pub(super) fn list(socket: &mut Socket, names: &LinkNames) -> io::Result<Vec<HostLink>> {
     let mut links = all(socket)?;
     links.retain(|link| link.name.starts_with(names.prefix()));
     Ok(links)
 }
 
-/// All links of the network namespace, also those of others than instances.
+/// All links in the network namespace.
 fn all(socket: &mut Socket) -> io::Result<Vec<HostLink>> {
     let mut batch = Batch::default();
     batch.message(GETLINK, DUMP, &link_header(0, 0), |_| {});
@@ -220,7 +223,7 @@ fn all(socket: &mut Socket) -> io::Result<Vec<HostLink>> {
         .collect())
 }
 
-/// The links of all instances: the tag, and the address of the sandbox or of the gateway.
+/// All instances' links: the tag, and the address of the sandbox or gateway.
 pub(super) fn list_owners(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr)>> {
     let links = all(socket)?;
     let ours = links.iter().filter_map(|link| {
@@ -259,7 +262,7 @@ fn parse(body: &[u8]) -> Option<HostLink> {
     Some(found)
 }
 
-/// Gives an end its address and tells it the other's; a route to that comes with it.
+/// Adds a point-to-point address, which adds a route to the peer.
 fn add_address(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
     let mut fixed = vec![rustix::net::AddressFamily::INET.as_raw() as u8, 32, 0, 0];
     fixed.extend(index.to_ne_bytes());
@@ -269,16 +272,16 @@ fn add_address(batch: &mut Batch, index: u32, own: Ipv4Addr, other: Ipv4Addr) {
     });
 }
 
-/// Whether the kernel knows IPv6, and has to be told not to use it on a link.
+/// Whether the kernel has IPv6, which must then be disabled on each link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ipv6 {
     Available,
     Missing,
 }
 
-/// Sets an end up, with what else it needs and without IPv6: it gets no address of its own making, and nobody inside may
-/// give it one. A setting below `/proc/sys` would say it more plainly, but with a thousand namespaces just finding the
-/// file there takes longer than all the rest.
+/// Sets an end up without IPv6, along with further messages: the link gets no link-local address,
+/// and the sandbox cannot add one. A sysctl would be simpler, but with a thousand namespaces the
+/// lookup in `/proc/sys` takes longer than everything else.
 fn bring_up(
     socket: &mut Socket,
     index: u32,
@@ -301,7 +304,7 @@ fn bring_up(
     socket.request(&batch).map(drop)
 }
 
-/// Has this machine be the gateway of a family, if it is not.
+/// Creates the instance's gateway pair, if it does not exist, and sets it up.
 pub(super) fn set_up_gateway(
     socket: &mut Socket,
     names: &LinkNames,
@@ -319,7 +322,7 @@ pub(super) fn set_up_gateway(
     set_up_addressed_end(socket, index, gateway, gateway, ipv6)
 }
 
-/// Our end of a link: the way to its sandbox, where the gateway speaks.
+/// Sets up the host's end with a route to the sandbox and the gateway as source address.
 pub(super) fn set_up_host_end(
     socket: &mut Socket,
     index: u32,
@@ -342,7 +345,7 @@ fn add_route(batch: &mut Batch, index: u32, gateway: Ipv4Addr, sandbox: Ipv4Addr
     });
 }
 
-/// The fixed part of a message about a route.
+/// An `rtmsg`.
 fn route_header(length: u8, scope: u8) -> [u8; 12] {
     const MAIN: u8 = 254;
     const STATIC: u8 = 4;
@@ -353,7 +356,7 @@ fn route_header(length: u8, scope: u8) -> [u8; 12] {
     ]
 }
 
-/// Our end, with an address.
+/// Sets up the host's end with an address.
 pub(super) fn set_up_addressed_end(
     socket: &mut Socket,
     index: u32,
@@ -366,7 +369,7 @@ pub(super) fn set_up_addressed_end(
     })
 }
 
-/// The end inside, and the way out.
+/// Sets up the end in the sandbox, with the default route.
 pub(super) fn set_up_sandbox_end(
     socket: &mut Socket,
     gateway: Ipv4Addr,
@@ -389,8 +392,8 @@ pub(super) fn set_up_sandbox_end(
     })
 }
 
-/// Waits until our end oper_up. When the other end comes up, the kernel notes it some time later, and
-/// drops what is sent until then: a first answer would be lost. Kernels since 6.8 do it when asked.
+/// Waits until the host's end is up. When the peer comes up, the kernel updates `operstate` later
+/// and drops packets until then, so that a first reply would be lost.
 pub(super) fn wait_oper_up(socket: &mut Socket, name: &str) -> io::Result<()> {
     let (mut pause, begin) = (Duration::from_micros(50), Instant::now());
     while !find(socket, name)?.oper_up {
@@ -403,17 +406,17 @@ pub(super) fn wait_oper_up(socket: &mut Socket, name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What [`switch`] does.
+/// Administrative state for [`set_state`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LinkState {
-    /// The kernel has forgotten the way meanwhile.
+    /// Also adds the route, which the kernel removes when a link goes down.
     Up {
         gateway: Ipv4Addr,
     },
     Down,
 }
 
-/// Lets links pass something again, or nothing.
+/// Sets links up or down.
 pub(super) fn set_state(socket: &mut Socket, links: &[HostLink], to: LinkState) -> io::Result<()> {
     let flags = if to == LinkState::Down { 0 } else { UP };
     for link in links {
@@ -435,7 +438,7 @@ pub(super) fn set_state(socket: &mut Socket, links: &[HostLink], to: LinkState) 
     Ok(())
 }
 
-/// Deletes links that are still there, all at once: one by one each would take some 25 ms.
+/// Deletes existing links by group: one by one, each would take about 25 ms.
 pub(super) fn delete(socket: &mut Socket, names: &LinkNames, links: &[HostLink]) -> io::Result<()> {
     let mut moved = 0;
     for link in links {
@@ -462,7 +465,7 @@ pub(super) fn delete(socket: &mut Socket, names: &LinkNames, links: &[HostLink])
     }
 }
 
-/// A link that went with its sandbox's namespace.
+/// Whether the error means that the link was removed, for example with its namespace.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NODEV, Errno::NXIO, Errno::NOENT]

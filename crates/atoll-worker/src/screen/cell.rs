@@ -1,8 +1,8 @@
-//! One cell of a screen, and how it looks.
+//! A cell of the screen, and its attributes (SGR).
 
 use std::fmt::Write;
 
-/// A colour as programs name it.
+/// A colour as in SGR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Color {
     #[default]
@@ -20,7 +20,7 @@ pub(super) const HIDDEN: u8 = 1 << 5;
 pub(super) const STRUCK: u8 = 1 << 6;
 pub(super) const OVERLINE: u8 = 1 << 7;
 
-/// The number that sets each attribute.
+/// SGR parameter of each attribute.
 const ATTRIBUTES: [(u8, u8); 8] = [
     (BOLD, 1),
     (DIM, 2),
@@ -32,21 +32,21 @@ const ATTRIBUTES: [(u8, u8); 8] = [
     (OVERLINE, 53),
 ];
 
-/// How a character looks.
+/// Attributes of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Style {
     pub(super) foreground: Color,
     pub(super) background: Color,
-    /// The colour of the line below.
+    /// Colour of the underline.
     pub(super) line: Color,
-    /// The kind of line below: 0 none, 1 single, 2 double, 3 curly, 4 dotted, 5 dashed.
+    /// Underline: 0 none, 1 single, 2 double, 3 curly, 4 dotted, 5 dashed.
     pub(super) underline: u8,
-    /// The attributes above, together.
+    /// Bits of the attributes above.
     pub(super) attributes: u8,
 }
 
 impl Style {
-    /// What an erased cell keeps of it.
+    /// The style of a cell erased with this style.
     pub(super) fn erased(self) -> Self {
         Self {
             background: self.background,
@@ -54,7 +54,7 @@ impl Style {
         }
     }
 
-    /// Appends the sequence that makes a terminal write like this, whatever it did before.
+    /// Appends the SGR sequence that sets exactly this style.
     pub(super) fn write(self, out: &mut String) {
         out.push_str("\x1b[0");
         for (bit, number) in ATTRIBUTES {
@@ -95,25 +95,25 @@ fn write_color(out: &mut String, color: Color, dark: u8, bright: u8, long: u8) {
     };
 }
 
-/// How much of a row a cell's character takes.
+/// Width of a cell's character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Width {
     #[default]
     Narrow,
-    /// It also takes the cell behind.
+    /// Also occupies the next cell.
     Wide,
-    /// It is the cell behind.
+    /// The second cell of a wide character.
     Continuation,
 }
 
-/// Marks kept on one character. What is piled above is not shown: cells have one size, so that a
-/// screen has one, whatever is written on it.
+/// Combining marks of one character; further ones are dropped, so that cells, and with them
+/// screens, have a fixed size.
 const MAX_MARKS: usize = 3;
 
 /// One cell: 32 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cell {
-    /// NUL where nothing was written since it was erased.
+    /// NUL if nothing was written since the last erase.
     base: char,
     marks: [char; MAX_MARKS],
     pub(super) width: Width,
@@ -130,17 +130,17 @@ impl Cell {
         }
     }
 
-    /// Erased while this style was set.
+    /// An empty cell, erased with this style.
     pub(super) fn erased(style: Style) -> Self {
         Self::new('\0', Width::Narrow, style.erased())
     }
 
-    /// Something was written here.
+    /// Whether the cell has a character.
     pub(super) fn is_written(&self) -> bool {
         self.base != '\0'
     }
 
-    /// Adds a character that has no width of its own.
+    /// Adds a combining mark.
     pub(super) fn add_mark(&mut self, mark: char) {
         if let Some(free) = self.marks.iter_mut().find(|free| **free == '\0') {
             *free = mark;

@@ -1,52 +1,52 @@
-//! From bytes to what they mean: the state machine of DEC's terminals, for UTF-8. It stores at most
-//! a few kilobytes, and at any moment can say with which bytes another terminal gets to where it is.
+//! Parser for escape sequences in UTF-8 streams: the state machine of DEC terminals. It stores at
+//! most a few kilobytes, and always has the bytes that bring another parser into the same state.
 
-/// The longest sequence that is kept whole. Longer ones set no title and no mode.
+/// Longest sequence that is kept; longer ones are ignored.
 const MAX_SEQUENCE_BYTES: usize = 2048;
-/// Numbers in one sequence.
+/// Parameters of one sequence.
 const MAX_PARAMS: usize = 32;
 
-/// What a stream of bytes asks for.
+/// Receiver of parsed actions.
 pub(super) trait Perform {
     /// Printable ASCII.
     fn print_ascii(&mut self, text: &[u8]);
-    /// Any other character.
+    /// Any other printable character.
     fn print(&mut self, character: char);
-    /// A control character.
+    /// A C0 control character.
     fn execute(&mut self, byte: u8);
-    /// ESC, at most one byte intermediate, and a last one.
+    /// An escape sequence: ESC, at most one intermediate byte, and a final byte.
     fn esc_dispatch(&mut self, intermediate: Option<u8>, last: u8);
-    /// A control sequence.
+    /// A control sequence (CSI).
     fn csi_dispatch(&mut self, sequence: &Sequence, last: u8);
-    /// An operating system command.
+    /// An operating system command (OSC).
     fn osc_dispatch(&mut self, text: &[u8]);
 }
 
-/// A control sequence's params and marks.
+/// Parameters and markers of a control sequence.
 #[derive(Debug, Default)]
 pub(super) struct Sequence {
     params: [u16; MAX_PARAMS],
-    /// Bit n: number n belongs to the one before it (a colon was intermediate).
+    /// Bit n: parameter n is a subparameter of the one before (after a colon).
     joined: u32,
     count: usize,
     /// `?`, `>`, `<`, `=` or none.
     pub(super) private: Option<u8>,
-    /// The byte before the last, or none.
+    /// The intermediate byte, or none.
     pub(super) intermediate: Option<u8>,
 }
 
 impl Sequence {
-    /// A number; 0 where it is absent.
+    /// A parameter; 0 if absent.
     pub(super) fn param(&self, index: usize) -> u16 {
         self.params.get(index).copied().unwrap_or(0)
     }
 
-    /// A count: at least 1.
+    /// A parameter as a count: at least 1.
     pub(super) fn count(&self, index: usize) -> usize {
         usize::from(self.param(index).max(1))
     }
 
-    /// Numbers, those joined by colons together.
+    /// Parameters, each with its subparameters.
     pub(super) fn groups(&self) -> impl Iterator<Item = &[u16]> {
         let count = self.count.clamp(1, MAX_PARAMS);
         let mut next = 0;
@@ -90,7 +90,7 @@ enum State {
     /// ESC and a byte intermediate.
     Intermediate,
     Csi,
-    /// A control sequence that means nothing.
+    /// A control sequence that is ignored.
     Ignored,
     Osc,
     /// Any other string: nothing in it is for a screen of cells.
@@ -106,7 +106,7 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// Bytes that bring a terminal from rest to where this one is.
+    /// Bytes that bring a parser from the ground state into this one's.
     pub(super) fn pending_bytes(&self) -> &[u8] {
         &self.pending
     }
@@ -122,7 +122,7 @@ impl Parser {
         }
     }
 
-    /// Takes text off the front, or what ends it.
+    /// Consumes text, or one control character.
     fn text<'a>(&mut self, bytes: &'a [u8], performer: &mut impl Perform) -> &'a [u8] {
         if !self.pending.is_empty() {
             return self.partial(bytes, performer);
@@ -149,7 +149,7 @@ impl Parser {
             }
             let invalid = chunk.invalid();
             if !invalid.is_empty() {
-                // Cut off at the end it may be the beginning of a character.
+                // At the end of the input it may be the beginning of a character.
                 let last = invalid.as_ptr_range().end == bytes.as_ptr_range().end;
                 if last && incomplete(invalid) {
                     self.pending.extend_from_slice(invalid);
@@ -161,7 +161,7 @@ impl Parser {
         rest
     }
 
-    /// Goes on with a character of which only a part was there.
+    /// Continues an incomplete character.
     fn partial<'a>(&mut self, bytes: &'a [u8], performer: &mut impl Perform) -> &'a [u8] {
         self.pending.push(bytes[0]);
         match std::str::from_utf8(&self.pending) {
@@ -215,17 +215,18 @@ impl Parser {
             (State::Osc, _) => {
                 self.keep(byte);
                 if self.pending.len() >= MAX_SEQUENCE_BYTES {
-                    // No terminal knows this number; the end that is still to come ends it.
+                    // Replaces it by an unknown OSC number, which terminals ignore up to the
+                    // string's end.
                     self.pending.truncate(2);
                     self.pending.extend_from_slice(b"9999;");
                 }
             }
-            // A control character within a sequence takes effect at once.
+            // Control characters in a sequence take effect at once.
             (_, 0..0x20) => performer.execute(byte),
             (_, 0x7f..) => {}
             (State::Escape, b'[') => self.enter_state(State::Csi, byte),
             (State::Escape, b']') => self.enter_state(State::Osc, byte),
-            // Whatever kind of string it is, its rest is to be ignored by who comes later: as of `X`.
+            // Every kind of string is replayed as SOS (`X`): its rest is ignored.
             (State::Escape, b'P' | b'X' | b'^' | b'_') => {
                 self.enter_state(State::IgnoredString, b'X')
             }
@@ -234,7 +235,7 @@ impl Parser {
                 self.enter_state(State::Intermediate, byte);
             }
             (State::Intermediate, 0x20..0x30) => {
-                // Two bytes intermediate: nothing we know has them.
+                // No supported sequence has two intermediate bytes.
                 self.sequence.intermediate = Some(0);
                 if self.pending.len() < 4 {
                     self.keep(byte);
@@ -254,7 +255,7 @@ impl Parser {
         }
     }
 
-    /// A byte within a control sequence.
+    /// A parameter or intermediate byte of a control sequence.
     fn csi_byte(&mut self, byte: u8) {
         let sequence = &mut self.sequence;
         match byte {
@@ -271,7 +272,7 @@ impl Parser {
     }
 
     fn ignore_sequence(&mut self) {
-        // A private mark behind a number: ignored up to its end by every terminal.
+        // A private marker after a number: terminals ignore such a sequence up to its final byte.
         self.pending.truncate(2);
         self.pending.extend_from_slice(b"1<");
         self.state = State::Ignored;
@@ -287,7 +288,7 @@ impl Parser {
     }
 }
 
-/// These bytes, wrong as they are, may become a character.
+/// Whether invalid bytes may be the beginning of a character.
 fn incomplete(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

@@ -1,4 +1,4 @@
-//! What each byte sequence asks of a terminal.
+//! Effects of control characters and escape sequences.
 
 use unicode_width::UnicodeWidthChar;
 
@@ -6,7 +6,7 @@ use super::parse::{Perform, Sequence};
 use super::print::translate;
 use super::terminal::{Charset, PASSIVE, Terminal};
 
-/// The longest title that is kept.
+/// Bytes of a title that are kept.
 const MAX_TITLE_BYTES: usize = 1024;
 
 impl Perform for Terminal {
@@ -197,11 +197,11 @@ impl Terminal {
             b'S' => self.scroll_up(top, count),
             b'T' => self.scroll_down(top, count),
             b'b' => {
-                // A line of them is all that programs ask for; more would be work for nothing.
+                // At most one row, to bound the cost.
                 let count = count.min(columns);
                 match written {
                     Some((character, ..)) if character.is_ascii() && character != '\0' => {
-                        // It is what was shown: no character set changes it again.
+                        // The character was already translated: bypass the character set.
                         let shift = std::mem::replace(&mut self.cursor.shift, usize::MAX);
                         self.print_ascii(&vec![character as u8; count]);
                         self.cursor.shift = shift;
@@ -246,7 +246,7 @@ impl Terminal {
         self.cursor.pending = false;
     }
 
-    /// Deletes rows of the region from the cursor's on. None of them becomes scrollback.
+    /// DL: deletes rows of the region from the cursor's on. They do not become scrollback.
     fn delete_lines(&mut self, row: usize, count: usize) {
         let style = self.cursor.style;
         let buffer = self.buffer_mut();

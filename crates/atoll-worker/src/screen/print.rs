@@ -1,16 +1,16 @@
-//! Characters on their way to the screen.
+//! Printing of characters: wrapping, insertion, character sets.
 
 use super::cell::{Cell, Width};
 use super::terminal::{Charset, Terminal};
 
-/// What DEC's drawing characters look like, from `_` to `~`.
+/// DEC special graphics for `_` to `~`.
 const DEC_SPECIAL_GRAPHICS: [char; 32] = [
     '\u{a0}', '◆', '▒', '␉', '␌', '␍', '␊', '°', '±', '␤', '␋', '┘', '┐', '┌', '└', '┼', '⎺', '⎻',
     '─', '⎼', '⎽', '├', '┤', '┴', '┬', '│', '≤', '≥', 'π', '≠', '£', '·',
 ];
 
 impl Terminal {
-    /// Goes to the next row if the last column was written before.
+    /// Wraps to the next row if the last column was written.
     pub(super) fn wrap_if_pending(&mut self) {
         if self.cursor.pending && self.modes.wrap {
             self.row().wrapped = true;
@@ -25,7 +25,7 @@ impl Terminal {
         self.cursor.pending = column > last && self.modes.wrap;
     }
 
-    /// Writes one character of this width.
+    /// Writes a character of width 1 or 2.
     pub(super) fn print_char(&mut self, character: char, width: usize) {
         let columns = self.size.columns;
         if width > columns {
@@ -58,7 +58,7 @@ impl Terminal {
         self.last = Some((character, row, column));
     }
 
-    /// Adds a character without width to the one before the cursor.
+    /// Adds a combining mark to the character before the cursor.
     pub(super) fn add_mark(&mut self, mark: char) {
         self.last = None;
         let (column, pending) = (self.cursor.column, self.cursor.pending);
@@ -72,7 +72,7 @@ impl Terminal {
     }
 }
 
-/// What a byte is in a set of characters.
+/// Translates a byte by a character set.
 pub(super) fn translate(charset: Charset, byte: u8) -> char {
     match (charset, byte) {
         (Charset::Drawing, b'_'..=b'~') => DEC_SPECIAL_GRAPHICS[usize::from(byte - b'_')],

@@ -1,8 +1,8 @@
-//! The bytes that make a fresh terminal what another one is.
+//! Replay: bytes that bring a new terminal into the state of this one.
 //!
-//! Contents are written while nothing unusual is set; then the region; then, in the order in which
-//! they leave each other alone, the cursor and the modes. What was saved on each screen is put in
-//! place and saved again.
+//! Contents are written while all modes have their defaults, then the scroll region, then, in an
+//! order in which they do not affect each other, the cursor and the modes. The saved cursor of each
+//! screen is set up and saved again.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
     contents(&terminal.main, terminal, out);
     if let Some(alternate) = &terminal.alternate {
         region(&terminal.main, terminal, out);
-        // Not 1049: it would save the cursor anew.
+        // Not 1049, which would save the cursor.
         out.push_str("\x1b[?47h\x1b[H\x1b[2J");
         contents(alternate, terminal, out);
     }
@@ -29,7 +29,7 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
         restore_cursor(&terminal.cursor, terminal.buffer(), terminal, out);
         return modes(terminal, out);
     };
-    // Written again, so that it can be repeated, with all as it was before.
+    // Written last, so that it can be repeated (REP).
     modes(terminal, out);
     charsets(&terminal.cursor, out);
     move_to(terminal, row, column, out);
@@ -45,7 +45,7 @@ fn scrollback(terminal: &Terminal, out: &mut String) {
     let (text, rows) = terminal.scrollback.tail();
     let start = out.len();
     out.push_str(text);
-    // The line may go on in the first of the rows.
+    // The text's last line may continue in the first row.
     if !text.is_empty() && !text.ends_with('\n') {
         out.push_str("\r\n");
     }
@@ -56,12 +56,12 @@ fn scrollback(terminal: &Terminal, out: &mut String) {
         out.push_str("\r\n");
     }
     if out.len() > start {
-        // As many of these scroll as there are lines on the screen; the others move the cursor.
+        // Line feeds scroll all of it off the screen.
         out.extend(std::iter::repeat_n('\n', terminal.size.rows - 1));
     }
 }
 
-/// Contents of a screen and the cursor saved on it.
+/// Contents of a screen, and its saved cursor.
 fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     let mut style = Style::default();
     for (number, row) in buffer.rows.iter().enumerate() {
@@ -81,7 +81,7 @@ fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     out.push_str("\x1b7\x1b[?6l\x1b[m\x0f\x1b(B\x1b)B\x1b*B\x1b+B");
 }
 
-/// Cells of a row, at a place of the screen or where the cursor is.
+/// Cells of a row, at a row of the screen or at the cursor.
 fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, out: &mut String) {
     let mut here = None;
     let stored = &row.stored()[..row.stored().len().min(columns)];
@@ -103,7 +103,7 @@ fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, ou
             set_style(style, cell.style, out);
             cell.write(out);
             column += if cell.width == Width::Wide { 2 } else { 1 };
-            // Behind the last column the cursor is nowhere.
+            // After the last column the cursor position is undefined.
             here = Some(column).filter(|column| *column < columns);
             continue;
         }
@@ -160,7 +160,7 @@ fn region(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     }
 }
 
-/// Moves the cursor, as rows are counted when everything is set.
+/// Moves the cursor, with the row relative to the region in origin mode.
 fn move_to(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
     let top = if terminal.cursor.origin {
         terminal.buffer().top
@@ -171,13 +171,13 @@ fn move_to(terminal: &Terminal, row: usize, column: usize, out: &mut String) {
     let _ = write!(out, "\x1b[{};{}H", row + 1, column + 1);
 }
 
-/// Puts the cursor in its place with all it carries.
+/// Restores the cursor with its attributes.
 fn restore_cursor(cursor: &Cursor, buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     move_to(terminal, cursor.row, cursor.column, out);
     restore_cursor_at(cursor, buffer, (cursor.row, cursor.column), out);
 }
 
-/// The cursor is where it should be; if it waits behind the last column, it is brought there.
+/// Restores the attributes of a cursor that is in place, and a pending wrap.
 fn restore_cursor_at(
     cursor: &Cursor,
     buffer: &Buffer,
@@ -215,12 +215,12 @@ fn charsets(cursor: &Cursor, out: &mut String) {
     });
 }
 
-/// Everything that does not move the cursor.
+/// Modes that do not move the cursor.
 fn modes(terminal: &Terminal, out: &mut String) {
     let modes = &terminal.modes;
     for ((number, default), set) in PASSIVE.iter().zip(modes.passive) {
         if set != *default {
-            // Every terminal knows the keypad's mode by its older name.
+            // All terminals know the older sequence of keypad mode.
             let _ = match number {
                 66 => write!(out, "\x1b="),
                 _ => write!(out, "\x1b[?{number}{}", if set { 'h' } else { 'l' }),

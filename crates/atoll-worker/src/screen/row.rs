@@ -1,20 +1,20 @@
-//! One row of a screen. Cells at its end that were erased together are not stored: erasing a row, or
-//! a screen of them, costs nothing that a program could make a server pay again and again.
+//! One row of a screen. Equal cells at its end, erased together, are not stored, so that erasing a
+//! row or a screen is cheap.
 
 use super::cell::{Cell, Style, Width};
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Row {
-    /// The cells up to the last that differs from `fill`, or further.
+    /// Cells up to the last that differs from `fill`, possibly more.
     cells: Vec<Cell>,
-    /// What is behind them.
+    /// Style of all cells after the stored ones.
     fill: Style,
-    /// Its text goes on in the next row.
+    /// The text continues in the next row (wrapped).
     pub(super) wrapped: bool,
 }
 
 impl Row {
-    /// Erases all of it and keeps its memory.
+    /// Erases the row and keeps its memory.
     pub(super) fn clear(&mut self, style: Style) {
         self.cells.clear();
         self.fill = style.erased();
@@ -26,24 +26,24 @@ impl Row {
         self.cells.get(column).copied().unwrap_or(blank)
     }
 
-    /// The cells that are stored; all behind them look like [`Row::rest`].
+    /// Stored cells; all after them are empty with [`Row::fill_style`].
     pub(super) fn stored(&self) -> &[Cell] {
         &self.cells
     }
 
-    /// What is behind the stored cells.
+    /// Style of the cells after the stored ones.
     pub(super) fn fill_style(&self) -> Style {
         self.fill
     }
 
-    /// Stores at least so many cells.
+    /// Stores at least this many cells.
     fn extend_to(&mut self, columns: usize) {
         if self.cells.len() < columns {
             self.cells.resize(columns, Cell::erased(self.fill));
         }
     }
 
-    /// Puts a character into a cell, and one behind it if it is wide.
+    /// Writes a cell, and the continuation cell of a wide character.
     pub(super) fn put(&mut self, column: usize, cell: Cell) {
         let end = column + if cell.width == Width::Wide { 2 } else { 1 };
         self.extend_to(end);
@@ -55,7 +55,7 @@ impl Row {
         }
     }
 
-    /// Puts a run of narrow ASCII.
+    /// Writes a run of narrow ASCII characters.
     pub(super) fn put_ascii(&mut self, column: usize, text: &[u8], style: Style) {
         let end = column + text.len();
         self.extend_to(end);
@@ -66,7 +66,7 @@ impl Row {
         }
     }
 
-    /// Adds a mark to the character of a cell.
+    /// Adds a combining mark to a cell's character.
     pub(super) fn add_mark(&mut self, column: usize, mark: char) {
         let column = match self.get(column).width {
             Width::Continuation => column.saturating_sub(1),
@@ -77,7 +77,7 @@ impl Row {
         }
     }
 
-    /// Something begins at this column: a wide character across it is no more.
+    /// Erases a wide character that spans this column.
     fn split_wide_at(&mut self, column: usize) {
         if column > 0
             && self
@@ -91,7 +91,7 @@ impl Row {
         }
     }
 
-    /// Erases cells of a row of `columns`.
+    /// Erases cells of a row with `columns` columns.
     pub(super) fn erase(&mut self, from: usize, to: usize, columns: usize, style: Style) {
         let to = to.min(columns);
         if from >= to {
@@ -110,7 +110,7 @@ impl Row {
         }
     }
 
-    /// Moves what is from a column on to the right, and erases what was there.
+    /// Inserts empty cells; cells after them move right.
     pub(super) fn insert(&mut self, at: usize, count: usize, columns: usize, style: Style) {
         let count = count.min(columns - at);
         self.split_wide_at(at);
@@ -124,18 +124,18 @@ impl Row {
         }
     }
 
-    /// Removes cells; what is behind moves left.
+    /// Deletes cells; cells after them move left.
     pub(super) fn delete(&mut self, at: usize, count: usize, columns: usize, style: Style) {
         let count = count.min(columns - at);
         self.split_wide_at(at);
         self.split_wide_at(at + count);
-        // What comes in at the right may look unlike what is there.
+        // The cells that appear at the right may have another style.
         self.extend_to(columns);
         self.cells.drain(at..at + count);
         self.fill = style.erased();
     }
 
-    /// Makes it fit so many columns.
+    /// Cuts the row to this many columns.
     pub(super) fn truncate(&mut self, columns: usize) {
         if self.cells.len() > columns {
             self.split_wide_at(columns);
@@ -143,7 +143,8 @@ impl Row {
         }
     }
 
-    /// More columns follow these: they are empty, whatever the end of the row looked like.
+    /// Materialises the fill up to a column, before the row becomes wider: new columns have the
+    /// default style.
     pub(super) fn fill_to(&mut self, columns: usize) {
         if self.fill != Style::default() {
             self.extend_to(columns);
@@ -151,7 +152,7 @@ impl Row {
         }
     }
 
-    /// Stores no more than must be.
+    /// Drops stored cells that equal the fill.
     pub(super) fn trim(&mut self) {
         let blank = Cell::erased(self.fill);
         while self.cells.last() == Some(&blank) {
@@ -159,7 +160,7 @@ impl Row {
         }
     }
 
-    /// Takes off what does not fit so many columns, as a row of its own.
+    /// Splits the row after this many columns and returns the rest.
     pub(super) fn split(&mut self, columns: usize) -> Option<Self> {
         if self.cells.len() <= columns {
             return None;
@@ -179,12 +180,12 @@ impl Row {
         })
     }
 
-    /// Memory beyond this many cells is given back.
+    /// Releases memory beyond this many cells.
     pub(super) fn shrink(&mut self, columns: usize) {
         self.cells.shrink_to(columns);
     }
 
-    /// Appends its text without the spaces at its end, unless it goes on.
+    /// Appends the text, without trailing spaces unless the row is wrapped.
     pub(super) fn write_text(&self, out: &mut String) {
         let start = out.len();
         for cell in &self.cells {

@@ -1,22 +1,22 @@
-//! What has left the screen at its top: the newest rows as they were, what is older as text.
+//! Scrollback: the newest rows as cells, older ones as text.
 
 use std::collections::VecDeque;
 
 use super::row::Row;
 
-/// The max text that is given to who attaches.
+/// Bytes of scrollback in a replay.
 pub(super) const MAX_REPLAY_BYTES: usize = 200_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Scrollback {
-    /// Newest last. As many as a screen can grow: rows come back when it does.
+    /// Newest last; as many as a screen can grow, because they come back when it does.
     rows: VecDeque<Row>,
-    /// Older lines, each ended as a terminal needs it. Cut when it is twice as long as it need be.
+    /// Older lines, each ending with CR LF. Trimmed at twice the size that a replay needs.
     text: String,
 }
 
 impl Scrollback {
-    /// Takes a row, and gives one whose memory can be used again.
+    /// Pushes a row and returns a row whose memory can be reused.
     pub(super) fn push(&mut self, row: Row, max: usize) -> Row {
         self.rows.push_back(row);
         if self.rows.len() <= max {
@@ -39,7 +39,7 @@ impl Scrollback {
         *self = Self::default();
     }
 
-    /// Rows wider than `columns`, of the `old` ones, become several.
+    /// Rewraps rows that are wider than `columns`; `old` is the previous width.
     pub(super) fn narrow(&mut self, old: usize, columns: usize, max: usize) {
         let mut rows = std::mem::take(&mut self.rows);
         for mut row in rows.drain(..) {
@@ -54,14 +54,14 @@ impl Scrollback {
         }
     }
 
-    /// The screen becomes wider than this.
+    /// Prepares rows of this width for a wider screen.
     pub(super) fn widen(&mut self, columns: usize) {
         for row in &mut self.rows {
             row.fill_to(columns);
         }
     }
 
-    /// The older text and the newer rows that together are within the limit.
+    /// The text and the rows that together fit into a replay.
     pub(super) fn tail(&self) -> (&str, impl Iterator<Item = &Row>) {
         let (mut left, mut skip, mut line) = (MAX_REPLAY_BYTES, self.rows.len(), String::new());
         while let Some(row) = skip.checked_sub(1).and_then(|next| self.rows.get(next)) {
@@ -85,13 +85,13 @@ fn write_line(row: &Row, out: &mut String) {
     }
 }
 
-/// Where the last whole lines of at max so many bytes begin.
+/// Offset at which the last whole lines of at most `max` bytes begin.
 fn tail_start(text: &str, max: usize) -> usize {
     if text.len() <= max {
         return 0;
     }
     let start = text.ceil_char_boundary(text.len() - max);
-    // A line longer than all that is kept begins somewhere in it.
+    // A single longer line is cut.
     text[start..]
         .find('\n')
         .map_or(start, |newline| start + newline + 1)

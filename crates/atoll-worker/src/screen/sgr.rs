@@ -1,11 +1,11 @@
-//! How what is written looks.
+//! SGR: attributes of the following characters.
 
 use super::cell::{BLINK, BOLD, Color, DIM, HIDDEN, INVERSE, ITALIC, OVERLINE, STRUCK, Style};
 use super::parse::Sequence;
 use super::terminal::Terminal;
 
 impl Terminal {
-    /// How what follows looks.
+    /// Applies an SGR sequence to the cursor's style.
     pub(super) fn set_style(&mut self, sequence: &Sequence) {
         let style = &mut self.cursor.style;
         let mut groups = sequence.groups();
@@ -56,7 +56,7 @@ impl Terminal {
     }
 }
 
-/// A long colour: its numbers are joined by colons, or the next ones.
+/// An extended colour: its parameters are joined by colons, or are the following parameters.
 fn color<'a>(joined: &[u16], next: &mut impl Iterator<Item = &'a [u16]>) -> Option<Color> {
     let byte = |number: u16| u8::try_from(number).ok();
     let mut follow = || next.next().and_then(|group| group.first().copied());

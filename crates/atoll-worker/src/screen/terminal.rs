@@ -1,5 +1,5 @@
-//! What a terminal is and what each sequence does to it. Where terminals differ it does as xterm and
-//! xterm.js do.
+//! State of the terminal, and the operations on it. Where terminals differ it follows xterm and
+//! xterm.js.
 
 use std::collections::VecDeque;
 
@@ -8,36 +8,36 @@ use super::cell::Style;
 use super::row::Row;
 use super::scrollback::Scrollback;
 
-/// How the upper half of ASCII is shown.
+/// Character set of the graphic characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Charset {
     #[default]
     Ascii,
     British,
-    /// Lines and corners.
+    /// DEC special graphics: line drawing.
     Drawing,
 }
 
-/// Where and how the next character is written.
+/// Cursor position and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Cursor {
     pub(super) row: usize,
     pub(super) column: usize,
-    /// The last column was written; the next character goes to the next row.
+    /// The last column was written; the next character wraps.
     pub(super) pending: bool,
     pub(super) style: Style,
     pub(super) charsets: [Charset; 4],
-    /// Which of them is used.
+    /// Index of the active character set.
     pub(super) shift: usize,
-    /// Rows count from the top of the region, and the cursor stays in it.
+    /// Origin mode: rows are relative to the region, and the cursor stays in it.
     pub(super) origin: bool,
 }
 
-/// One of the two screens of a terminal.
+/// The main or the alternate screen.
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) rows: VecDeque<Row>,
-    /// The region that scrolls: its first and its last row.
+    /// First and last row of the scroll region.
     pub(super) top: usize,
     pub(super) bottom: usize,
     pub(super) saved: Cursor,
@@ -54,8 +54,7 @@ impl Buffer {
     }
 }
 
-/// Modes that change nothing here but must be the same in the client: number, and whether it is set
-/// in a fresh terminal.
+/// Modes without effect here that a client must share: number, and default.
 pub(super) const PASSIVE: [(u16, bool); 14] = [
     (1, false),
     (5, false),
@@ -73,23 +72,23 @@ pub(super) const PASSIVE: [(u16, bool); 14] = [
     (2048, false),
 ];
 
-/// Everything that is either on or off, or one of a few.
+/// Terminal modes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Modes {
     /// In the order of [`PASSIVE`].
     pub(super) passive: [bool; PASSIVE.len()],
-    /// A character at the end of a row is followed by one on the next.
+    /// Autowrap.
     pub(super) wrap: bool,
-    /// Characters push what is there to the right.
+    /// Insert mode.
     pub(super) insert: bool,
-    /// A line feed also returns.
+    /// Line feed implies carriage return.
     pub(super) newline: bool,
-    /// Which mouse events are told; 0 is none.
+    /// Mouse tracking mode; 0 is off.
     pub(super) mouse: u16,
-    /// How they are told; 0 is the oldest way.
+    /// Mouse encoding; 0 is the default.
     pub(super) mouse_form: u16,
     pub(super) cursor_shape: u16,
-    /// How keys with modifiers are told (xterm's `modifyOtherKeys`).
+    /// xterm's `modifyOtherKeys`.
     pub(super) other_keys: u16,
 }
 
@@ -112,13 +111,13 @@ impl Default for Modes {
 pub(super) struct Terminal {
     pub(super) size: Size,
     pub(super) main: Buffer,
-    /// The alternate screen, while it is shown.
+    /// The alternate screen, while it is active.
     pub(super) alternate: Option<Buffer>,
     pub(super) cursor: Cursor,
     pub(super) modes: Modes,
     pub(super) tabs: Vec<bool>,
     pub(super) title: Vec<u8>,
-    /// The character just written, with the row and column it went to: what a repeat repeats.
+    /// The character just written, with its row and column, for REP.
     pub(super) last: Option<(char, usize, usize)>,
     pub(super) scrollback: Scrollback,
 }
@@ -146,13 +145,13 @@ impl Terminal {
         self.alternate.as_mut().unwrap_or(&mut self.main)
     }
 
-    /// The row of the cursor.
+    /// The cursor's row.
     pub(super) fn row(&mut self) -> &mut Row {
         let row = self.cursor.row;
         &mut self.buffer_mut().rows[row]
     }
 
-    /// Rows of the region leave at its top.
+    /// Scrolls the region up; rows that leave the screen's top become scrollback.
     pub(super) fn scroll_up(&mut self, top: usize, count: usize) {
         let (last, style) = (self.size.rows - 1, self.cursor.style);
         let saving = self.alternate.is_none() && top == 0;
@@ -187,7 +186,7 @@ impl Terminal {
         }
     }
 
-    /// Rows of the region leave at its bottom.
+    /// Scrolls the region down.
     pub(super) fn scroll_down(&mut self, top: usize, count: usize) {
         let style = self.cursor.style;
         let buffer = self.buffer_mut();
@@ -200,7 +199,7 @@ impl Terminal {
         }
     }
 
-    /// One row down; at the end of the region it scrolls.
+    /// Moves down one row; scrolls at the end of the region.
     pub(super) fn line_feed(&mut self) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         if self.cursor.row == bottom {
@@ -210,7 +209,7 @@ impl Terminal {
         }
     }
 
-    /// One row up; at the top of the region it scrolls.
+    /// Moves up one row; scrolls at the top of the region.
     pub(super) fn reverse_line_feed(&mut self) {
         let top = self.buffer().top;
         if self.cursor.row == top {
@@ -220,7 +219,7 @@ impl Terminal {
         }
     }
 
-    /// To a row and column as programs count them from 0.
+    /// Moves to a row and column, counted from 0.
     pub(super) fn move_to(&mut self, row: usize, column: usize) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         self.cursor.row = if self.cursor.origin {
@@ -236,7 +235,7 @@ impl Terminal {
         self.cursor.pending = false;
     }
 
-    /// Moves by rows; who is within the region stays there.
+    /// Moves by rows; a cursor in the region stays in it.
     pub(super) fn move_rows(&mut self, up: usize, down: usize) {
         let (top, bottom) = (self.buffer().top, self.buffer().bottom);
         let row = self.cursor.row;
@@ -264,14 +263,14 @@ impl Terminal {
         }
     }
 
-    /// Shows the alternate screen, empty.
+    /// Switches to an empty alternate screen.
     pub(super) fn enter_alternate(&mut self) {
         if self.alternate.is_none() {
             self.alternate = Some(Buffer::new(self.size.rows));
         }
     }
 
-    /// Shows the main screen again.
+    /// Switches back to the main screen.
     pub(super) fn leave_alternate(&mut self) {
         self.alternate = None;
         let (top, bottom) = (self.main.top, self.main.bottom);
@@ -280,7 +279,7 @@ impl Terminal {
         }
     }
 
-    /// Sets the region, or nothing if it is none.
+    /// Sets the scroll region, unless it is invalid.
     pub(super) fn set_region(&mut self, top: usize, bottom: usize) {
         let bottom = bottom.min(self.size.rows - 1);
         if top < bottom || (top == bottom && self.size.rows == 1) {
@@ -290,7 +289,7 @@ impl Terminal {
         }
     }
 
-    /// Everything but what is shown is as in a fresh terminal.
+    /// DECSTR: resets all but the contents.
     pub(super) fn soft_reset(&mut self) {
         let bottom = self.size.rows - 1;
         let buffer = self.buffer_mut();
@@ -333,7 +332,7 @@ impl Terminal {
         );
         move_cursor(&mut self.main.saved, moved, size);
         if size.columns < self.size.columns {
-            // Rows that left just now are as wide as before.
+            // Rows that were just pushed have the old width.
             self.scrollback
                 .narrow(self.size.columns, size.columns, Size::MAX.rows);
         }
@@ -355,7 +354,7 @@ pub(super) fn is_default_tab_stop(column: usize) -> bool {
     column.is_multiple_of(8)
 }
 
-/// Makes a buffer fit; says by how many rows its contents moved.
+/// Resizes a buffer; returns by how many rows its contents moved.
 fn resize_buffer(
     buffer: &mut Buffer,
     old: Size,
@@ -369,7 +368,7 @@ fn resize_buffer(
             row.fill_to(old.columns);
         }
     }
-    // What is below the cursor goes first.
+    // Rows below the cursor are dropped first.
     let below = (old.rows - 1).saturating_sub(cursor);
     let excess = old.rows.saturating_sub(new.rows);
     buffer.rows.truncate(old.rows - excess.min(below));
@@ -380,7 +379,7 @@ fn resize_buffer(
         }
         moved -= 1;
     }
-    // If the cursor is at the end, what had left comes back.
+    // With the cursor in the last row, scrollback comes back.
     while buffer.rows.len() < new.rows {
         let back = scrollback
             .as_mut()

@@ -1,5 +1,5 @@
-//! As much of a DNS message as has to be understood: the question, and the addresses in an answer.
-//! Every byte comes from a stranger, a sandbox or a name server.
+//! A minimal DNS parser: the question of a query, and the addresses in an answer. All input is
+//! untrusted.
 
 use std::net::Ipv4Addr;
 
@@ -9,36 +9,36 @@ const HEADER: usize = 12;
 const A: u16 = 1;
 const AAAA: u16 = 28;
 
-/// What an answer says went wrong.
+/// Response code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status {
-    /// Nothing.
+    /// No error.
     NoError = 0,
-    /// The question cannot be read.
+    /// The query is malformed.
     FormErr = 1,
-    /// Nobody can be question_end.
+    /// No name server answered.
     ServFail = 2,
-    /// That kind of question is not answered.
+    /// The operation is not supported.
     NotImp = 4,
 }
 
-/// A query that can be passed on.
+/// A query that can be forwarded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query<'a> {
     bytes: &'a [u8],
-    /// Where its question ends.
+    /// End of its question section.
     end: usize,
     kind: u16,
 }
 
 impl<'a> Query<'a> {
-    /// Reads a query. What is not one at all gets no answer; what we do not want gets one.
+    /// Parses a query. `Err(None)` for messages that get no answer, otherwise the error response.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Option<Vec<u8>>> {
         let Some(header) = bytes.first_chunk::<HEADER>() else {
             return Err(None);
         };
         if header[2] & 0x80 != 0 {
-            // Two servers that answer answers would never end.
+            // Never answer a response: two servers would loop.
             return Err(None);
         }
         if header[2] & 0x78 != 0 {
@@ -55,22 +55,22 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// The query as it came.
+    /// The query's bytes.
     pub(super) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Whether it asks for IPv6 addresses, which no sandbox can use.
+    /// Whether it is an AAAA query; sandboxes have no IPv6.
     pub(super) fn wants_ipv6(&self) -> bool {
         self.kind == AAAA
     }
 
-    /// An answer without any record.
+    /// A response without records.
     pub(super) fn empty(&self, status: Status) -> Vec<u8> {
         reply(&self.bytes[..self.end], status)
     }
 
-    /// What to make of an answer of a name server, if sandboxes reach these refused addresses.
+    /// Checks a name server's response. `exceptions` are blocked addresses that are allowed.
     pub(super) fn check_answer(
         &self,
         answer: &[u8],
@@ -80,7 +80,7 @@ impl<'a> Query<'a> {
             return AnswerCheck::Foreign;
         };
         let same_id = header[..2] == self.bytes[..2] && header[2] & 0x80 != 0;
-        // Some servers answer what they cannot do without repeating the question.
+        // Some servers omit the question in errors.
         let question_end = match header[4..6] {
             [0, 0] => HEADER,
             _ => self.end,
@@ -96,41 +96,41 @@ impl<'a> Query<'a> {
         match has_blocked_address(answer, question_end, count, exceptions) {
             Some(false) => AnswerCheck::Allowed,
             Some(true) => AnswerCheck::BlockedAddress,
-            // Cut in the middle of a record is how some servers say that there is more.
+            // Some servers truncate in the middle of a record.
             None if header[2] & 0x02 != 0 => AnswerCheck::Truncated,
             None => AnswerCheck::Malformed,
         }
     }
 }
 
-/// What an answer is worth.
+/// Result of checking a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnswerCheck {
-    /// It may be passed on.
+    /// It can be forwarded.
     Allowed,
-    /// It has an address that is refused to sandboxes.
+    /// It contains a blocked address.
     BlockedAddress,
-    /// It is not whole, and says so.
+    /// It is truncated and has the TC bit.
     Truncated,
-    /// It cannot be read.
+    /// It cannot be parsed.
     Malformed,
-    /// It does not answer this query.
+    /// It answers another query.
     Foreign,
 }
 
-/// An answer that repeats the question, if there is one after the header, and says nothing else.
+/// A response with the query's question, if present, and no records.
 fn reply(query: &[u8], status: Status) -> Vec<u8> {
     let mut answer = query.to_vec();
-    // An answer; the operation and "recursion desired" as they were.
+    // QR is set; opcode and RD are copied.
     answer[2] = 0x80 | query[2] & 0x79;
-    // Recursion is available.
+    // RA is set.
     answer[3] = 0x80 | status as u8;
     answer[4..HEADER].fill(0);
     answer[5] = u8::from(query.len() > HEADER);
     answer
 }
 
-/// The same with "there is more": whoever question_end comes again over TCP.
+/// An empty response with TC, so that the client retries over TCP.
 pub(super) fn truncated(query: &Query<'_>) -> Vec<u8> {
     let mut answer = query.empty(Status::NoError);
     answer[2] |= 0x02;
@@ -142,7 +142,7 @@ fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([pair[0], pair[1]]))
 }
 
-/// Where a name ends. Where a pointer leads is of no interest.
+/// Offset after a name; compression pointers are not followed.
 fn skip_name(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *bytes.get(at)? {
@@ -154,7 +154,7 @@ fn skip_name(bytes: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Whether one of so many records has an address that is refused; nothing if they cannot be read.
+/// Whether one of `count` records has a blocked address; `None` if they cannot be parsed.
 fn has_blocked_address(
     bytes: &[u8],
     mut at: usize,
@@ -169,7 +169,7 @@ fn has_blocked_address(
         let data = bytes.get(fixed + 10..fixed + 10 + length)?;
         blocked |= match (kind, data) {
             (A, &[a, b, c, d]) => is_closed(Ipv4Addr::new(a, b, c, d), exceptions),
-            // Everything but global unicast.
+            // Everything but global unicast (2000::/3).
             (AAAA, &[first, ..]) => first & 0xe0 != 0x20,
             (A | AAAA, _) => return None,
             _ => false,

@@ -1,4 +1,4 @@
-//! Reads tables of instances back from the kernel.
+//! Reads instances' tables back from the kernel.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -12,10 +12,10 @@ use super::{PREFIX, table};
 use crate::network::netlink::{Batch, DUMP, Socket, attributes};
 
 const GETRULE: u16 = message_type(7);
-/// The length of the fixed part of a reply.
+/// Length of `nfgenmsg`.
 const FIXED: usize = 4;
 
-/// The tags of all instances that have a table in the network namespace of the socket.
+/// Tags of all instances with a table in the network namespace of the socket.
 pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
     let mut batch = Batch::default();
     batch.message(GETTABLE, DUMP, &header(INET, 0), |_| {});
@@ -28,7 +28,7 @@ pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
         .collect())
 }
 
-/// The addresses of sandboxes and of the gateway that the rules of an instance's table name.
+/// Sandbox and gateway addresses in the rules of an instance's table.
 pub(in crate::network) fn addresses(socket: &mut Socket, tag: &str) -> io::Result<Vec<Ipv4Addr>> {
     let mut batch = Batch::default();
     batch.message(GETRULE, DUMP, &header(INET, 0), |batch| {
@@ -43,7 +43,7 @@ pub(in crate::network) fn addresses(socket: &mut Socket, tag: &str) -> io::Resul
     Ok(found)
 }
 
-/// The sandbox that a chain belongs to: `out_9` and `in_9` are those of the ninth address.
+/// The address of a sandbox's chain: `out_9` and `in_9` belong to the address with index 9.
 fn owner(chain: &str) -> Option<Ipv4Addr> {
     let number = chain
         .strip_prefix("out_")
@@ -53,7 +53,7 @@ fn owner(chain: &str) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from_bits(first.checked_add(number)?))
 }
 
-/// The addresses that a rule compares a packet's with.
+/// The sandbox addresses that a rule compares with.
 fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
     const DATA: u16 = 2;
     const COMPARED: u16 = 3;
@@ -69,7 +69,7 @@ fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
     addresses.filter(|address| SANDBOXES.contains(*address))
 }
 
-/// An attribute that ends with a NUL.
+/// The value of a string attribute.
 fn text(bytes: &[u8], wanted: u16) -> Option<String> {
     let (_, value) = attributes(bytes).find(|(kind, _)| *kind == wanted)?;
     let value = value.strip_suffix(b"\0").unwrap_or(value);

@@ -1,10 +1,10 @@
-//! From a policy to what its sets hold. Pure.
+//! Compiles a policy into set elements. Pure.
 
 use std::collections::BTreeMap;
 
 use atoll_model::{Policy, Rule, Verdict};
 
-/// Addresses and ports at the other end, from the first to the last.
+/// Ranges of remote addresses and ports, both inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AddressPortRange {
     addresses: (u32, u32),
@@ -12,7 +12,7 @@ pub(super) struct AddressPortRange {
 }
 
 impl AddressPortRange {
-    /// Its lowest and its highest key as the kernel has them: each field filled up to 4 bytes.
+    /// First and last key in the kernel's layout: each field padded to 4 bytes.
     pub(super) fn bounds(self) -> [[u8; 8]; 2] {
         let key = |address: u32, port: u16| {
             let mut key = [0; 8];
@@ -27,7 +27,7 @@ impl AddressPortRange {
     }
 }
 
-/// A policy as sets that do not overlap in themselves. One that forbids nothing is empty.
+/// A policy as sets without overlapping elements; empty if it forbids nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(in crate::network) struct Compiled {
     pub(super) allow: Vec<AddressPortRange>,
@@ -50,14 +50,14 @@ impl Compiled {
         }
     }
 
-    /// Whether nothing is forbidden.
+    /// Whether the policy forbids nothing.
     pub(super) fn is_empty(&self) -> bool {
         self.deny.is_empty()
     }
 }
 
-/// The kernel refuses elements that overlap: whole addresses are merged, and left out of what is
-/// said about single ports.
+/// Elements of a set. The kernel rejects overlapping ones, so ranges for all ports are merged, and
+/// cut out of the ranges for single ports.
 fn ranges(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<AddressPortRange> {
     let mut by_port: BTreeMap<u16, Vec<(u32, u32)>> = BTreeMap::new();
     for Rule { to, port } in rules {
@@ -79,7 +79,7 @@ fn ranges(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<AddressPortRange> {
     all
 }
 
-/// The same addresses in ranges that neither touch nor overlap.
+/// Merges ranges that touch or overlap.
 fn merge(mut ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
@@ -92,7 +92,7 @@ fn merge(mut ranges: Vec<(u32, u32)>) -> Vec<(u32, u32)> {
     merged
 }
 
-/// What is left of a range without others, which are in order.
+/// Subtracts sorted ranges from a range.
 fn subtract((mut first, last): (u32, u32), others: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut left = Vec::new();
     for &(from, to) in others {

@@ -1,4 +1,4 @@
-//! Changes of the table as the kernel is told them: all of a transaction happens, or nothing.
+//! nftables transactions as netlink batches: all changes apply, or none.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -7,7 +7,7 @@ use super::policy::{AddressPortRange, Compiled};
 use crate::network::addresses::number;
 use crate::network::netlink::{ACK, Batch, Reply, Socket};
 
-/// The protocol family of a table that sees IPv4 and IPv6.
+/// `NFPROTO_INET`: IPv4 and IPv6.
 pub(super) const INET: u8 = 1;
 const NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 0x10;
@@ -23,17 +23,17 @@ const DELSET: u16 = message_type(11);
 const NEWSETELEM: u16 = message_type(12);
 const DELSETELEM: u16 = message_type(14);
 
-/// The type of a message about tables and what is in them.
+/// Type of an nftables message.
 pub(super) const fn message_type(number: u16) -> u16 {
     (NFTABLES << 8) + number
 }
 
-/// Make it.
+/// `NLM_F_CREATE`.
 const CREATE: u16 = 0x400;
-/// Behind the others.
+/// `NLM_F_APPEND`.
 const APPEND: u16 = 0x800;
 
-/// The first attribute of every message names the table.
+/// Every message's first attribute: the table's name.
 pub(super) const TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 pub(super) const RULE_CHAIN: u16 = 2;
@@ -47,7 +47,7 @@ const SET_ID: u16 = 10;
 const DESCRIPTION_FIELDS: u16 = 2;
 const FIELD_LENGTH: u16 = 1;
 const INTERVAL_CONCAT: u32 = 0x4 | 0x80;
-/// `ipv4_addr . inet_service`, for whoever lists the table.
+/// The key type `ipv4_addr . inet_service`, for `nft list`.
 const ADDRESS_AND_PORT: u32 = (7 << 6) + 13;
 const LIST_SET: u16 = 2;
 const LIST_ELEMENTS: u16 = 3;
@@ -60,12 +60,12 @@ const VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
 
-/// The verdict register, and two of 4 bytes beside each other.
+/// The verdict register, and two adjacent 4-byte registers.
 const TO_VERDICT: u32 = 0;
 const ADDRESS: u32 = 8;
 const PORT: u32 = 9;
 
-/// What a rule ends with.
+/// Verdict of a rule.
 #[derive(Debug, Clone, Copy)]
 enum Action {
     Drop,
@@ -74,12 +74,12 @@ enum Action {
     Jump,
 }
 
-/// Which end of a packet is the other one.
+/// Which address and port of a packet are the remote ones.
 #[derive(Debug, Clone, Copy)]
 struct Direction {
-    /// The chains' and the map's name.
+    /// Name of the map, and prefix of the chains.
     name: &'static str,
-    /// Where in the headers its address and its port are.
+    /// Offsets of the remote address and port in their headers.
     address: u32,
     port: u32,
     forbidden: Action,
@@ -100,7 +100,7 @@ const DIRECTIONS: [Direction; 2] = [
     },
 ];
 
-/// Changes that are made together.
+/// Changes of one table that apply together.
 #[derive(Debug)]
 pub(super) struct Transaction {
     table: String,
@@ -110,7 +110,7 @@ pub(super) struct Transaction {
 }
 
 impl Transaction {
-    /// None yet.
+    /// An empty transaction.
     pub(super) fn new(table: &str) -> Self {
         let mut batch = Batch::default();
         batch.message(BATCH_BEGIN, 0, &header(0, NFTABLES), |_| {});
@@ -122,7 +122,7 @@ impl Transaction {
         }
     }
 
-    /// Makes them.
+    /// Applies the changes.
     pub(super) fn commit(mut self, socket: &mut Socket) -> io::Result<()> {
         if self.empty {
             return Ok(());
@@ -133,17 +133,17 @@ impl Transaction {
         socket.request(&self.batch).map(drop)
     }
 
-    /// Takes all rules out of a chain.
+    /// Deletes all rules of a chain.
     pub(super) fn flush_chain(&mut self, chain: &str) {
         self.message(DELRULE, 0, |batch| batch.text(RULE_CHAIN, chain));
     }
 
-    /// Takes the table away.
+    /// Deletes the table.
     pub(super) fn delete_table(&mut self) {
         self.message(DELTABLE, 0, |_| {});
     }
 
-    /// Puts one policy of a sandbox in the place of another.
+    /// Replaces a sandbox's policy.
     pub(super) fn replace(&mut self, sandbox: Ipv4Addr, old: &Compiled, new: &Compiled) {
         let number = number(sandbox);
         let [allow, deny] = ["allow", "deny"].map(|name| format!("{name}_{number}"));
@@ -196,7 +196,7 @@ impl Transaction {
         });
     }
 
-    /// Takes ranges out of a set that are no longer in it, and puts new ones in.
+    /// Removes elements that are only in `old` and adds those that are only in `new`.
     fn update_set(&mut self, set: &str, old: &[AddressPortRange], new: &[AddressPortRange]) {
         let missing = |from: &[AddressPortRange], other: &[AddressPortRange]| {
             let rest = from.iter().filter(|area| !other.contains(area));
@@ -204,7 +204,7 @@ impl Transaction {
         };
         let (gone, come) = (missing(old, new), missing(new, old));
         for (kind, flags, ranges) in [(DELSETELEM, 0, gone), (NEWSETELEM, CREATE, come)] {
-            // A list's length has 16 bits.
+            // The length of a nested attribute has 16 bits.
             for ranges in ranges.chunks(512) {
                 self.elements(kind, flags, set, ranges, |batch, area| {
                     let [first, last] = area.bounds();
@@ -233,7 +233,7 @@ impl Transaction {
         });
     }
 
-    /// The chains of a sandbox, and the way to them.
+    /// Creates a sandbox's chains and the map elements that jump to them.
     fn create_chains(&mut self, sandbox: Ipv4Addr, allow: &str, deny: &str) {
         for direction in DIRECTIONS {
             let chain = format!("{}_{}", direction.name, number(sandbox));
@@ -285,7 +285,7 @@ impl Transaction {
     }
 }
 
-/// Asks for a table.
+/// Requests a table.
 pub(super) fn get_table(table: &str) -> Batch {
     let mut batch = Batch::default();
     batch.message(GETTABLE, ACK, &header(INET, 0), |batch| {
@@ -294,19 +294,19 @@ pub(super) fn get_table(table: &str) -> Batch {
     batch
 }
 
-/// Whether a message tells that a table, ours perhaps, was deleted.
+/// Whether a message reports a deleted table.
 pub(in crate::network) fn is_table_deletion(message: &Reply) -> bool {
     message.kind == DELTABLE
 }
 
-/// The fixed part of every message.
+/// An `nfgenmsg`.
 pub(super) fn header(family: u8, resource: u16) -> [u8; 4] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
 }
 
-/// If the other end is in a set, action … A rule without a port is in the set with every port, 0 too:
-/// that is the port of protocols that have none.
+/// A rule: verdict if the remote end is in a set. Protocols without ports match elements that cover
+/// every port, 0 included.
 fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action: Action) {
     const NETWORK_HEADER: u32 = 1;
     const TRANSPORT_HEADER: u32 = 2;
@@ -369,7 +369,7 @@ fn verdict(batch: &mut Batch, action: Action, chain: &str) {
     });
 }
 
-/// A part of a rule that is described by numbers alone.
+/// An expression with numeric attributes only.
 fn numbers(batch: &mut Batch, name: &str, values: &[(u16, u32)]) {
     expression(batch, name, |batch| {
         for (kind, value) in values {

@@ -149,7 +149,10 @@ fn clone_sdks(scratch: &Scratch) {
             &["README.md", "package.json", "tsconfig.json", "src"],
         ),
     ] {
-        let (from, to) = (root().join("sdks").join(sdk), scratch.join("sdks").join(sdk));
+        let (from, to) = (
+            root().join("sdks").join(sdk),
+            scratch.join("sdks").join(sdk),
+        );
         std::fs::create_dir_all(&to).unwrap();
         for name in names {
             atoll_testkit::run(Command::new("cp").arg("-r").arg(from.join(name)).arg(&to));
