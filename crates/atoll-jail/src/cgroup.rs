@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The parent of an instance's sandboxes.
 #[derive(Debug, Clone)]
-pub struct Tree {
+pub struct InstanceCgroup {
     v1: Vec<(String, PathBuf)>,
     v2: PathBuf,
     memory: PathBuf,
@@ -40,7 +40,7 @@ pub struct Tree {
 
 /// One sandbox's control groups.
 #[derive(Debug, Clone)]
-pub struct Group {
+pub struct SandboxCgroup {
     v1: Vec<PathBuf>,
     v2: PathBuf,
     memory: PathBuf,
@@ -64,7 +64,7 @@ fn name(tag: &str) -> String {
     format!("atoll-{tag}")
 }
 
-impl Tree {
+impl InstanceCgroup {
     /// Makes the parent of an instance's sandboxes. `memory` is what all of them may use together.
     pub fn create(facts: &Facts, tag: &str, memory: u64) -> Result<Self, Error> {
         let tree = Self::of(facts, tag)?;
@@ -127,7 +127,7 @@ impl Tree {
     }
 
     /// Makes the groups of one sandbox with its limits. Nothing is left behind on failure.
-    pub fn add(&self, id: &str, limits: &Limits, ids: IdRange) -> Result<Group, Error> {
+    pub fn add(&self, id: &str, limits: &Limits, ids: IdRange) -> Result<SandboxCgroup, Error> {
         let group = self.group(id, ids);
         let made = group.make(limits, self);
         if made.is_err() {
@@ -137,7 +137,7 @@ impl Tree {
     }
 
     /// Names the groups of a sandbox without making them.
-    pub fn group(&self, id: &str, ids: IdRange) -> Group {
+    pub fn group(&self, id: &str, ids: IdRange) -> SandboxCgroup {
         let at = |controller: &str| {
             let v1 = self.v1.iter().find(|(known, _)| known == controller);
             v1.map_or(&self.v2, |(_, path)| path).join(id)
@@ -145,7 +145,7 @@ impl Tree {
         let mut v1: Vec<PathBuf> = self.v1.iter().map(|(_, path)| path.join(id)).collect();
         v1.sort();
         v1.dedup();
-        Group {
+        SandboxCgroup {
             v1,
             v2: self.v2.join(id),
             memory: at("memory"),
@@ -205,8 +205,8 @@ impl Tree {
     }
 }
 
-impl Group {
-    fn make(&self, limits: &Limits, tree: &Tree) -> Result<(), Error> {
+impl SandboxCgroup {
+    fn make(&self, limits: &Limits, tree: &InstanceCgroup) -> Result<(), Error> {
         for path in self.v1.iter().chain([&self.v2]) {
             make(path)?;
         }
@@ -214,11 +214,11 @@ impl Group {
             write(&path, value)?;
         }
         // PID 1 clones execs into leaves: for that it must own the door of the common ancestor.
-        self.hand_over(&self.v2)
+        self.chown_to_sandbox(&self.v2)
     }
 
     /// Where limits are written, and what.
-    fn files<'a>(&self, limits: &'a Limits, tree: &Tree) -> Vec<(PathBuf, &'a str)> {
+    fn files<'a>(&self, limits: &'a Limits, tree: &InstanceCgroup) -> Vec<(PathBuf, &'a str)> {
         let id = self.v2.file_name().unwrap_or_default();
         let mut files = Vec::new();
         for (controller, of_v1) in &limits.v1 {
@@ -234,7 +234,7 @@ impl Group {
 
     /// Gets from some limits to others, or stays as it was. Memory that is in use and cannot be had back is
     /// told as `EBUSY`.
-    pub fn change(&self, from: &Limits, to: &Limits, tree: &Tree) -> Result<(), Error> {
+    pub fn change(&self, from: &Limits, to: &Limits, tree: &InstanceCgroup) -> Result<(), Error> {
         let (from, to) = (self.files(from, tree), self.files(to, tree));
         let changed = self.step(&from, &to);
         if changed.is_err() {
@@ -288,7 +288,7 @@ impl Group {
         Ok(())
     }
 
-    fn hand_over(&self, directory: &Path) -> Result<(), Error> {
+    fn chown_to_sandbox(&self, directory: &Path) -> Result<(), Error> {
         let door = directory.join("cgroup.procs");
         std::os::unix::fs::chown(&door, Some(self.owner), Some(self.owner))
             .step(|| format!("chown {}", door.display()))
@@ -312,7 +312,7 @@ impl Group {
     }
 
     /// It has processes.
-    pub fn is_inhabited(&self) -> bool {
+    pub fn is_populated(&self) -> bool {
         counter(&self.v2.join("cgroup.events"), "populated") != 0
     }
 
@@ -465,7 +465,7 @@ fn wait_empty(path: &Path) -> Result<(), Error> {
 
 /// Waits until something is so, which takes a moment.
 fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(), Error> {
-    if becomes_so(PATIENCE, is_so) {
+    if poll_until(PATIENCE, is_so) {
         return Ok(());
     }
     let busy = io::Error::from_raw_os_error(libc::EBUSY);
@@ -473,7 +473,7 @@ fn wait_until(what: impl Fn() -> String, is_so: impl Fn() -> bool) -> Result<(),
 }
 
 /// Whether something is so before long.
-fn becomes_so(patience: Duration, is_so: impl Fn() -> bool) -> bool {
+fn poll_until(patience: Duration, is_so: impl Fn() -> bool) -> bool {
     let begin = Instant::now();
     // A poll on the kernel's files wakes at most once in 10 ms, so they are read again and again: the less often the longer
     // it takes, for the reader may stand in the way of those it waits for.

@@ -15,7 +15,7 @@
 //! control socket and the streams of every exec, and hands them to the next server that connects. It
 //! ends when it has neither sandboxes nor a server. Without one it ends its sandboxes with its server.
 
-mod cradle;
+mod init_spawner;
 mod root;
 mod spawn;
 mod start;
@@ -27,9 +27,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::sys;
-use crate::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper};
+use crate::wire::{Channel, FromKeeper, Packet, ToKeeper, VersionRange};
 use crate::{Error, Step};
-use cradle::Cradle;
+use init_spawner::InitSpawner;
 pub(crate) use root::{NEW_ROOT, build_root};
 pub use start::{connect, is_gone, listen, start};
 
@@ -37,7 +37,7 @@ pub use start::{connect, is_gone, listen, start};
 pub const NAME: &str = "atoll-keeper";
 
 /// Becomes a keeper if this process was started as one. Call it first in `main`, before any thread.
-pub fn run_if_asked() {
+pub fn run_if_invoked() {
     if std::env::args_os().next().is_some_and(|name| name == NAME) {
         let code = match run() {
             Ok(()) => 0,
@@ -53,17 +53,17 @@ struct Keeper {
     /// Where the next server knocks; without it there is no next one.
     listener: Option<OwnedFd>,
     /// The living sandboxes, by the pid of their PID 1.
-    sandboxes: BTreeMap<i32, Kept>,
+    sandboxes: BTreeMap<i32, HeldSandbox>,
     /// Those that ended while there was no server, with what their execs still had to say.
-    dead: Vec<(Kept, i32)>,
+    dead: Vec<(HeldSandbox, i32)>,
     /// The instance's locks: it is alive as long as we are.
     held: Vec<OwnedFd>,
     /// Where the next PID 1 comes from.
-    cradle: Cradle,
+    cradle: InitSpawner,
 }
 
 /// What is kept of a sandbox for the next server.
-struct Kept {
+struct HeldSandbox {
     token: u32,
     name: String,
     /// The server's end of its control socket.
@@ -72,7 +72,7 @@ struct Kept {
     execs: BTreeMap<u32, Vec<OwnedFd>>,
 }
 
-impl Kept {
+impl HeldSandbox {
     fn tell(&self, server: &Channel<FromKeeper, ToKeeper>, pid: i32) -> io::Result<()> {
         let (token, name) = (self.token, self.name.clone());
         let sandbox = FromKeeper::Sandbox { token, name, pid };
@@ -88,7 +88,7 @@ impl Kept {
 fn run() -> Result<(), Error> {
     // The umask of the server's caller must not apply to files that processes of a sandbox create before they set their own.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    let cradle = Cradle::new().step(|| "reserve descriptors".into())?;
+    let cradle = InitSpawner::new().step(|| "reserve descriptors".into())?;
     // Our server's socket is our standard input, the listening one our standard output.
     let take = |stream: BorrowedFd<'_>| {
         let taken = stream.try_clone_to_owned();
@@ -100,10 +100,10 @@ fn run() -> Result<(), Error> {
     let _ = rustix::process::setsid();
     sys::set_name(c"atoll-keeper");
     // Whoever started us may run before others; sandboxes do not. PID 1 is as quick as we are.
-    sys::be_quick();
-    sys::put_session_first();
+    sys::set_init_scheduling();
+    sys::raise_autogroup_priority();
     build_root()?;
-    let _ = sys::respect_quotas();
+    let _ = sys::drop_cap_sys_resource();
     sys::prctl(libc::PR_SET_DUMPABLE, 0).step(|| "be not dumpable".into())?;
     // User namespaces are made under the sandbox's own outside id, so that what the kernel counts
     // per user it counts per sandbox; changing ids must not cost us our capabilities.
@@ -118,7 +118,7 @@ fn run() -> Result<(), Error> {
         cradle,
     };
     while keeper.is_needed() {
-        keeper.turn(&signals)?;
+        keeper.poll_once(&signals)?;
     }
     for pid in keeper.sandboxes.keys() {
         let _ = sys::kill(*pid, libc::SIGKILL);
@@ -134,7 +134,7 @@ impl Keeper {
     }
 
     /// Waits for something to happen and sees to it.
-    fn turn(&mut self, signals: &OwnedFd) -> Result<(), Error> {
+    fn poll_once(&mut self, signals: &OwnedFd) -> Result<(), Error> {
         let mut ready = vec![PollFd::new(signals, PollFlags::IN)];
         let server = self.server.as_ref().map(|server| {
             ready.push(PollFd::new(server, PollFlags::IN));
@@ -160,20 +160,20 @@ impl Keeper {
             self.cradle.settle();
         }
         if died {
-            self.bury(signals);
+            self.reap_children(signals);
         }
         if spoken && !self.listen() {
             self.server = None;
         }
         if knocked {
-            self.welcome();
+            self.accept_server();
         }
         Ok(())
     }
 
     /// Takes the next server in place of the last. Only root can reach the socket, and only one server
     /// at a time has the lock of the data directory.
-    fn welcome(&mut self) {
+    fn accept_server(&mut self) {
         let Some(listener) = &self.listener else {
             return;
         };
@@ -201,7 +201,7 @@ impl Keeper {
         match message {
             ToKeeper::Hello { .. } => {
                 self.held.extend(descriptors);
-                return self.tell_all().is_ok();
+                return self.send_inventory().is_ok();
             }
             ToKeeper::Spawn {
                 token,
@@ -239,12 +239,12 @@ impl Keeper {
     }
 
     /// Tells a server that has just come of everything there is.
-    fn tell_all(&self) -> io::Result<()> {
+    fn send_inventory(&self) -> io::Result<()> {
         let Some(server) = &self.server else {
             return Ok(());
         };
         let held: Vec<_> = self.held.iter().map(AsFd::as_fd).collect();
-        server.send(&FromKeeper::Hello(Spoken::ours()), &held)?;
+        server.send(&FromKeeper::Hello(VersionRange::ours()), &held)?;
         for (&pid, kept) in &self.sandboxes {
             kept.tell(server, pid)?;
         }
@@ -263,7 +263,7 @@ impl Keeper {
         }
     }
 
-    fn bury(&mut self, signals: &OwnedFd) {
+    fn reap_children(&mut self, signals: &OwnedFd) {
         let mut discard = [0; 1024];
         while rustix::io::read(signals, &mut discard).is_ok_and(|read| read > 0) {}
         while let Some((pid, status)) = sys::reap() {

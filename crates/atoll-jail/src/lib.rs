@@ -19,9 +19,9 @@ pub mod cgroup;
 pub mod claims;
 pub mod facts;
 pub mod ids;
-pub mod image;
 mod inside;
 pub mod keeper;
+pub mod loop_image;
 pub mod netns;
 pub mod pipes;
 pub mod plan;
@@ -31,7 +31,9 @@ mod sys;
 pub mod terminal;
 pub mod wire;
 
-pub use sys::{go_before_others, go_first, put_session_first, respect_quotas};
+pub use sys::{
+    drop_cap_sys_resource, raise_autogroup_priority, raise_thread_priority, set_fifo_scheduling,
+};
 
 use std::io;
 

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::facts::Facts;
-use crate::seccomp::{self, Policy};
+use crate::seccomp::{self, SyscallPolicy};
 use crate::wire::{Boot, User};
 pub use mounts::in_memory;
 use mounts::mounts;
@@ -73,7 +73,7 @@ pub struct Plan {
     /// How the root's layers are given to the kernel.
     pub layers: Layers,
     /// The system call policy; `None` for none.
-    pub policy: Option<Policy>,
+    pub policy: Option<SyscallPolicy>,
     /// What PID 1 does. Its filters are filled in from the policy by [`Plan::boot`].
     pub inside: Boot,
 }
@@ -107,7 +107,7 @@ pub const CAPABILITIES: [(&str, u8); 12] = [
 /// Decides how a sandbox is made on this host.
 pub fn plan(spec: &Spec, facts: &Facts) -> Result<Plan, Error> {
     require(facts)?;
-    let mut policy = Policy::standard();
+    let mut policy = SyscallPolicy::standard();
     if spec.nested_user_namespaces {
         policy.allow_user_namespaces();
     }
@@ -164,8 +164,8 @@ impl Plan {
 }
 
 /// A policy's filter. Nearly all sandboxes have the same one, so the last is remembered.
-fn compiled(policy: &Policy) -> Vec<u8> {
-    static LAST: Mutex<Option<(Policy, Vec<u8>)>> = Mutex::new(None);
+fn compiled(policy: &SyscallPolicy) -> Vec<u8> {
+    static LAST: Mutex<Option<(SyscallPolicy, Vec<u8>)>> = Mutex::new(None);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((known, filter)) = &*last
         && known == policy

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! table ─┐
-//!        ├─> Policy ─> compile ─> program ─ message ─> PID 1: for_init, install   (once, inherited by all)
+//!        ├─> SyscallPolicy ─> compile ─> program ─ message ─> PID 1: for_init, install   (once, inherited by all)
 //! rules ─┘
 //! ```
 //!
@@ -25,14 +25,14 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use self::program::{Instruction, from_bytes, install, to_bytes};
-use self::rule::Rule;
+use self::rule::SyscallRule;
 use self::table::{Call, TABLE};
 
 /// What each system call may do in a sandbox.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Policy {
+pub struct SyscallPolicy {
     /// By number. The numbers that are not here answer `ENOSYS`.
-    rules: BTreeMap<u32, Rule>,
+    rules: BTreeMap<u32, SyscallRule>,
 }
 
 /// What `bwrap` and other makers of sandboxes need: the namespaces and the mounts in them.
@@ -56,14 +56,14 @@ const NESTING: &[&str] = &[
     "unshare",
 ];
 
-impl Policy {
+impl SyscallPolicy {
     /// The policy of a sandbox whose template asks for nothing special.
-    pub fn standard() -> Policy {
+    pub fn standard() -> SyscallPolicy {
         let rules = TABLE
             .iter()
             .flat_map(|(rule, calls)| calls.iter().map(|call| (call.number, *rule)))
             .collect();
-        Policy { rules }
+        SyscallPolicy { rules }
     }
 
     /// A template's wish: sandboxes within the sandbox. It opens much of the kernel that only a root in a namespace of
@@ -80,7 +80,7 @@ impl Policy {
         let Some(call) = calls().find(|call| call.name == name) else {
             return false;
         };
-        self.rules.insert(call.number, Rule::ALLOW);
+        self.rules.insert(call.number, SyscallRule::ALLOW);
         true
     }
 
@@ -104,12 +104,12 @@ impl Policy {
 }
 
 /// What PID 1 passes in the third and fourth argument register of `clone3`.
-pub(crate) type Password = [u64; 2];
+pub(crate) type Clone3Cookie = [u64; 2];
 
 /// The filter with a way for PID 1 alone: `clone3` passes for who knows the password. Nobody can look into PID 1 or its
 /// helpers, and a filter is shown to nobody inside.
-pub(crate) fn for_init(filter: &[Instruction], password: &Password) -> Vec<Instruction> {
-    program::with_password(filter, libc::SYS_clone3 as u32, password)
+pub(crate) fn for_init(filter: &[Instruction], password: &Clone3Cookie) -> Vec<Instruction> {
+    program::with_cookie(filter, libc::SYS_clone3 as u32, password)
 }
 
 /// The name of a system call of this architecture.

@@ -8,13 +8,13 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::seccomp::Password;
+use crate::seccomp::Clone3Cookie;
 
-pub use capabilities::respect_quotas;
+pub use capabilities::drop_cap_sys_resource;
 pub(crate) use capabilities::set_capabilities;
 pub(crate) use packets::send_packets;
-pub(crate) use schedule::{be_ordinary, be_quick, set_processors};
-pub use schedule::{go_before_others, go_first, put_session_first};
+pub use schedule::{raise_autogroup_priority, raise_thread_priority, set_fifo_scheduling};
+pub(crate) use schedule::{set_init_scheduling, set_processors, set_program_scheduling};
 
 /// Turns a raw return value into a result.
 fn check(result: libc::c_long) -> io::Result<libc::c_long> {
@@ -89,7 +89,7 @@ pub(crate) unsafe fn fork() -> io::Result<Cloned> {
 /// it took would never be given back. It does not unwind.
 pub(crate) unsafe fn clone_shared<F: FnMut()>(
     cgroup: Option<BorrowedFd<'_>>,
-    password: &Password,
+    password: &Clone3Cookie,
     work: &mut F,
 ) -> io::Result<i32> {
     extern "C" fn child<F: FnMut()>(work: *mut libc::c_void) -> ! {

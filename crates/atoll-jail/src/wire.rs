@@ -24,14 +24,14 @@ mod watch;
 mod tests;
 
 pub use boot::{Boot, Mount, Size, Source, User};
-pub use codec::{Decode, Encode, Malformed};
-pub use describe::{Attributes, Described, Target};
-pub use files::{Authority, FileCall, FileWork};
-pub use helper::{Entry, Failure, Found, FromHelper, LeftOut, ToHelper};
+pub use codec::{Decode, DecodeError, Encode};
+pub use describe::{Attributes, FileDetails, Target};
+pub use files::{Authority, FileCall, FileOp};
+pub use helper::{Entry, Failure, FromHelper, SearchHit, SkippedEntry, ToHelper};
 pub use init::{Exec, FromInit, Part, Streams, ToInit};
 pub use keeper::{FromKeeper, ToKeeper};
 pub use socket::{Channel, Packet, pair};
-pub use watch::Change;
+pub use watch::WatchChange;
 
 pub(crate) use codec::wire;
 
@@ -42,7 +42,7 @@ pub const OLDEST: u32 = 5;
 
 /// The versions that somebody speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spoken {
+pub struct VersionRange {
     /// The newest, its own.
     pub version: u32,
     /// The oldest.
@@ -65,7 +65,7 @@ static STAMP: Stamp = Stamp {
     oldest: OLDEST,
 };
 
-impl Spoken {
+impl VersionRange {
     /// The versions that this build speaks.
     pub fn ours() -> Self {
         // The compiler must not replace the read by the numbers that it knows.
@@ -77,22 +77,22 @@ impl Spoken {
     }
 
     /// We have a version in common.
-    pub fn is_understood(self) -> bool {
+    pub fn is_compatible(self) -> bool {
         let ours = Self::ours();
         self.version >= ours.oldest && self.oldest <= ours.version
     }
 }
 
-impl Encode for Spoken {
+impl Encode for VersionRange {
     fn encode(&self, out: &mut Vec<u8>) {
         self.version.encode(out);
         self.oldest.encode(out);
     }
 }
 
-impl Decode for Spoken {
+impl Decode for VersionRange {
     /// Version 5 said its own alone; later ones may say more than we know of.
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         let version = u32::decode(input)?;
         let oldest = if input.is_empty() {
             version

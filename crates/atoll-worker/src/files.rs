@@ -14,7 +14,7 @@ mod writer;
 
 use std::sync::Arc;
 
-use atoll_jail::wire::{self, FileWork, FromHelper};
+use atoll_jail::wire::{self, FileOp, FromHelper};
 use atoll_model::{Attributes, Caller, Described, Entry, Error, WriteOptions};
 
 use crate::sandbox::Sandbox;
@@ -48,7 +48,7 @@ pub(crate) async fn read(
     offset: u64,
     length: Option<u64>,
 ) -> Result<FileReader, Error> {
-    let work = FileWork::Read {
+    let work = FileOp::Read {
         path: check_path(path)?,
         offset,
         length,
@@ -67,7 +67,7 @@ pub(crate) async fn write(
         in_place,
         parents,
     } = options;
-    let work = FileWork::Write {
+    let work = FileOp::Write {
         path: check_path(path)?,
         mode,
         in_place,
@@ -83,7 +83,7 @@ pub(crate) async fn write_with_attributes(
     attributes: Attributes,
 ) -> Result<FileWriter, Error> {
     let values = attributes.values.into_iter();
-    let work = FileWork::Put {
+    let work = FileOp::Put {
         path: check_path(path)?,
         attributes: wire::Attributes {
             prefix: attributes.prefix.into(),
@@ -102,7 +102,7 @@ pub(crate) async fn describe(
     (path, depth, limit): (&[u8], u32, u32),
     prefix: &str,
 ) -> Result<(Vec<Described>, bool), Error> {
-    let work = FileWork::Describe {
+    let work = FileOp::Describe {
         path: check_path(path)?,
         depth,
         limit,
@@ -120,7 +120,7 @@ pub(crate) async fn describe(
 pub(crate) async fn call(
     sandbox: Arc<Sandbox>,
     caller: &Caller,
-    work: FileWork,
+    work: FileOp,
     max: usize,
 ) -> Result<(Vec<Entry>, bool), Error> {
     for path in paths(&work) {
@@ -132,22 +132,22 @@ pub(crate) async fn call(
         .await
 }
 
-fn paths(work: &FileWork) -> Vec<&Vec<u8>> {
+fn paths(work: &FileOp) -> Vec<&Vec<u8>> {
     match work {
-        FileWork::Read { path, .. }
-        | FileWork::Write { path, .. }
-        | FileWork::Stat { path, .. }
-        | FileWork::List { path, .. }
-        | FileWork::Mkdir { path, .. }
-        | FileWork::Remove { path, .. }
-        | FileWork::Chmod { path, .. }
-        | FileWork::Watch { path, .. }
-        | FileWork::Pack { path }
-        | FileWork::Unpack { path }
-        | FileWork::Search { path, .. }
-        | FileWork::Describe { path, .. }
-        | FileWork::Put { path, .. }
-        | FileWork::Chown { path, .. } => vec![path],
-        FileWork::Rename { from, to, .. } | FileWork::Copy { from, to, .. } => vec![from, to],
+        FileOp::Read { path, .. }
+        | FileOp::Write { path, .. }
+        | FileOp::Stat { path, .. }
+        | FileOp::List { path, .. }
+        | FileOp::Mkdir { path, .. }
+        | FileOp::Remove { path, .. }
+        | FileOp::Chmod { path, .. }
+        | FileOp::Watch { path, .. }
+        | FileOp::Pack { path }
+        | FileOp::Unpack { path }
+        | FileOp::Search { path, .. }
+        | FileOp::Describe { path, .. }
+        | FileOp::Put { path, .. }
+        | FileOp::Chown { path, .. } => vec![path],
+        FileOp::Rename { from, to, .. } | FileOp::Copy { from, to, .. } => vec![from, to],
     }
 }

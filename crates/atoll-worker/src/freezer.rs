@@ -34,7 +34,7 @@ impl Freezer {
         let (jobs, todo) = mpsc::channel::<Job>();
         let work = move || {
             // Without the privilege the thread is slower and still correct.
-            atoll_jail::go_first();
+            atoll_jail::set_fifo_scheduling();
             for job in todo {
                 job();
             }

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use atoll_jail::cgroup::Tree;
+use atoll_jail::cgroup::InstanceCgroup;
 use atoll_jail::facts::Facts;
 use atoll_jail::ids::Ranges;
 use atoll_model::{Code, Error, SandboxId};
@@ -42,7 +42,7 @@ pub struct Instance {
     /// Its claims of uid ranges.
     pub(crate) ranges: Ranges,
     /// Parent of its sandboxes' control groups.
-    pub(crate) cgroups: Tree,
+    pub(crate) cgroups: InstanceCgroup,
     /// Storage of its sandboxes' files.
     pub(crate) disk: Box<dyn Disk>,
     /// Lock of the data directory of a persistent instance; `None` for an ephemeral one.
@@ -64,7 +64,7 @@ impl Instance {
         }
         set_topdir_hint(&directory.join("sandboxes"));
         let ranges = Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?;
-        let cgroups = Tree::create(facts, &tag, sandbox_memory(facts.memory))
+        let cgroups = InstanceCgroup::create(facts, &tag, sandbox_memory(facts.memory))
             .map_err(|error| jail(&error))?;
         let disk = match storage::open(storage, &directory, facts) {
             Ok(disk) => disk,
@@ -114,11 +114,11 @@ impl Instance {
             Ranges::take_over(claims)
         } else {
             // Without a keeper no sandbox lives; only empty control groups may be left.
-            let leftover = Tree::of(facts, &tag).and_then(|tree| tree.destroy());
+            let leftover = InstanceCgroup::of(facts, &tag).and_then(|tree| tree.destroy());
             leftover.map_err(|error| jail(&error))?;
             Ranges::open(&Path::new(SHARED).join("ids")).map_err(|error| jail(&error))?
         };
-        let cgroups = Tree::create(facts, &tag, sandbox_memory(facts.memory))
+        let cgroups = InstanceCgroup::create(facts, &tag, sandbox_memory(facts.memory))
             .map_err(|error| jail(&error))?;
         Ok(Self {
             tag,
@@ -221,7 +221,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn dismantle(tag: &str, directory: &Path, cgroups: &Tree) -> Result<(), Error> {
+fn dismantle(tag: &str, directory: &Path, cgroups: &InstanceCgroup) -> Result<(), Error> {
     cgroups.destroy().map_err(|error| jail(&error))?;
     storage::dismantle(directory)?;
     remove_directory(directory)?;

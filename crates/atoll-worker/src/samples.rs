@@ -8,7 +8,7 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Stopwatch};
 
 use crate::LocalRuntime;
@@ -145,7 +145,7 @@ impl StoredSample {
     }
 
     /// Reads the current usage.
-    fn read(group: &Group, disk: Option<NonZeroU32>) -> Self {
+    fn read(group: &SandboxCgroup, disk: Option<NonZeroU32>) -> Self {
         let usage = group.usage();
         let cache = group.cache().min(usage.memory);
         Self {

@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 use atoll_jail::plan::IdRange;
 use atoll_jail::wire::ToInit;
 use atoll_model::{Code, Error, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Transition};
@@ -49,7 +49,7 @@ pub(crate) struct Sandbox {
     /// Running, paused or stopping.
     pub(crate) state: watch::Sender<SandboxState>,
     pub(crate) init: InitChannel,
-    pub(crate) group: Group,
+    pub(crate) group: SandboxCgroup,
     /// Wait status of PID 1, set once PID 1 and all its descendants are gone.
     pub(crate) exit_status: watch::Receiver<Option<i32>>,
     /// Host pid of PID 1.
@@ -101,7 +101,7 @@ struct Parts {
     record: Record,
     environment: Arc<Variables>,
     init: InitChannel,
-    group: Group,
+    group: SandboxCgroup,
     process: InitProcess,
     keeper: Arc<Keeper>,
     execs: ExecTable,
@@ -177,7 +177,7 @@ impl Sandbox {
             return Ok(FreezeStep::Done(()));
         }
         let done = if next == SandboxState::Paused {
-            self.group.begin_to_freeze()
+            self.group.request_freeze()
         } else {
             self.group.thaw().map(|()| true)
         };
@@ -186,7 +186,7 @@ impl Sandbox {
         }
         let sandbox = Arc::clone(self);
         Ok(FreezeStep::Continue(Box::new(move || {
-            let frozen = sandbox.group.come_to_a_halt();
+            let frozen = sandbox.group.wait_frozen();
             frozen.map_err(|error| jail(&error))?;
             sandbox.set_state(next)
         })))

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Weak;
 use std::time::Duration;
 
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 use atoll_jail::ids::Ranges;
 use atoll_jail::plan::IdRange;
 use atoll_model::SandboxId;
@@ -39,7 +39,7 @@ pub(crate) struct Item {
 /// Processes of a sandbox that was never acknowledged to a caller.
 #[derive(Debug)]
 pub(crate) struct LeftoverProcesses {
-    pub(crate) group: Group,
+    pub(crate) group: SandboxCgroup,
     /// Claimed until the processes are gone.
     pub(crate) ids: IdRange,
 }

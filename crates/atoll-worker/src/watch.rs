@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use atoll_jail::wire::{Change, FileWork, FromHelper, ToHelper};
+use atoll_jail::wire::{FileOp, FromHelper, ToHelper, WatchChange};
 use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -48,7 +48,7 @@ pub(crate) async fn watch(
     path: &[u8],
     options: WatchOptions,
 ) -> Result<Watch, Error> {
-    let work = FileWork::Watch {
+    let work = FileOp::Watch {
         path: check_path(path)?,
         recursive: options.recursive,
         limit: options.directories.clamp(1, MAX_DIRECTORIES),
@@ -175,16 +175,16 @@ fn length(event: &WatchEvent) -> usize {
     }
 }
 
-fn event(change: Change) -> WatchEvent {
+fn event(change: WatchChange) -> WatchEvent {
     match change {
-        Change::Create { path, directory } => WatchEvent::Create { path, directory },
-        Change::Write { path } => WatchEvent::Write { path },
-        Change::Remove { path } => WatchEvent::Remove { path, away: false },
-        Change::Away { path } => WatchEvent::Remove { path, away: true },
-        Change::Rename { from, to } => WatchEvent::Rename { from, to },
-        Change::Chmod { path } => WatchEvent::Chmod { path },
-        Change::Overflow => WatchEvent::Overflow,
-        Change::Limit => WatchEvent::Limit,
-        Change::End => WatchEvent::End,
+        WatchChange::Create { path, directory } => WatchEvent::Create { path, directory },
+        WatchChange::Write { path } => WatchEvent::Write { path },
+        WatchChange::Remove { path } => WatchEvent::Remove { path, away: false },
+        WatchChange::Away { path } => WatchEvent::Remove { path, away: true },
+        WatchChange::Rename { from, to } => WatchEvent::Rename { from, to },
+        WatchChange::Chmod { path } => WatchEvent::Chmod { path },
+        WatchChange::Overflow => WatchEvent::Overflow,
+        WatchChange::Limit => WatchEvent::Limit,
+        WatchChange::End => WatchEvent::End,
     }
 }

@@ -4,38 +4,38 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Group, becomes_so, number_after, wait_until, write};
+use super::{SandboxCgroup, number_after, poll_until, wait_until, write};
 use crate::Error;
 
 /// How long most take to stand still, also where others use all processors.
-const MOMENT: Duration = Duration::from_millis(20);
+const FREEZE_GRACE: Duration = Duration::from_millis(20);
 
-impl Group {
+impl SandboxCgroup {
     /// Lets every process of the sandbox stand still; returns when they do. If one does not in time, all go on.
     pub fn freeze(&self) -> Result<(), Error> {
-        if self.begin_to_freeze()? {
+        if self.request_freeze()? {
             return Ok(());
         }
-        self.come_to_a_halt()
+        self.wait_frozen()
     }
 
     /// Lets every process of the sandbox stand still; whether they do after a moment.
-    pub fn begin_to_freeze(&self) -> Result<bool, Error> {
+    pub fn request_freeze(&self) -> Result<bool, Error> {
         write(&self.v2.join("cgroup.freeze"), "1")?;
-        Ok(becomes_so(MOMENT, || self.stands_still()))
+        Ok(poll_until(FREEZE_GRACE, || self.is_fully_frozen()))
     }
 
     /// Waits until they do. If one does not in time, all go on.
-    pub fn come_to_a_halt(&self) -> Result<(), Error> {
+    pub fn wait_frozen(&self) -> Result<(), Error> {
         let what = || format!("wait until {} stands still", self.v2.display());
-        wait_until(what, || self.stands_still()).inspect_err(|_| {
+        wait_until(what, || self.is_fully_frozen()).inspect_err(|_| {
             let _ = self.thaw();
         })
     }
 
     /// No process is on its way any more. Of a group that has processes and groups below it the kernel says that it
     /// is frozen as soon as the ones or the others are, so both are asked.
-    fn stands_still(&self) -> bool {
+    fn is_fully_frozen(&self) -> bool {
         let frozen = |path: &Path| match fs::read_to_string(path.join("cgroup.events")) {
             Ok(events) => number_after(&events, "frozen") == 1,
             // An exec that ended meanwhile.
@@ -46,13 +46,13 @@ impl Group {
             && below
                 .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
                 .all(|entry| frozen(&entry.path()))
-            && !self.has_moving()
+            && !self.has_unfrozen()
     }
 
     /// A process of the group itself, PID 1 or a helper, has not come to its halt: one that is to be frozen was woken
     /// by that, and sleeps again only when it is. PID 1 waits for a program that begins as others wait for a disk, and does
     /// nothing else in that state.
-    fn has_moving(&self) -> bool {
+    fn has_unfrozen(&self) -> bool {
         let own = fs::read_to_string(self.v2.join("cgroup.procs")).unwrap_or_default();
         own.lines().any(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

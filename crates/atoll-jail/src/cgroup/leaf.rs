@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 
-use super::{Group, make, number_after, open};
+use super::{SandboxCgroup, make, number_after, open};
 use crate::Error;
 
 /// A directory of cgroup2 that holds one exec.
@@ -52,7 +52,7 @@ pub enum End {
     Spare(Leaf),
 }
 
-impl Group {
+impl SandboxCgroup {
     /// The directory of an exec that somebody else began; of one that has ended it is another's by now.
     pub fn named_leaf(&self, name: &str, ended: bool) -> Leaf {
         let state = if ended { Use::GivenUp } else { Use::Own };
@@ -67,7 +67,7 @@ impl Group {
     pub fn leaf(&self, name: &str) -> Result<Leaf, Error> {
         let path = self.v2.join(name);
         make(&path)?;
-        self.hand_over(&path)?;
+        self.chown_to_sandbox(&path)?;
         let directory = Directory::new(open(&path)?);
         Ok(Leaf::new(path, Arc::new(directory)))
     }

@@ -19,7 +19,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::users::{self, Identity, Known};
-use crate::seccomp::Password;
+use crate::seccomp::Clone3Cookie;
 use crate::sys::{self, Words};
 use crate::wire::{Boot, Exec, Part, Streams};
 
@@ -46,11 +46,11 @@ pub(super) struct Launcher {
     /// Whom the last one ran as.
     known: Option<Known>,
     /// For `clone3`.
-    password: Password,
+    password: Clone3Cookie,
 }
 
 impl Launcher {
-    pub(super) fn new(oom_score: File, password: Password) -> io::Result<Self> {
+    pub(super) fn new(oom_score: File, password: Clone3Cookie) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Self {
             oom_score,
@@ -282,7 +282,7 @@ impl Launch<'_> {
     /// Tries each place as a shell does; the most telling reason why none had it.
     fn execute(&mut self) -> io::Error {
         let mut reason = io::Error::from_raw_os_error(libc::ENOENT);
-        sys::be_ordinary();
+        sys::set_program_scheduling();
         for place in self.places {
             let error = sys::execute(place, &self.argv, &self.environment);
             if error.raw_os_error() == Some(libc::ENOEXEC) {

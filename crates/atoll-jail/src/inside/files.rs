@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use super::users::{self, Identity};
 use crate::sys::{self, Cloned};
 use crate::wire::{
-    Authority, Boot, Channel, Entry, Failure, FileCall, FileWork, FromHelper, ToHelper,
+    Authority, Boot, Channel, Entry, Failure, FileCall, FileOp, FromHelper, ToHelper,
 };
 
 type Answer = Channel<FromHelper, ToHelper>;
@@ -202,14 +202,14 @@ fn work(
     };
     let caller = Caller { identity, owner };
     match &call.work {
-        FileWork::Read {
+        FileOp::Read {
             path,
             offset,
             length,
         } => {
             transfer::read(&caller.path(path), *offset, *length, answer, data)?;
         }
-        FileWork::Write {
+        FileOp::Write {
             path,
             mode,
             in_place,
@@ -221,7 +221,7 @@ fn work(
             }
             transfer::write(&caller, &path, *mode, *in_place, answer, data)?;
         }
-        FileWork::Stat { path, follow } => {
+        FileOp::Stat { path, follow } => {
             let path = caller.path(path);
             let found = if *follow {
                 fs::metadata(&path)
@@ -233,10 +233,10 @@ fn work(
                 vec![entry(&path, path.as_os_str(), &found.at(&path)?)],
             )?;
         }
-        FileWork::List { path, depth, limit } => {
+        FileOp::List { path, depth, limit } => {
             return list(&caller.path(path), *depth, *limit, answer);
         }
-        FileWork::Mkdir {
+        FileOp::Mkdir {
             path,
             parents,
             mode,
@@ -258,7 +258,7 @@ fn work(
             }
             caller.own(&path)?;
         }
-        FileWork::Remove { path, recursive } => {
+        FileOp::Remove { path, recursive } => {
             let path = caller.path(path);
             let directory = fs::symlink_metadata(&path).at(&path)?.is_dir();
             match (directory, recursive) {
@@ -268,7 +268,7 @@ fn work(
             }
             .at(&path)?;
         }
-        FileWork::Rename { from, to, replace } => {
+        FileOp::Rename { from, to, replace } => {
             let (from, to) = (caller.path(from), caller.path(to));
             let flags = if *replace {
                 rustix::fs::RenameFlags::empty()
@@ -280,17 +280,17 @@ fn work(
             rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &to, flags)
                 .at(&to)?;
         }
-        FileWork::Copy { from, to, replace } => {
+        FileOp::Copy { from, to, replace } => {
             copy::copy(&caller, &caller.path(from), &caller.path(to), *replace)?;
         }
-        FileWork::Watch {
+        FileOp::Watch {
             path,
             recursive,
             limit,
         } => watch::watch(&caller.path(path), *recursive, *limit, answer)?,
-        FileWork::Pack { path } => pack::pack(&caller.path(path), answer, data)?,
-        FileWork::Unpack { path } => unpack::unpack(&caller, &caller.path(path), answer, data)?,
-        FileWork::Search {
+        FileOp::Pack { path } => pack::pack(&caller.path(path), answer, data)?,
+        FileOp::Unpack { path } => unpack::unpack(&caller, &caller.path(path), answer, data)?,
+        FileOp::Search {
             path,
             name,
             text,
@@ -300,7 +300,7 @@ fn work(
             let wanted = search::Wanted { name, text, limit };
             return search::search(&caller.path(path), &wanted, answer);
         }
-        FileWork::Describe {
+        FileOp::Describe {
             path,
             depth,
             limit,
@@ -317,18 +317,18 @@ fn work(
                 depth => return describer.below(&path, *depth, *limit),
             }
         }
-        FileWork::Put { path, attributes } => {
+        FileOp::Put { path, attributes } => {
             let path = caller.path(path);
             if let Some(parent) = path.parent() {
                 caller.make_directories(parent)?;
             }
             transfer::put(&caller, &path, attributes, answer, data)?;
         }
-        FileWork::Chmod { path, mode } => {
+        FileOp::Chmod { path, mode } => {
             let path = caller.path(path);
             fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7777)).at(&path)?;
         }
-        FileWork::Chown { path, owner, group } => {
+        FileOp::Chown { path, owner, group } => {
             let path = caller.path(path);
             let unknown = |name: &str| Failed::new(Failure::User, Path::new(name));
             let uid = match owner.as_str() {

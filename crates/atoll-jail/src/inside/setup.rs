@@ -14,7 +14,7 @@ use super::Server;
 use super::views::Views;
 use crate::keeper::NEW_ROOT;
 use crate::rootfs::{clone_tree, new_mount_with};
-use crate::seccomp::Password;
+use crate::seccomp::Clone3Cookie;
 use crate::wire::{Boot, Fault, Mount, Packet, Source, ToInit};
 use crate::{Error, Step, seccomp, sys};
 
@@ -44,7 +44,7 @@ pub(super) struct Made {
     /// included.
     pub(super) oom_score: fs::File,
     /// For `clone3`.
-    pub(super) password: Password,
+    pub(super) password: Clone3Cookie,
     pub(super) views: Views,
 }
 
@@ -270,7 +270,7 @@ fn open_target(root: &OwnedFd, path: &str, create: Option<bool>) -> Result<Owned
 
 /// Gives up what the sandbox must not have. After this nothing privileged is left but what starting
 /// programs as other users of the sandbox needs.
-fn confine(boot: &Boot) -> Result<Password, Error> {
+fn confine(boot: &Boot) -> Result<Clone3Cookie, Error> {
     for capability in 0..64 {
         if boot.capabilities & (1 << capability) == 0 {
             match sys::prctl(libc::PR_CAPBSET_DROP, capability) {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{Keeper, Kept};
+use super::{HeldSandbox, Keeper};
 use crate::inside;
 use crate::sys;
 use crate::wire::{Channel, Fault};
@@ -34,12 +34,15 @@ impl Keeper {
         }
         let cgroup = cgroup.as_ref().map(AsFd::as_fd);
         // SAFETY: the keeper has one thread.
-        let cloned = unsafe { self.cradle.clone(namespaces, cgroup, control.as_fd(), live) };
+        let cloned = unsafe {
+            self.cradle
+                .clone(namespaces, cgroup, control.as_fd(), run_init)
+        };
         if users {
             sys::set_effective_uid(0).map_err(named("take our own id back"))?;
         }
         let pid = cloned.map_err(named("clone PID 1"))?;
-        let kept = Kept {
+        let kept = HeldSandbox {
             token,
             name,
             control: outside,
@@ -47,7 +50,7 @@ impl Keeper {
         };
         self.sandboxes.insert(pid, kept);
         let prepared = map(pid, ids, users).and_then(|namespace| {
-            let gone_on = self.cradle.let_go();
+            let gone_on = self.cradle.release();
             gone_on.map_err(named("let PID 1 go on"))?;
             Ok(namespace)
         });
@@ -59,7 +62,7 @@ impl Keeper {
 }
 
 /// PID 1, once its ids are mapped.
-fn live(control: OwnedFd) -> ! {
+fn run_init(control: OwnedFd) -> ! {
     sys::set_title(TITLE);
     sys::set_name(c"atoll-init");
     inside::init(Channel::new(control));

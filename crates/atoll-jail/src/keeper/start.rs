@@ -12,7 +12,7 @@ use rustix::fs::{CWD, MemfdFlags, SealFlags};
 
 use super::NAME;
 use crate::sys;
-use crate::wire::{Channel, FromKeeper, Spoken, ToKeeper};
+use crate::wire::{Channel, FromKeeper, ToKeeper, VersionRange};
 use crate::{Error, Step};
 
 /// How long a server waits for a keeper's next word while it takes over.
@@ -44,7 +44,7 @@ pub fn start(
         .current_dir("/")
         .spawn()
         .step(|| "start the keeper".into())?;
-    let version = Spoken::ours().version;
+    let version = VersionRange::ours().version;
     ours.send(&ToKeeper::Hello { version }, held)
         .step(|| "greet the keeper".into())?;
     Ok((ours, child))
@@ -84,7 +84,7 @@ pub fn connect(
         Err(error) => return Err(Error::step(step(), error)),
     }
     let channel = Channel::new(socket);
-    let version = Spoken::ours().version;
+    let version = VersionRange::ours().version;
     match channel.send(&ToKeeper::Hello { version }, &[]) {
         Ok(()) => Ok(Some(channel)),
         // It was on its way out.

@@ -2,7 +2,7 @@
 //!
 //! Each looks at exactly the bits that the kernel will act on. None looks behind a pointer.
 
-use super::rule::{Case, INT, Rule, Test, Value, Verdict};
+use super::rule::{Case, INT, SyscallRule, Test, Value, Verdict};
 
 const EPERM: Verdict = Verdict::Errno(libc::EPERM);
 
@@ -18,7 +18,7 @@ const ZERO: &[Value] = &[Value {
 
 /// `clone`: no new namespaces. The kernel takes the low half of the flags only. The low byte is the exit signal, so
 /// `CLONE_NEWTIME` cannot be asked for here; the bit is in the mask because no signal has it.
-pub(super) const CLONE: Rule = Rule {
+pub(super) const CLONE: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[Test {
             argument: 0,
@@ -45,7 +45,7 @@ const NEW_NAMESPACE: u64 = (libc::CLONE_NEWNS
 
 /// `unshare`: only what a thread shares with its process, by an allow-list over all 64 bits: unlike in `clone`, a
 /// flag that a later kernel invents is refused too.
-pub(super) const UNSHARE: Rule = Rule {
+pub(super) const UNSHARE: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[Test {
             argument: 0,
@@ -71,7 +71,7 @@ const OWN: u64 = (libc::CLONE_FILES
 /// `socket`: unix; plain TCP, UDP and ping (a further protocol such as SCTP would have the host load a module); routing
 /// netlink. What is refused is refused as by a kernel built without it: `sudo` and `passwd` go on without audit, Go
 /// without MPTCP, `ss` with /proc.
-pub(super) const SOCKET: Rule = Rule {
+pub(super) const SOCKET: SyscallRule = SyscallRule {
     cases: &[
         Case {
             tests: &[domain(values! { AF_UNIX })],
@@ -112,7 +112,7 @@ pub(super) const SOCKET: Rule = Rule {
 };
 
 /// `socketpair`: unix.
-pub(super) const SOCKETPAIR: Rule = Rule {
+pub(super) const SOCKETPAIR: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[domain(values! { AF_UNIX })],
         then: Verdict::Allow,
@@ -155,7 +155,7 @@ const fn protocol(any_of: &'static [Value]) -> Test {
 }
 
 /// `ioctl`: nothing that types into a terminal, takes the console's output or changes a line discipline.
-pub(super) const IOCTL: Rule = Rule {
+pub(super) const IOCTL: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[Test {
             argument: 1,
@@ -169,7 +169,7 @@ pub(super) const IOCTL: Rule = Rule {
 };
 
 /// `personality`: asking, and what `linux32` and `uname26` set; not `ADDR_NO_RANDOMIZE`.
-pub(super) const PERSONALITY: Rule = Rule {
+pub(super) const PERSONALITY: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[Test {
             argument: 0,
@@ -205,7 +205,7 @@ pub(super) const PERSONALITY: Rule = Rule {
 
 /// `prlimit64`: PID 1 keeps its limits. The kernel lets the sandbox's root lower them, and PID 1 could start no command any
 /// more, or would be killed.
-pub(super) const PRLIMIT: Rule = Rule {
+pub(super) const PRLIMIT: SyscallRule = SyscallRule {
     cases: &[
         Case {
             tests: &[Test {
@@ -237,7 +237,7 @@ pub(super) const PRLIMIT: Rule = Rule {
 
 /// `mknod`: no devices.
 #[cfg(target_arch = "x86_64")]
-pub(super) const MKNOD: Rule = Rule {
+pub(super) const MKNOD: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[file_type(1)],
         then: Verdict::Allow,
@@ -246,7 +246,7 @@ pub(super) const MKNOD: Rule = Rule {
 };
 
 /// `mknodat`: no devices.
-pub(super) const MKNODAT: Rule = Rule {
+pub(super) const MKNODAT: SyscallRule = SyscallRule {
     cases: &[Case {
         tests: &[file_type(2)],
         then: Verdict::Allow,

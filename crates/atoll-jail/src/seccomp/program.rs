@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use super::rule::{Rule, Test, Verdict};
+use super::rule::{SyscallRule, Test, Verdict};
 
 /// One instruction of a classic BPF program, laid out as the kernel's `sock_filter`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ const UNKNOWN: Verdict = Verdict::Errno(libc::ENOSYS);
 
 /// The filter for these rules; a number without one, and another ABI, answer `ENOSYS`. The x32 ABI needs no line of its
 /// own: its numbers have bit 30 set and are beyond all that have a rule.
-pub(super) fn compile(rules: &BTreeMap<u32, Rule>) -> Vec<Instruction> {
+pub(super) fn compile(rules: &BTreeMap<u32, SyscallRule>) -> Vec<Instruction> {
     let mut writer = Writer::default();
     let search = writer.search(&ranges(rules));
     writer.proceed(search);
@@ -62,7 +62,7 @@ pub(super) fn compile(rules: &BTreeMap<u32, Rule>) -> Vec<Instruction> {
 
 /// A filter in which one number also passes with these words in the argument registers from the third on, which the
 /// kernel does not look at where a call has two arguments.
-pub(super) fn with_password(
+pub(super) fn with_cookie(
     filter: &[Instruction],
     number: u32,
     password: &[u64; 2],
@@ -88,10 +88,10 @@ pub(super) fn with_password(
 }
 
 /// All numbers, as starts of ranges with one rule each.
-fn ranges(rules: &BTreeMap<u32, Rule>) -> Vec<(u32, Rule)> {
-    let unknown = Rule::always(UNKNOWN);
-    let mut ranges: Vec<(u32, Rule)> = Vec::new();
-    let mut add = |start, rule: Rule| {
+fn ranges(rules: &BTreeMap<u32, SyscallRule>) -> Vec<(u32, SyscallRule)> {
+    let unknown = SyscallRule::always(UNKNOWN);
+    let mut ranges: Vec<(u32, SyscallRule)> = Vec::new();
+    let mut add = |start, rule: SyscallRule| {
         if ranges.last().is_none_or(|(_, last)| *last != rule) {
             ranges.push((start, rule));
         }
@@ -182,7 +182,7 @@ impl Writer {
     }
 
     /// The number is loaded; `ranges` is not empty.
-    fn search(&mut self, ranges: &[(u32, Rule)]) -> Place {
+    fn search(&mut self, ranges: &[(u32, SyscallRule)]) -> Place {
         if let [(_, rule)] = ranges {
             return self.rule(rule);
         }
@@ -193,7 +193,7 @@ impl Writer {
         self.here()
     }
 
-    fn rule(&mut self, rule: &Rule) -> Place {
+    fn rule(&mut self, rule: &SyscallRule) -> Place {
         let mut start = self.answer(rule.otherwise);
         for case in rule.cases.iter().rev() {
             let mut passed = self.answer(case.then);

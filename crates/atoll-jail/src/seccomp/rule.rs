@@ -14,7 +14,7 @@ pub(super) enum Verdict {
 
 /// Cases are tried in order, the first whose tests all hold decides; none of them: `otherwise`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rule {
+pub(super) struct SyscallRule {
     pub(super) cases: &'static [Case],
     pub(super) otherwise: Verdict,
 }
@@ -52,18 +52,18 @@ pub(super) const INT: Value = Value {
     name: "",
 };
 
-impl Rule {
-    pub(super) const ALLOW: Rule = Rule::always(Verdict::Allow);
+impl SyscallRule {
+    pub(super) const ALLOW: SyscallRule = SyscallRule::always(Verdict::Allow);
 
-    pub(super) const fn always(verdict: Verdict) -> Rule {
-        Rule {
+    pub(super) const fn always(verdict: Verdict) -> SyscallRule {
+        SyscallRule {
             cases: &[],
             otherwise: verdict,
         }
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for SyscallRule {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for case in self.cases {
             for (index, test) in case.tests.iter().enumerate() {

@@ -5,7 +5,7 @@
 //! sandboxes have. To add a call, decide its group; the committed dump in `snapshots/` shows the change.
 
 use super::conditions::{CLONE, IOCTL, MKNODAT, PERSONALITY, PRLIMIT, SOCKET, SOCKETPAIR, UNSHARE};
-use super::rule::{Rule, Verdict};
+use super::rule::{SyscallRule, Verdict};
 
 /// A system call of this architecture.
 pub(super) struct Call {
@@ -26,14 +26,14 @@ macro_rules! numbered {
 }
 
 /// Refused as the kernel refuses who lacks the right.
-const FORBIDDEN: Rule = Rule::always(Verdict::Errno(libc::EPERM));
+const FORBIDDEN: SyscallRule = SyscallRule::always(Verdict::Errno(libc::EPERM));
 
 /// Refused as by a kernel that does not have it: dead, or new and with an older way that every caller falls back to.
-const ABSENT: Rule = Rule::always(Verdict::Errno(libc::ENOSYS));
+const ABSENT: SyscallRule = SyscallRule::always(Verdict::Errno(libc::ENOSYS));
 
-pub(super) const TABLE: &[(Rule, &[Call])] = &[
+pub(super) const TABLE: &[(SyscallRule, &[Call])] = &[
     (
-        Rule::ALLOW,
+        SyscallRule::ALLOW,
         known! {
             SYS_accept SYS_accept4 SYS_adjtimex SYS_bind SYS_brk SYS_capget SYS_capset SYS_chdir SYS_clock_adjtime
             SYS_clock_getres SYS_clock_gettime SYS_clock_nanosleep SYS_close SYS_connect SYS_copy_file_range SYS_dup
@@ -70,7 +70,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
         },
     ),
     (
-        Rule::ALLOW,
+        SyscallRule::ALLOW,
         numbered! {
             pidfd_send_signal = 424 pidfd_open = 434 close_range = 436 openat2 = 437 pidfd_getfd = 438
             faccessat2 = 439 process_madvise = 440 epoll_pwait2 = 441 landlock_create_ruleset = 444
@@ -139,7 +139,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
     // What x86-64 has beyond that.
     #[cfg(target_arch = "x86_64")]
     (
-        Rule::ALLOW,
+        SyscallRule::ALLOW,
         known! {
             SYS_access SYS_alarm SYS_arch_prctl SYS_chmod SYS_chown SYS_creat SYS_dup2 SYS_epoll_create SYS_epoll_wait
             SYS_eventfd SYS_fork SYS_futimesat SYS_getdents SYS_getpgrp SYS_getrlimit SYS_inotify_init SYS_lchown
@@ -151,7 +151,7 @@ pub(super) const TABLE: &[(Rule, &[Call])] = &[
     // uretprobe and uprobe are made by code that the host puts into a process it traces.
     #[cfg(target_arch = "x86_64")]
     (
-        Rule::ALLOW,
+        SyscallRule::ALLOW,
         numbered! { io_pgetevents = 333 uretprobe = 335 uprobe = 336 },
     ),
     #[cfg(target_arch = "x86_64")]

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::program::{self, Instruction, NATIVE, Writer, action};
-use super::rule::{Case, Rule, Test, Value, Verdict};
-use super::{Policy, calls, for_init, from_bytes, install, syscall_name, to_bytes};
+use super::rule::{Case, SyscallRule, Test, Value, Verdict};
+use super::{SyscallPolicy, calls, for_init, from_bytes, install, syscall_name, to_bytes};
 
 const I386: u32 = 0x4000_0003;
 const X32: u32 = 0x4000_0000;
@@ -67,7 +67,7 @@ fn run(program: &[Instruction], data: &Data) -> (u32, usize) {
 }
 
 /// What the rules say, without the compiler.
-fn evaluate(rules: &BTreeMap<u32, Rule>, data: &Data) -> u32 {
+fn evaluate(rules: &BTreeMap<u32, SyscallRule>, data: &Data) -> u32 {
     let Some(rule) = rules
         .get(&data.number)
         .filter(|_| data.architecture == NATIVE)
@@ -83,7 +83,7 @@ fn evaluate(rules: &BTreeMap<u32, Rule>, data: &Data) -> u32 {
 }
 
 /// Words at and around everything the rule mentions for this argument, with and without bits that the kernel cuts off.
-fn probes(rule: &Rule, argument: u8) -> Vec<u64> {
+fn probes(rule: &SyscallRule, argument: u8) -> Vec<u64> {
     let mut words = BTreeSet::from([0]);
     for test in rule
         .cases
@@ -112,7 +112,7 @@ fn probes(rule: &Rule, argument: u8) -> Vec<u64> {
 }
 
 /// The compiled program and the rules agree on every number, and on all probes of the numbers with conditions.
-fn check(rules: &BTreeMap<u32, Rule>, numbers: impl IntoIterator<Item = u32>) {
+fn check(rules: &BTreeMap<u32, SyscallRule>, numbers: impl IntoIterator<Item = u32>) {
     let program = program::compile(rules);
     let agree = |data: Data| {
         assert_eq!(
@@ -148,7 +148,7 @@ fn all_numbers() -> impl Iterator<Item = u32> {
         .chain([u32::MAX, u32::MAX - 1, 1 << 31])
 }
 
-fn verdict(policy: &Policy, name: &str, arguments: &[u64]) -> String {
+fn verdict(policy: &SyscallPolicy, name: &str, arguments: &[u64]) -> String {
     let number = calls()
         .find(|call| call.name == name)
         .expect("known call")
@@ -163,19 +163,19 @@ fn verdict(policy: &Policy, name: &str, arguments: &[u64]) -> String {
 
 #[test]
 fn program_says_what_the_standard_policy_says() {
-    check(&Policy::standard().rules, all_numbers());
+    check(&SyscallPolicy::standard().rules, all_numbers());
 }
 
 #[test]
 fn program_says_what_the_nesting_policy_says() {
-    let mut policy = Policy::standard();
+    let mut policy = SyscallPolicy::standard();
     policy.allow_user_namespaces();
     check(&policy.rules, all_numbers());
 }
 
 #[test]
 fn foreign_abis_and_unknown_numbers_answer_enosys() {
-    let program = Policy::standard().compile();
+    let program = SyscallPolicy::standard().compile();
     for number in all_numbers() {
         let foreign = Data {
             number,
@@ -195,7 +195,7 @@ fn foreign_abis_and_unknown_numbers_answer_enosys() {
 
 #[test]
 fn the_password_lets_clone3_pass_and_nothing_else() {
-    let policy = Policy::standard().compile();
+    let policy = SyscallPolicy::standard().compile();
     let password = [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210];
     let filter = for_init(&policy, &password);
     let clone3 = libc::SYS_clone3 as u32;
@@ -259,14 +259,14 @@ fn written_numbers_are_those_of_libc() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn standard_policy_is_the_committed_one() {
-    insta::assert_snapshot!(Policy::standard().lines().join("\n"));
+    insta::assert_snapshot!(SyscallPolicy::standard().lines().join("\n"));
 }
 
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn nesting_changes_only_these_lines() {
-    let standard = Policy::standard().lines();
-    let mut policy = Policy::standard();
+    let standard = SyscallPolicy::standard().lines();
+    let mut policy = SyscallPolicy::standard();
     policy.allow_user_namespaces();
     let changed: Vec<_> = policy
         .lines()
@@ -278,7 +278,7 @@ fn nesting_changes_only_these_lines() {
 
 #[test]
 fn conditions_cannot_be_passed_by_bits_the_kernel_cuts_off() {
-    let policy = Policy::standard();
+    let policy = SyscallPolicy::standard();
     let high = 0xdead_0000_0000_0000u64;
     let cases: &[(&str, &[u64], &str)] = &[
         (
@@ -328,7 +328,7 @@ fn conditions_cannot_be_passed_by_bits_the_kernel_cuts_off() {
 
 #[test]
 fn lifting_a_call_lifts_its_conditions_and_nothing_else() {
-    let standard = Policy::standard();
+    let standard = SyscallPolicy::standard();
     let mut policy = standard.clone();
     assert!(policy.allow("socket") && policy.allow("ioctl") && policy.allow("bpf"));
     assert!(!policy.allow("no_such_call"));
@@ -350,7 +350,7 @@ fn lifting_a_call_lifts_its_conditions_and_nothing_else() {
 
 #[test]
 fn search_is_short_and_the_program_small() {
-    let program = Policy::standard().compile();
+    let program = SyscallPolicy::standard().compile();
     assert!(program.len() < 300, "{} instructions", program.len());
     let slowest = (0..500)
         .map(|number| run(&program, &Data::native(number, [0; 6])).1)
@@ -360,7 +360,7 @@ fn search_is_short_and_the_program_small() {
 
 #[test]
 fn bytes_come_back_as_the_program_or_not_at_all() {
-    let program = Policy::standard().compile();
+    let program = SyscallPolicy::standard().compile();
     let bytes = to_bytes(&program);
     assert_eq!(from_bytes(&bytes), Some(program));
     assert_eq!(from_bytes(&bytes[1..]), None);
@@ -423,17 +423,19 @@ fn tests() -> impl Strategy<Value = Test> {
     })
 }
 
-fn rules() -> impl Strategy<Value = Rule> {
+fn rules() -> impl Strategy<Value = SyscallRule> {
     let case =
         (proptest::collection::vec(tests(), 0..4), verdicts()).prop_map(|(tests, then)| Case {
             tests: tests.leak(),
             then,
         });
-    let simple = verdicts().prop_map(Rule::always);
+    let simple = verdicts().prop_map(SyscallRule::always);
     let conditional =
-        (proptest::collection::vec(case, 1..5), verdicts()).prop_map(|(cases, otherwise)| Rule {
-            cases: cases.leak(),
-            otherwise,
+        (proptest::collection::vec(case, 1..5), verdicts()).prop_map(|(cases, otherwise)| {
+            SyscallRule {
+                cases: cases.leak(),
+                otherwise,
+            }
         });
     prop_oneof![9 => simple, 1 => conditional]
 }
@@ -553,7 +555,7 @@ fn kernel_takes_the_filter_and_answers_as_it_says() {
         (libc::SYS_getpid | i64::from(X32), [0; 3], libc::ENOSYS),
     ];
     let password = [7, 0];
-    let filter = for_init(&Policy::standard().compile(), &password);
+    let filter = for_init(&SyscallPolicy::standard().compile(), &password);
     let surprise = first_surprise(&filter, probes);
     assert_eq!(surprise.map(|index| probes[index]), None);
     // With the password clone3 is there: its null arguments are what it refuses.

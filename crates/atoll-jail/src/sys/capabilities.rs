@@ -48,7 +48,7 @@ fn capset(data: [Capabilities; 2]) -> io::Result<()> {
 const SYS_RESOURCE: u32 = 24;
 
 /// Gives up what lets root write past quotas, for this thread and whatever it starts. Call it before there are others.
-pub fn respect_quotas() -> io::Result<()> {
+pub fn drop_cap_sys_resource() -> io::Result<()> {
     give_up(SYS_RESOURCE)
 }
 

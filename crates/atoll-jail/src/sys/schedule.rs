@@ -6,7 +6,7 @@ use super::check;
 
 /// Sets nice value and time slice of this thread and the threads it starts. Since Linux 6.12 a thread with a
 /// shorter slice preempts the running one when it wakes; older kernels ignore the slice.
-fn schedule(nice: i32, slice: Slice) -> bool {
+fn schedule(nice: i32, slice: TimeSlice) -> bool {
     #[repr(C)]
     struct Attributes {
         size: u32,
@@ -25,9 +25,9 @@ fn schedule(nice: i32, slice: Slice) -> bool {
         nice,
         priority: 0,
         runtime: match slice {
-            Slice::Shortest => 100_000,
-            Slice::Short => 300_000,
-            Slice::Program => 1_000_000,
+            TimeSlice::Shortest => 100_000,
+            TimeSlice::Short => 300_000,
+            TimeSlice::Program => 1_000_000,
         },
         deadline: 0,
         period: 0,
@@ -38,7 +38,7 @@ fn schedule(nice: i32, slice: Slice) -> bool {
 
 /// How long a thread runs at a time.
 #[derive(Clone, Copy)]
-enum Slice {
+enum TimeSlice {
     /// The least there is. A control group counts as its quickest member: who is to come before sandboxes must
     /// be quicker than the quickest process in them.
     Shortest,
@@ -51,14 +51,14 @@ enum Slice {
 
 /// Gives this thread, and those it starts, more weight than ordinary ones, and lets them in as soon as
 /// they wake; says whether it may.
-pub fn go_before_others() -> bool {
-    schedule(-10, Slice::Shortest)
+pub fn raise_thread_priority() -> bool {
+    schedule(-10, TimeSlice::Shortest)
 }
 
 /// Gives this process's session more weight, if it is its own. Where the kernel weighs sessions against each other, and against
 /// sandboxes, a thread's own weight counts only among those of its session. A session that was there before us, with others in it, is
 /// left as it is.
-pub fn put_session_first() {
+pub fn raise_autogroup_priority() {
     let own = rustix::process::getpid().as_raw_pid();
     // SAFETY: takes and gives a number. 0 is the session of whoever never began one, or began it outside our view of processes.
     let session = unsafe { libc::getsid(0) };
@@ -68,17 +68,17 @@ pub fn put_session_first() {
 }
 
 /// An ordinary weight, whatever whoever started us has, but let in as soon as it wakes.
-pub(crate) fn be_quick() {
-    schedule(0, Slice::Short);
+pub(crate) fn set_init_scheduling() {
+    schedule(0, TimeSlice::Short);
 }
 
 /// Like every other program of a sandbox.
-pub(crate) fn be_ordinary() {
-    schedule(0, Slice::Program);
+pub(crate) fn set_program_scheduling() {
+    schedule(0, TimeSlice::Program);
 }
 
 /// Lets this thread run before all ordinary ones; says whether it may.
-pub fn go_first() -> bool {
+pub fn set_fifo_scheduling() -> bool {
     // SAFETY: the parameter is a plain number that lives across the call; it concerns this thread.
     unsafe {
         let mut parameter: libc::sched_param = std::mem::zeroed();

@@ -3,7 +3,7 @@
 /// The bytes are not a message of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed message")]
-pub struct Malformed;
+pub struct DecodeError;
 
 /// A value that can be written into a message.
 pub trait Encode {
@@ -14,15 +14,15 @@ pub trait Encode {
 /// A value that can be read from a message.
 pub trait Decode: Sized {
     /// Takes the value off the front of `input`.
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed>;
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError>;
 
     /// Reads a whole message; anything left over is malformed.
-    fn from_bytes(mut input: &[u8]) -> Result<Self, Malformed> {
+    fn from_bytes(mut input: &[u8]) -> Result<Self, DecodeError> {
         let value = Self::decode(&mut input)?;
         if input.is_empty() {
             Ok(value)
         } else {
-            Err(Malformed)
+            Err(DecodeError)
         }
     }
 }
@@ -35,8 +35,8 @@ macro_rules! numbers {
             }
         }
         impl Decode for $number {
-            fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
-                let (bytes, rest) = input.split_first_chunk().ok_or(Malformed)?;
+            fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
+                let (bytes, rest) = input.split_first_chunk().ok_or(DecodeError)?;
                 *input = rest;
                 Ok(Self::from_le_bytes(*bytes))
             }
@@ -51,11 +51,11 @@ impl Encode for bool {
     }
 }
 impl Decode for bool {
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         match u8::decode(input)? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Malformed),
+            _ => Err(DecodeError),
         }
     }
 }
@@ -69,11 +69,11 @@ impl<T: Encode> Encode for Vec<T> {
     }
 }
 impl<T: Decode> Decode for Vec<T> {
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         let count = u32::decode(input)? as usize;
         // Every item takes at least a byte: a length that lies cannot make us allocate.
         if count > input.len() {
-            return Err(Malformed);
+            return Err(DecodeError);
         }
         let mut items = Self::with_capacity(count.min(1024));
         for _ in 0..count {
@@ -90,8 +90,8 @@ impl Encode for String {
     }
 }
 impl Decode for String {
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
-        Self::from_utf8(Vec::decode(input)?).map_err(|_| Malformed)
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
+        Self::from_utf8(Vec::decode(input)?).map_err(|_| DecodeError)
     }
 }
 
@@ -104,7 +104,7 @@ impl<T: Encode> Encode for Option<T> {
     }
 }
 impl<T: Decode> Decode for Option<T> {
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         Ok(if bool::decode(input)? {
             Some(T::decode(input)?)
         } else {
@@ -120,7 +120,7 @@ impl<A: Encode, B: Encode> Encode for (A, B) {
     }
 }
 impl<A: Decode, B: Decode> Decode for (A, B) {
-    fn decode(input: &mut &[u8]) -> Result<Self, Malformed> {
+    fn decode(input: &mut &[u8]) -> Result<Self, DecodeError> {
         Ok((A::decode(input)?, B::decode(input)?))
     }
 }
@@ -134,7 +134,7 @@ macro_rules! wire {
             }
         }
         impl $crate::wire::Decode for $name {
-            fn decode(input: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
+            fn decode(input: &mut &[u8]) -> Result<Self, $crate::wire::DecodeError> {
                 Ok(Self { $( $field: $crate::wire::Decode::decode(input)? ),* })
             }
         }
@@ -152,14 +152,14 @@ macro_rules! wire {
             }
         }
         impl $crate::wire::Decode for $name {
-            fn decode(input: &mut &[u8]) -> Result<Self, $crate::wire::Malformed> {
+            fn decode(input: &mut &[u8]) -> Result<Self, $crate::wire::DecodeError> {
                 match <u8 as $crate::wire::Decode>::decode(input)? {
                     $( $tag => {
                         $( $( let $field = $crate::wire::Decode::decode(input)?; )* )?
                         $( let $inner = $crate::wire::Decode::decode(input)?; )?
                         Ok(Self::$variant $({ $($field),* })? $(( $inner ))?)
                     } )*
-                    _ => Err($crate::wire::Malformed),
+                    _ => Err($crate::wire::DecodeError),
                 }
             }
         }

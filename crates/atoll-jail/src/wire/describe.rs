@@ -24,7 +24,7 @@ wire!(struct Target { path, mode });
 
 /// An object and what a look at it alone does not say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
+pub struct FileDetails {
     /// The object itself, with its whole path.
     pub entry: Entry,
     /// Its owner's name, or number if it has none.
@@ -36,4 +36,4 @@ pub struct Described {
     /// Its attributes with the prefix that was asked for, of what it leads to if it is a link.
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
-wire!(struct Described { entry, owner, group, target, attributes });
+wire!(struct FileDetails { entry, owner, group, target, attributes });

@@ -10,7 +10,7 @@ pub struct FileCall {
     /// Whose rights count.
     pub authority: Authority,
     /// What to do.
-    pub work: FileWork,
+    pub work: FileOp,
 }
 wire!(struct FileCall { user, authority, work });
 
@@ -26,7 +26,7 @@ wire!(enum Authority { 0 => User, 1 => Root });
 
 /// The kinds of file work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FileWork {
+pub enum FileOp {
     /// Stream a regular file into the data pipe.
     Read {
         /// The file.
@@ -163,7 +163,7 @@ pub enum FileWork {
         attributes: Attributes,
     },
 }
-wire!(enum FileWork {
+wire!(enum FileOp {
     0 => Read { path, offset, length },
     1 => Write { path, mode, in_place, parents },
     2 => Stat { path, follow },

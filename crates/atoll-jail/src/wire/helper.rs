@@ -1,6 +1,6 @@
 //! What a server and a file helper say to each other.
 
-use super::{Change, Described, wire};
+use super::{FileDetails, WatchChange, wire};
 
 /// What the server says to a file helper.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,16 +35,16 @@ pub enum FromHelper {
         path: Vec<u8>,
     },
     /// What happened in a watched directory, in order.
-    Changes(Vec<Change>),
+    Changes(Vec<WatchChange>),
     /// The answer to `Drain`; the first one, 0, is not asked for and says that the watch has begun.
     Drained {
         /// The token of the question.
         token: u32,
     },
     /// Some of what was looked for; more may follow.
-    Found(Vec<Found>),
+    SearchHit(Vec<SearchHit>),
     /// Some of what was not unpacked; more may follow.
-    LeftOut(Vec<LeftOut>),
+    SkippedEntry(Vec<SkippedEntry>),
     /// An archive was unpacked.
     Unpacked {
         /// Its entries, without those that were left out.
@@ -55,7 +55,7 @@ pub enum FromHelper {
         left_out: u64,
     },
     /// Some of what was to be described; more may follow.
-    Described(Vec<Described>),
+    Described(Vec<FileDetails>),
 }
 wire!(enum FromHelper {
     0 => Entries(entries),
@@ -63,8 +63,8 @@ wire!(enum FromHelper {
     2 => Failed { why, errno, path },
     3 => Changes(changes),
     4 => Drained { token },
-    5 => Found(found),
-    6 => LeftOut(left_out),
+    5 => SearchHit(found),
+    6 => SkippedEntry(left_out),
     7 => Unpacked { entries, bytes, left_out },
     8 => Described(described),
 });
@@ -87,7 +87,7 @@ wire!(enum Failure { 0 => Kernel, 1 => User, 2 => NotAFile, 3 => NotADirectory, 
 
 /// A place that was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct SearchHit {
     /// The file; its path is relative to the directory.
     pub entry: Entry,
     /// The line, counted from 1; 0 if only the name was looked for.
@@ -95,17 +95,17 @@ pub struct Found {
     /// The line's text, perhaps cut.
     pub text: Vec<u8>,
 }
-wire!(struct Found { entry, line, text });
+wire!(struct SearchHit { entry, line, text });
 
 /// An entry of an archive that was not unpacked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct SkippedEntry {
     /// Its name, perhaps cut.
     pub name: Vec<u8>,
     /// Why.
     pub why: String,
 }
-wire!(struct LeftOut { name, why });
+wire!(struct SkippedEntry { name, why });
 
 /// One file system object, as the helper saw it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! What a server and its keeper say to each other.
 
-use super::{Fault, Spoken, wire};
+use super::{Fault, VersionRange, wire};
 
 /// What a server says to its keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ wire!(enum ToKeeper {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FromKeeper {
     /// The answer to `Hello`: what the keeper speaks, and its sandboxes. Descriptors: what it holds as long as it lives.
-    Hello(Spoken),
+    Hello(VersionRange),
     /// PID 1 exists and its ids are mapped. Descriptor: its user namespace, if it has one.
     Spawned {
         /// The token of the request.

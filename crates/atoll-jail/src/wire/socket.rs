@@ -185,7 +185,7 @@ impl<S: Encode, R: Decode> Channel<S, R> {
                     .read_to_end(&mut long)?;
                 R::from_bytes(&long)
             }
-            _ => Err(super::Malformed),
+            _ => Err(super::DecodeError),
         };
         let message =
             message.map_err(|malformed| io::Error::new(io::ErrorKind::InvalidData, malformed))?;
@@ -214,7 +214,10 @@ impl<S: Encode, R: Decode> Channel<S, R> {
                 .map(Some)
                 .map_err(|malformed| io::Error::new(io::ErrorKind::InvalidData, malformed)),
             Some([]) => Ok(None),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, super::Malformed)),
+            _ => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                super::DecodeError,
+            )),
         }
     }
 }

@@ -78,7 +78,7 @@ fn a_hostile_peer_hands_over_no_descriptors_and_no_long_messages() {
 fn a_lying_length_allocates_nothing() {
     let mut bytes = vec![0];
     bytes.extend_from_slice(&u32::MAX.to_le_bytes());
-    assert_eq!(FromHelper::from_bytes(&bytes), Err(Malformed));
+    assert_eq!(FromHelper::from_bytes(&bytes), Err(DecodeError));
 }
 
 #[test]
@@ -114,7 +114,7 @@ proptest! {
         let call = ToInit::File { request: n as u32, call: FileCall {
             user: "user".into(),
             authority: if yes { Authority::Root } else { Authority::User },
-            work: FileWork::Read { path, offset: n, length: yes.then_some(n) },
+            work: FileOp::Read { path, offset: n, length: yes.then_some(n) },
         }};
         let mut bytes = Vec::new();
         call.encode(&mut bytes);
@@ -128,15 +128,15 @@ proptest! {
         };
         let attributes = vec![(path.clone(), text.clone().into_bytes())];
         let target = yes.then(|| Target { path: path.clone(), mode: n });
-        let described = Described { entry, owner: text.clone(), group: text, target, attributes: attributes.clone() };
+        let described = FileDetails { entry, owner: text.clone(), group: text, target, attributes: attributes.clone() };
         let answer = FromHelper::Described(vec![described]);
         let mut bytes = Vec::new();
         answer.encode(&mut bytes);
         prop_assert_eq!(FromHelper::from_bytes(&bytes), Ok(answer));
-        let put = FileWork::Put { path, attributes: Attributes { prefix: b"user.".to_vec(), values: attributes } };
+        let put = FileOp::Put { path, attributes: Attributes { prefix: b"user.".to_vec(), values: attributes } };
         let mut bytes = Vec::new();
         put.encode(&mut bytes);
-        prop_assert_eq!(FileWork::from_bytes(&bytes), Ok(put));
+        prop_assert_eq!(FileOp::from_bytes(&bytes), Ok(put));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::wire;
 
 /// One thing that happened below a watched directory. Paths are relative to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum WatchChange {
     /// Something is there that was not: it was made, linked or moved here.
     Create {
         /// Where.
@@ -46,7 +46,7 @@ pub enum Change {
         path: Vec<u8>,
     },
 }
-wire!(enum Change {
+wire!(enum WatchChange {
     0 => Create { path, directory },
     1 => Write { path },
     2 => Remove { path },

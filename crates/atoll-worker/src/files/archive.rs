@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_jail::wire::{FileWork, FromHelper};
+use atoll_jail::wire::{FileOp, FromHelper};
 use atoll_model::{Caller, Error, Unpacked};
 
 use super::call::protocol_error;
@@ -18,7 +18,7 @@ pub(crate) async fn pack(
     path: &[u8],
 ) -> Result<FileReader, Error> {
     let path = check_path(path)?;
-    FileReader::open(sandbox, caller, FileWork::Pack { path }).await
+    FileReader::open(sandbox, caller, FileOp::Pack { path }).await
 }
 
 pub(crate) async fn unpack(
@@ -27,7 +27,7 @@ pub(crate) async fn unpack(
     path: &[u8],
 ) -> Result<Unpacking, Error> {
     let path = check_path(path)?;
-    let writer = FileWriter::open(sandbox, caller, FileWork::Unpack { path }).await?;
+    let writer = FileWriter::open(sandbox, caller, FileOp::Unpack { path }).await?;
     Ok(Unpacking { writer })
 }
 
@@ -50,7 +50,7 @@ impl Unpacking {
         let mut unpacked = Unpacked::default();
         loop {
             match call.next().await? {
-                FromHelper::LeftOut(some) if unpacked.told.len() < MAX_SKIPPED_NAMES => {
+                FromHelper::SkippedEntry(some) if unpacked.told.len() < MAX_SKIPPED_NAMES => {
                     let some = some.into_iter().map(|left| (left.name, left.why));
                     unpacked.told.extend(some);
                 }

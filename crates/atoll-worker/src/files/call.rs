@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_jail::wire::{self, Channel, Failure, FileCall, FileWork, FromHelper, ToHelper, ToInit};
+use atoll_jail::wire::{self, Channel, Failure, FileCall, FileOp, FromHelper, ToHelper, ToInit};
 use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxState};
 use tokio::io::unix::AsyncFd;
 
@@ -46,7 +46,7 @@ impl HelperCall {
     pub(crate) async fn start(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
-        work: FileWork,
+        work: FileOp,
         data: Option<OwnedFd>,
     ) -> Result<Self, Error> {
         let (channel, helper_end) =

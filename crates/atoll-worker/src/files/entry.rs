@@ -17,7 +17,7 @@ pub(super) fn entry(entry: wire::Entry) -> Entry {
     }
 }
 
-pub(super) fn described(described: wire::Described) -> Described {
+pub(super) fn described(described: wire::FileDetails) -> Described {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let attributes = described.attributes.into_iter();
     Described {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use atoll_jail::pipes::PIPE;
-use atoll_jail::wire::{FileWork, FromHelper};
+use atoll_jail::wire::{FileOp, FromHelper};
 use atoll_model::{Caller, Code, Entry, Error};
 use bytes::BufMut;
 use tokio::io::AsyncReadExt;
@@ -29,7 +29,7 @@ impl FileReader {
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
-        work: FileWork,
+        work: FileOp,
     ) -> Result<Self, Error> {
         let (outside, inside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use atoll_jail::wire::{self, FileWork, FromHelper};
+use atoll_jail::wire::{self, FileOp, FromHelper};
 use atoll_model::{Caller, Error, Found, Search};
 
 use super::entry::entry;
@@ -26,21 +26,21 @@ pub(crate) async fn search(
         }
     }
     let max = wanted.limit as usize;
-    let work = FileWork::Search {
+    let work = FileOp::Search {
         path: check_path(path)?,
         name: wanted.name,
         text: wanted.text,
         limit: wanted.limit,
     };
     let of = |word| match word {
-        FromHelper::Found(some) => Some(some.into_iter().map(found).collect()),
+        FromHelper::SearchHit(some) => Some(some.into_iter().map(found).collect()),
         _ => None,
     };
     let call = HelperCall::start(sandbox, caller, work, None).await?;
     call.all(of, max).await
 }
 
-fn found(found: wire::Found) -> Found {
+fn found(found: wire::SearchHit) -> Found {
     Found {
         entry: entry(found.entry),
         line: (found.line > 0).then_some((found.line, found.text)),

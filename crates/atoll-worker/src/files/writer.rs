@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use atoll_jail::pipes::PIPE;
-use atoll_jail::wire::{FileWork, ToHelper};
+use atoll_jail::wire::{FileOp, ToHelper};
 use atoll_model::{Caller, Code, Entry, Error};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
@@ -26,7 +26,7 @@ impl FileWriter {
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
         caller: &Caller,
-        work: FileWork,
+        work: FileOp,
     ) -> Result<Self, Error> {
         let (inside, outside) = create_pipe()?;
         let _ = rustix::pipe::fcntl_setpipe_size(&outside, PIPE);

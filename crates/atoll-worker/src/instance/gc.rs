@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use atoll_jail::cgroup::Tree;
+use atoll_jail::cgroup::InstanceCgroup;
 use atoll_jail::facts::Facts;
 use atoll_model::Error;
 
@@ -129,7 +129,7 @@ fn collect_one(tag: &str, entry: &Path, scope: Scope<'_>, facts: &Facts) -> Resu
         return Ok(false);
     }
     // An entry without a directory died before it had one.
-    let cgroups = Tree::of(facts, tag).map_err(|error| jail(&error))?;
+    let cgroups = InstanceCgroup::of(facts, tag).map_err(|error| jail(&error))?;
     if directory.as_os_str().is_empty() {
         fs::remove_file(entry).map_err(|error| internal("remove a registration", &error))?;
         return Ok(true);

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromKeeper, Packet, Spoken, ToKeeper};
+use atoll_jail::wire::{Channel, FromKeeper, Packet, VersionRange, ToKeeper};
 use atoll_model::{Code, Error};
 use tokio::sync::watch;
 
@@ -49,8 +49,8 @@ pub(crate) struct IncompatibleKeeper {
 /// Result of connecting to a socket.
 enum Handshake {
     NoKeeper,
-    Incompatible(Spoken, Vec<OwnedFd>),
-    Compatible(Spoken, Channel<ToKeeper, FromKeeper>, Vec<OwnedFd>),
+    Incompatible(VersionRange, Vec<OwnedFd>),
+    Compatible(VersionRange, Channel<ToKeeper, FromKeeper>, Vec<OwnedFd>),
 }
 
 /// Adopts the keepers whose sockets are in a directory. The first result is the keeper of our
@@ -72,7 +72,7 @@ pub(crate) fn adopt(
         if inventory.held.is_empty() {
             inventory.held = held;
         }
-        let ours = own.is_none() && channel.is_some() && version.version == Spoken::ours().version;
+        let ours = own.is_none() && channel.is_some() && version.version == VersionRange::ours().version;
         let socket = rename_socket(run, socket, version, ours)?;
         match channel {
             Some(channel) => {
@@ -109,7 +109,7 @@ fn sockets(run: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// Renames a keeper's socket according to its version; returns the name.
-fn rename_socket(run: &Path, socket: String, version: Spoken, ours: bool) -> Result<String, Error> {
+fn rename_socket(run: &Path, socket: String, version: VersionRange, ours: bool) -> Result<String, Error> {
     let free = |name: &String| !run.join(name).exists();
     let wanted = if ours {
         SOCKET.to_owned()
@@ -143,7 +143,7 @@ fn handshake(directory: BorrowedFd<'_>, socket: &str) -> Result<Handshake, Error
         Some(Packet {
             message: FromKeeper::Hello(version),
             descriptors,
-        }) if version.is_understood() => Handshake::Compatible(version, channel, descriptors),
+        }) if version.is_compatible() => Handshake::Compatible(version, channel, descriptors),
         Some(Packet {
             message: FromKeeper::Hello(version),
             descriptors,

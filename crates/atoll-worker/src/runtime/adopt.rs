@@ -175,7 +175,7 @@ impl LocalRuntime {
             .cgroups
             .group(id.as_str(), record.ids());
         if was_running && let Some(version) = incompatible {
-            if group.is_inhabited() {
+            if group.is_populated() {
                 let unadoptable = Unadoptable::incompatible(&self.shared, path, record, version);
                 self.add_unadoptable(unadoptable);
                 return None;

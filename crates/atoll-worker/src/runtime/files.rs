@@ -1,6 +1,6 @@
 //! File calls. Each runs in the sandbox, in a helper process of its own.
 
-use atoll_jail::wire::FileWork;
+use atoll_jail::wire::FileOp;
 use atoll_model::{
     Attributes, Caller, Code, Described, Error, Found, SandboxId, Search, WriteOptions,
 };
@@ -84,7 +84,7 @@ impl LocalRuntime {
         files::describe(self.find(id)?, caller, asked, prefix).await
     }
 
-    async fn work(&self, id: &SandboxId, caller: &Caller, work: FileWork) -> Result<(), Error> {
+    async fn work(&self, id: &SandboxId, caller: &Caller, work: FileOp) -> Result<(), Error> {
         files::call(self.find(id)?, caller, work, 1)
             .await
             .map(|_| ())
@@ -98,7 +98,7 @@ impl LocalRuntime {
         path: &[u8],
         follow: bool,
     ) -> Result<atoll_model::Entry, Error> {
-        let work = FileWork::Stat {
+        let work = FileOp::Stat {
             path: path.into(),
             follow,
         };
@@ -119,7 +119,7 @@ impl LocalRuntime {
         depth: u32,
         limit: u32,
     ) -> Result<(Vec<atoll_model::Entry>, bool), Error> {
-        let work = FileWork::List {
+        let work = FileOp::List {
             path: path.into(),
             depth,
             limit,
@@ -140,7 +140,7 @@ impl LocalRuntime {
         self.work(
             id,
             caller,
-            FileWork::Mkdir {
+            FileOp::Mkdir {
                 path: path.into(),
                 parents,
                 mode,
@@ -160,7 +160,7 @@ impl LocalRuntime {
         self.work(
             id,
             caller,
-            FileWork::Remove {
+            FileOp::Remove {
                 path: path.into(),
                 recursive,
             },
@@ -180,7 +180,7 @@ impl LocalRuntime {
         self.work(
             id,
             caller,
-            FileWork::Rename {
+            FileOp::Rename {
                 from: from.into(),
                 to: to.into(),
                 replace,
@@ -201,7 +201,7 @@ impl LocalRuntime {
         self.work(
             id,
             caller,
-            FileWork::Copy {
+            FileOp::Copy {
                 from: from.into(),
                 to: to.into(),
                 replace,
@@ -221,7 +221,7 @@ impl LocalRuntime {
         self.work(
             id,
             caller,
-            FileWork::Chmod {
+            FileOp::Chmod {
                 path: path.into(),
                 mode,
             },
@@ -238,7 +238,7 @@ impl LocalRuntime {
         owner: &str,
         group: &str,
     ) -> Result<(), Error> {
-        let work = FileWork::Chown {
+        let work = FileOp::Chown {
             path: path.into(),
             owner: owner.into(),
             group: group.into(),

@@ -59,8 +59,8 @@ impl LocalRuntime {
         raise_nofile_limit();
         if config.persistent {
             // The server has to respond although sandboxes use all the CPU time they can get.
-            atoll_jail::go_before_others();
-            atoll_jail::put_session_first();
+            atoll_jail::raise_thread_priority();
+            atoll_jail::raise_autogroup_priority();
         }
         let (parts, keeper, inventory) = match own {
             Some(own) => RuntimeParts::open_persistent(&config, own).await?,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 use atoll_model::{Code, Error, SandboxId, SandboxState, StopReason};
 
 use super::{EntryState, LocalRuntime, RuntimeState, SandboxEntry};
@@ -27,7 +27,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) struct Unadoptable {
     pub(super) record: Record,
     directory: PathBuf,
-    group: Group,
+    group: SandboxCgroup,
     /// Its network link, which stays as it is.
     link: Mutex<Option<Link>>,
     /// Error for every operation but stop and delete.
@@ -89,7 +89,7 @@ impl Unadoptable {
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        self.group.is_inhabited()
+        self.group.is_populated()
     }
 
     /// Its execs; call this only after all of them have ended.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 use atoll_jail::wire::{self, ToInit};
 use atoll_model::{Error, Timings};
 
@@ -18,7 +18,7 @@ use crate::runtime::RuntimeState;
 /// PID 1 in its namespaces and, on cgroup v2, in its limits.
 #[derive(Debug)]
 pub(super) struct Process {
-    pub(super) group: Group,
+    pub(super) group: SandboxCgroup,
     pub(super) init: InitChannel,
     pub(super) init_process: InitProcess,
     /// Whether it has got its boot configuration.
@@ -61,7 +61,7 @@ impl Process {
             Err(error) => {
                 let all = Arc::clone(shared);
                 let cleanup = async move {
-                    let _ = retry_while_out_of_fds(&all, || with(&group, Group::remove)).await;
+                    let _ = retry_while_out_of_fds(&all, || with(&group, SandboxCgroup::remove)).await;
                 };
                 spawn_cleanup(shared, cleanup).await;
                 Err(error)
@@ -72,7 +72,7 @@ impl Process {
     async fn clone(
         shared: &RuntimeState,
         planned: &PlannedSandbox,
-        group: &Group,
+        group: &SandboxCgroup,
         boot: Option<ToInit>,
     ) -> Result<(InitChannel, InitProcess), Error> {
         let cgroup = group.open().map_err(|error| jail(&error))?;
@@ -97,20 +97,20 @@ impl Process {
 
     /// Kills it and removes its control group.
     pub(super) async fn discard(mut self, shared: &RuntimeState) {
-        let _ = retry_while_out_of_fds(shared, || with(&self.group, Group::kill)).await;
+        let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::kill)).await;
         let _ = self
             .init_process
             .exit_status
             .wait_for(Option::is_some)
             .await;
-        let _ = retry_while_out_of_fds(shared, || with(&self.group, Group::remove)).await;
+        let _ = retry_while_out_of_fds(shared, || with(&self.group, SandboxCgroup::remove)).await;
     }
 }
 
 /// Runs blocking work with a control group.
 async fn with(
-    group: &Group,
-    work: impl FnOnce(&Group) -> Result<(), atoll_jail::Error> + Send + 'static,
+    group: &SandboxCgroup,
+    work: impl FnOnce(&SandboxCgroup) -> Result<(), atoll_jail::Error> + Send + 'static,
 ) -> Result<(), Error> {
     let group = group.clone();
     run_blocking(move || work(&group).map_err(|error| jail(&error))).await

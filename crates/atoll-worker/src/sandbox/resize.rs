@@ -13,7 +13,7 @@ use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxSta
 use super::{Record, Sandbox, lock, planned, run_blocking};
 use crate::error::jail;
 use crate::runtime::RuntimeState;
-use atoll_jail::cgroup::Group;
+use atoll_jail::cgroup::SandboxCgroup;
 
 /// Checks limits against the maximum and this host.
 pub(crate) fn check(shared: &RuntimeState, limits: &Limits) -> Result<(), Error> {
@@ -40,7 +40,7 @@ pub(super) fn plan(
 pub(super) async fn enforce(
     shared: &Arc<RuntimeState>,
     id: &SandboxId,
-    group: &Group,
+    group: &SandboxCgroup,
     from: (plan::Limits, Bytes),
     to: (plan::Limits, Bytes),
 ) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_jail::{btrfs, image};
+use atoll_jail::{btrfs, loop_image};
 use atoll_model::{Bytes, Code, DiskUsage, Error, SandboxId};
 use rustix::fs::{Mode, OFlags};
 
@@ -88,12 +88,12 @@ impl Image {
     pub(super) fn open(directory: &Path, facts: &Facts) -> Result<Self, Error> {
         let (file, at) = (directory.join("storage.btrfs"), directory.join("storage"));
         crate::instance::private_directory(&at)?;
-        if !image::is_mounted(&at) {
+        if !loop_image::is_mounted(&at) {
             if !file.exists() {
                 super::require(super::Storage::Image, facts)?;
                 make(directory, &file)?;
             }
-            image::mount(&file, &at, OPTIONS).map_err(|error| jail(&error))?;
+            loop_image::mount(&file, &at, OPTIONS).map_err(|error| jail(&error))?;
         }
         let top = Top::open(&at)?;
         if !top.groups.exists() {
@@ -349,7 +349,7 @@ pub(super) fn usage(
     limit: Bytes,
 ) -> Result<Option<DiskUsage>, Error> {
     let at = directory.join("storage");
-    if !image::is_mounted(&at) {
+    if !loop_image::is_mounted(&at) {
         return Ok(None);
     }
     Top::open(&at)?.usage(id, limit).map(Some)
@@ -357,5 +357,5 @@ pub(super) fn usage(
 
 /// Takes the mount of an instance away that nobody has.
 pub(super) fn dismantle(directory: &Path) -> Result<(), Error> {
-    image::unmount(&directory.join("storage")).map_err(|error| jail(&error))
+    loop_image::unmount(&directory.join("storage")).map_err(|error| jail(&error))
 }

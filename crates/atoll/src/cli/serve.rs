@@ -85,7 +85,7 @@ impl Serve {
             .enable_all()
             .on_thread_start(|| {
                 // Answers although sandboxes take all processor time they can get.
-                atoll_jail::go_before_others();
+                atoll_jail::raise_thread_priority();
             })
             .build();
         let runtime = runtime.map_err(|error| failed("start threads", &error))?;

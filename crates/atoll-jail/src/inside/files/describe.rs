@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Answer, At, Failed, attributes, entry};
 use crate::inside::users::Names;
-use crate::wire::{Described, Failure, FromHelper, Target};
+use crate::wire::{Failure, FileDetails, FromHelper, Target};
 
 /// Bytes sent together.
 const TOGETHER: usize = 6 * 1024;
@@ -65,8 +65,8 @@ impl Describer<'_> {
         Ok(false)
     }
 
-    fn describe(&self, path: &Path, found: &fs::Metadata) -> Described {
-        Described {
+    fn describe(&self, path: &Path, found: &fs::Metadata) -> FileDetails {
+        FileDetails {
             entry: entry(path, path.as_os_str(), found),
             owner: self.names.user(found.uid()),
             group: self.names.group(found.gid()),
@@ -75,7 +75,7 @@ impl Describer<'_> {
         }
     }
 
-    fn say(&self, described: Vec<Described>) -> Result<(), Failed> {
+    fn say(&self, described: Vec<FileDetails>) -> Result<(), Failed> {
         let word = FromHelper::Described(described);
         self.answer.send(&word, &[]).at(Path::new(""))
     }
@@ -103,7 +103,7 @@ fn target(path: &Path) -> Option<Target> {
 }
 
 /// About what it takes in a message.
-fn size(described: &Described) -> usize {
+fn size(described: &FileDetails) -> usize {
     let target = described.target.as_ref();
     let attributes = described.attributes.iter();
     described.entry.path.len()

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Answer, At, Failed, entry};
-use crate::wire::{Failure, Found, FromHelper};
+use crate::wire::{Failure, FromHelper, SearchHit};
 use glob::Glob;
 
 /// How long is looked.
@@ -59,7 +59,7 @@ struct Search<'a> {
     answer: &'a Answer,
     until: Instant,
     left: u32,
-    batch: Vec<Found>,
+    batch: Vec<SearchHit>,
     bytes: usize,
 }
 
@@ -163,7 +163,7 @@ impl Search<'_> {
         self.left -= 1;
         let entry = entry(path, relative.as_os_str(), found);
         self.bytes += entry.path.len() + entry.link.len() + text.len() + 80;
-        self.batch.push(Found { entry, line, text });
+        self.batch.push(SearchHit { entry, line, text });
         if self.bytes > TOGETHER {
             self.send(path)?;
         }
@@ -172,7 +172,7 @@ impl Search<'_> {
 
     fn send(&mut self, path: &Path) -> Result<(), Failed> {
         self.bytes = 0;
-        let found = FromHelper::Found(std::mem::take(&mut self.batch));
+        let found = FromHelper::SearchHit(std::mem::take(&mut self.batch));
         self.answer.send(&found, &[]).at(path)
     }
 }

@@ -18,7 +18,7 @@ use tar::EntryType;
 use super::transfer::{committed, random_name};
 use super::{Answer, At, Caller, Failed};
 use crate::archive::{Entries, Entry, Name, split};
-use crate::wire::{Failure, FromHelper, LeftOut};
+use crate::wire::{Failure, FromHelper, SkippedEntry};
 
 /// How many entries that were left out are told by name.
 const MOST_TOLD: usize = 100;
@@ -115,7 +115,7 @@ struct Unpacking<'a> {
     entries: u64,
     bytes: u64,
     left_out: u64,
-    told: Vec<LeftOut>,
+    told: Vec<SkippedEntry>,
 }
 
 impl Unpacking<'_> {
@@ -129,7 +129,7 @@ impl Unpacking<'_> {
                 self.left_out += 1;
                 if self.told.len() < MOST_TOLD {
                     let name = &entry.name[..entry.name.len().min(LONGEST_TOLD)];
-                    self.told.push(LeftOut {
+                    self.told.push(SkippedEntry {
                         name: name.to_vec(),
                         why: why.to_owned(),
                     });
@@ -380,7 +380,7 @@ impl Unpacking<'_> {
         while told.peek().is_some() {
             // A packet has 16 KiB.
             let some = told.by_ref().take(32).collect();
-            answer.send(&FromHelper::LeftOut(some), &[])?;
+            answer.send(&FromHelper::SkippedEntry(some), &[])?;
         }
         let unpacked = FromHelper::Unpacked {
             entries: self.entries,

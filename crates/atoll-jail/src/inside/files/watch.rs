@@ -11,10 +11,10 @@
 //! looked at or told of shortly before as well: each such place is compared with the tree. Where doubt is left the
 //! watcher says `Overflow` and starts anew: what it says is complete, or it says that it is not.
 
-mod doubt;
-mod enter;
+mod add_watch;
 mod events;
 mod queue;
+mod recheck;
 mod tree;
 
 use std::collections::{HashSet, VecDeque};
@@ -27,10 +27,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::{Answer, At, Failed};
-use crate::wire::{Change, Failure, FromHelper, ToHelper};
-use doubt::Seen;
-use enter::new_inotify;
+use crate::wire::{Failure, FromHelper, ToHelper, WatchChange};
+use add_watch::new_inotify;
 use queue::{Raw, Told};
+use recheck::Seen;
 use tree::Tree;
 
 /// Bytes of changes sent together.
@@ -68,7 +68,7 @@ struct Watcher<'a> {
     doubt: bool,
     /// The rename told last, if nothing was told since: from and to.
     renamed: Option<(Place, Place)>,
-    changes: Vec<Change>,
+    changes: Vec<WatchChange>,
     bytes: usize,
     limited: bool,
     /// How many directories were looked at.
@@ -171,15 +171,15 @@ impl Watcher<'_> {
         self.answer.send(&FromHelper::Drained { token }, &[])
     }
 
-    fn say(&mut self, change: Change) -> std::io::Result<()> {
+    fn say(&mut self, change: WatchChange) -> std::io::Result<()> {
         self.bytes += match &change {
-            Change::Rename { from, to } => from.len() + to.len(),
-            Change::Create { path, .. }
-            | Change::Write { path }
-            | Change::Remove { path }
-            | Change::Away { path }
-            | Change::Chmod { path } => path.len(),
-            Change::Overflow | Change::Limit | Change::End => 0,
+            WatchChange::Rename { from, to } => from.len() + to.len(),
+            WatchChange::Create { path, .. }
+            | WatchChange::Write { path }
+            | WatchChange::Remove { path }
+            | WatchChange::Away { path }
+            | WatchChange::Chmod { path } => path.len(),
+            WatchChange::Overflow | WatchChange::Limit | WatchChange::End => 0,
         } + 16;
         self.changes.push(change);
         if self.bytes > TOGETHER {

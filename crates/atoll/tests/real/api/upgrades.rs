@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use atoll_jail::wire::Spoken;
+use atoll_jail::wire::VersionRange;
 use atoll_testkit::{Scratch, wait_for};
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const TERMINALS: usize = 5;
 const LINES: usize = 2;
 
 /// A copy of the binary that speaks other versions.
-fn build(directory: &Scratch, spoken: Spoken) -> PathBuf {
+fn build(directory: &Scratch, spoken: VersionRange) -> PathBuf {
     const MARKER: &[u8; 16] = b"\x7fatoll-protocol\x7f";
     let mut bytes = std::fs::read(binary()).unwrap();
     // The stamp is aligned to 16 bytes.
@@ -34,9 +34,9 @@ fn build(directory: &Scratch, spoken: Spoken) -> PathBuf {
     let [at] = places[..] else {
         panic!("the binary has its versions at {places:?}");
     };
-    let ours = Spoken::ours();
+    let ours = VersionRange::ours();
     let numbers =
-        |spoken: Spoken| [spoken.version.to_ne_bytes(), spoken.oldest.to_ne_bytes()].concat();
+        |spoken: VersionRange| [spoken.version.to_ne_bytes(), spoken.oldest.to_ne_bytes()].concat();
     assert_eq!(bytes[at..at + 8], numbers(ours));
     bytes[at..at + 8].copy_from_slice(&numbers(spoken));
     let path = directory.join("atoll-other");
@@ -177,8 +177,8 @@ async fn is_apart(client: &Client, id: &str, version: u32) {
 async fn fifty_busy_sandboxes_are_used_under_a_newer_build_and_under_the_older_again() {
     let mut server = Server::start().await;
     let other = Scratch::new();
-    let ours = Spoken::ours();
-    let newer = Spoken {
+    let ours = VersionRange::ours();
+    let newer = VersionRange {
         version: ours.version + 1,
         oldest: ours.oldest,
     };
@@ -207,11 +207,11 @@ async fn fifty_busy_sandboxes_are_used_under_a_newer_build_and_under_the_older_a
 async fn fifty_busy_sandboxes_go_on_under_a_build_that_cannot_use_them() {
     let mut server = Server::start().await;
     let other = Scratch::new();
-    let ours = Spoken::ours();
+    let ours = VersionRange::ours();
     let version = ours.version + 1;
     let stranger = build(
         &other,
-        Spoken {
+        VersionRange {
             version,
             oldest: version,
         },

@@ -7,7 +7,7 @@ mod kernel_log;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use atoll_jail::seccomp::{Policy, syscall_name};
+use atoll_jail::seccomp::{SyscallPolicy, syscall_name};
 use atoll_model::{Bytes, Cpus, SandboxId};
 use atoll_testkit::{Attempt, attempts};
 use atoll_worker::ExecResult;
@@ -28,7 +28,7 @@ const STARVED: Duration = Duration::from_secs(1);
 
 /// The numbers whose calls the filter lets pass, for some arguments at least.
 fn allowed() -> BTreeSet<u32> {
-    let lines = Policy::standard().lines();
+    let lines = SyscallPolicy::standard().lines();
     let names = lines.iter().filter_map(|line| {
         let (name, rule) = line.split_once(' ')?;
         rule.contains("allow").then_some(name)

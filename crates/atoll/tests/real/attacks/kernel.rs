@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use atoll_jail::seccomp::{Policy, syscall_name};
+use atoll_jail::seccomp::{SyscallPolicy, syscall_name};
 use atoll_testkit::Attempt;
 
 use super::{
@@ -31,7 +31,7 @@ async fn every_call(world: &World, user: &str) -> BTreeMap<String, Attempt> {
 
 /// Each known call under what it answered: `EPERM`, `ENOSYS`, or anything else, which is the kernel's.
 fn classes(found: &BTreeMap<String, Attempt>) -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    let allowed: BTreeSet<String> = Policy::standard().lines().into_iter().collect();
+    let allowed: BTreeSet<String> = SyscallPolicy::standard().lines().into_iter().collect();
     let mut classes: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for (number, name) in (0..=600).filter_map(|number| Some((number, syscall_name(number)?))) {
         let class = match found[&format!("x64:{number}")].result.as_str() {

@@ -72,7 +72,7 @@ impl Named {
         assert!(!PathBuf::from("/run/atoll/instances").join(tag).exists());
         assert_eq!(keeper(tag), None);
         let facts = atoll_jail::facts::Facts::read();
-        let groups = atoll_jail::cgroup::Tree::tags(&facts);
+        let groups = atoll_jail::cgroup::InstanceCgroup::tags(&facts);
         assert!(!groups.contains(&tag.to_owned()), "a control group is left");
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!mounts.contains(&format!("named/{}", self.name)));

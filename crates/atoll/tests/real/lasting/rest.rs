@@ -18,7 +18,7 @@ fn left(data: &Path, tag: &str) -> Vec<String> {
     let ours = |line: &&str| line.contains(data.to_str().unwrap());
     let mut left: Vec<String> = mounts.lines().filter(ours).map(String::from).collect();
     let facts = atoll_jail::facts::Facts::read();
-    let groups = atoll_jail::cgroup::Tree::tags(&facts);
+    let groups = atoll_jail::cgroup::InstanceCgroup::tags(&facts);
     left.extend(groups.into_iter().filter(|group| group == tag));
     left.extend(keeper(tag).map(|pid| format!("keeper {pid}")));
     left

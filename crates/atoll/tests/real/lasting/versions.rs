@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::thread::JoinHandle;
 
 use atoll_jail::keeper as jail;
-use atoll_jail::wire::{Channel, FromKeeper, OLDEST, Packet, Spoken, ToKeeper, VERSION};
+use atoll_jail::wire::{Channel, FromKeeper, OLDEST, Packet, ToKeeper, VERSION, VersionRange};
 use atoll_model::{Code, SandboxId, SandboxState};
 use atoll_testkit::wait_for;
 use atoll_worker::{Config, LocalRuntime};
@@ -28,13 +28,13 @@ const BEHIND: &str = "behind.sock";
 /// Stands in front of a keeper until it is dropped.
 struct Between {
     run: PathBuf,
-    spoken: Spoken,
+    spoken: VersionRange,
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Between {
-    fn new(place: &Place, spoken: Spoken) -> Self {
+    fn new(place: &Place, spoken: VersionRange) -> Self {
         let run = place.data().join("run");
         std::fs::rename(run.join(SOCKET), run.join(BEHIND)).unwrap();
         let directory = File::open(&run).unwrap();
@@ -87,7 +87,7 @@ fn pass_on(
     stopped: &OwnedFd,
     server: &Channel<FromKeeper, ToKeeper>,
     keeper: &Channel<ToKeeper, FromKeeper>,
-    spoken: Spoken,
+    spoken: VersionRange,
 ) -> io::Result<()> {
     for socket in [server.as_fd(), keeper.as_fd()] {
         rustix::io::ioctl_fionbio(socket, true)?;
@@ -180,10 +180,10 @@ async fn sandboxes_of_a_version_that_is_spoken_are_taken_over() {
     let runtime = after_a_kill(&place, 2).await;
     let before = pids(&runtime);
     runtime.close().await.unwrap();
-    let spoken = |version, oldest| Spoken { version, oldest };
+    let spoken = |version, oldest| VersionRange { version, oldest };
     // The same, an older and newer ones that still speak ours.
     for spoken in [
-        Spoken::ours(),
+        VersionRange::ours(),
         spoken(OLDEST, OLDEST),
         spoken(VERSION + 1, VERSION),
         spoken(u32::MAX, OLDEST),
@@ -221,7 +221,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_go_on_beside_new_ones() {
     let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
     runtime.close().await.unwrap();
     for version in [OLDEST - 1, VERSION + 1, u32::MAX] {
-        let spoken = Spoken {
+        let spoken = VersionRange {
             version,
             oldest: version,
         };
@@ -282,7 +282,7 @@ async fn sandboxes_of_a_version_that_is_not_spoken_can_be_stopped_and_deleted() 
     let ids: Vec<_> = runtime.list().into_iter().map(|info| info.id).collect();
     let old = keeper(runtime.tag()).unwrap();
     runtime.close().await.unwrap();
-    let spoken = Spoken {
+    let spoken = VersionRange {
         version: VERSION + 1,
         oldest: VERSION + 1,
     };
@@ -320,7 +320,7 @@ async fn what_ended_meanwhile_is_known_without_its_keeper() {
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
     let gone = PathBuf::from(format!("/proc/{pid}"));
     wait_for("PID 1 to be reaped", DEADLINE, || !gone.exists());
-    let spoken = Spoken {
+    let spoken = VersionRange {
         version: VERSION + 1,
         oldest: VERSION + 1,
     };

@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::inotify::ReadFlags;
 
 use super::Watcher;
-use super::doubt::Seen;
 use super::queue::{QUEUE, Raw};
-use crate::wire::Change;
+use super::recheck::Seen;
+use crate::wire::WatchChange;
 
 impl Watcher<'_> {
     pub(super) fn understand(&mut self, raw: &Raw) -> std::io::Result<()> {
@@ -21,7 +21,7 @@ impl Watcher<'_> {
         let gone = ReadFlags::DELETE_SELF | ReadFlags::IGNORED | ReadFlags::UNMOUNT;
         if raw.watch == self.root && raw.what.intersects(gone | ReadFlags::MOVE_SELF) {
             self.ended = true;
-            return self.say(Change::End);
+            return self.say(WatchChange::End);
         }
         if raw.what.intersects(gone) {
             self.drop_tree(raw.watch);
@@ -32,7 +32,7 @@ impl Watcher<'_> {
         }
         if raw.name.is_empty() {
             if raw.watch == self.root && raw.what.contains(ReadFlags::ATTRIB) {
-                return self.say(Change::Chmod { path: Vec::new() });
+                return self.say(WatchChange::Chmod { path: Vec::new() });
             }
             return Ok(());
         }
@@ -43,22 +43,22 @@ impl Watcher<'_> {
             if let Some(to) = self.other_half(raw.cookie) {
                 return self.rename(raw, &to);
             }
-            return self.vanish(raw, |path| Change::Away { path });
+            return self.vanish(raw, |path| WatchChange::Away { path });
         }
         if raw.what.contains(ReadFlags::DELETE) {
-            return self.vanish(raw, |path| Change::Remove { path });
+            return self.vanish(raw, |path| WatchChange::Remove { path });
         }
         if raw.what.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             return self.appear(raw);
         }
         self.renamed = None;
         let Some(path) = self.tree.path(raw.watch, &raw.name) else {
-            return self.say(Change::Overflow);
+            return self.say(WatchChange::Overflow);
         };
         self.say(if raw.what.contains(ReadFlags::MODIFY) {
-            Change::Write { path }
+            WatchChange::Write { path }
         } else {
-            Change::Chmod { path }
+            WatchChange::Chmod { path }
         })
     }
 
@@ -66,7 +66,7 @@ impl Watcher<'_> {
         let known = self.tree.child(from.watch, &from.name);
         if known.is_none() && to.directory() && self.recursive && !self.limited {
             // It was found where it is now before its event was read, and told as new; or it will be.
-            self.vanish(from, |path| Change::Remove { path })?;
+            self.vanish(from, |path| WatchChange::Remove { path })?;
             return self.appear(to);
         }
         let paths = (
@@ -74,7 +74,7 @@ impl Watcher<'_> {
             self.tree.path(to.watch, &to.name),
         );
         let (Some(old), Some(new)) = paths else {
-            return self.say(Change::Overflow);
+            return self.say(WatchChange::Overflow);
         };
         let place = |raw: &Raw| (raw.watch, raw.name.clone());
         let last = self.renamed.replace((place(from), place(to)));
@@ -90,7 +90,7 @@ impl Watcher<'_> {
         {
             self.drop_tree(replaced);
         }
-        self.say(Change::Rename { from: old, to: new })?;
+        self.say(WatchChange::Rename { from: old, to: new })?;
         match known {
             Some(known) if !self.tree.put(known, to.watch, &to.name) => self.start_anew(),
             _ => Ok(()),
@@ -101,14 +101,18 @@ impl Watcher<'_> {
         fs::symlink_metadata(self.top.join(OsStr::from_bytes(path))).is_ok()
     }
 
-    fn vanish(&mut self, raw: &Raw, how: impl FnOnce(Vec<u8>) -> Change) -> std::io::Result<()> {
+    fn vanish(
+        &mut self,
+        raw: &Raw,
+        how: impl FnOnce(Vec<u8>) -> WatchChange,
+    ) -> std::io::Result<()> {
         self.told.take(raw.watch, &raw.name);
         self.missed.remove(&(raw.watch, raw.name.clone()));
         let path = self.tree.path(raw.watch, &raw.name);
         if let Some(known) = self.tree.child(raw.watch, &raw.name) {
             self.drop_tree(known);
         }
-        self.say(path.map_or(Change::Overflow, how))
+        self.say(path.map_or(WatchChange::Overflow, how))
     }
 
     fn appear(&mut self, raw: &Raw) -> std::io::Result<()> {
@@ -117,8 +121,8 @@ impl Watcher<'_> {
         }
         let directory = raw.directory();
         let path = self.tree.path(raw.watch, &raw.name);
-        let create = |path| Change::Create { path, directory };
-        self.say(path.map_or(Change::Overflow, create))?;
+        let create = |path| WatchChange::Create { path, directory };
+        self.say(path.map_or(WatchChange::Overflow, create))?;
         if directory {
             self.enter(raw.watch, &raw.name, true)?;
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::fs::inotify::{self, ReadFlags};
 
 use super::Watcher;
-use super::doubt::Seen;
+use super::recheck::Seen;
 
 /// Events read and not understood yet; four times what the kernel keeps.
 pub(super) const QUEUE: usize = 65_536;

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-use super::enter::open;
+use super::add_watch::open;
 use super::{Place, Watcher};
 
 /// So long after a rename it is told at the latest, unless the machine stands still.

@@ -12,10 +12,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::Watcher;
-use super::doubt::Seen;
 use super::queue::{QUEUE, Told};
+use super::recheck::Seen;
 use super::tree::Tree;
-use crate::wire::{Change, FromHelper};
+use crate::wire::{FromHelper, WatchChange};
 
 /// After so many directories the server is told that this goes on: it does not wait for who is silent.
 const ALIVE: usize = 4096;
@@ -58,7 +58,7 @@ impl Watcher<'_> {
                 self.answer.send(&FromHelper::Changes(Vec::new()), &[])?;
             }
             let Some(path) = self.tree.path(parent, &name) else {
-                self.say(Change::Overflow)?;
+                self.say(WatchChange::Overflow)?;
                 continue;
             };
             if self.tree.len() >= self.limit {
@@ -125,18 +125,18 @@ impl Watcher<'_> {
             let name = entry.file_name().into_vec();
             if tell {
                 let Some(path) = self.tree.path(watch, &name) else {
-                    self.say(Change::Overflow)?;
+                    self.say(WatchChange::Overflow)?;
                     continue;
                 };
                 let directory = kind.is_dir();
                 // What was written before anyone could see it.
                 let written = kind.is_file() && entry.metadata().is_ok_and(|found| found.len() > 0);
-                self.say(Change::Create {
+                self.say(WatchChange::Create {
                     path: path.clone(),
                     directory,
                 })?;
                 if written {
-                    self.say(Change::Write { path })?;
+                    self.say(WatchChange::Write { path })?;
                 }
                 // Without its name it may be told twice.
                 if names.len() < QUEUE {
@@ -164,7 +164,7 @@ impl Watcher<'_> {
         if std::mem::replace(&mut self.limited, true) {
             return Ok(());
         }
-        self.say(Change::Limit)
+        self.say(WatchChange::Limit)
     }
 
     pub(super) fn drop_tree(&mut self, watch: i32) {
@@ -189,10 +189,10 @@ impl Watcher<'_> {
         self.renamed = None;
         if self.plant().is_err() {
             self.ended = true;
-            return self.say(Change::End);
+            return self.say(WatchChange::End);
         }
         // Said at the end: who looks now sees nothing older than what is watched.
-        self.say(Change::Overflow)
+        self.say(WatchChange::Overflow)
     }
 }
 

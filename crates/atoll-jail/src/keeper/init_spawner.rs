@@ -26,17 +26,17 @@ const PATIENCE: Timespec = Timespec {
 };
 
 /// Where the next PID 1 lies.
-pub(super) struct Cradle {
-    newest: Option<Newborn>,
+pub(super) struct InitSpawner {
+    newest: Option<PendingInit>,
 }
 
 /// A PID 1 that may still use the keeper's table.
-struct Newborn {
+struct PendingInit {
     pid: i32,
     gate: UnixStream,
 }
 
-impl Cradle {
+impl InitSpawner {
     /// Takes the numbers, before anything else is opened.
     pub(super) fn new() -> io::Result<Self> {
         free_numbers()?;
@@ -48,7 +48,7 @@ impl Cradle {
         self.newest.as_ref().map(|newest| newest.gate.as_fd())
     }
 
-    /// Clones a process that becomes `live` once [`Self::let_go`] is called; its pid.
+    /// Clones a process that becomes `live` once [`Self::release`] is called; its pid.
     ///
     /// # Safety
     /// The process has a single thread.
@@ -71,7 +71,7 @@ impl Cradle {
                 Err(_) => sys::exit(1),
             },
             Ok(Cloned::Parent(pid)) => {
-                self.newest = Some(Newborn { pid, gate });
+                self.newest = Some(PendingInit { pid, gate });
                 Ok(pid)
             }
             Err(error) => {
@@ -82,7 +82,7 @@ impl Cradle {
     }
 
     /// Lets the newest PID 1 go on.
-    pub(super) fn let_go(&mut self) -> io::Result<()> {
+    pub(super) fn release(&mut self) -> io::Result<()> {
         match &mut self.newest {
             Some(newest) => newest.gate.write_all(&[1]),
             None => Ok(()),
@@ -99,7 +99,7 @@ impl Cradle {
     }
 }
 
-impl Newborn {
+impl PendingInit {
     fn settle(mut self) {
         let pid = Pid::from_raw(self.pid);
         let flags = rustix::process::PidfdFlags::empty();
