@@ -89,7 +89,7 @@ impl Core {
         let entry = &held.entry;
         let state = entry.with(|row| row.state);
         let before = match state {
-            SandboxState::Running if asked.only_asleep => return Err(state.refusal("resumed")),
+            SandboxState::Running if asked.only_asleep => return Err(state.state_error("resumed")),
             SandboxState::Running => Before::Ran,
             SandboxState::Paused if asked.with_memory => {
                 self.resume_held(held, Some(Some(asked.seconds))).await?;

@@ -6,17 +6,17 @@ use std::error::Error as _;
 /// The cause is logged here, once; the caller is told only that it was ours.
 pub(crate) fn store(error: atoll_store::Error) -> Error {
     match error {
-        atoll_store::Error::Said => atoll_model::Again::mismatch(),
-        atoll_store::Error::Taken(what) => {
+        atoll_store::Error::IdempotencyKeyTaken => atoll_model::Idempotency::mismatch_error(),
+        atoll_store::Error::AlreadyExists(what) => {
             Error::new(Code::Conflict, format!("{what} is taken")).remedy("choose another")
         }
         atoll_store::Error::OrgNotFound => Error::new(Code::OrgNotFound, "there is no such org"),
-        error if error.is_full() => {
+        error if error.is_disk_full() => {
             tracing::error!("the disk of the server's records is full");
             Error::new(Code::DiskFull, "the server's disk is full")
                 .remedy("have room made on the disk of its data directory")
         }
-        error if error.is_damage() => {
+        error if error.is_corrupt() => {
             let cause = error.source().map(ToString::to_string);
             tracing::error!(cause = cause.as_deref(), "{error}");
             Error::new(Code::Internal, "the server's database is damaged").remedy(

@@ -1,7 +1,6 @@
 //! What happened to an org's sandboxes: from a number on, then live.
 
-use atoll_model::{Error, Scope};
-use atoll_store::Event;
+use atoll_model::{Error, Event, Scope};
 
 use crate::{Context, Core, error};
 
@@ -28,7 +27,7 @@ impl EventReader {
                 .await;
             let found = found.map_err(error::store)?;
             if let Some(last) = found.last() {
-                self.after = last.number;
+                self.after = last.sequence;
                 return Ok(found);
             }
             // The store lives as long as we do.
@@ -54,7 +53,7 @@ impl Core {
             core: self.clone(),
             context: context.clone(),
             after,
-            news: store.news(),
+            news: store.subscribe_changes(),
         })
     }
 

@@ -120,7 +120,7 @@ impl Core {
                 self.resume_entry(&used.entry, None).await?;
                 Ok(used)
             }
-            state => Err(state.refusal("used")),
+            state => Err(state.state_error("used")),
         }
     }
 

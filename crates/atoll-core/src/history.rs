@@ -4,11 +4,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Code, Error, SandboxId, Scope, SessionId};
-use atoll_store::{CommandKind, CommandRow, Event, Page, SandboxRow, Store};
+use atoll_model::{
+    Code, CommandKind, CommandRow, Error, Event, Page, PageRequest, SandboxId, Scope, SessionId,
+};
+use atoll_store::{SandboxRow, Store};
 use atoll_worker::HistoryFlush;
 
-use crate::slice::Slice;
 use crate::{Context, Core, Inner, error};
 
 /// How often journals are carried over. Nobody waits for it: what is asked for is carried at once, and what was run is
@@ -49,7 +50,7 @@ impl Core {
         let row = self.find_session(context, name).await?;
         self.inner.carry_now(&row).await;
         let count = |kind| self.inner.store.count_commands(&row.session, kind);
-        let commands = count(CommandKind::Plain).await.map_err(error::store)?;
+        let commands = count(CommandKind::Command).await.map_err(error::store)?;
         let terminals = count(CommandKind::Terminal).await.map_err(error::store)?;
         Ok(SessionView {
             row,
@@ -64,14 +65,14 @@ impl Core {
         context: &Context,
         name: &str,
         kind: CommandKind,
-        page: &Page,
-    ) -> Result<Slice<CommandRow>, Error> {
+        page: &PageRequest,
+    ) -> Result<Page<CommandRow>, Error> {
         let row = self.find_session(context, name).await?;
         self.inner.carry_now(&row).await;
-        let (store, more) = (&self.inner.store, page.one_more());
+        let (store, more) = (&self.inner.store, page.with_lookahead());
         let rows = store.commands(&row.session, kind, &more).await;
         let rows = rows.map_err(error::store)?;
-        Ok(Slice::new(rows, page, |row| {
+        Ok(Page::from_lookahead(rows, page, |row| {
             (row.started_at, row.id.to_string())
         }))
     }
@@ -128,7 +129,7 @@ impl Inner {
                 Err(error) if error.code == Code::SandboxNotFound => return Ok(()),
                 rows => rows?,
             };
-            if let Err(failure) = self.store.add_commands(session, &rows).await {
+            if let Err(failure) = self.store.upsert_commands(session, &rows).await {
                 self.runtime.mark_unsynced(id);
                 return Err(error::store(failure));
             }
@@ -148,7 +149,7 @@ pub(crate) fn keep(store: &Store, session: SessionId) -> HistoryFlush {
     let store = store.clone();
     Box::new(move |rows| {
         Box::pin(async move {
-            let kept = store.add_commands(&session, &rows).await;
+            let kept = store.upsert_commands(&session, &rows).await;
             kept.map_err(error::store)
         })
     })
@@ -201,11 +202,11 @@ async fn sweep(store: &Store, now: i64) -> atoll_store::Result<()> {
     loop {
         let history = now - HISTORY;
         let most = [
-            store.forget_commands(history, FORGOTTEN).await?,
-            store.forget_deleted(history, FORGOTTEN).await?,
-            store.forget_keys(history, FORGOTTEN).await?,
-            store.forget_events(now - EVENTS, FORGOTTEN).await?,
-            store.forget_said_before(now - SAID, FORGOTTEN).await?,
+            store.prune_commands(history, FORGOTTEN).await?,
+            store.prune_deleted(history, FORGOTTEN).await?,
+            store.prune_keys(history, FORGOTTEN).await?,
+            store.prune_events(now - EVENTS, FORGOTTEN).await?,
+            store.prune_idempotency_keys(now - SAID, FORGOTTEN).await?,
         ];
         if most.iter().all(|gone| *gone < u64::from(FORGOTTEN)) {
             return Ok(());

@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, RequestId, Scope};
+use atoll_model::{Code, Error, Key, KeyId, Org, OrgId, Page, PageRequest, RequestId, Scope};
 use atoll_store::NewKey;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use crate::{Context, Core, Page, Slice, error};
+use crate::{Context, Core, error};
 
 const PREFIXES: [&str; 2] = ["atl_", "e2b_"];
 const DIGITS: usize = 64;
@@ -217,7 +217,7 @@ impl Core {
         }
         if key.last_used_at.is_none_or(|last| now - last > NOTED) {
             // A note that fails is no reason to refuse anybody.
-            let _ = self.inner.store.key_used(&key.id, now).await;
+            let _ = self.inner.store.touch_key(&key.id, now).await;
             self.inner.keys.forget();
         }
         Ok(Context {
@@ -306,7 +306,7 @@ impl Core {
             Ok(()) => u32::MAX,
             Err(_) => MOST,
         };
-        let added = self.inner.store.add_key(&new, most).await;
+        let added = self.inner.store.insert_key(&new, most).await;
         if !added.map_err(error::store)? {
             let message = format!("the org has {MOST} keys, with those that were revoked of late");
             let remedy = "use fewer keys: one that is worth nothing any more counts for 30 days";
@@ -323,11 +323,11 @@ impl Core {
         &self,
         context: &Context,
         org: Option<&str>,
-        page: &Page,
-    ) -> Result<Slice<Key>, Error> {
+        page: &PageRequest,
+    ) -> Result<Page<Key>, Error> {
         let org = self.org_of_keys(context, org).await?;
         let keys = self.inner.store.keys(&org).await.map_err(error::store)?;
-        Ok(Slice::of_all(keys, page, |key: &Key| {
+        Ok(Page::from_unsorted(keys, page, |key: &Key| {
             (key.created_at, key.id.to_string())
         }))
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, OrgId, SandboxId, SandboxState, StopReason};
-use atoll_store::{Happened, SandboxRow, Store};
+use atoll_store::{ChangeEvent, SandboxRow, Store};
 
 use crate::clock::Clock;
 use crate::error;
@@ -199,16 +199,16 @@ impl Entry {
 }
 
 /// What a change is called. What ran and is deleted was being stopped, and what could not be made has failed first.
-pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> Happened {
+pub(crate) fn happened(before: &SandboxRow, after: &SandboxRow) -> ChangeEvent {
     use SandboxState::{Failed, Paused, Running, Stopping};
     if after.deleted_at.is_some() {
-        let through = match (before.state, after.state) {
+        let preceded_by = match (before.state, after.state) {
             (Running | Paused | Stopping, _) => Some(Stopping),
             (before, Failed) if before != Failed => Some(Failed),
             _ => None,
         };
         let kind = "deleted";
-        return Happened { kind, through };
+        return ChangeEvent { kind, preceded_by };
     }
     if before.state == after.state {
         return "changed".into();
@@ -323,7 +323,7 @@ pub(crate) fn unknown() -> Error {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use atoll_model::{Lifetime, Limits, Network, Policy, PortAccess, SessionId};
+    use atoll_model::{Lifetime, Limits, Network, NetworkPolicy, PortAccess, SessionId};
 
     use super::*;
 
@@ -340,7 +340,7 @@ pub(crate) mod tests {
             metadata: std::collections::BTreeMap::default(),
             limits: Limits::default(),
             network: Network::None,
-            policy: Policy::default(),
+            policy: NetworkPolicy::default(),
             port_access: PortAccess::Private,
             durable: false,
             lifetime: Lifetime::default(),
@@ -392,7 +392,7 @@ pub(crate) mod tests {
             let newest = least(|| assert_eq!(ledger.newest(50).len(), 50));
             [found, unknown, newest]
         });
-        // A search through all of them takes 100 times as long.
+        // A search preceded_by all of them takes 100 times as long.
         for (few, many) in times[0].iter().zip(&times[1]) {
             assert!(*many < *few * 20, "{times:?}");
         }

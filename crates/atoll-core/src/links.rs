@@ -1,7 +1,7 @@
 //! Signed links: whoever has one may read, or write, this one file of this one sandbox, as this user, until a time. The
 //! link itself says all of that; what makes it good is a code over it that only this server can make.
 
-use atoll_model::{Authority, Caller, Code, Error, SandboxId, Scope};
+use atoll_model::{Authority, Code, Error, RunAs, SandboxId, Scope};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
@@ -125,7 +125,7 @@ pub struct Link {
     /// The file.
     pub path: String,
     /// As whom.
-    pub who: Caller,
+    pub who: RunAs,
     /// Until when: seconds since 1970.
     pub expires: i64,
 }
@@ -136,7 +136,7 @@ impl Core {
         &self,
         context: &Context,
         name: &str,
-        (act, path, who): (Act, String, Caller),
+        (act, path, who): (Act, String, RunAs),
         seconds: u32,
     ) -> Result<(Link, String), Error> {
         context.require(match act {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use atoll_model::{Durations, Error, SandboxState, durations, durations_by};
+use atoll_model::{Error, LatencyFamily, SandboxState, latency_family, latency_histogram};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -35,7 +35,7 @@ struct Made {
 #[derive(Debug)]
 pub(crate) struct Meters {
     creates: Family<Made, Counter>,
-    took: Durations<OfTemplate>,
+    took: LatencyFamily<OfTemplate>,
     /// From the question to a place for it.
     queue: Histogram,
     templates: Mutex<HashSet<String>>,
@@ -45,8 +45,8 @@ impl Default for Meters {
     fn default() -> Self {
         Self {
             creates: Family::default(),
-            took: durations_by(),
-            queue: durations(),
+            took: latency_family(),
+            queue: latency_histogram(),
             templates: Mutex::default(),
         }
     }

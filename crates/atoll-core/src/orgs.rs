@@ -2,10 +2,10 @@
 
 use std::sync::PoisonError;
 
-use atoll_model::{Code, Error, Org, OrgId, Scope};
+use atoll_model::{Code, Error, Org, OrgId, Page, PageRequest, Scope};
 use atoll_store::{OrgRemoval, Store};
 
-use crate::{Context, Core, Page, Slice, error, outlast};
+use crate::{Context, Core, error, outlast};
 
 /// What an org is to be.
 #[derive(Debug, Clone)]
@@ -44,18 +44,18 @@ pub(crate) async fn first(store: &Store, now: i64) -> Result<Org, Error> {
         max_timeout: None,
         created_at: now,
     };
-    store.add_org(&org).await.map_err(error::store)?;
+    store.insert_org(&org).await.map_err(error::store)?;
     Ok(org)
 }
 
 impl Core {
     /// All orgs for an admin, the caller's own for others.
-    pub async fn orgs(&self, context: &Context, page: &Page) -> Result<Slice<Org>, Error> {
+    pub async fn orgs(&self, context: &Context, page: &PageRequest) -> Result<Page<Org>, Error> {
         let orgs = match context.scope {
             Scope::Admin => self.inner.store.orgs().await.map_err(error::store)?,
             Scope::Sandboxes | Scope::Read => vec![context.org.clone()],
         };
-        Ok(Slice::of_all(orgs, page, |org: &Org| {
+        Ok(Page::from_unsorted(orgs, page, |org: &Org| {
             (org.created_at, org.id.to_string())
         }))
     }
@@ -69,11 +69,19 @@ impl Core {
         let org = Org {
             id: OrgId::random(),
             name,
-            max_sandboxes: asked.max_sandboxes.unwrap_or(Some(Org::SANDBOXES)),
-            max_timeout: asked.max_timeout.unwrap_or(Some(Org::TIMEOUT)),
+            max_sandboxes: asked
+                .max_sandboxes
+                .unwrap_or(Some(Org::DEFAULT_MAX_SANDBOXES)),
+            max_timeout: asked
+                .max_timeout
+                .unwrap_or(Some(Org::DEFAULT_MAX_TIMEOUT_SECS)),
             created_at: self.now(),
         };
-        self.inner.store.add_org(&org).await.map_err(error::store)?;
+        self.inner
+            .store
+            .insert_org(&org)
+            .await
+            .map_err(error::store)?;
         Ok(org)
     }
 
@@ -105,7 +113,7 @@ impl Core {
         org.max_timeout = asked.max_timeout.unwrap_or(org.max_timeout);
         self.inner
             .store
-            .change_org(&org)
+            .update_org(&org)
             .await
             .map_err(error::store)?;
         self.inner.keys.forget();

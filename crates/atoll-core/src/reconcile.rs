@@ -39,7 +39,7 @@ pub(crate) async fn join(
         .map(|info| (info.id.clone(), info))
         .collect();
     let mut known = HashSet::new();
-    for row in store.living().await.map_err(error::store)? {
+    for row in store.active_sandboxes().await.map_err(error::store)? {
         known.insert(row.id.clone());
         let found = is.get(&row.id);
         if row.state == SandboxState::Creating && row.started_at.is_none() {
@@ -50,7 +50,7 @@ pub(crate) async fn join(
             };
             match gone {
                 Ok(()) => store
-                    .unmake(&row, clock.now())
+                    .discard_create(&row, clock.now())
                     .await
                     .map_err(error::store)?,
                 Err(error) => {
@@ -91,7 +91,7 @@ pub(crate) async fn join(
         ledger.add(joined).touch();
     }
     for id in is.keys().filter(|id| !known.contains(*id)) {
-        let deleted = store.deleted(id).await.map_err(error::store)?;
+        let deleted = store.deleted_session(id).await.map_err(error::store)?;
         if let Some(session) = deleted {
             let farewell = history::keep(store, session.clone());
             if runtime.delete_after_flush(id, farewell).await.is_err() {
@@ -184,7 +184,10 @@ async fn give_up(store: &Store, row: &SandboxRow, why: &Error, now: i64) -> Resu
     };
     let written = store.update_sandbox(&after, happened(row, &after), now);
     written.await.map_err(error::store)?;
-    store.forget_said(&row.id).await.map_err(error::store)
+    store
+        .delete_idempotency_key(&row.id)
+        .await
+        .map_err(error::store)
 }
 
 /// The row of a sandbox that the runtime knows.

@@ -10,11 +10,11 @@ mod times;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use atoll_model::{Code, Error, SandboxId, SandboxState, Scope, Timings};
-use atoll_store::{Page, SandboxRow};
+use atoll_model::{Code, Error, Page, PageRequest, SandboxId, SandboxState, Scope, Timings};
+use atoll_store::SandboxRow;
 
 use crate::ledger::{Entry, Held};
-use crate::{Context, Core, Slice, error};
+use crate::{Context, Core, error};
 pub use change::SandboxChange;
 pub use create::NewSandbox;
 pub use list::{SandboxFilter, SandboxList};
@@ -58,15 +58,15 @@ impl Core {
         &self,
         context: &Context,
         state: Option<SandboxState>,
-        page: &Page,
-    ) -> Result<Slice<SandboxView>, Error> {
+        page: &PageRequest,
+    ) -> Result<Page<SandboxView>, Error> {
         context.require(Scope::Read)?;
-        let (store, more) = (&self.inner.store, page.one_more());
+        let (store, more) = (&self.inner.store, page.with_lookahead());
         let rows = store.sandboxes(&context.org.id, true, state, &more).await;
         let rows = rows.map_err(error::store)?;
         let rows = rows.into_iter().map(SandboxView::from).collect();
         let place = |view: &SandboxView| (view.row.created_at, view.row.id.to_string());
-        Ok(Slice::new(rows, page, place))
+        Ok(Page::from_lookahead(rows, page, place))
     }
 
     /// One that the caller may change.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
+use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions};
 use atoll_worker::Watch;
 
 use crate::Use;
@@ -15,7 +15,7 @@ use crate::ledger::Entry;
 #[derive(Debug, Clone)]
 pub struct Watched {
     /// As whom.
-    pub who: Caller,
+    pub who: RunAs,
     /// The directory.
     pub path: Vec<u8>,
     /// How.

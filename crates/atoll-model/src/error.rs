@@ -1,5 +1,7 @@
-//! What can go wrong, told to the person who has to act: one table gives every code its meaning on
-//! each edge (HTTP status, close code of a WebSocket, exit code).
+//! Error codes of the API and the error type that carries them.
+//!
+//! One table maps every code to its HTTP status, WebSocket close code, category and exit code. The table is part of
+//! the API: a snapshot test compares it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,58 +11,58 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{Object, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// The kind of a failure, for deciding what to do about it.
+/// Class of an error. It determines the exit code of the CLI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
-    /// The request is wrong.
+    /// The request is invalid.
     Validation,
-    /// The caller may not.
+    /// The caller is not authenticated or not authorized.
     Auth,
-    /// There is no such thing.
+    /// The resource does not exist.
     NotFound,
-    /// Not in this state.
+    /// The operation conflicts with the current state of the resource.
     Conflict,
-    /// It is larger than there is room for.
+    /// A size limit is exceeded.
     Quota,
-    /// There are as many as there may be at once, or in a second.
+    /// A limit on concurrent resources or on requests per second is reached.
     RateLimit,
-    /// This machine cannot do it, now or at all.
+    /// This host cannot carry out the operation now, or does not support it.
     ProviderUnavailable,
-    /// Somebody did not answer in time.
+    /// An operation did not complete in time.
     ProviderTimeout,
-    /// Our fault.
+    /// A failure of the server.
     Internal,
 }
 
 macro_rules! codes {
     ($( $(#[doc = $doc:literal])* $variant:ident = $name:literal, $status:literal, $close:literal, $category:ident; )*) => {
-        /// Every failure a caller can be told of.
+        /// Code of an error. Clients decide by it, not by the message.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
         pub enum Code {
             $( $(#[doc = $doc])* #[serde(rename = $name)] $variant, )*
         }
         impl Code {
-            /// Every code, in the table's order.
+            /// All codes in the order of the table.
             pub const ALL: &[Self] = &[$( Self::$variant ),*];
 
-            /// The code as it is written in answers.
+            /// The code as written in responses.
             pub fn name(self) -> &'static str {
                 match self { $( Self::$variant => $name, )* }
             }
-            /// Its HTTP status.
+            /// HTTP status of a response with this code.
             pub fn status(self) -> u16 {
                 match self { $( Self::$variant => $status, )* }
             }
-            /// The code by which a WebSocket is closed that ends with it.
+            /// Close code of a WebSocket that ends with this error.
             pub fn close_code(self) -> u16 {
                 match self { $( Self::$variant => $close, )* }
             }
-            /// What it means.
+            /// Explanation for the documentation.
             pub fn meaning(self) -> &'static str {
                 match self { $( Self::$variant => concat!($( $doc ),*).trim_ascii(), )* }
             }
-            /// Its kind.
+            /// Class of the error.
             pub fn category(self) -> Category {
                 match self { $( Self::$variant => Category::$category, )* }
             }
@@ -71,27 +73,27 @@ macro_rules! codes {
 codes! {
     /// A field is missing, of the wrong type or out of range.
     InvalidRequest = "INVALID_REQUEST", 400, 4004, Validation;
-    /// The template of a create is not known.
+    /// The template of a create request does not exist.
     UnknownTemplate = "UNKNOWN_TEMPLATE", 400, 4003, Validation;
-    /// The user is not known in the sandbox.
+    /// The user does not exist in the sandbox.
     UnknownUser = "UNKNOWN_USER", 400, 4004, Validation;
-    /// The working directory is not there.
+    /// The working directory does not exist.
     CwdNotFound = "CWD_NOT_FOUND", 400, 4004, Validation;
-    /// The program is not there or cannot be run.
+    /// The program does not exist or cannot be executed.
     ProgramNotFound = "PROGRAM_NOT_FOUND", 400, 4004, Validation;
-    /// Neither a regular file nor a link to one.
+    /// The path is not a regular file or a link to one.
     NotAFile = "NOT_A_FILE", 400, 4004, Validation;
-    /// Not a directory.
+    /// The path is not a directory.
     NotADirectory = "NOT_A_DIRECTORY", 400, 4004, Validation;
-    /// The body is not of the kind this route takes.
+    /// The route does not accept the body's Content-Type.
     UnsupportedMediaType = "UNSUPPORTED_MEDIA_TYPE", 415, 4004, Validation;
-    /// The file has no such part.
+    /// The requested range is outside the file.
     RangeNotSatisfiable = "RANGE_NOT_SATISFIABLE", 416, 4004, Validation;
-    /// The request is for a host that we do not serve.
+    /// This server does not serve the requested host name.
     Misdirected = "MISDIRECTED_REQUEST", 421, 4004, Validation;
-    /// There is no such method here.
+    /// The route does not support this method.
     MethodNotAllowed = "METHOD_NOT_ALLOWED", 405, 4004, Validation;
-    /// The request is too large.
+    /// The request body is too large.
     TooLarge = "PAYLOAD_TOO_LARGE", 413, 1009, Quota;
     /// The request has no API key.
     MissingApiKey = "MISSING_API_KEY", 401, 4008, Auth;
@@ -99,55 +101,55 @@ codes! {
     InvalidApiKey = "INVALID_API_KEY", 401, 4008, Auth;
     /// The ticket is unknown, used or expired.
     InvalidTicket = "INVALID_TICKET", 401, 4008, Auth;
-    /// The key's scope, the origin of the page or the permissions of a file refuse it.
+    /// The key's scope, the request's origin or the permissions of a file do not allow the operation.
     PermissionDenied = "PERMISSION_DENIED", 403, 4008, Auth;
-    /// No such route.
+    /// The route does not exist.
     NotFound = "NOT_FOUND", 404, 4001, NotFound;
-    /// No such key.
+    /// The API key does not exist.
     KeyNotFound = "KEY_NOT_FOUND", 404, 4001, NotFound;
-    /// No such org.
+    /// The org does not exist.
     OrgNotFound = "ORG_NOT_FOUND", 404, 4001, NotFound;
-    /// No such session in the history.
+    /// The session does not exist, or its history was deleted.
     SessionNotFound = "SESSION_NOT_FOUND", 404, 4001, NotFound;
-    /// No such terminal.
+    /// The terminal does not exist.
     TerminalNotFound = "TERMINAL_NOT_FOUND", 404, 4001, NotFound;
-    /// No such sandbox.
+    /// The sandbox does not exist or was deleted.
     SandboxNotFound = "SANDBOX_NOT_FOUND", 404, 4001, NotFound;
-    /// No such file.
+    /// The file does not exist.
     FileNotFound = "FILE_NOT_FOUND", 404, 4001, NotFound;
-    /// No such command.
+    /// The command does not exist.
     ExecNotFound = "EXEC_NOT_FOUND", 404, 4001, NotFound;
-    /// No such template.
+    /// The template does not exist.
     TemplateNotFound = "TEMPLATE_NOT_FOUND", 404, 4001, NotFound;
-    /// It is already there, or in use.
+    /// The resource already exists, is in use, or is in a state that does not allow the operation.
     Conflict = "CONFLICT", 409, 4004, Conflict;
-    /// The file is already there.
+    /// The file already exists.
     FileExists = "FILE_EXISTS", 409, 4004, Conflict;
-    /// The sandbox does not run.
+    /// The sandbox is stopped.
     SandboxStopped = "SANDBOX_STOPPED", 409, 4002, Conflict;
     /// The sandbox is paused.
     SandboxPaused = "SANDBOX_PAUSED", 409, 4002, Conflict;
-    /// The command's standard input is closed, or was never open.
+    /// The command's standard input is closed or was never connected.
     StdinClosed = "STDIN_CLOSED", 409, 4004, Conflict;
-    /// The same idempotency key came with another request.
+    /// The idempotency key was used before with a different request.
     IdempotencyMismatch = "IDEMPOTENCY_MISMATCH", 409, 4004, Conflict;
-    /// The sandbox could not be made or was lost.
+    /// The sandbox could not be created or was lost.
     SandboxFailed = "SANDBOX_FAILED", 410, 4002, NotFound;
-    /// The key sends more requests than it may.
+    /// The key exceeds its limit of requests per second.
     RateLimited = "RATE_LIMITED", 429, 4005, RateLimit;
     /// A limit of the sandbox or the org is reached.
     QuotaExceeded = "QUOTA_EXCEEDED", 429, 4005, RateLimit;
-    /// Something of ours failed.
+    /// Internal server error.
     Internal = "INTERNAL", 500, 1011, Internal;
-    /// This host lacks what was asked for.
+    /// This host lacks a feature that the request needs.
     UnsupportedByHost = "UNSUPPORTED_BY_HOST", 501, 4006, ProviderUnavailable;
-    /// The machine cannot take more.
+    /// No capacity left on this host.
     NoCapacity = "NO_CAPACITY", 503, 4006, ProviderUnavailable;
-    /// No server can be reached. Clients report it; no server sends it.
+    /// The server cannot be reached. Reported by clients; no server sends this code.
     ServerUnreachable = "SERVER_UNREACHABLE", 503, 4006, ProviderUnavailable;
-    /// Somebody inside did not answer in time.
+    /// A process in the sandbox did not respond in time.
     Timeout = "PROVIDER_TIMEOUT", 504, 4007, ProviderTimeout;
-    /// The disk is full.
+    /// No disk space left.
     DiskFull = "DISK_FULL", 507, 4005, Quota;
 }
 
@@ -160,7 +162,7 @@ impl PartialSchema for Code {
         Object::builder()
             .schema_type(Type::String)
             .enum_values(Some(names))
-            .description(Some("Every failure a caller can be told of."))
+            .description(Some("Code of an error."))
             .into()
     }
 }
@@ -168,7 +170,7 @@ impl PartialSchema for Code {
 impl ToSchema for Code {}
 
 impl Code {
-    /// The exit code of a command that ends with it.
+    /// Exit code of a CLI command that fails with this error.
     pub fn exit_code(self) -> u8 {
         match self.category() {
             Category::Validation => 2,
@@ -176,41 +178,41 @@ impl Code {
             Category::NotFound => 4,
             Category::Conflict => 5,
             Category::Quota | Category::RateLimit => 6,
-            // Another try may find room.
+            // Capacity may become free.
             Category::ProviderUnavailable if self == Self::NoCapacity => 6,
             Category::ProviderUnavailable | Category::ProviderTimeout => 7,
             Category::Internal => 70,
         }
     }
 
-    /// When to try again, in seconds, for what passes by itself.
+    /// Seconds after which a client may retry. `None`: a retry alone does not help.
     pub fn retry_after(self) -> Option<u32> {
         match self {
             Self::NoCapacity => Some(5),
-            // So much comes back each second.
+            // Rate limits are per second.
             Self::QuotaExceeded | Self::RateLimited => Some(1),
             _ => None,
         }
     }
 }
 
-/// A failure at the edge: what a caller is told. The internal cause is logged, not told.
+/// An error as a client sees it. Its internal cause is logged and never sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Error {
-    /// Which failure.
+    /// The error code.
     pub code: Code,
-    /// What happened, naming the field, path or state.
+    /// What failed, with the field, path or state concerned.
     pub message: String,
-    /// What to do about it.
+    /// What the caller can do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
-    /// Values a program can use.
+    /// Machine-readable values by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub details: BTreeMap<String, String>,
 }
 
 impl Error {
-    /// A failure with its message.
+    /// Creates an error with a message.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -220,21 +222,21 @@ impl Error {
         }
     }
 
-    /// A field that cannot be accepted.
+    /// Creates the error for an invalid field.
     pub fn invalid(field: &str, message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::new(Code::InvalidRequest, message)
             .remedy(remedy)
             .detail("field", field)
     }
 
-    /// Says what to do about it.
+    /// Sets the remedy.
     #[must_use]
     pub fn remedy(mut self, remedy: impl Into<String>) -> Self {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// Adds a value a program can use.
+    /// Adds a machine-readable value.
     #[must_use]
     pub fn detail(mut self, name: &str, value: impl Into<String>) -> Self {
         self.details.insert(name.into(), value.into());

@@ -1,7 +1,7 @@
-//! Addresses that the operator opens to sandboxes although they are refused to every sandbox.
+//! Egress exceptions: blocked address ranges that the operator opens to sandboxes.
 //!
-//! An exception never covers loopback, addresses of sandboxes or gateways, multicast or reserved addresses. The host's own
-//! addresses inside an exception stay refused by the order of the firewall's rules.
+//! An exception never covers loopback, addresses of sandboxes or gateways, multicast or reserved addresses. The host's
+//! own addresses stay blocked even inside an exception, by the order of the firewall's rules.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -10,39 +10,38 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
-use crate::network::{Block, Rule, SANDBOXES, digits, is_refused};
+use crate::network::{Cidr, NetworkRule, SANDBOX_RANGE, digits, is_blocked};
 
-/// Blocks that no exception may overlap.
-const NEVER: [(Block, &str); 5] = [
-    (Block::new([0, 0, 0, 0], 8), "this host"),
-    (Block::new([127, 0, 0, 0], 8), "loopback"),
-    (SANDBOXES, "sandboxes and their gateways"),
-    (Block::new([224, 0, 0, 0], 4), "multicast"),
-    (Block::new([240, 0, 0, 0], 4), "reserved"),
+/// Ranges that no exception may overlap, with the reason.
+const NEVER_ALLOWED: [(Cidr, &str); 5] = [
+    (Cidr::new([0, 0, 0, 0], 8), "this host"),
+    (Cidr::new([127, 0, 0, 0], 8), "loopback"),
+    (SANDBOX_RANGE, "sandboxes and their gateways"),
+    (Cidr::new([224, 0, 0, 0], 4), "multicast"),
+    (Cidr::new([240, 0, 0, 0], 4), "reserved"),
 ];
 
-/// Metadata services of clouds, which give credentials of the host. An exception opens one only if it names the address
-/// alone.
+/// Cloud metadata services, which return credentials of the host. An exception must name such an address alone.
 const METADATA: [Ipv4Addr; 2] = [
     Ipv4Addr::new(169, 254, 169, 254),
     Ipv4Addr::new(168, 63, 129, 16),
 ];
 
-/// The first and the last port of a range.
+/// First and last port of a range, inclusive.
 type Ports = (u16, u16);
 
-/// Addresses that the operator opens, on some ports or on all.
+/// A range of addresses that the operator opens, on some ports or on all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct EgressException {
-    to: Block,
+    to: Cidr,
     /// TCP and UDP ports, ascending and disjoint. Empty: all ports, and ICMP.
     ports: Vec<Ports>,
 }
 
 impl EgressException {
-    /// The addresses.
-    pub fn block(&self) -> Block {
+    /// The address range.
+    pub fn cidr(&self) -> Cidr {
         self.to
     }
 
@@ -51,8 +50,8 @@ impl EgressException {
         &self.ports
     }
 
-    /// Whether the exception opens something of what a rule names.
-    fn overlaps(&self, rule: &Rule) -> bool {
+    /// Whether the exception and a rule have an address and a port in common.
+    fn overlaps(&self, rule: &NetworkRule) -> bool {
         let open = |port| {
             let mut ranges = self.ports.iter();
             self.ports.is_empty() || ranges.any(|(first, last)| (*first..=*last).contains(&port))
@@ -61,32 +60,34 @@ impl EgressException {
     }
 
     fn check(&self, text: &str) -> Result<(), Error> {
-        let refuse = |message: String, remedy: &str| Err(invalid(message, remedy));
-        let never = NEVER.iter().find(|(block, _)| block.overlaps(self.to));
-        if let Some((block, of)) = never {
-            let message = format!("{text:?} overlaps {block} ({of}), which is never opened");
-            return refuse(message, "name only the addresses that sandboxes need");
+        let reject = |message: String, remedy: &str| Err(invalid(message, remedy));
+        let conflict = NEVER_ALLOWED
+            .iter()
+            .find(|(cidr, _)| cidr.overlaps(self.to));
+        if let Some((cidr, reason)) = conflict {
+            let message = format!("{text:?} overlaps {cidr} ({reason}), which is never opened");
+            return reject(message, "name only the addresses that sandboxes need");
         }
         let metadata = METADATA.iter().find(|address| self.to.contains(**address));
         if let Some(address) = metadata
             && self.to.first() != self.to.last()
         {
             let message = format!(
-                "{text:?} covers {address}, where clouds give credentials of the host to every caller"
+                "{text:?} covers {address}, a cloud metadata service that returns credentials of the host"
             );
-            return refuse(message, "name smaller blocks without that address");
+            return reject(message, "name smaller blocks without that address");
         }
         Ok(())
     }
 }
 
-/// Whether an address is refused to sandboxes on all ports, with these exceptions.
-pub fn is_closed(address: Ipv4Addr, exceptions: &[EgressException]) -> bool {
-    is_refused(address) && !exceptions.iter().any(|it| it.to.contains(address))
+/// Whether an address is blocked for sandboxes on all ports, given these exceptions.
+pub fn is_blocked_except(address: Ipv4Addr, exceptions: &[EgressException]) -> bool {
+    is_blocked(address) && !exceptions.iter().any(|it| it.to.contains(address))
 }
 
-/// Whether an exception opens something of what a rule names.
-pub(crate) fn opens(exceptions: &[EgressException], rule: &Rule) -> bool {
+/// Whether an exception opens at least one address and port of a rule.
+pub(crate) fn overlap(exceptions: &[EgressException], rule: &NetworkRule) -> bool {
     exceptions.iter().any(|it| it.overlaps(rule))
 }
 
@@ -97,23 +98,23 @@ fn invalid(message: String, remedy: &str) -> Error {
 impl FromStr for EgressException {
     type Err = Error;
 
-    /// `10.1.2.3`, `10.1.0.0/16`, either with ports: `10.1.2.3:443`, `10.1.0.0/16:80,443,8000-8099`.
+    /// Parses `10.1.2.3` or `10.1.0.0/16`, optionally with ports: `10.1.2.3:443`, `10.1.0.0/16:80,443,8000-8099`.
     fn from_str(text: &str) -> Result<Self, Error> {
         const FORM: &str = "write it like 10.1.2.3, 10.1.0.0/16 or 10.1.2.3:443,8000-8099";
         if text.starts_with('[') || text.matches(':').count() > 1 {
             let message = format!("{text:?} is IPv6, and sandboxes have IPv4 only");
             return Err(invalid(message, "name the IPv4 address of the service"));
         }
-        let wrong = |what: &str| invalid(format!("{text:?} has no valid {what}"), FORM);
-        let (block, ports) = match text.split_once(':') {
-            Some((block, ports)) => {
+        let missing = |part: &str| invalid(format!("{text:?} has no valid {part}"), FORM);
+        let (cidr, ports) = match text.split_once(':') {
+            Some((cidr, ports)) => {
                 let ranges: Option<Vec<Ports>> = ports.split(',').map(range).collect();
-                (block, joined(ranges.ok_or_else(|| wrong("ports"))?))
+                (cidr, merge(ranges.ok_or_else(|| missing("ports"))?))
             }
             None => (text, Vec::new()),
         };
-        let to = Block::parse(block).ok_or_else(|| wrong("IPv4 address or block"))?;
-        if let Some(aligned) = to.misaligned() {
+        let to = Cidr::parse(cidr).ok_or_else(|| missing("IPv4 address or block"))?;
+        if let Some(aligned) = to.realigned() {
             let message = format!("{text:?} has address bits beyond its prefix length");
             return Err(invalid(message, &format!("write {aligned} for the block")));
         }
@@ -123,7 +124,7 @@ impl FromStr for EgressException {
     }
 }
 
-/// `443` or `8000-8099`.
+/// Parses `443` or `8000-8099`.
 fn range(text: &str) -> Option<Ports> {
     let port = |text| digits::<u16>(text).filter(|port| *port != 0);
     let (first, last) = match text.split_once('-') {
@@ -133,17 +134,17 @@ fn range(text: &str) -> Option<Ports> {
     (first <= last).then_some((first, last))
 }
 
-/// The same ports in ascending, disjoint ranges: the firewall takes no others.
-fn joined(mut ranges: Vec<Ports>) -> Vec<Ports> {
+/// Sorts and merges port ranges: the firewall requires ascending, disjoint ranges.
+fn merge(mut ranges: Vec<Ports>) -> Vec<Ports> {
     ranges.sort_unstable();
-    let mut joined: Vec<Ports> = Vec::with_capacity(ranges.len());
+    let mut merged: Vec<Ports> = Vec::with_capacity(ranges.len());
     for (first, last) in ranges {
-        match joined.last_mut() {
+        match merged.last_mut() {
             Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
-            _ => joined.push((first, last)),
+            _ => merged.push((first, last)),
         }
     }
-    joined
+    merged
 }
 
 impl fmt::Display for EgressException {
@@ -177,14 +178,14 @@ impl From<EgressException> for String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Policy, Verdict};
+    use crate::{NetworkPolicy, PolicyAction};
 
     fn exception(text: &str) -> EgressException {
         text.parse().expect(text)
     }
 
     #[test]
-    fn an_exception_names_a_block_and_ports() {
+    fn exception_parses_range_and_ports() {
         for (text, shown) in [
             ("10.1.2.3", "10.1.2.3"),
             ("10.1.2.3/32", "10.1.2.3"),
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_opened_is_an_error_with_a_remedy() {
+    fn exception_that_is_never_allowed_is_an_error() {
         for (text, problem) in [
             ("127.0.0.1", "127.0.0.0/8 (loopback)"),
             ("0.0.0.0/0", "0.0.0.0/8 (this host)"),
@@ -232,10 +233,10 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_may_allow_what_an_exception_opens_and_nothing_beside_it() {
+    fn policy_may_allow_only_what_an_exception_opens() {
         let exceptions = [exception("10.1.0.0/16:443"), exception("192.168.1.1")];
         let check = |rule: &str| {
-            let policy = Policy::parse(&[rule], &[""; 0], Verdict::Deny).expect(rule);
+            let policy = NetworkPolicy::parse(&[rule], &[""; 0], PolicyAction::Deny).expect(rule);
             policy.check_reachable(&exceptions).is_ok()
         };
         for rule in [
@@ -253,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_an_exception_are_not_closed() {
+    fn addresses_of_an_exception_are_not_blocked() {
         let exceptions = [exception("10.1.0.0/16:443")];
-        let closed = |text: &str| is_closed(text.parse().expect(text), &exceptions);
-        assert!(!closed("10.1.255.255") && !closed("1.1.1.1"));
-        assert!(closed("10.2.0.0") && closed("10.0.255.255") && closed("127.0.0.1"));
+        let blocked = |text: &str| is_blocked_except(text.parse().expect(text), &exceptions);
+        assert!(!blocked("10.1.255.255") && !blocked("1.1.1.1"));
+        assert!(blocked("10.2.0.0") && blocked("10.0.255.255") && blocked("127.0.0.1"));
     }
 }

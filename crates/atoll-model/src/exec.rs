@@ -1,4 +1,4 @@
-//! A command in a sandbox, as it is asked for and as it ended.
+//! Types for commands in a sandbox: what a caller requests, the state of a running exec, and its result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,90 +8,94 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Code, Error, ExecId};
 
-/// What to run.
+/// The program of an exec.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Program {
-    /// A program and its arguments.
+    /// Program and arguments, executed directly. The first element is looked up in `PATH`.
     Argv(Vec<Vec<u8>>),
-    /// A line for `/bin/sh -c`.
+    /// Command line for `/bin/sh -c`.
     Shell(String),
 }
 
-/// Where its standard input comes from.
+/// Source of standard input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Input {
+pub enum Stdin {
     /// `/dev/null`.
     #[default]
     Null,
-    /// The caller writes it.
-    Open,
+    /// A pipe that the caller writes to.
+    #[serde(rename = "Open")]
+    Piped,
 }
 
-/// A command as it is asked for.
+/// Request to run a command. Stored as JSON in `execs/records`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
-    /// What to run.
+    /// Program and arguments, or a shell line.
     pub program: Program,
-    /// Variables that win over the sandbox's. They may be secrets, and no record contains them: the program has them from
-    /// its start.
-    #[serde(default, serialize_with = "nothing", deserialize_with = "ignored")]
+    /// Environment variables; they override the sandbox's. Never stored, because they may be secrets.
+    #[serde(
+        default,
+        serialize_with = "empty_list",
+        deserialize_with = "ignore_value"
+    )]
     pub environment: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Working directory; `None` is the user's home.
+    /// Working directory. `None`: the user's home directory.
     pub directory: Option<Vec<u8>>,
-    /// Name or number; `None` is the template's user.
+    /// User name or number. `None`: the template's default user.
     pub user: Option<String>,
-    /// Standard input.
-    pub input: Input,
-    /// When everything it started is killed, counted from its start; while the sandbox is paused, time
-    /// stands still.
+    /// Source of standard input. Written as `input`.
+    #[serde(rename = "input")]
+    pub stdin: Stdin,
+    /// Time from the start after which all processes of the exec are killed. Time spent paused does not count.
     pub deadline: Option<Duration>,
-    /// A name of the caller's choice to find it by.
+    /// Label chosen by the caller, to look the exec up by.
     pub tag: Option<String>,
-    /// It runs on a terminal of this size, which is its standard input and output.
+    /// Initial size of the PTY that is standard input and output. `None`: pipes instead of a PTY.
     #[serde(default)]
     pub terminal: Option<TerminalSize>,
-    /// The request may come again, and means this command then.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again: Option<Again>,
+    /// Idempotency key and request fingerprint. Written as `again`.
+    #[serde(default, rename = "again", skip_serializing_if = "Option::is_none")]
+    pub idempotency: Option<Idempotency>,
 }
 
-/// Variables as they are written: an empty list, which earlier versions expect.
-fn nothing<S: Serializer>(_: &[(Vec<u8>, Vec<u8>)], serializer: S) -> Result<S::Ok, S::Error> {
+/// Serializes variables as an empty list, which earlier versions require.
+fn empty_list<S: Serializer>(_: &[(Vec<u8>, Vec<u8>)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq([(); 0])
 }
 
-/// Earlier versions wrote them; nothing needs them.
-fn ignored<'de, D: Deserializer<'de>, T: Default>(deserializer: D) -> Result<T, D::Error> {
+/// Discards the variables that earlier versions stored.
+fn ignore_value<'de, D: Deserializer<'de>, T: Default>(deserializer: D) -> Result<T, D::Error> {
     IgnoredAny::deserialize(deserializer)?;
     Ok(T::default())
 }
 
-/// By which a request is known when it is said again.
+/// Identifies a request that a client may send more than once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Again {
-    /// The caller's key.
+pub struct Idempotency {
+    /// Idempotency key, chosen by the client.
     pub key: String,
-    /// What was asked for, in short.
+    /// Hash of the request. A repeated key with another fingerprint is an error.
     pub fingerprint: String,
 }
 
-impl Again {
-    /// The key came before with another request.
-    pub fn mismatch() -> Error {
+impl Idempotency {
+    /// The error for a key that was used before with a different request.
+    pub fn mismatch_error() -> Error {
         Error::new(
             Code::IdempotencyMismatch,
-            "this Idempotency-Key came before with another request",
+            "this Idempotency-Key was used before with a different request",
         )
         .remedy("use a new key for a new request")
     }
 }
 
-/// Rows and columns of a terminal.
+/// Size of a terminal in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalSize {
-    /// How many rows.
+    /// Height.
     pub rows: u16,
-    /// How many columns.
+    /// Width.
     pub columns: u16,
 }
 
@@ -105,7 +109,7 @@ impl Default for TerminalSize {
 }
 
 impl ExecSpec {
-    /// A program with arguments, everything else by default.
+    /// A program with arguments; all other fields have their defaults.
     pub fn argv<S: AsRef<[u8]>>(argv: impl IntoIterator<Item = S>) -> Self {
         let argv = argv
             .into_iter()
@@ -114,7 +118,7 @@ impl ExecSpec {
         Self::new(Program::Argv(argv))
     }
 
-    /// A shell line, everything else by default.
+    /// A command line for `/bin/sh -c`; all other fields have their defaults.
     pub fn shell(line: impl Into<String>) -> Self {
         Self::new(Program::Shell(line.into()))
     }
@@ -125,43 +129,44 @@ impl ExecSpec {
             environment: Vec::new(),
             directory: None,
             user: None,
-            input: Input::Null,
+            stdin: Stdin::Null,
             deadline: None,
             tag: None,
             terminal: None,
-            again: None,
+            idempotency: None,
         }
     }
 
-    /// About how much memory it takes: many short words take more than one long one.
-    pub fn weight(&self) -> usize {
-        const WORD: usize = 64;
+    /// Estimated memory of this request in bytes. Each string counts with an overhead of 64 bytes.
+    pub fn memory_estimate(&self) -> usize {
+        const STRING_OVERHEAD: usize = 64;
         let words = match &self.program {
             Program::Shell(line) => line.len(),
-            Program::Argv(argv) => argv.iter().map(|word| word.len() + WORD).sum(),
+            Program::Argv(argv) => argv.iter().map(|word| word.len() + STRING_OVERHEAD).sum(),
         };
         let variables = self.environment.iter();
-        let variables = variables.map(|(name, value)| name.len() + value.len() + 2 * WORD);
+        let variables =
+            variables.map(|(name, value)| name.len() + value.len() + 2 * STRING_OVERHEAD);
         let directory = self.directory.as_ref().map_or(0, Vec::len);
         let names = [&self.user, &self.tag].into_iter().flatten();
         words + variables.sum::<usize>() + directory + names.map(String::len).sum::<usize>()
     }
 
-    /// Runs it as another user.
+    /// Sets the user.
     #[must_use]
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.user = Some(user.into());
         self
     }
 
-    /// Runs it in another directory.
+    /// Sets the working directory.
     #[must_use]
     pub fn directory(mut self, directory: impl AsRef<[u8]>) -> Self {
         self.directory = Some(directory.as_ref().to_vec());
         self
     }
 
-    /// Sets a variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn variable(mut self, name: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
         self.environment
@@ -169,55 +174,55 @@ impl ExecSpec {
         self
     }
 
-    /// Kills it after a while.
+    /// Sets the deadline.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
     }
 
-    /// Names it, to be found again.
+    /// Sets the tag.
     #[must_use]
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.tag = Some(tag.into());
         self
     }
 
-    /// Runs it on a terminal.
+    /// Allocates a PTY.
     #[must_use]
     pub fn terminal(mut self, size: TerminalSize) -> Self {
         self.terminal = Some(size);
         self
     }
 
-    /// Lets the caller write its standard input.
+    /// Connects standard input to a pipe that the caller writes to.
     #[must_use]
-    pub fn open_input(mut self) -> Self {
-        self.input = Input::Open;
+    pub fn piped_stdin(mut self) -> Self {
+        self.stdin = Stdin::Piped;
         self
     }
 }
 
-/// A command as it is.
+/// State of an exec, running or ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExecInfo {
-    /// Its id.
+    /// Exec id.
     #[serde(rename = "execID")]
     pub id: ExecId,
-    /// Its pid inside the sandbox.
+    /// Process id in the sandbox's PID namespace.
     pub pid: i32,
-    /// What was asked for.
+    /// The request.
     pub spec: Arc<ExecSpec>,
-    /// When it began: microseconds since 1970.
+    /// Start time in microseconds since 1970.
     pub started_at: i64,
-    /// How it ended, once it has.
+    /// Exit status. `None` while the exec runs.
     pub status: Option<ExecStatus>,
-    /// When it ended, if somebody saw that.
+    /// End time in microseconds since 1970. `None` while it runs, or if the end was not observed.
     pub ended_at: Option<i64>,
 }
 
-/// One of the two streams a command writes.
+/// One of the two output streams of an exec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
@@ -227,46 +232,45 @@ pub enum Stream {
     Stderr,
 }
 
-/// What a reader of a command's output gets next.
+/// Item of an output stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Chunk {
-    /// Bytes of one stream. Positions count the bytes of both streams together.
+pub enum OutputChunk {
+    /// Bytes of one stream.
     Data {
-        /// Which.
+        /// The stream that the bytes belong to.
         stream: Stream,
-        /// The position of the first byte.
+        /// Byte offset of the first byte in the output log, which contains both streams.
         position: u64,
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Bytes from one position to another are not kept any more.
+    /// A range of the output log was dropped.
     Gap {
-        /// The first that is lost.
+        /// Offset of the first dropped byte.
         from: u64,
-        /// The first that is there again.
+        /// Offset of the first available byte after the gap.
         to: u64,
     },
-    /// The command has ended, and everything it wrote until then has been told. What its children go on
-    /// to write may follow.
+    /// The command has exited, and all its output up to the exit was delivered. Output of processes that it left
+    /// running may follow.
     Exit(ExecStatus),
 }
 
-/// How a command ended: the truth, not its encoding.
+/// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ExecStatus {
-    /// What it returned, if it returned.
+    /// Exit code. `None` if a signal ended it.
     pub code: Option<i32>,
-    /// The signal that ended it.
+    /// Number of the signal that ended it.
     pub signal: Option<i32>,
-    /// The kernel killed something of it for want of memory.
+    /// The kernel's OOM killer ended at least one of its processes.
     pub oom_killed: bool,
-    /// Its deadline came first.
+    /// The deadline expired before it exited.
     pub timed_out: bool,
 }
 
 impl ExecStatus {
-    /// The one number a shell would show: 124 after a deadline, 137 after an OOM kill, 128 + n after
-    /// a signal.
+    /// Exit code by the shell's conventions: 124 after a deadline, 137 after an OOM kill, 128 + n after signal n.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self {
@@ -283,7 +287,7 @@ impl ExecStatus {
         }
     }
 
-    /// It returned 0 by itself.
+    /// Whether it exited with code 0.
     pub fn success(&self) -> bool {
         self.exit_code() == 0
     }

@@ -1,28 +1,28 @@
-//! Files of a sandbox, as they are asked for and as they are.
+//! Types for file calls in a sandbox: who makes the call, options, and metadata of files.
 
 use std::collections::BTreeMap;
 
-/// Whose rights count.
+/// Permissions that a file call has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Authority {
-    /// The user's.
+    /// Permissions of the user.
     #[default]
     User,
-    /// The sandbox's root's; what is made belongs to the user.
+    /// Permissions of root in the sandbox. Created files belong to the user.
     Root,
 }
 
-/// For whom a file call is made.
+/// User and permissions of a file call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Caller {
-    /// Name or number; `None` is the template's user. Relative paths and `~` start at its home.
+pub struct RunAs {
+    /// User name or number. `None`: the template's default user. Relative paths and `~` start at its home directory.
     pub user: Option<String>,
-    /// Whose rights count.
+    /// Permissions of the call.
     pub authority: Authority,
 }
 
-impl Caller {
-    /// The sandbox's root, acting for itself.
+impl RunAs {
+    /// The root user of the sandbox.
     pub fn root() -> Self {
         Self {
             user: Some("root".into()),
@@ -31,115 +31,115 @@ impl Caller {
     }
 }
 
-/// How a file is written.
+/// Options for writing a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WriteOptions {
-    /// Permission bits; `None` keeps those of a file that is there, else 0644.
+    /// Permission bits. `None`: those of the existing file, or 0644 for a new one.
     pub mode: Option<u32>,
-    /// Write into the file that is there. Otherwise it is replaced at the end, at once.
+    /// Overwrite the existing file in place. Otherwise the content replaces it atomically when it is complete.
     pub in_place: bool,
-    /// Make missing directories above it.
+    /// Create missing parent directories.
     pub parents: bool,
 }
 
-/// What a path leads to.
+/// Type of a file system entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntryKind {
-    /// A regular file.
+pub enum FileKind {
+    /// Regular file.
     File,
-    /// A directory.
+    /// Directory.
     Directory,
-    /// A symbolic link.
+    /// Symbolic link.
     Link,
-    /// A device, socket or FIFO.
+    /// Device, socket or FIFO.
     Other,
 }
 
-/// One object of a sandbox's file system.
+/// Metadata of one file system entry, as `lstat` returns it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// As asked for, or relative to the listed directory.
+pub struct FileEntry {
+    /// The requested path, or the path relative to the listed directory.
     pub path: Vec<u8>,
-    /// What it is.
-    pub kind: EntryKind,
+    /// Type of the entry.
+    pub kind: FileKind,
     /// Permission bits.
     pub mode: u32,
-    /// Owner, as the sandbox counts.
+    /// User id in the sandbox's user namespace.
     pub uid: u32,
-    /// Group, as the sandbox counts.
+    /// Group id in the sandbox's user namespace.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Nanoseconds since 1970.
+    /// Modification time in nanoseconds since 1970.
     pub modified: i64,
-    /// Where a link points.
+    /// Target of a symbolic link, as stored in it.
     pub link: Option<Vec<u8>>,
 }
 
-/// What is looked for.
+/// Conditions of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Search {
-    /// A pattern of names, or a part of them; empty for any.
+pub struct SearchQuery {
+    /// Glob pattern or substring of the file name. Empty: any name.
     pub name: Vec<u8>,
-    /// Text in files; empty for anything.
+    /// Text in the file. Empty: search names only.
     pub text: Vec<u8>,
-    /// How many places at most.
+    /// Maximum number of hits.
     pub limit: u32,
 }
 
-/// A place that was looked for.
+/// One result of a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
-    /// The file; its path is relative to the directory.
-    pub entry: Entry,
-    /// The number of the line and some of it, if text was looked for.
+pub struct SearchHit {
+    /// The file. Its path is relative to the searched directory.
+    pub entry: FileEntry,
+    /// Line number and an excerpt of the line. `None` if only names were searched.
     pub line: Option<(u64, Vec<u8>)>,
 }
 
-/// What came of an archive.
+/// Result of unpacking an archive.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Unpacked {
-    /// Entries that are there now.
+pub struct UnpackSummary {
+    /// Number of unpacked entries.
     pub entries: u64,
-    /// Bytes of their contents.
+    /// Total size of their contents in bytes.
     pub bytes: u64,
-    /// Entries that were left out.
-    pub left_out: u64,
-    /// The first of them: name and why.
-    pub told: Vec<(Vec<u8>, String)>,
+    /// Number of entries that were not unpacked.
+    pub skipped: u64,
+    /// Name and reason of the first skipped entries.
+    pub skipped_entries: Vec<(Vec<u8>, String)>,
 }
 
-/// Some of a file's extended attributes: those whose names begin with a prefix.
+/// Extended attributes of a file whose names have a common prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Attributes {
-    /// How their names begin.
+    /// The common prefix.
     pub prefix: String,
-    /// What follows the prefix, and the value.
+    /// Values by name without the prefix.
     pub values: BTreeMap<String, String>,
 }
 
-/// Where a symbolic link leads in the end.
+/// The entry that a symbolic link resolves to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
-    /// Its path, without links.
+pub struct LinkTarget {
+    /// Path without symbolic links.
     pub path: Vec<u8>,
-    /// What it is.
-    pub kind: EntryKind,
-    /// Its permission bits.
+    /// Type of the entry.
+    pub kind: FileKind,
+    /// Permission bits.
     pub mode: u32,
 }
 
-/// An object and what a look at it alone does not say.
+/// Metadata of a file with resolved names, link target and attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Described {
-    /// The object itself, with its whole path.
-    pub entry: Entry,
-    /// Its owner's name, or number if it has none.
+pub struct FileDetails {
+    /// Metadata of the entry itself, with its absolute path.
+    pub entry: FileEntry,
+    /// Name of the owner, or its number if it has no name.
     pub owner: String,
-    /// Its group's name, or number if it has none.
+    /// Name of the group, or its number if it has no name.
     pub group: String,
-    /// Where it leads, if it is a link that leads anywhere.
-    pub target: Option<Target>,
-    /// Its attributes with the prefix that was asked for, which the names are without.
+    /// Target of a symbolic link. `None` for other entries and broken links.
+    pub target: Option<LinkTarget>,
+    /// Extended attributes that have the requested prefix, by name without it.
     pub attributes: BTreeMap<String, String>,
 }

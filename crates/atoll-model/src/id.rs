@@ -1,6 +1,7 @@
-//! Identifiers. A sandbox's is `i` and 20 characters of `[a-z0-9]`: a DNS label, and a useful
-//! prefix after five characters. Others have a prefix that says what they name. Order comes from times,
-//! never from ids.
+//! Random identifiers with a type prefix.
+//!
+//! An id is a prefix and 20 random characters of `[a-z0-9]`. The prefix of a sandbox id is `i`, so that the id is a DNS
+//! label. Ids have no order: lists are sorted by time first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,8 +13,9 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::Error;
 
-const LETTERS: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-const RANDOM: usize = 20;
+const ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
+/// Number of characters after the prefix.
+const RANDOM_LEN: usize = 20;
 
 macro_rules! ids {
     ($( $(#[$doc:meta])* $name:ident = $prefix:literal, $what:literal; )*) => {$(
@@ -23,9 +25,9 @@ macro_rules! ids {
         pub struct $name(String);
 
         impl $name {
-            /// A new one, from the system's random source.
+            /// Generates an id from the kernel's random source.
             pub fn random() -> Self {
-                Self(format!(concat!($prefix, "{}"), random(RANDOM)))
+                Self(format!(concat!($prefix, "{}"), random_chars(RANDOM_LEN)))
             }
 
             /// The id as text.
@@ -39,7 +41,7 @@ macro_rules! ids {
                 Object::builder()
                     .schema_type(Type::String)
                     .description(Some(concat!($what, " id")))
-                    .pattern(Some(format!(concat!("^", $prefix, "[a-z0-9]{{{}}}$"), RANDOM)))
+                    .pattern(Some(format!(concat!("^", $prefix, "[a-z0-9]{{{}}}$"), RANDOM_LEN)))
                     .into()
             }
         }
@@ -51,7 +53,7 @@ macro_rules! ids {
 
             fn from_str(text: &str) -> Result<Self, Error> {
                 let rest = text.strip_prefix($prefix).unwrap_or_default();
-                if rest.len() == RANDOM && rest.bytes().all(|byte| LETTERS.contains(&byte)) {
+                if rest.len() == RANDOM_LEN && rest.bytes().all(|byte| ALPHABET.contains(&byte)) {
                     Ok(Self(text.to_owned()))
                 } else {
                     Err(Error::invalid(
@@ -85,25 +87,25 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A sandbox's name for good.
+    /// Id of a sandbox. Never reused.
     SandboxId = "i", "a sandbox";
-    /// A command's name for good.
+    /// Id of an exec: a command or a terminal.
     ExecId = "exec_", "an exec";
-    /// Whose sandboxes they are.
+    /// Id of an org.
     OrgId = "org_", "an org";
-    /// A key's name, which is no secret.
+    /// Id of an API key. Not a secret.
     KeyId = "key_", "a key";
-    /// One life of a sandbox in the history.
+    /// Id of a session: the history of one sandbox.
     SessionId = "sess_", "a session";
-    /// Something that happened.
+    /// Id of an event.
     EventId = "evt_", "an event";
-    /// A data directory of a server and its database: recorded in both.
+    /// Id of a server's data directory. Recorded in the directory and in its database.
     InstanceId = "inst_", "an instance";
-    /// A request, in answers and in logs.
+    /// Id of a request, in responses and logs.
     RequestId = "req_", "a request";
 }
 
-/// What a run is called by who starts it: a DNS label, and a directory's name.
+/// Name of a detached run, chosen by its user. A DNS label that is also a directory name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunName(String);
@@ -121,7 +123,7 @@ impl FromStr for RunName {
     fn from_str(text: &str) -> Result<Self, Error> {
         let letters = text
             .bytes()
-            .all(|byte| LETTERS.contains(&byte) || byte == b'-');
+            .all(|byte| ALPHABET.contains(&byte) || byte == b'-');
         if letters && (1..=63).contains(&text.len()) && !text.starts_with('-') {
             return Ok(Self(text.to_owned()));
         }
@@ -154,16 +156,16 @@ impl fmt::Display for RunName {
     }
 }
 
-/// Characters of `[a-z0-9]` from the system's random source.
-fn random(length: usize) -> String {
+/// Random characters of `[a-z0-9]` from the kernel's random source.
+fn random_chars(length: usize) -> String {
     let mut text = String::with_capacity(length);
     while text.len() < length {
         let mut bytes = [0_u8; 32];
         let filled = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
             .unwrap_or(0);
-        // 252 is the largest multiple of 36 in a byte: what is above would make some more likely.
+        // 252 is the largest multiple of 36 in a byte. Larger values would make some characters more likely.
         let letters = bytes[..filled].iter().filter(|byte| **byte < 252);
-        text.extend(letters.map(|byte| LETTERS[usize::from(byte % 36)] as char));
+        text.extend(letters.map(|byte| ALPHABET[usize::from(byte % 36)] as char));
     }
     text.truncate(length);
     text

@@ -1,15 +1,19 @@
-//! Atoll's nouns: ids, sizes, limits, what can be asked for and what can go wrong. No I/O but the
-//! system's random source for new ids, no clock but a stopwatch, no runtime.
+//! Data types that all crates share: ids, sizes, limits, requests, states and errors.
+//!
+//! The crate does no I/O, with two exceptions: new ids come from the kernel's random source, and [`Timer`] reads the
+//! monotonic clock. Its Prometheus types (`metrics.rs`) are here because every crate above uses them.
 
 mod error;
 mod exception;
 mod exec;
 mod file;
+mod history;
 mod id;
 mod lifetime;
-mod meter;
+mod metrics;
 mod network;
 mod org;
+mod page;
 mod sandbox;
 mod size;
 mod state;
@@ -20,21 +24,24 @@ mod watch;
 mod tests;
 
 pub use error::{Category, Code, Error};
-pub use exception::{EgressException, is_closed};
+pub use exception::{EgressException, is_blocked_except};
 pub use exec::{
-    Again, Chunk, ExecInfo, ExecSpec, ExecStatus, Input, Program, Stream, TerminalSize,
+    ExecInfo, ExecSpec, ExecStatus, Idempotency, OutputChunk, Program, Stdin, Stream, TerminalSize,
 };
 pub use file::{
-    Attributes, Authority, Caller, Described, Entry, EntryKind, Found, Search, Target, Unpacked,
-    WriteOptions,
+    Attributes, Authority, FileDetails, FileEntry, FileKind, LinkTarget, RunAs, SearchHit,
+    SearchQuery, UnpackSummary, WriteOptions,
 };
+pub use history::{CommandKind, CommandRow, Event};
 pub use id::{EventId, ExecId, InstanceId, KeyId, OrgId, RequestId, RunName, SandboxId, SessionId};
 pub use lifetime::{ExpiryAction, Lifetime};
-pub use meter::{Durations, Operations, Stopwatch, durations, durations_by};
+pub use metrics::{LatencyFamily, OperationTimers, Timer, latency_family, latency_histogram};
 pub use network::{
-    Block, Network, Policy, PortEvent, REFUSED, Rule, SANDBOXES, Verdict, is_refused,
+    BLOCKED_RANGES, Cidr, Network, NetworkPolicy, NetworkRule, PolicyAction, PortEvent,
+    SANDBOX_RANGE, is_blocked,
 };
 pub use org::{Key, Org, Scope};
+pub use page::{Cursor, Page, PageRequest};
 pub use sandbox::{
     DiskUsage, HostMount, Limits, PortAccess, Sample, SandboxInfo, SandboxSpec, Timings, Usage,
 };

@@ -1,37 +1,37 @@
-//! How long a sandbox lives, and what happens then.
+//! Timeouts of a sandbox and the action at their end.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What happens to a sandbox when its timeout or its idle timeout ends.
+/// Action when a sandbox's timeout or idle timeout ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpiryAction {
-    /// It is deleted, with its files.
+    /// Delete the sandbox and its files.
     #[default]
     Destroy,
-    /// Its processes end, its files stay.
+    /// End its processes, keep its files.
     Stop,
-    /// Its processes stand still.
+    /// Freeze its processes.
     Pause,
 }
 
-/// When a sandbox's time is up.
+/// Timeouts of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifetime {
-    /// How long it runs from its start, in seconds; `None` is without end.
+    /// Seconds from the start to the expiry. `None`: no expiry.
     pub timeout: Option<u32>,
-    /// What happens then.
+    /// Action when the timeout ends.
     #[serde(default)]
     pub on_timeout: ExpiryAction,
-    /// How long it may be idle, in seconds; `None` is for ever.
+    /// Seconds without activity until it counts as idle. `None`: never.
     #[serde(default)]
     pub idle_timeout: Option<u32>,
-    /// What happens then.
+    /// Action when the idle timeout ends.
     #[serde(default)]
     pub on_idle: ExpiryAction,
-    /// A use of it while it is paused lets it go on.
+    /// Resume or start the sandbox on the next call to it.
     #[serde(default = "yes")]
     pub auto_resume: bool,
 }
@@ -41,14 +41,14 @@ fn yes() -> bool {
 }
 
 impl Lifetime {
-    /// How long a sandbox runs if nothing is said, in seconds.
-    pub const TIMEOUT: u32 = 300;
+    /// Timeout of a sandbox that is created without one.
+    pub const DEFAULT_TIMEOUT_SECS: u32 = 300;
 }
 
 impl Default for Lifetime {
     fn default() -> Self {
         Self {
-            timeout: Some(Self::TIMEOUT),
+            timeout: Some(Self::DEFAULT_TIMEOUT_SECS),
             on_timeout: ExpiryAction::Destroy,
             idle_timeout: None,
             on_idle: ExpiryAction::Stop,

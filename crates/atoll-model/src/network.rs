@@ -1,9 +1,8 @@
-//! What a sandbox may reach: its network, and the rules of one that has one.
+//! Network mode and network policy of a sandbox.
 //!
-//! Some addresses are refused whatever a policy says ([`REFUSED`], the host's own addresses and
-//! every other sandbox): policies are written by users of sandboxes, and the networks behind those
-//! addresses belong to whoever runs the host. This is so for private networks (RFC 1918) too. The operator
-//! opens some of them with an [`EgressException`].
+//! A policy cannot open [`BLOCKED_RANGES`], the host's own addresses or other sandboxes: users of sandboxes write
+//! policies, and the networks behind those addresses, including private ones (RFC 1918), belong to the operator of the
+//! host. Only the operator opens some of them, with an [`EgressException`].
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,14 +14,14 @@ use utoipa::ToSchema;
 use crate::Error;
 use crate::exception::{self, EgressException};
 
-/// The network of a sandbox.
+/// Network mode of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
     /// Loopback only.
     #[default]
     None,
-    /// Out to public addresses; nothing comes in.
+    /// Outgoing connections to public addresses. No incoming connections.
     Internet,
 }
 
@@ -51,24 +50,24 @@ impl fmt::Display for Network {
     }
 }
 
-/// A server of a sandbox came or went.
+/// A process in a sandbox began or stopped to listen on a TCP port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortEvent {
-    /// It listens here now.
+    /// A process listens on this address.
     Opened(SocketAddr),
-    /// It no longer does.
+    /// No process listens on this address any more.
     Closed(SocketAddr),
 }
 
-/// IPv4 addresses that share their first bits.
+/// An IPv4 range in CIDR notation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Block {
+pub struct Cidr {
     first: u32,
     bits: u8,
 }
 
-impl Block {
+impl Cidr {
     pub(crate) const fn new(address: [u8; 4], bits: u8) -> Self {
         Self {
             first: u32::from_be_bytes(address),
@@ -76,37 +75,37 @@ impl Block {
         }
     }
 
-    /// Its lowest address.
+    /// Lowest address.
     pub const fn first(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.first)
     }
 
-    /// Its highest address.
+    /// Highest address.
     pub const fn last(self) -> Ipv4Addr {
-        Ipv4Addr::from_bits(self.first | self.below())
+        Ipv4Addr::from_bits(self.first | self.host_mask())
     }
 
-    /// Whether an address is one of it.
+    /// Whether an address is in the range.
     pub const fn contains(self, address: Ipv4Addr) -> bool {
-        address.to_bits() & !self.below() == self.first
+        address.to_bits() & !self.host_mask() == self.first
     }
 
-    /// The bits that differ between its addresses.
-    const fn below(self) -> u32 {
+    /// Mask of the host part.
+    const fn host_mask(self) -> u32 {
         match u32::MAX.checked_shr(self.bits as u32) {
             Some(mask) => mask,
             None => 0,
         }
     }
 
-    /// Whether the two have an address in common.
+    /// Whether the two ranges have an address in common.
     pub(crate) const fn overlaps(self, other: Self) -> bool {
         self.contains(other.first()) || other.contains(self.first())
     }
 
-    /// The block that was probably wanted, if address bits beyond the prefix length are set.
-    pub(crate) fn misaligned(self) -> Option<Self> {
-        let first = self.first & !self.below();
+    /// The range without host bits, if any are set.
+    pub(crate) fn realigned(self) -> Option<Self> {
+        let first = self.first & !self.host_mask();
         (first != self.first).then_some(Self { first, ..self })
     }
 
@@ -123,7 +122,7 @@ impl Block {
     }
 }
 
-impl fmt::Display for Block {
+impl fmt::Display for Cidr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bits {
             32 => write!(f, "{}", self.first()),
@@ -132,80 +131,78 @@ impl fmt::Display for Block {
     }
 }
 
-/// A number without a sign.
+/// Parses a number that has no sign.
 pub(crate) fn digits<T: FromStr>(text: &str) -> Option<T> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// The addresses that sandboxes and their gateways have: meant for benchmarks inside one network
-/// (RFC 2544), so that nobody's real network is hidden by them.
-pub const SANDBOXES: Block = Block::new([198, 18, 0, 0], 15);
+/// Addresses of sandboxes and their gateways. RFC 2544 reserves them for benchmarks, so they hide no real network.
+pub const SANDBOX_RANGE: Cidr = Cidr::new([198, 18, 0, 0], 15);
 
-/// What no sandbox reaches, and why.
-pub const REFUSED: [(Block, &str); 16] = [
-    (Block::new([0, 0, 0, 0], 8), "this host"),
-    (Block::new([10, 0, 0, 0], 8), "private"),
-    (Block::new([100, 64, 0, 0], 10), "a carrier's"),
-    (Block::new([127, 0, 0, 0], 8), "loopback"),
-    // What Azure's hosts answer on: public by its number only.
-    (Block::new([168, 63, 129, 16], 32), "cloud metadata"),
-    (
-        Block::new([169, 254, 0, 0], 16),
-        "link-local, with metadata",
-    ),
-    (Block::new([172, 16, 0, 0], 12), "private"),
-    (Block::new([192, 0, 0, 0], 24), "reserved"),
-    (Block::new([192, 0, 2, 0], 24), "for documentation"),
-    (Block::new([192, 88, 99, 0], 24), "reserved"),
-    (Block::new([192, 168, 0, 0], 16), "private"),
-    (SANDBOXES, "of sandboxes"),
-    (Block::new([198, 51, 100, 0], 24), "for documentation"),
-    (Block::new([203, 0, 113, 0], 24), "for documentation"),
-    (Block::new([224, 0, 0, 0], 4), "multicast"),
-    (Block::new([240, 0, 0, 0], 4), "reserved"),
+/// Ranges that are blocked for every sandbox, with the reason.
+pub const BLOCKED_RANGES: [(Cidr, &str); 16] = [
+    (Cidr::new([0, 0, 0, 0], 8), "this host"),
+    (Cidr::new([10, 0, 0, 0], 8), "private"),
+    (Cidr::new([100, 64, 0, 0], 10), "carrier-grade NAT"),
+    (Cidr::new([127, 0, 0, 0], 8), "loopback"),
+    // Azure's metadata and DNS address, which is a public one.
+    (Cidr::new([168, 63, 129, 16], 32), "cloud metadata"),
+    (Cidr::new([169, 254, 0, 0], 16), "link-local, with metadata"),
+    (Cidr::new([172, 16, 0, 0], 12), "private"),
+    (Cidr::new([192, 0, 0, 0], 24), "reserved"),
+    (Cidr::new([192, 0, 2, 0], 24), "documentation"),
+    (Cidr::new([192, 88, 99, 0], 24), "reserved"),
+    (Cidr::new([192, 168, 0, 0], 16), "private"),
+    (SANDBOX_RANGE, "sandboxes"),
+    (Cidr::new([198, 51, 100, 0], 24), "documentation"),
+    (Cidr::new([203, 0, 113, 0], 24), "documentation"),
+    (Cidr::new([224, 0, 0, 0], 4), "multicast"),
+    (Cidr::new([240, 0, 0, 0], 4), "reserved"),
 ];
 
-/// Whether an address is refused to every sandbox.
-pub fn is_refused(address: Ipv4Addr) -> bool {
-    REFUSED.iter().any(|(block, _)| block.contains(address))
+/// Whether an address is blocked for every sandbox.
+pub fn is_blocked(address: Ipv4Addr) -> bool {
+    BLOCKED_RANGES
+        .iter()
+        .any(|(cidr, _)| cidr.contains(address))
 }
 
-/// Some addresses, all ports of them or one.
+/// A rule of a network policy: a range of addresses, with one port or all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Rule {
-    /// The addresses at the other end.
-    pub to: Block,
-    /// The TCP and UDP port there; every port and every protocol if there is none.
+pub struct NetworkRule {
+    /// Destination addresses.
+    pub to: Cidr,
+    /// Destination TCP and UDP port. `None`: all ports and all protocols.
     pub port: Option<u16>,
 }
 
-impl FromStr for Rule {
+impl FromStr for NetworkRule {
     type Err = Error;
 
-    /// `1.1.1.1`, `1.1.1.0/24`, either with a port: `1.1.1.1:443`, `0.0.0.0/0:443`.
+    /// Parses `1.1.1.1` or `1.1.1.0/24`, optionally with a port: `1.1.1.1:443`, `0.0.0.0/0:443`.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = |remedy: String| {
+        let invalid = |remedy: String| {
             Error::invalid(
                 "rule",
                 format!("{text:?} is not an IPv4 address or block with an optional port"),
                 remedy,
             )
         };
-        let (block, port) = match text.split_once(':') {
-            Some((block, port)) => {
+        let (cidr, port) = match text.split_once(':') {
+            Some((cidr, port)) => {
                 let number: Option<u16> = digits(port).filter(|port| *port != 0);
                 let number =
-                    number.ok_or_else(|| wrong("a port is a number from 1 to 65535".into()))?;
-                (block, Some(number))
+                    number.ok_or_else(|| invalid("a port is a number from 1 to 65535".into()))?;
+                (cidr, Some(number))
             }
             None => (text, None),
         };
-        let to = Block::parse(block)
-            .ok_or_else(|| wrong("write it like 1.1.1.1, 1.1.1.0/24 or 1.1.1.1:443".into()))?;
-        if let Some(aligned) = to.misaligned() {
-            return Err(wrong(format!(
+        let to = Cidr::parse(cidr)
+            .ok_or_else(|| invalid("write it like 1.1.1.1, 1.1.1.0/24 or 1.1.1.1:443".into()))?;
+        if let Some(aligned) = to.realigned() {
+            return Err(invalid(format!(
                 "write {aligned} for the block, or {} for the address",
                 to.first()
             )));
@@ -214,7 +211,7 @@ impl FromStr for Rule {
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for NetworkRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port {
             Some(port) => write!(f, "{}:{port}", self.to),
@@ -223,7 +220,7 @@ impl fmt::Display for Rule {
     }
 }
 
-impl TryFrom<String> for Rule {
+impl TryFrom<String> for NetworkRule {
     type Error = Error;
 
     fn try_from(text: String) -> Result<Self, Error> {
@@ -231,49 +228,49 @@ impl TryFrom<String> for Rule {
     }
 }
 
-impl From<Rule> for String {
-    fn from(rule: Rule) -> Self {
+impl From<NetworkRule> for String {
+    fn from(rule: NetworkRule) -> Self {
         rule.to_string()
     }
 }
 
-/// What happens to what no rule names.
+/// Action of a policy for destinations that no rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = NetworkDefault)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// It passes.
+pub enum PolicyAction {
+    /// Allow the connection.
     #[default]
     Allow,
-    /// It is refused.
+    /// Reject the connection.
     Deny,
 }
 
-/// What a sandbox with a network may reach. What `allow` names passes; of the rest, what `deny`
-/// names is refused; `default` decides about what is left. Nothing here opens what is always
-/// refused.
+/// Rules for outgoing connections of a sandbox with the network `internet`.
+///
+/// `allow` is checked first, then `deny`, then `default` applies. No policy opens blocked addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Policy {
-    /// What passes, whatever the others say.
-    pub allow: Vec<Rule>,
-    /// What is refused.
-    pub deny: Vec<Rule>,
-    /// Everything else.
-    pub default: Verdict,
+pub struct NetworkPolicy {
+    /// Destinations that are allowed. Takes precedence over `deny`.
+    pub allow: Vec<NetworkRule>,
+    /// Destinations that are rejected.
+    pub deny: Vec<NetworkRule>,
+    /// Action for all other destinations.
+    pub default: PolicyAction,
 }
 
-impl Policy {
-    /// The most rules in one list.
-    pub const MOST_RULES: usize = 256;
+impl NetworkPolicy {
+    /// Maximum number of rules in each list.
+    pub const MAX_RULES: usize = 256;
 
-    /// A policy from the words of its lists.
+    /// Parses a policy from the text of its rules.
     pub fn parse<A: AsRef<str>, D: AsRef<str>>(
         allow: &[A],
         deny: &[D],
-        default: Verdict,
+        default: PolicyAction,
     ) -> Result<Self, Error> {
-        fn rules<T: AsRef<str>>(field: &str, words: &[T]) -> Result<Vec<Rule>, Error> {
+        fn rules<T: AsRef<str>>(field: &str, words: &[T]) -> Result<Vec<NetworkRule>, Error> {
             words
                 .iter()
                 .map(|word| word.as_ref().parse())
@@ -289,34 +286,36 @@ impl Policy {
         Ok(policy)
     }
 
-    /// Refuses lists that are too long.
+    /// Rejects lists that are too long.
     pub fn check(&self) -> Result<(), Error> {
         for (field, rules) in [("allow", &self.allow), ("deny", &self.deny)] {
-            if rules.len() > Self::MOST_RULES {
+            if rules.len() > Self::MAX_RULES {
                 return Err(Error::invalid(
                     field,
                     format!("{field} has {} rules", rules.len()),
-                    format!("give at most {}: join blocks", Self::MOST_RULES),
+                    format!("give at most {}: join blocks", Self::MAX_RULES),
                 ));
             }
         }
         Ok(())
     }
 
-    /// Refuses rules that can never open anything: what they name is refused to every sandbox, and no exception of the
-    /// operator opens a part of it.
+    /// Rejects `allow` rules without effect: all their addresses are blocked for every sandbox, and no exception of the
+    /// operator opens any of them.
     pub fn check_reachable(&self, exceptions: &[EgressException]) -> Result<(), Error> {
         for rule in &self.allow {
-            if exception::opens(exceptions, rule) {
+            if exception::overlap(exceptions, rule) {
                 continue;
             }
-            let shut = REFUSED.iter().find(|(block, _)| {
-                block.contains(rule.to.first()) && block.contains(rule.to.last())
-            });
-            if let Some((block, why)) = shut {
+            let blocked = BLOCKED_RANGES
+                .iter()
+                .find(|(cidr, _)| cidr.contains(rule.to.first()) && cidr.contains(rule.to.last()));
+            if let Some((cidr, reason)) = blocked {
                 return Err(Error::invalid(
                     "allow",
-                    format!("allow {rule} cannot be: {block} ({why}) is refused to every sandbox"),
+                    format!(
+                        "allow {rule} has no effect: {cidr} ({reason}) is refused to every sandbox"
+                    ),
                     "name public addresses only",
                 ));
             }
@@ -324,9 +323,9 @@ impl Policy {
         Ok(())
     }
 
-    /// Whether it changes anything.
-    pub fn is_open(&self) -> bool {
-        self.deny.is_empty() && self.default == Verdict::Allow
+    /// Whether the policy has no effect: everything is allowed.
+    pub fn allows_all(&self) -> bool {
+        self.deny.is_empty() && self.default == PolicyAction::Allow
     }
 }
 
@@ -335,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_written_as_people_write_them() {
+    fn rules_parse_from_usual_notation() {
         for text in [
             "1.1.1.1",
             "1.1.1.0/24",
@@ -343,18 +342,21 @@ mod tests {
             "0.0.0.0/0:443",
             "0.0.0.0/0",
         ] {
-            assert_eq!(text.parse::<Rule>().expect(text).to_string(), text);
+            assert_eq!(text.parse::<NetworkRule>().expect(text).to_string(), text);
         }
-        let whole: Rule = "0.0.0.0/0".parse().expect("everything");
+        let whole: NetworkRule = "0.0.0.0/0".parse().expect("everything");
         assert_eq!(whole.to.last(), Ipv4Addr::BROADCAST);
         assert_eq!(
-            "1.2.3.4/32".parse::<Rule>().expect("one").to_string(),
+            "1.2.3.4/32"
+                .parse::<NetworkRule>()
+                .expect("one")
+                .to_string(),
             "1.2.3.4"
         );
     }
 
     #[test]
-    fn a_bad_rule_names_the_list_and_the_remedy() {
+    fn invalid_rule_error_names_list_and_remedy() {
         for (text, remedy) in [
             ("example.com", "1.1.1.0/24"),
             ("1.1.1", "1.1.1.0/24"),
@@ -370,14 +372,15 @@ mod tests {
             ("1.1.1.1:65536", "1 to 65535"),
             ("1.1.1.1/8", "1.0.0.0/8"),
         ] {
-            let error = Policy::parse(&[text], &[""; 0], Verdict::Deny).expect_err(text);
+            let error =
+                NetworkPolicy::parse(&[text], &[""; 0], PolicyAction::Deny).expect_err(text);
             assert_eq!(error.details["field"], "allow");
             assert!(error.remedy.expect("a remedy").contains(remedy), "{text}");
         }
     }
 
     #[test]
-    fn what_is_always_refused_cannot_be_allowed() {
+    fn blocked_addresses_cannot_be_allowed() {
         for text in [
             "10.1.2.3",
             "192.168.0.0/16",
@@ -385,20 +388,21 @@ mod tests {
             "198.19.0.7",
             "127.0.0.1",
         ] {
-            let policy = Policy::parse(&[text], &[""; 0], Verdict::Deny).expect(text);
+            let policy = NetworkPolicy::parse(&[text], &[""; 0], PolicyAction::Deny).expect(text);
             let error = policy.check_reachable(&[]).expect_err(text);
             assert!(error.message.contains("refused"), "{}", error.message);
         }
-        // A block that has public addresses too opens those.
-        let open = Policy::parse(&["0.0.0.0/0"], &["10.0.0.0/8"], Verdict::Deny).expect("a policy");
+        // A range that also has public addresses opens those.
+        let open = NetworkPolicy::parse(&["0.0.0.0/0"], &["10.0.0.0/8"], PolicyAction::Deny)
+            .expect("a policy");
         assert_eq!(open.check_reachable(&[]), Ok(()));
-        let many = vec!["1.1.1.1"; Policy::MOST_RULES + 1];
-        assert!(Policy::parse(&many, &[""; 0], Verdict::Deny).is_err());
+        let many = vec!["1.1.1.1"; NetworkPolicy::MAX_RULES + 1];
+        assert!(NetworkPolicy::parse(&many, &[""; 0], PolicyAction::Deny).is_err());
     }
 
     #[test]
-    fn refused_addresses_are_those_of_nobody_or_of_the_host_and_its_neighbours() {
-        let refused = [
+    fn blocked_ranges_cover_private_and_reserved_addresses() {
+        let blocked = [
             "0.0.0.0",
             "10.0.0.1",
             "100.64.0.1",
@@ -429,20 +433,20 @@ mod tests {
             "223.255.255.255",
         ];
         let parse = |text: &str| text.parse::<Ipv4Addr>().expect(text);
-        assert!(refused.iter().all(|text| is_refused(parse(text))));
-        assert!(open.iter().all(|text| !is_refused(parse(text))));
+        assert!(blocked.iter().all(|text| is_blocked(parse(text))));
+        assert!(open.iter().all(|text| !is_blocked(parse(text))));
     }
 
     #[test]
-    fn a_policy_is_plain_json() {
+    fn policy_is_plain_json() {
         let text = r#"{"allow":["1.1.1.1:443"],"deny":["1.0.0.0/8"],"default":"deny"}"#;
-        let policy: Policy = serde_json::from_str(text).expect("json");
+        let policy: NetworkPolicy = serde_json::from_str(text).expect("json");
         assert_eq!(serde_json::to_string(&policy).expect("json"), text);
         assert!(
-            serde_json::from_str::<Policy>("{}")
+            serde_json::from_str::<NetworkPolicy>("{}")
                 .expect("empty")
-                .is_open()
+                .allows_all()
         );
-        assert!(serde_json::from_str::<Policy>(r#"{"alow":[]}"#).is_err());
+        assert!(serde_json::from_str::<NetworkPolicy>(r#"{"alow":[]}"#).is_err());
     }
 }

@@ -1,85 +1,85 @@
-//! Whose sandboxes they are, and the keys by which they are asked for.
+//! Orgs, which own sandboxes, and their API keys.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{Error, KeyId, OrgId};
 
-/// Owns sandboxes. What belongs to another org is not there.
+/// Owner of sandboxes and keys. A request for a sandbox of another org gets 404.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Org {
-    /// Its id.
+    /// Org id.
     #[serde(rename = "orgID")]
     pub id: OrgId,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// How many sandboxes it may have at once; `None` is as many as the machine holds.
+    /// Maximum number of concurrent sandboxes. `None`: no limit.
     pub max_sandboxes: Option<u32>,
-    /// The longest lifetime in seconds; `None` is no end.
+    /// Maximum timeout of its sandboxes in seconds. `None`: no limit.
     pub max_timeout: Option<u32>,
-    /// When it was made: microseconds since 1970.
+    /// Creation time in microseconds since 1970.
     pub created_at: i64,
 }
 
 impl Org {
-    /// How many sandboxes an org may have that nobody said anything else of.
-    pub const SANDBOXES: u32 = 5;
-    /// The longest lifetime, in seconds, of an org that nobody said anything else of.
-    pub const TIMEOUT: u32 = 3600;
+    /// Sandbox limit of an org that is created without one.
+    pub const DEFAULT_MAX_SANDBOXES: u32 = 5;
+    /// Maximum timeout in seconds of an org that is created without one.
+    pub const DEFAULT_MAX_TIMEOUT_SECS: u32 = 3600;
 }
 
-/// What a key is good for.
+/// Permissions of an API key. Each scope includes the ones after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub enum Scope {
-    /// Everything, in every org.
+    /// All operations in all orgs.
     #[serde(rename = "admin")]
     Admin,
-    /// Everything with the org's sandboxes.
+    /// All operations on the org's sandboxes.
     #[serde(rename = "sandbox:*")]
     Sandboxes,
-    /// Looking at them.
+    /// Read access to the org's sandboxes.
     #[serde(rename = "sandbox:read")]
     Read,
 }
 
 impl Scope {
-    /// Whether who has this may do what asks for that.
-    pub fn allows(self, asked: Self) -> bool {
-        self <= asked
+    /// Whether this scope includes the required one.
+    pub fn allows(self, required: Self) -> bool {
+        self <= required
     }
 }
 
-/// A key, without its secret.
+/// An API key without its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Key {
-    /// Its id.
+    /// Key id.
     #[serde(rename = "keyID")]
     pub id: KeyId,
-    /// Whose it is.
+    /// The org that the key belongs to.
     #[serde(rename = "orgID")]
     pub org: OrgId,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// The first characters of its secret, to tell it by.
+    /// First characters of the secret, to recognize the key by.
     pub prefix: String,
-    /// What it is good for.
+    /// Permissions.
     pub scope: Scope,
-    /// When it was made: microseconds since 1970.
+    /// Creation time in microseconds since 1970.
     pub created_at: i64,
-    /// From when on it is not accepted.
+    /// Time from which the key is rejected. `None`: never.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<i64>,
-    /// When it was last used, to the minute.
+    /// Time of the last use, with a resolution of one minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_used_at: Option<i64>,
-    /// Since when it is not accepted any more.
+    /// Time of the revocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<i64>,
 }
 
-/// Checks what people call something.
+/// Validates a display name: 1 to 100 characters, no control characters.
 pub(crate) fn check_name(field: &str, name: &str) -> Result<(), Error> {
     let fits = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
     if fits {
@@ -93,7 +93,7 @@ pub(crate) fn check_name(field: &str, name: &str) -> Result<(), Error> {
 }
 
 impl Org {
-    /// Refuses a name that cannot be shown.
+    /// Rejects names that cannot be displayed.
     pub fn check_name(name: &str) -> Result<(), Error> {
         check_name("name", name)
     }

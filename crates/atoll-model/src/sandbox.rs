@@ -1,4 +1,4 @@
-//! A sandbox as it is asked for and as it is.
+//! Types for sandboxes: limits, the request of the runtime, state and resource usage.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Cpus, Error, Network, Policy, SandboxId, SandboxState, StopReason};
+use crate::{Bytes, Cpus, Error, Network, NetworkPolicy, SandboxId, SandboxState, StopReason};
 
-/// Ceilings of a sandbox; not reservations.
+/// Resource limits of a sandbox. They are not reservations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Processor time.
+    /// CPU time.
     pub cpus: Cpus,
-    /// Memory, page cache and tmpfs included.
+    /// Memory, including page cache and tmpfs.
     pub memory: Bytes,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub pids: u32,
-    /// Disk space of what it writes. Records from before there was one have the usual.
-    #[serde(default = "Limits::usual_disk")]
+    /// Disk space for written files. Records of versions without this field have the default.
+    #[serde(default = "Limits::default_disk")]
     pub disk: Bytes,
 }
 
@@ -29,107 +29,106 @@ impl Default for Limits {
             cpus: Cpus(2000),
             memory: Bytes(2 << 30),
             pids: 1024,
-            disk: Self::usual_disk(),
+            disk: Self::default_disk(),
         }
     }
 }
 
 impl Limits {
-    /// The most one sandbox may have, unless the operator sets other ceilings.
-    pub const MOST: Self = Self {
+    /// Maximum limits of one sandbox, unless the operator configures others.
+    pub const MAX: Self = Self {
         cpus: Cpus(4000),
         memory: Bytes(8 << 30),
         pids: 4096,
         disk: Bytes(50 << 30),
     };
-    /// The least that can hold a process.
-    pub const LEAST: Self = Self {
+    /// Minimum limits with which a sandbox can run a process.
+    pub const MIN: Self = Self {
         cpus: Cpus(50),
         memory: Bytes(16 << 20),
         pids: 8,
         disk: Bytes(16 << 20),
     };
 
-    fn usual_disk() -> Bytes {
+    fn default_disk() -> Bytes {
         Bytes(10 << 30)
     }
 
-    /// Checks each limit against the ceilings of one sandbox, never above the host's memory. More
-    /// processors than the host has are not an error: a ceiling above the roof is no ceiling.
-    pub fn check(&self, most: &Self, host_memory: Bytes) -> Result<(), Error> {
-        let most_memory = most.memory.min(host_memory);
-        let range = |field: &str, given: String, ok: bool, least: String, most: String| {
+    /// Checks each limit against the minimum and the configured maximum. Memory must also fit the host. More CPUs than
+    /// the host has are allowed: they are no limit.
+    pub fn check(&self, max: &Self, host_memory: Bytes) -> Result<(), Error> {
+        let max_memory = max.memory.min(host_memory);
+        let range = |field: &str, value: String, ok: bool, min: String, max: String| {
             if ok {
                 return Ok(());
             }
             Err(Error::invalid(
                 field,
-                format!("{field} {given} is out of range"),
-                format!("choose {field} from {least} to {most}, the ceiling of this host"),
+                format!("{field} {value} is out of range"),
+                format!("choose {field} from {min} to {max}, the ceiling of this host"),
             ))
         };
         range(
             "cpus",
             self.cpus.to_string(),
-            (Self::LEAST.cpus..=most.cpus).contains(&self.cpus),
-            Self::LEAST.cpus.to_string(),
-            most.cpus.to_string(),
+            (Self::MIN.cpus..=max.cpus).contains(&self.cpus),
+            Self::MIN.cpus.to_string(),
+            max.cpus.to_string(),
         )?;
         range(
             "memory",
             self.memory.to_string(),
-            (Self::LEAST.memory..=most_memory).contains(&self.memory),
-            Self::LEAST.memory.to_string(),
-            most_memory.to_string(),
+            (Self::MIN.memory..=max_memory).contains(&self.memory),
+            Self::MIN.memory.to_string(),
+            max_memory.to_string(),
         )?;
         range(
             "pids",
             self.pids.to_string(),
-            (Self::LEAST.pids..=most.pids).contains(&self.pids),
-            Self::LEAST.pids.to_string(),
-            most.pids.to_string(),
+            (Self::MIN.pids..=max.pids).contains(&self.pids),
+            Self::MIN.pids.to_string(),
+            max.pids.to_string(),
         )?;
         range(
             "disk",
             self.disk.to_string(),
-            (Self::LEAST.disk..=most.disk).contains(&self.disk),
-            Self::LEAST.disk.to_string(),
-            most.disk.to_string(),
+            (Self::MIN.disk..=max.disk).contains(&self.disk),
+            Self::MIN.disk.to_string(),
+            max.disk.to_string(),
         )
     }
 }
 
-/// What a caller asks for.
+/// Request to the runtime to create a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// The template's name.
+    /// Template name.
     pub template: String,
-    /// Ceilings.
+    /// Resource limits.
     pub limits: Limits,
-    /// Environment of every exec.
+    /// Environment variables of every exec.
     pub environment: BTreeMap<String, String>,
-    /// Files and directories of the host, shown read-only.
+    /// Read-only mounts of host files and directories.
     pub mounts: Vec<HostMount>,
-    /// What it is connected to.
+    /// Network mode.
     #[serde(default)]
     pub network: Network,
-    /// What it may reach there.
+    /// Rules for outgoing connections.
     #[serde(default)]
-    pub policy: Policy,
-    /// `fsync` inside waits for the disk. Otherwise it returns at once, and a power cut may undo what was written since
-    /// the sandbox last stopped.
+    pub policy: NetworkPolicy,
+    /// Whether `fsync` in the sandbox waits for the disk. Otherwise it returns at once, and a power failure may undo all
+    /// writes since the sandbox last stopped.
     #[serde(default)]
     pub durable: bool,
 }
 
 impl SandboxSpec {
-    /// Refuses a policy that cannot be, and one for a sandbox that reaches nothing anyway: whoever
-    /// wrote it hopes for something.
+    /// Rejects an invalid policy, and a policy for a sandbox without a network, where it would have no effect.
     pub fn check_network(&self) -> Result<(), Error> {
-        if self.network == Network::None && self.policy != Policy::default() {
+        if self.network == Network::None && self.policy != NetworkPolicy::default() {
             return Err(Error::invalid(
                 "policy",
-                "a policy is about the network internet, and this sandbox has none",
+                "a policy needs the network internet, and this sandbox has none",
                 "choose the network internet, or leave the rules out",
             ));
         }
@@ -145,122 +144,122 @@ impl Default for SandboxSpec {
             environment: BTreeMap::new(),
             mounts: Vec::new(),
             network: Network::default(),
-            policy: Policy::default(),
+            policy: NetworkPolicy::default(),
             durable: false,
         }
     }
 }
 
-/// The credential that a request to a sandbox's port needs.
+/// Credential that a request to a port of a sandbox needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortAccess {
-    /// A credential: an API key or a ticket of the sandbox's org, or the traffic access token. Without one the
-    /// server gives the answer that it gives for an unknown sandbox.
+    /// An API key or a ticket of the sandbox's org, or the traffic access token. A request without one gets the same
+    /// response as for an unknown sandbox.
     #[default]
     Private,
     /// The same credentials; a request without one gets 403, as E2B's clients expect.
     Token,
-    /// Nothing.
+    /// None: ports are public.
     Public,
 }
 
-/// A file or directory of the host shown in a sandbox, read-only.
+/// Read-only mount of a host file or directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMount {
-    /// Where it is on the host.
+    /// Path on the host.
     pub source: PathBuf,
-    /// Where it appears: an absolute path in the sandbox.
+    /// Absolute path in the sandbox.
     pub target: String,
 }
 
-/// A sandbox as it is.
+/// State of a sandbox as the runtime knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SandboxInfo {
-    /// Its id.
+    /// Sandbox id.
     #[serde(rename = "sandboxID")]
     pub id: SandboxId,
-    /// The template it was made from.
+    /// Name of its template.
     pub template: String,
-    /// Where it is in its life.
+    /// Lifecycle state.
     pub state: SandboxState,
-    /// Why it does not run, if nobody asked for that.
+    /// Why it stopped without a stop request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<StopReason>,
-    /// Its ceilings.
+    /// Resource limits.
     pub limits: Limits,
-    /// What it is connected to.
+    /// Network mode.
     #[serde(default)]
     pub network: Network,
-    /// When it was made: microseconds since 1970.
+    /// Creation time in microseconds since 1970.
     pub created_at: i64,
-    /// How long each stage of making it took.
+    /// Duration of each stage of its creation.
     pub timings: Timings,
 }
 
-/// How long the stages of a create took.
+/// Durations of the stages of a create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Timings {
-    /// Directories, ids and control groups.
+    /// Allocating directories, ids and cgroups.
     pub slot: Duration,
     /// Cloning PID 1 with its namespaces.
     pub clone: Duration,
-    /// Mounting the root, and attaching PID 1 to its limits beside it.
+    /// Mounting the root file system and, in parallel, moving PID 1 into its cgroups.
     pub root: Duration,
-    /// From the root to the first possible exec.
+    /// From the mounted root to the point where execs work.
     pub start: Duration,
 }
 
 impl Timings {
-    /// All stages together.
+    /// Sum of all stages.
     pub fn total(&self) -> Duration {
         self.slot + self.clone + self.root + self.start
     }
 }
 
-/// What a sandbox's files take.
+/// Disk usage of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskUsage {
-    /// What it wrote, without its template.
+    /// Space of the files it wrote, without the template.
     pub used: Bytes,
-    /// How much it may be.
+    /// Limit of that space.
     pub limit: Bytes,
-    /// More than that is refused; otherwise the limit is what is expected of it.
+    /// Whether the kernel enforces the limit. Otherwise the limit is advisory.
     pub enforced: bool,
-    /// All of it was measured; otherwise there is more.
+    /// Whether all files were measured. Otherwise `used` is a lower bound.
     pub complete: bool,
 }
 
-/// What a sandbox used at a moment, and might have used.
+/// Resource usage of a sandbox at one moment, with its limits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sample {
-    /// When: microseconds since 1970.
+    /// Time of the sample in microseconds since 1970.
     pub at: i64,
-    /// Processor time until then.
+    /// Total CPU time.
     pub cpu: Duration,
-    /// How much of its processors it used since the sample before: 100 is all of them.
+    /// CPU usage since the previous sample, in percent of the CPU limit.
     pub cpu_percent: f64,
-    /// Memory, without what is only kept of files.
+    /// Memory without page cache.
     pub memory: Bytes,
-    /// Contents of files that are kept in memory as long as there is room.
+    /// Page cache, which the kernel reclaims under memory pressure.
     pub cache: Bytes,
-    /// What its files took when they were last measured.
+    /// Disk usage at the last measurement.
     pub disk: Option<Bytes>,
-    /// Processes and threads, our own PID 1 included.
+    /// Number of processes and threads, including PID 1.
     pub pids: u32,
-    /// Its ceilings then.
+    /// Limits at that moment.
     pub limits: Limits,
 }
 
-/// What a sandbox uses now.
+/// Current resource usage of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
-    /// Processor time so far.
+    /// Total CPU time.
     pub cpu: Duration,
-    /// Memory now.
+    /// Memory in use.
     pub memory: Bytes,
-    /// Processes and threads now, our own PID 1 included.
+    /// Number of processes and threads, including PID 1.
     pub pids: u64,
 }

@@ -1,4 +1,4 @@
-//! Amounts with their units in the type, and how people write them.
+//! Sizes, CPU counts and durations with their text notation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// An amount of memory or disk.
+/// Size of memory or disk space in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
@@ -23,9 +23,9 @@ const UNITS: [(&str, u64); 4] = [
 impl FromStr for Bytes {
     type Err = Error;
 
-    /// `512M`, `2G`, `1.5GiB`, `1048576`: units are powers of 1024.
+    /// Parses `512M`, `2G`, `1.5GiB` or `1048576`. Units are powers of 1024.
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || {
+        let invalid = || {
             Error::invalid(
                 "size",
                 format!("{text:?} is not a size"),
@@ -38,10 +38,10 @@ impl FromStr for Bytes {
             .iter()
             .find_map(|(unit, factor)| Some((plain.strip_suffix(unit)?, *factor)));
         let (number, factor) = unit.unwrap_or((plain, 1));
-        let number: f64 = number.trim().parse().map_err(|_| wrong())?;
+        let number: f64 = number.trim().parse().map_err(|_| invalid())?;
         let bytes = number * factor as f64;
         if !(0.0..9e18).contains(&bytes) {
-            return Err(wrong());
+            return Err(invalid());
         }
         Ok(Self(bytes as u64))
     }
@@ -59,7 +59,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Processor time: thousandths of a processor.
+/// CPU limit in thousandths of a CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Cpus(pub u32);
@@ -67,7 +67,7 @@ pub struct Cpus(pub u32);
 impl FromStr for Cpus {
     type Err = Error;
 
-    /// `2`, `0.5`.
+    /// Parses `2` or `0.5`.
     fn from_str(text: &str) -> Result<Self, Error> {
         let number: f64 = text.trim().parse().unwrap_or(-1.0);
         if !(0.0..=4096.0).contains(&number) {
@@ -87,7 +87,7 @@ impl fmt::Display for Cpus {
     }
 }
 
-/// `30s`, `5m`, `2h`, `250ms`, or plain seconds.
+/// Parses `30s`, `5m`, `2h`, `250ms`, or a plain number of seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, Error> {
     let units = [
         ("ms", 0.001),

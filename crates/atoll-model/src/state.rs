@@ -1,4 +1,4 @@
-//! Where a sandbox is in its life, and how it gets from one place to another.
+//! Lifecycle states of a sandbox and the transitions between them.
 //!
 //! ```text
 //! creating ──▶ running ◀──▶ paused
@@ -6,71 +6,72 @@
 //!    ▼          ▼  └───────┐  ▼
 //!  failed     stopping ──▶ stopped
 //! ```
-//! Processes that are gone although nobody asked for it lead from running and paused straight to
-//! stopped, with a reason: files are never given up because processes are.
+//!
+//! [`SandboxState::next`] alone decides which transitions are legal. If the processes of a running or paused sandbox
+//! exit without a request, it becomes stopped, with a [`StopReason`]: its files are kept.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{Code, Error};
 
-/// Where a sandbox is in its life.
+/// Lifecycle state of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxState {
-    /// It is being made.
+    /// The sandbox is being created.
     Creating,
-    /// Execs work.
+    /// The sandbox runs and accepts execs.
     Running,
-    /// All its processes stand still.
+    /// All its processes are frozen.
     Paused,
-    /// Its processes are being ended.
+    /// Its processes are being killed.
     Stopping,
-    /// Its processes are gone, its files are there.
+    /// Its processes have exited; its files are kept.
     Stopped,
-    /// It could not be made.
+    /// The sandbox could not be created, or was lost.
     Failed,
 }
 
-/// Why a sandbox stopped without a request to stop.
+/// Why a sandbox stopped without a stop request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StopReason {
-    /// The host was started anew.
+    /// The host rebooted.
     HostRestart,
-    /// Its PID 1 ended.
+    /// Its PID 1 exited.
     Exited,
-    /// The kernel ended its PID 1 for want of memory.
+    /// The kernel's OOM killer ended its PID 1.
     Oom,
-    /// The keeper ended, and its sandboxes with it.
+    /// The keeper process, the parent of all sandboxes, ended.
     KeeperLost,
-    /// Its lifetime (`timeout`) ended.
+    /// Its `timeout` ended.
     Timeout,
     /// It was idle for its `idleTimeout`.
     Idle,
 }
 
-/// What can happen to a sandbox.
+/// A transition between states: a request or an observed event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transition {
-    /// An exec would work.
+    /// Creation is complete: execs work.
     Ready,
-    /// It cannot be made.
+    /// Creation failed.
     Fail,
-    /// Let its processes stand still.
+    /// Freeze its processes.
     Pause,
-    /// Let them go on.
+    /// Thaw its processes.
     Resume,
-    /// End its processes.
+    /// Kill its processes.
     Stop,
-    /// Its processes are gone.
+    /// Its processes have exited.
     End,
-    /// Make it run again.
+    /// Start new processes on its files.
     Start,
 }
 
 impl SandboxState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 6] = [
         Self::Creating,
         Self::Running,
@@ -80,7 +81,7 @@ impl SandboxState {
         Self::Failed,
     ];
 
-    /// The state as it is written in answers.
+    /// The state as written in responses.
     pub fn name(self) -> &'static str {
         match self {
             Self::Creating => "creating",
@@ -92,8 +93,13 @@ impl SandboxState {
         }
     }
 
-    /// Where it is after that; an error that names the state and what helps if it cannot be. Asking for
-    /// what is already so changes nothing and is no error.
+    /// Whether the sandbox has processes: it is running or paused.
+    pub fn has_processes(self) -> bool {
+        matches!(self, Self::Running | Self::Paused)
+    }
+
+    /// The state after a transition, or an error with the current state and a remedy if the transition is illegal. A
+    /// request for the state that the sandbox is in already is legal and changes nothing.
     pub fn next(self, transition: Transition) -> Result<Self, Error> {
         use Transition as T;
         match (self, transition) {
@@ -106,26 +112,26 @@ impl SandboxState {
             (Self::Running | Self::Paused | Self::Stopping, T::Stop) => Ok(Self::Stopping),
             (Self::Running | Self::Paused | Self::Stopping | Self::Stopped, T::End)
             | (Self::Stopped, T::Stop | T::Start | T::Fail) => Ok(Self::Stopped),
-            // It is there to be looked at and deleted, which is no reason to call it gone.
+            // A failed sandbox can still be read and deleted: 409 fits better than its usual 410.
             (Self::Failed, transition) => Err(Error {
                 code: Code::Conflict,
-                ..self.refusal(transition.verb())
+                ..self.state_error(transition.action())
             }),
-            (state, transition) => Err(state.refusal(transition.verb())),
+            (state, transition) => Err(state.state_error(transition.action())),
         }
     }
 
-    /// Why something cannot be done in this state.
-    pub fn refusal(self, verb: &str) -> Error {
+    /// The error for an action that is impossible in this state. `action` is a past participle, such as `started`.
+    pub fn state_error(self, action: &str) -> Error {
         let (code, remedy) = match self {
             Self::Paused => (Code::SandboxPaused, "resume it first"),
             Self::Stopped | Self::Stopping => (Code::SandboxStopped, "start it first"),
-            Self::Failed => (Code::SandboxFailed, "delete it and make another"),
+            Self::Failed => (Code::SandboxFailed, "delete it and create another"),
             Self::Creating | Self::Running => (Code::Conflict, "wait for its state to change"),
         };
         Error::new(
             code,
-            format!("a sandbox that is {} cannot be {verb}", self.name()),
+            format!("a sandbox that is {} cannot be {action}", self.name()),
         )
         .remedy(remedy)
         .detail("state", self.name())
@@ -133,10 +139,11 @@ impl SandboxState {
 }
 
 impl Transition {
-    fn verb(self) -> &'static str {
+    /// Past participle for error messages.
+    fn action(self) -> &'static str {
         match self {
             Self::Ready => "made ready",
-            Self::Fail => "given up",
+            Self::Fail => "marked as failed",
             Self::Pause => "paused",
             Self::Resume => "resumed",
             Self::Stop => "stopped",

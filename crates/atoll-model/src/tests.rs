@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn sizes_read_as_people_write_them() {
+fn sizes_parse_from_usual_notation() {
     for (text, bytes) in [
         ("512M", 512 << 20),
         ("2g", 2 << 30),
@@ -28,7 +28,7 @@ fn sizes_read_as_people_write_them() {
 }
 
 #[test]
-fn durations_and_cpus_read_as_people_write_them() {
+fn durations_and_cpus_parse_from_usual_notation() {
     assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
     assert_eq!(parse_duration("5m"), Ok(Duration::from_mins(5)));
     assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
@@ -42,15 +42,15 @@ fn durations_and_cpus_read_as_people_write_them() {
 }
 
 #[test]
-fn limits_out_of_range_are_refused_by_name() {
+fn limit_out_of_range_is_rejected_by_name() {
     let check = |limits: Limits| {
         let error = limits
-            .check(&Limits::MOST, Bytes(4 << 30))
+            .check(&Limits::MAX, Bytes(4 << 30))
             .expect_err("out of range");
         format!("{} | {}", error.message, error.remedy.expect("a remedy"))
     };
     let fine = Limits::default();
-    assert_eq!(fine.check(&Limits::MOST, Bytes(4 << 30)), Ok(()));
+    assert_eq!(fine.check(&Limits::MAX, Bytes(4 << 30)), Ok(()));
     assert_eq!(
         check(Limits {
             cpus: Cpus(64_000),
@@ -79,13 +79,13 @@ fn limits_out_of_range_are_refused_by_name() {
 }
 
 #[test]
-fn ceilings_of_the_operator_hold_instead_of_the_usual() {
-    let most = Limits {
+fn configured_maximum_replaces_the_default() {
+    let max = Limits {
         cpus: Cpus(16_000),
         disk: Bytes(12 << 30),
-        ..Limits::MOST
+        ..Limits::MAX
     };
-    let check = |limits: Limits| limits.check(&most, Bytes(64 << 30)).is_ok();
+    let check = |limits: Limits| limits.check(&max, Bytes(64 << 30)).is_ok();
     let fine = Limits::default();
     for (cpus, disk, expected) in [(16, 12, true), (17, 12, false), (16, 13, false)] {
         let (cpus, disk) = (Cpus(cpus * 1000), Bytes(disk << 30));
@@ -94,7 +94,7 @@ fn ceilings_of_the_operator_hold_instead_of_the_usual() {
 }
 
 #[test]
-fn limits_from_before_there_was_one_of_the_disk_have_the_usual() {
+fn limits_without_disk_get_the_default() {
     let old = r#"{"cpus":2000,"memory":2147483648,"pids":1024}"#;
     assert_eq!(
         serde_json::from_str::<Limits>(old).expect("old limits"),
@@ -103,7 +103,7 @@ fn limits_from_before_there_was_one_of_the_disk_have_the_usual() {
 }
 
 #[test]
-fn ids_are_dns_labels_and_never_the_same() {
+fn ids_are_unique_dns_labels() {
     let ids: std::collections::HashSet<_> = (0..1000).map(|_| SandboxId::random()).collect();
     assert_eq!(ids.len(), 1000);
     for id in ids {
@@ -121,7 +121,7 @@ fn ids_are_dns_labels_and_never_the_same() {
 }
 
 #[test]
-fn an_exit_code_tells_what_a_shell_would() {
+fn exit_codes_follow_shell_conventions() {
     let ended = ExecStatus::default();
     assert_eq!(
         ExecStatus {
@@ -159,9 +159,9 @@ fn an_exit_code_tells_what_a_shell_would() {
     );
 }
 
-/// The table is an interface: a change of it is a change for every client.
+/// The table is part of the API: changing it affects every client.
 #[test]
-fn the_error_table_is_as_committed() {
+fn error_table_matches_snapshot() {
     let table: Vec<String> = Code::ALL
         .iter()
         .map(|code| {
@@ -173,7 +173,7 @@ fn the_error_table_is_as_committed() {
                 code.exit_code(),
                 code.category(),
                 code.retry_after()
-                    .map(|seconds| format!(", again after {seconds} s"))
+                    .map(|seconds| format!(", retry after {seconds} s"))
                     .unwrap_or_default(),
             )
         })
@@ -183,13 +183,13 @@ fn the_error_table_is_as_committed() {
 
 proptest! {
     #[test]
-    fn a_size_survives_being_written(number in 0_u64..1 << 50) {
+    fn size_round_trips_through_text(number in 0_u64..1 << 50) {
         prop_assert_eq!(number.to_string().parse::<Bytes>(), Ok(Bytes(number)));
     }
 }
 
 #[test]
-fn a_name_of_a_run_is_a_label_that_can_be_a_directory() {
+fn run_name_is_a_dns_label() {
     let long = "x".repeat(63);
     for name in ["a", "0", "nightly-build", "a-", &long] {
         assert_eq!(name.parse::<RunName>().map(String::from), Ok(name.into()));
@@ -203,7 +203,7 @@ fn a_name_of_a_run_is_a_label_that_can_be_a_directory() {
 }
 
 #[test]
-fn every_state_and_what_can_happen_to_it_are_as_committed() {
+fn transition_table_matches_snapshot() {
     let transitions = [
         Transition::Ready,
         Transition::Fail,
@@ -230,9 +230,8 @@ fn every_state_and_what_can_happen_to_it_are_as_committed() {
     insta::assert_snapshot!(table.join("\n"));
 }
 
-/// What a client is told names the state, what was asked for and what helps.
 #[test]
-fn a_refused_transition_names_the_state_and_what_helps() {
+fn illegal_transition_names_state_and_remedy() {
     let error = SandboxState::Paused
         .next(Transition::Start)
         .expect_err("it must be resumed first");

@@ -1,18 +1,18 @@
-//! Since when something is acknowledged that is not on the disk yet.
+//! Age of the oldest acknowledged change that is not on the disk yet.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The age of the oldest change that a power cut could still undo. Shared by the code that makes changes, the task that
-/// syncs them and the metric that shows the age.
+/// Tracks the oldest change that a power failure could still undo. Shared by the code that makes changes, the task that
+/// syncs them and the metric that reports the age.
 #[derive(Debug, Clone, Default)]
 pub struct Unsynced(Arc<Mutex<Times>>);
 
 #[derive(Debug, Default)]
 struct Times {
-    /// The oldest change that no sync under way covers.
+    /// Time of the oldest change that no running sync covers.
     waiting: Option<Instant>,
-    /// The oldest change that the sync under way covers.
+    /// Time of the oldest change that the running sync covers.
     syncing: Option<Instant>,
 }
 
@@ -21,7 +21,7 @@ impl Unsynced {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a change; true if it is the first that waits for the next sync.
+    /// Records a change. Returns true if it is the first one that waits for the next sync.
     pub fn note(&self) -> bool {
         let mut times = self.times();
         let first = times.waiting.is_none();
@@ -29,14 +29,14 @@ impl Unsynced {
         first
     }
 
-    /// A sync begins, which covers every change noted so far.
+    /// Marks the start of a sync, which covers all changes recorded so far.
     pub fn begin(&self) {
         let mut times = self.times();
         times.syncing = times.syncing.or(times.waiting);
         times.waiting = None;
     }
 
-    /// The sync has ended. After a failure its changes wait for the next one.
+    /// Marks the end of the sync. After a failure, its changes wait for the next one.
     pub fn end(&self, is_synced: bool) {
         let mut times = self.times();
         let covered = times.syncing.take();
@@ -45,7 +45,7 @@ impl Unsynced {
         }
     }
 
-    /// The age of the oldest change that is not on the disk; zero if there is none.
+    /// Age of the oldest change that is not on the disk. Zero if there is none.
     pub fn age(&self) -> Duration {
         let times = self.times();
         let oldest = times.syncing.or(times.waiting);
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_during_a_sync_waits_for_the_next() {
+    fn change_during_a_sync_waits_for_the_next_one() {
         let unsynced = Unsynced::default();
         assert!(unsynced.age().is_zero());
         assert!(unsynced.note());
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_sync_leaves_its_changes_unsynced() {
+    fn failed_sync_leaves_its_changes_unsynced() {
         let unsynced = Unsynced::default();
         unsynced.note();
         unsynced.begin();

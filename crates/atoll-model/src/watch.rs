@@ -1,11 +1,11 @@
-//! Watching a directory of a sandbox.
+//! Options and events of a directory watch in a sandbox.
 
-/// How a directory is watched.
+/// Options of a directory watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchOptions {
-    /// Watch the directories below it too, and those that will be made.
+    /// Include all subdirectories, also those created later.
     pub recursive: bool,
-    /// At most so many directories; beyond, [`WatchEvent::Limit`] is told.
+    /// Maximum number of watched directories. Reaching it produces [`WatchEvent::Limit`].
     pub directories: u32,
 }
 
@@ -19,7 +19,7 @@ impl Default for WatchOptions {
 }
 
 impl WatchOptions {
-    /// A directory and all below it.
+    /// Watches a directory and all its subdirectories.
     pub fn recursive() -> Self {
         Self {
             recursive: true,
@@ -28,46 +28,44 @@ impl WatchOptions {
     }
 }
 
-/// One thing that happened below a watched directory. Paths are relative to it.
+/// A change below a watched directory. Paths are relative to that directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchEvent {
-    /// Something is there that was not: it was made, linked or moved here.
+    /// An entry was created, linked or moved into the tree.
     Create {
-        /// Where.
+        /// The new entry.
         path: Vec<u8>,
-        /// It is a directory.
+        /// Whether it is a directory.
         directory: bool,
     },
-    /// A file's contents changed.
+    /// The content of a file changed.
     Write {
         /// The file.
         path: Vec<u8>,
     },
-    /// Something is no longer there: it was removed, or moved away. A directory takes with it all
-    /// that was in it.
+    /// An entry was removed or moved out of the tree. For a directory, this includes all its contents.
     Remove {
-        /// Where it was.
+        /// The former path.
         path: Vec<u8>,
-        /// It was moved out of the directory, and is somewhere else.
-        away: bool,
+        /// Whether the entry still exists outside the watched tree.
+        moved_away: bool,
     },
-    /// Something moved within the directory, with all that is in it, and replaced what was there.
+    /// An entry was moved within the tree, with its contents. It replaced an entry that existed at the new path.
     Rename {
-        /// Where it was.
+        /// The former path.
         from: Vec<u8>,
-        /// Where it is, even if nothing was told of where it was.
+        /// The new path. No earlier event need have mentioned the former one.
         to: Vec<u8>,
     },
-    /// Mode, owner, times or attributes changed.
+    /// Mode, owner, times or extended attributes changed.
     Chmod {
-        /// Of what; empty for the directory itself.
+        /// The entry. Empty for the watched directory itself.
         path: Vec<u8>,
     },
-    /// More happened than could be told: look again at everything. What happens from now on is
-    /// told.
+    /// Events were lost: the caller must read the tree again. Later changes are reported.
     Overflow,
-    /// There are more directories than may be watched; what happens in the others is not told.
+    /// The maximum number of directories is reached. Changes in the others are not reported.
     Limit,
-    /// The directory was removed or moved away; nothing follows.
+    /// The watched directory was removed or moved. No event follows.
     End,
 }

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{CommandKind, CommandRow, SandboxView};
+use atoll_core::SandboxView;
 use atoll_model::{
-    ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program, SandboxId, SandboxState,
-    SessionId, StopReason, Timings,
+    CommandKind, CommandRow, ExecId, ExecInfo, ExecStatus, ExpiryAction, Network, Program,
+    SandboxId, SandboxState, SessionId, StopReason, Timings,
 };
 use atoll_worker::ExecHandle;
 use serde::Serialize;
@@ -331,7 +331,7 @@ impl From<CommandRow> for CommandHistory {
             pty: terminal.then(|| terminal_name(&row.id)),
             exec: (!terminal).then_some(row.id),
             summary,
-            cut: row.cut,
+            cut: row.truncated,
             output_bytes: ended_at.map(|_| row.output_bytes),
         }
     }

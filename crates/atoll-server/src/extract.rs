@@ -1,7 +1,6 @@
 //! Bodies and queries, read strictly: what is wrong is named.
 
-use atoll_core::Again;
-use atoll_model::{Code, Error};
+use atoll_model::{Code, Error, Idempotency};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
@@ -43,7 +42,7 @@ pub(crate) struct IdempotencyHeader {
 
 /// A JSON body that may come again: with what it is in short, and the key by which it is known.
 #[derive(Debug)]
-pub(crate) struct IdempotentJson<T>(pub(crate) T, pub(crate) Option<Again>);
+pub(crate) struct IdempotentJson<T>(pub(crate) T, pub(crate) Option<Idempotency>);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
     type Rejection = ApiError;
@@ -64,7 +63,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
         });
         let key = key.transpose()?;
         let bytes = read_json_bytes(request).await?;
-        let again = key.map(|key| Again {
+        let again = key.map(|key| Idempotency {
             key,
             fingerprint: fingerprint(&bytes),
         });

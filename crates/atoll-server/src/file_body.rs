@@ -5,7 +5,7 @@ mod validators;
 use std::pin::pin;
 
 use atoll_core::Use;
-use atoll_model::{Caller, Code, Error};
+use atoll_model::{Code, Error, RunAs};
 use atoll_worker::{FileReader, FileWriter};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -33,7 +33,7 @@ pub(crate) enum FileResponse {
 /// Opens a file, or the part of it that is asked for, unless whoever asks has it.
 pub(crate) async fn open_file(
     access: &Use,
-    run_as: &Caller,
+    run_as: &RunAs,
     path: &[u8],
     headers: &HeaderMap,
 ) -> Result<FileResponse, Error> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_core::Core;
-use atoll_model::{Durations, durations_by};
+use atoll_model::{LatencyFamily, latency_family};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::header;
@@ -43,7 +43,7 @@ struct AuthLabels {
 #[derive(Debug, Clone)]
 pub struct HttpMetrics {
     requests: Family<ResponseLabels, Counter>,
-    durations: Durations<RouteLabels>,
+    durations: LatencyFamily<RouteLabels>,
     auth_attempts: Family<AuthLabels, Counter>,
 }
 
@@ -51,7 +51,7 @@ impl Default for HttpMetrics {
     fn default() -> Self {
         Self {
             requests: Family::default(),
-            durations: durations_by(),
+            durations: latency_family(),
             auth_attempts: Family::default(),
         }
     }

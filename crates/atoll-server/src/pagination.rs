@@ -1,7 +1,6 @@
 //! Lists in parts: how one is asked for, and how the answer says that there is more.
 
-use atoll_core::{Page, Slice};
-use atoll_model::Error;
+use atoll_model::{Error, Page, PageRequest};
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
@@ -23,7 +22,7 @@ pub(crate) struct PageQuery {
 }
 
 impl PageQuery {
-    pub(crate) fn page(&self) -> Result<Page, Error> {
+    pub(crate) fn page(&self) -> Result<PageRequest, Error> {
         parse_page(self.limit, self.cursor.as_ref())
     }
 }
@@ -39,7 +38,10 @@ pub(crate) fn parse_limit(requested: Option<u32>) -> Result<u32, Error> {
 }
 
 /// Which part is asked for.
-pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Result<Page, Error> {
+pub(crate) fn parse_page(
+    requested: Option<u32>,
+    cursor: Option<&String>,
+) -> Result<PageRequest, Error> {
     let before = cursor.map(|cursor| {
         let parts = cursor.split_once('.');
         let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
@@ -51,9 +53,9 @@ pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Res
             )
         })
     });
-    Ok(Page {
+    Ok(PageRequest {
         limit: parse_limit(requested)?,
-        before: before.transpose()?,
+        cursor: before.transpose()?,
     })
 }
 
@@ -61,7 +63,7 @@ pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Res
 pub(crate) type PageResponse<T> = (HeaderMap, Json<Vec<T>>);
 
 /// A part of a list as an answer.
-pub(crate) fn page_response<T, V: From<T>>(slice: Slice<T>) -> PageResponse<V> {
+pub(crate) fn page_response<T, V: From<T>>(slice: Page<T>) -> PageResponse<V> {
     let mut headers = HeaderMap::new();
     if let Some((at, id)) = slice.next
         && let Ok(cursor) = HeaderValue::from_str(&format!("{at}.{id}"))

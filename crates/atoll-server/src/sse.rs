@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use atoll_core::{Context, Core, Notice, Use};
-use atoll_model::{Chunk, Error, Stream};
+use atoll_model::{Error, OutputChunk, Stream};
 use atoll_worker::ExecHandle;
 use axum::body::{Body, Bytes, HttpBody as _};
 use axum::http::header;
@@ -97,7 +97,7 @@ pub(crate) fn output_events(
             let (event, ended) = match next {
                 Err(_) => (PING_EVENT.to_owned(), false),
                 Ok(Ok(Some(chunk))) => {
-                    let ended = matches!(chunk, Chunk::Exit(_));
+                    let ended = matches!(chunk, OutputChunk::Exit(_));
                     (output_event(chunk, reader.position(), encoding), ended)
                 }
                 Ok(Ok(None)) => return None,
@@ -116,9 +116,9 @@ pub(crate) fn stream_name(stream: Stream) -> &'static str {
     }
 }
 
-fn output_event(chunk: Chunk, position: u64, encoding: Encoding) -> String {
+fn output_event(chunk: OutputChunk, position: u64, encoding: Encoding) -> String {
     let (event_name, body) = match chunk {
-        Chunk::Data {
+        OutputChunk::Data {
             stream,
             position,
             bytes,
@@ -135,8 +135,8 @@ fn output_event(chunk: Chunk, position: u64, encoding: Encoding) -> String {
             };
             (event_name, body)
         }
-        Chunk::Gap { from, to } => ("gap", json!({ "from": from, "to": to })),
-        Chunk::Exit(status) => ("exit", json!(Exit::from(status))),
+        OutputChunk::Gap { from, to } => ("gap", json!({ "from": from, "to": to })),
+        OutputChunk::Exit(status) => ("exit", json!(Exit::from(status))),
     };
     format!("id: {position}\nevent: {event_name}\ndata: {body}\n\n")
 }

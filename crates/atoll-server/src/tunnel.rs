@@ -72,7 +72,7 @@ pub(crate) async fn run(
             (code, reason) = end_signal.close_reason() => End::Closed(code, reason),
             // Its kernel says goodbye for a server that was killed as for one that has sent all.
             () = access.runtime().wait_stopped(access.id()) => {
-                End::Failed(SandboxState::Stopped.refusal("used"))
+                End::Failed(SandboxState::Stopped.state_error("used"))
             }
         };
         match first {

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use atoll_core::{Context, Notice, Use};
-use atoll_model::{Chunk, Code, Error, SandboxState, Stream, TerminalSize};
+use atoll_model::{Code, Error, OutputChunk, SandboxState, Stream, TerminalSize};
 use atoll_worker::ExecHandle;
 use axum::body::Bytes;
 use axum::extract::FromRequestParts;
@@ -234,14 +234,14 @@ pub(crate) async fn terminal(
     loop {
         tokio::select! {
             chunk = output.next() => match chunk {
-                Ok(Some(Chunk::Data { bytes, .. })) => {
+                Ok(Some(OutputChunk::Data { bytes, .. })) => {
                     access.touch();
                     if send_output(&mut socket, bytes).await.is_err() {
                         return;
                     }
                 }
                 // Too slow: what it missed is not worth telling, what it shows is.
-                Ok(Some(Chunk::Gap { .. })) => match exec.attach() {
+                Ok(Some(OutputChunk::Gap { .. })) => match exec.attach() {
                     Ok(attachment) => {
                         output = attachment.output;
                         if send_output(&mut socket, attachment.replay).await.is_err() {
@@ -250,7 +250,7 @@ pub(crate) async fn terminal(
                     }
                     Err(error) => return close_with_error(socket, &error).await,
                 },
-                Ok(Some(Chunk::Exit(_)) | None) => return close_after_exit(socket, &access).await,
+                Ok(Some(OutputChunk::Exit(_)) | None) => return close_after_exit(socket, &access).await,
                 Err(error) => return close_with_error(socket, &error).await,
             },
             (code, reason) = end_signal.close_reason() => return close(socket, code, &reason).await,
@@ -347,7 +347,7 @@ async fn close_after_exit(socket: WebSocket, access: &Use) {
     if lives(access.state()) && is.is_ok_and(lives) {
         return close(socket, 1000, "exited").await;
     }
-    close_with_error(socket, &SandboxState::Stopped.refusal("used")).await;
+    close_with_error(socket, &SandboxState::Stopped.state_error("used")).await;
 }
 
 /// A size that a terminal can have.
@@ -396,7 +396,7 @@ pub(crate) async fn output(
             chunk = reader.next() => {
                 access.touch();
                 let (message, over) = match chunk {
-                    Ok(Some(Chunk::Data { stream, bytes, .. })) => {
+                    Ok(Some(OutputChunk::Data { stream, bytes, .. })) => {
                         let mut frame = Vec::with_capacity(bytes.len() + 1);
                         frame.push(match stream {
                             Stream::Stdout => frame_type::STDOUT,
@@ -405,11 +405,11 @@ pub(crate) async fn output(
                         frame.extend_from_slice(&bytes);
                         (Message::Binary(frame.into()), false)
                     }
-                    Ok(Some(Chunk::Gap { from, to })) => {
+                    Ok(Some(OutputChunk::Gap { from, to })) => {
                         let text = serde_json::json!({ "type": "gap", "from": from, "to": to });
                         (Message::Text(text.to_string().into()), false)
                     }
-                    Ok(Some(Chunk::Exit(status))) => {
+                    Ok(Some(OutputChunk::Exit(status))) => {
                         let mut frame = vec![frame_type::EXIT];
                         let _ = serde_json::to_writer(&mut frame, &Exit::from(status));
                         (Message::Binary(frame.into()), true)

@@ -1,4 +1,4 @@
-//! A copy of all rows as they are at one moment.
+//! Backup of the database: a consistent copy, made while the server runs.
 
 use std::path::Path;
 
@@ -7,42 +7,45 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
 use crate::{Error, Result};
 
-const INTO: &str = "VACUUM INTO $1";
+const VACUUM_INTO: &str = "VACUUM INTO $1";
 const CHECK: &str = "PRAGMA quick_check(1)";
 const COUNT: &str = "SELECT (SELECT COUNT(*) FROM orgs), (SELECT COUNT(*) FROM keys), \
      (SELECT COUNT(*) FROM sandboxes), (SELECT COUNT(*) FROM events)";
 
-/// How many rows a copy has.
+/// Row counts of a backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
-    /// Orgs.
+    /// Number of orgs.
     pub orgs: i64,
-    /// Keys, revoked ones included.
+    /// Number of keys, including revoked ones.
     pub keys: i64,
-    /// Sandboxes, deleted ones included.
+    /// Number of sandboxes, including deleted ones.
     pub sandboxes: i64,
-    /// Events.
+    /// Number of events.
     pub events: i64,
 }
 
-/// Copies a database to a file that is not there yet, whoever writes to it meanwhile, and checks the copy.
+/// Copies a database, which may be in use, to a new file and checks the integrity of the copy.
 pub async fn copy(from: &Path, to: &Path) -> Result<Counts> {
     let options = SqliteConnectOptions::new().filename(from).read_only(true);
     let mut source = SqliteConnection::connect_with(&options).await?;
-    let target = to.to_str().ok_or_else(|| Error::Damaged {
+    let target = to.to_str().ok_or_else(|| Error::Corrupt {
         table: "backup",
-        why: format!("{} is not text", to.display()),
+        reason: format!("{} is not text", to.display()),
     })?;
-    let copied = sqlx::query(INTO).bind(target).execute(&mut source).await;
+    let copied = sqlx::query(VACUUM_INTO)
+        .bind(target)
+        .execute(&mut source)
+        .await;
     source.close().await?;
     copied?;
     let options = SqliteConnectOptions::new().filename(to).read_only(true);
     let mut copy = SqliteConnection::connect_with(&options).await?;
-    let why: String = sqlx::query_scalar(CHECK).fetch_one(&mut copy).await?;
-    if why != "ok" {
-        return Err(Error::Damaged {
+    let reason: String = sqlx::query_scalar(CHECK).fetch_one(&mut copy).await?;
+    if reason != "ok" {
+        return Err(Error::Corrupt {
             table: "backup",
-            why,
+            reason,
         });
     }
     let counted: (i64, i64, i64, i64) = sqlx::query_as(COUNT).fetch_one(&mut copy).await?;

@@ -1,4 +1,4 @@
-//! The last recorded time, and deadlines that move with the clock.
+//! The `clock` table, and updates that move all deadlines when the system clock was set.
 
 use atoll_model::EventId;
 use sqlx::{FromRow, Sqlite, Transaction};
@@ -6,56 +6,56 @@ use sqlx::{FromRow, Sqlite, Transaction};
 use crate::{Result, SandboxRow, Store};
 
 pub(crate) const READ: &str = "SELECT at, boottime, boot, difference, held_until FROM clock";
-const WRITE: &str = "INSERT INTO clock (one, at, boottime, boot, difference, held_until) VALUES (1, $1, $2, $3, $4, $5) \
+const UPSERT: &str = "INSERT INTO clock (one, at, boottime, boot, difference, held_until) VALUES (1, $1, $2, $3, $4, $5) \
      ON CONFLICT (one) DO UPDATE SET at = $1, boottime = $2, boot = $3, difference = $4, held_until = $5";
-const SHIFT: &str = "UPDATE sandboxes SET end_at = end_at + $1, stopped_at = stopped_at + $1 WHERE deleted_at IS NULL";
+const SHIFT_DEADLINES: &str = "UPDATE sandboxes SET end_at = end_at + $1, stopped_at = stopped_at + $1 WHERE deleted_at IS NULL";
 
-/// The last recorded time of a server.
+/// Reading of the clocks, recorded by a server about once a minute.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
 pub struct ClockRecord {
     /// Server time: microseconds since 1970.
     pub at: i64,
-    /// `CLOCK_BOOTTIME` of the host at that moment, in microseconds.
+    /// `CLOCK_BOOTTIME` at that moment, in microseconds.
     pub boottime: i64,
-    /// The host's boot id.
+    /// Boot id of the host.
     pub boot: String,
     /// System clock minus server time, in microseconds.
     pub difference: i64,
-    /// Server time until which nothing is ended or deleted. `None` if deadlines are not held.
+    /// Server time until which no sandbox expires. `None` if deadlines are not held.
     pub held_until: Option<i64>,
 }
 
 impl Store {
-    /// The last recorded time. `None` before the first start of a server that records it.
+    /// Returns the last recorded time. `None` in a database of a version that did not record it.
     pub async fn clock(&self) -> Result<Option<ClockRecord>> {
         let query = sqlx::query_as(READ);
         Ok(query.fetch_optional(&self.read).await?)
     }
 
-    /// Records the time.
+    /// Stores the time.
     pub async fn record_clock(&self, record: &ClockRecord) -> Result<()> {
         let _time = self.time("record_clock");
-        write(record).execute(&self.write).await?;
+        upsert(record).execute(&self.write).await?;
         Ok(())
     }
 
-    /// Records that deadlines are held, with an event for each of these sandboxes.
+    /// Stores that deadlines are held, with a `held` event for each of these sandboxes.
     pub async fn hold_deadlines(&self, record: &ClockRecord, rows: &[SandboxRow]) -> Result<()> {
         let _time = self.time("hold_deadlines");
         let mut transaction = self.write.begin().await?;
-        write(record).execute(&mut *transaction).await?;
+        upsert(record).execute(&mut *transaction).await?;
         for row in rows {
             let mut payload = crate::sandboxes::event_data(row, row.state);
             payload["clockDifference"] = (record.difference / 1_000_000).into();
             add_event(&mut transaction, row, "held", &payload, record.at).await?;
         }
         transaction.commit().await?;
-        self.news.send_replace(());
+        self.changes.send_replace(());
         Ok(())
     }
 
-    /// Moves the deadlines of all sandboxes that are not deleted, and records the time. `rows` are those sandboxes as
-    /// they are afterwards; each gets a `changed` event.
+    /// Moves the deadlines of all sandboxes that are not deleted, and stores the time. `rows` are the changed rows; each
+    /// gets a `changed` event.
     pub async fn shift_deadlines(
         &self,
         by: i64,
@@ -64,21 +64,21 @@ impl Store {
     ) -> Result<()> {
         let _time = self.time("shift_deadlines");
         let mut transaction = self.write.begin().await?;
-        let shifted = sqlx::query(SHIFT).bind(by);
+        let shifted = sqlx::query(SHIFT_DEADLINES).bind(by);
         shifted.execute(&mut *transaction).await?;
-        write(record).execute(&mut *transaction).await?;
+        upsert(record).execute(&mut *transaction).await?;
         for row in rows {
             let payload = crate::sandboxes::event_data(row, row.state);
             add_event(&mut transaction, row, "changed", &payload, record.at).await?;
         }
         transaction.commit().await?;
-        self.news.send_replace(());
+        self.changes.send_replace(());
         Ok(())
     }
 }
 
-fn write(record: &ClockRecord) -> sqlx::query::Query<'_, Sqlite, sqlx::sqlite::SqliteArguments> {
-    sqlx::query(WRITE)
+fn upsert(record: &ClockRecord) -> sqlx::query::Query<'_, Sqlite, sqlx::sqlite::SqliteArguments> {
+    sqlx::query(UPSERT)
         .bind(record.at)
         .bind(record.boottime)
         .bind(&record.boot)
@@ -86,7 +86,7 @@ fn write(record: &ClockRecord) -> sqlx::query::Query<'_, Sqlite, sqlx::sqlite::S
         .bind(record.held_until)
 }
 
-/// Adds an event about a sandbox.
+/// Inserts an event about a sandbox.
 pub(crate) async fn add_event(
     transaction: &mut Transaction<'_, Sqlite>,
     row: &SandboxRow,

@@ -1,9 +1,9 @@
-//! What happened to sandboxes: written with the row it is about, read in order.
+//! The `events` table: changes of sandboxes, written in the same transaction as the row and read in order.
 
-use atoll_model::{EventId, OrgId, SandboxId};
+use atoll_model::{Event, OrgId, SandboxId};
 use sqlx::FromRow;
 
-use crate::{Error, Result, Store, parse, word};
+use crate::{Error, Result, Store, decode_json, decode_text};
 
 const TABLE: &str = "events";
 pub(crate) const INSERT: &str =
@@ -13,25 +13,8 @@ const AFTER: &str = "SELECT number, id, sandbox, kind, payload, at FROM events \
 const OF_SANDBOX: &str = "SELECT number, id, sandbox, kind, payload, at FROM events \
      WHERE org = $1 AND sandbox = $2 AND number > $3 ORDER BY number LIMIT $4";
 const LAST: &str = "SELECT COALESCE(MAX(number), 0) FROM events";
-const FORGET: &str =
+const PRUNE: &str =
     "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < $1 LIMIT $2)";
-
-/// Something that happened to a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// Where a reader goes on after it.
-    pub number: i64,
-    /// Its id.
-    pub id: EventId,
-    /// The sandbox.
-    pub sandbox: SandboxId,
-    /// What: `created`, `running`, `paused`, `stopped`, `failed`, `deleted`, `changed`, `held`.
-    pub kind: String,
-    /// What can be said about it.
-    pub payload: serde_json::Value,
-    /// When: microseconds since 1970.
-    pub at: i64,
-}
 
 #[derive(FromRow)]
 struct Row {
@@ -48,18 +31,18 @@ impl TryFrom<Row> for Event {
 
     fn try_from(row: Row) -> Result<Self> {
         Ok(Self {
-            number: row.number,
-            id: word(TABLE, row.id)?,
-            sandbox: word(TABLE, row.sandbox)?,
+            sequence: row.number,
+            id: decode_text(TABLE, row.id)?,
+            sandbox: decode_text(TABLE, row.sandbox)?,
             kind: row.kind,
-            payload: parse(TABLE, &row.payload)?,
-            at: row.at,
+            payload: decode_json(TABLE, &row.payload)?,
+            occurred_at: row.at,
         })
     }
 }
 
 impl Store {
-    /// An org's events after a number, oldest first; perhaps those of one sandbox.
+    /// Returns events of an org after a sequence number, oldest first. `sandbox` restricts them to one sandbox.
     pub async fn events(
         &self,
         org: &OrgId,
@@ -83,17 +66,17 @@ impl Store {
         rows.into_iter().map(Event::try_from).collect()
     }
 
-    /// The number of the newest event of all.
+    /// Sequence number of the newest event. 0 if there is none.
     pub async fn last_event(&self) -> Result<i64> {
         let _time = self.time("last_event");
         let query = sqlx::query_scalar::<_, i64>(LAST);
         Ok(query.fetch_one(&self.read).await?)
     }
 
-    /// Forgets some events from before a time; how many.
-    pub async fn forget_events(&self, before: i64, most: u32) -> Result<u64> {
+    /// Deletes up to `limit` events that occurred before a time. Returns their number.
+    pub async fn prune_events(&self, before: i64, limit: u32) -> Result<u64> {
         let _time = self.time("forget_events");
-        let query = sqlx::query(FORGET).bind(before).bind(i64::from(most));
+        let query = sqlx::query(PRUNE).bind(before).bind(i64::from(limit));
         Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 }

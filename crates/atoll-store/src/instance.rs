@@ -1,4 +1,7 @@
-//! The instance that a database belongs to: read before anything is changed, and recorded once the database is accepted.
+//! Identity of a database: the instance that it belongs to.
+//!
+//! [`inspect`] reads the identity without changing the file. [`Store::claim_instance`] records it once the server
+//! accepts the database.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,50 +11,51 @@ use sqlx::Connection as _;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
 use crate::clock::ClockRecord;
-use crate::{Error, MIGRATOR, Result, Store, word};
+use crate::{Error, MIGRATOR, Result, Store, decode_text};
 
 const TABLES: &str = "SELECT name FROM sqlite_master WHERE type = 'table'";
 const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM _sqlx_migrations";
 const READ: &str = "SELECT id FROM instance";
-const WRITE: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
+const CLAIM: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
 
-/// The file at the path of a database.
+/// What [`inspect`] finds at the path of a database.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
-    /// No file.
+pub enum DatabaseFile {
+    /// There is no file.
     Missing,
     /// A file without tables.
     Empty,
-    /// The database of a server, of this version or an older one.
+    /// The database of a server of this version or an older one.
     Database(Identity),
 }
 
-/// Instance and version in a database. Databases of versions that did not record it have neither.
+/// Instance and last time that a database records. Databases of old versions have neither.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Identity {
-    /// The instance it belongs to.
+    /// Id of the instance that the database belongs to.
     pub instance: Option<InstanceId>,
     /// The last recorded time.
     pub clock: Option<ClockRecord>,
 }
 
-/// Looks at a database without changing it.
-pub async fn inspect(path: &Path) -> Result<Found> {
+/// Reads the identity of a database without changing the file.
+pub async fn inspect(path: &Path) -> Result<DatabaseFile> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Missing),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(DatabaseFile::Missing);
+        }
         Err(error) => return Err(sqlx::Error::Io(error).into()),
     };
     if !metadata.is_file() {
         return Err(Error::NotAFile);
     }
     if metadata.len() == 0 {
-        return Ok(Found::Empty);
+        return Ok(DatabaseFile::Empty);
     }
-    let mut log = path.as_os_str().to_owned();
-    log.push("-wal");
-    // Without a log the file is complete, and SQLite need not create the log's files to read it.
-    let complete = std::fs::metadata(log).map_or(true, |log| log.len() == 0);
+    // Without a write-ahead log the file is complete, and SQLite need not create one to read it.
+    let wal = crate::sync::wal_path(path);
+    let complete = std::fs::metadata(wal).map_or(true, |wal| wal.len() == 0);
     let options = SqliteConnectOptions::new()
         .filename(path)
         .read_only(true)
@@ -64,18 +68,18 @@ pub async fn inspect(path: &Path) -> Result<Found> {
     Ok(found)
 }
 
-async fn identify(connection: &mut SqliteConnection) -> Result<Found> {
+async fn identify(connection: &mut SqliteConnection) -> Result<DatabaseFile> {
     let tables: Vec<String> = sqlx::query_scalar(TABLES)
         .fetch_all(&mut *connection)
         .await?;
     let tables: HashSet<String> = tables.into_iter().collect();
     if tables.iter().all(|table| table == "_sqlx_migrations") {
-        return Ok(Found::Empty);
+        return Ok(DatabaseFile::Empty);
     }
     if !tables.contains("_sqlx_migrations") || !tables.contains("sandboxes") {
-        return Err(Error::Damaged {
+        return Err(Error::Corrupt {
             table: "_sqlx_migrations",
-            why: "it is not the database of a server".into(),
+            reason: "it is not the database of a server".into(),
         });
     }
     let version: i64 = sqlx::query_scalar(VERSION)
@@ -89,21 +93,21 @@ async fn identify(connection: &mut SqliteConnection) -> Result<Found> {
     if tables.contains("instance") {
         let id = sqlx::query_scalar::<_, String>(READ);
         let id = id.fetch_optional(&mut *connection).await?;
-        identity.instance = id.map(|id| word("instance", id)).transpose()?;
+        identity.instance = id.map(|id| decode_text("instance", id)).transpose()?;
     }
     if tables.contains("clock") {
         let record = sqlx::query_as(crate::clock::READ);
         identity.clock = record.fetch_optional(&mut *connection).await?;
     }
-    Ok(Found::Database(identity))
+    Ok(DatabaseFile::Database(identity))
 }
 
 impl Store {
-    /// The instance that the rows belong to: the one that is recorded, or else this one, which is recorded then.
+    /// Records the instance unless one is recorded already. Returns the recorded one.
     pub async fn claim_instance(&self, id: &InstanceId) -> Result<InstanceId> {
-        let query = sqlx::query(WRITE).bind(id.as_str());
+        let query = sqlx::query(CLAIM).bind(id.as_str());
         query.execute(&self.write).await?;
         let recorded = sqlx::query_scalar::<_, String>(READ);
-        word("instance", recorded.fetch_one(&self.write).await?)
+        decode_text("instance", recorded.fetch_one(&self.write).await?)
     }
 }

@@ -1,4 +1,4 @@
--- The journal of one sandbox. Rows are the store's, and `synced` once they are there.
+-- The journal of one sandbox. The columns are those of the store; synced = 1 once the store has the row.
 CREATE TABLE commands (
     id TEXT PRIMARY KEY,
     terminal INTEGER NOT NULL,

@@ -1,9 +1,9 @@
-//! Keys. Of a secret only its hash is here.
+//! The `keys` table. Secrets are stored only as hashes.
 
 use atoll_model::{Key, KeyId, OrgId, Scope};
 use sqlx::FromRow;
 
-use crate::{Error, Result, Store, taken, text, word};
+use crate::{Error, Result, Store, decode_text, encode, on_constraint_violation};
 
 const TABLE: &str = "keys";
 const BY_HASH: &str = "SELECT id, org, name, prefix, scope, created_at, expires_at, last_used_at, revoked_at \
@@ -12,9 +12,9 @@ const OF_ORG: &str = "SELECT id, org, name, prefix, scope, created_at, expires_a
      FROM keys WHERE org = $1 ORDER BY created_at DESC, id";
 const INSERT: &str = "INSERT INTO keys (id, org, name, hash, prefix, scope, created_at, expires_at) \
      SELECT $1, $2, $3, $4, $5, $6, $7, $8 WHERE (SELECT count(*) FROM keys WHERE org = $2) < $9";
-const USED: &str = "UPDATE keys SET last_used_at = $2 WHERE id = $1";
-/// Whether there ever was one that may do everything is never forgotten.
-const FORGET: &str = "DELETE FROM keys WHERE id IN (SELECT id FROM keys \
+const TOUCH: &str = "UPDATE keys SET last_used_at = $2 WHERE id = $1";
+// Admin keys stay, because their rows show whether one was ever used.
+const PRUNE: &str = "DELETE FROM keys WHERE id IN (SELECT id FROM keys \
      WHERE (revoked_at < $1 OR expires_at < $1) AND scope <> $3 LIMIT $2)";
 const REVOKE: &str =
     "UPDATE keys SET revoked_at = $3 WHERE id = $1 AND org = $2 AND revoked_at IS NULL";
@@ -37,11 +37,11 @@ impl TryFrom<Row> for Key {
 
     fn try_from(row: Row) -> Result<Self> {
         Ok(Self {
-            id: word(TABLE, row.id)?,
-            org: word(TABLE, row.org)?,
+            id: decode_text(TABLE, row.id)?,
+            org: decode_text(TABLE, row.org)?,
             name: row.name,
             prefix: row.prefix,
-            scope: word(TABLE, row.scope)?,
+            scope: decode_text(TABLE, row.scope)?,
             created_at: row.created_at,
             expires_at: row.expires_at,
             last_used_at: row.last_used_at,
@@ -50,17 +50,17 @@ impl TryFrom<Row> for Key {
     }
 }
 
-/// A key to be kept.
+/// A key to insert.
 #[derive(Debug, Clone)]
 pub struct NewKey {
-    /// Everything but the secret.
+    /// The key without its secret.
     pub key: Key,
-    /// What is kept of the secret.
+    /// Hash of the secret.
     pub hash: String,
 }
 
 impl Store {
-    /// The key whose secret has this hash.
+    /// Finds a key by the hash of its secret.
     pub async fn key_by_hash(&self, hash: &str) -> Result<Option<Key>> {
         let _time = self.time("key_by_hash");
         let query = sqlx::query_as::<_, Row>(BY_HASH).bind(hash);
@@ -68,7 +68,7 @@ impl Store {
         row.map(Key::try_from).transpose()
     }
 
-    /// The keys of an org, newest first.
+    /// Returns the keys of an org, newest first.
     pub async fn keys(&self, org: &OrgId) -> Result<Vec<Key>> {
         let _time = self.time("keys");
         let query = sqlx::query_as::<_, Row>(OF_ORG).bind(org.as_str());
@@ -76,8 +76,8 @@ impl Store {
         rows.into_iter().map(Key::try_from).collect()
     }
 
-    /// Keeps a key, if its org may have one more; says whether.
-    pub async fn add_key(&self, new: &NewKey, most: u32) -> Result<bool> {
+    /// Inserts a key unless its org already has `max` keys. Returns whether it was inserted.
+    pub async fn insert_key(&self, new: &NewKey, max: u32) -> Result<bool> {
         let _time = self.time("add_key");
         let key = &new.key;
         let query = sqlx::query(INSERT)
@@ -86,35 +86,35 @@ impl Store {
             .bind(&key.name)
             .bind(&new.hash)
             .bind(&key.prefix)
-            .bind(text(&key.scope))
+            .bind(encode(&key.scope))
             .bind(key.created_at)
             .bind(key.expires_at)
-            .bind(i64::from(most));
+            .bind(i64::from(max));
         let added = query
             .execute(&*self.writer())
             .await
-            .map_err(taken("the key"))?;
+            .map_err(on_constraint_violation("the key"))?;
         Ok(added.rows_affected() == 1)
     }
 
-    /// Forgets some keys that were revoked or at their end before a time; how many.
-    pub async fn forget_keys(&self, before: i64, most: u32) -> Result<u64> {
-        let query = sqlx::query(FORGET)
+    /// Deletes up to `limit` keys that were revoked or expired before a time. Returns their number.
+    pub async fn prune_keys(&self, before: i64, limit: u32) -> Result<u64> {
+        let query = sqlx::query(PRUNE)
             .bind(before)
-            .bind(i64::from(most))
-            .bind(text(&Scope::Admin));
+            .bind(i64::from(limit))
+            .bind(encode(&Scope::Admin));
         Ok(query.execute(&*self.writer()).await?.rows_affected())
     }
 
-    /// Notes when a key was used.
-    pub async fn key_used(&self, id: &KeyId, at: i64) -> Result<()> {
+    /// Sets the time of a key's last use.
+    pub async fn touch_key(&self, id: &KeyId, at: i64) -> Result<()> {
         let _time = self.time("key_used");
-        let query = sqlx::query(USED).bind(id.as_str()).bind(at);
+        let query = sqlx::query(TOUCH).bind(id.as_str()).bind(at);
         query.execute(&*self.writer()).await?;
         Ok(())
     }
 
-    /// Makes a key useless; says whether it was one of the org's that was not yet.
+    /// Revokes a key of an org. Returns false if it does not exist or was revoked before.
     pub async fn revoke_key(&self, org: &OrgId, id: &KeyId, at: i64) -> Result<bool> {
         let _time = self.time("revoke_key");
         let query = sqlx::query(REVOKE)

@@ -1,20 +1,24 @@
-//! All SQL: the rows of the control plane, and the journal of each sandbox. A row says what should be, and is written
-//! first.
+//! SQL persistence: the control plane's database and the journal of each sandbox.
 //!
-//! SQLite, with one connection that writes and some that read. The statements keep to what PostgreSQL understands too,
-//! but for one thing: those that are all written or none go as one text from `BEGIN IMMEDIATE` to `COMMIT`, whose
-//! parameters all of them share. PostgreSQL takes no parameters in such a text: there it is a transaction with a
-//! trip for each. What knows of it is `Store::write_whole` and the texts that it is given, in `sandboxes` alone. No function
-//! here contains a rule.
+//! A row holds the desired state of a sandbox and is written before the runtime acts on it. The database is SQLite, with
+//! one connection for writing and several for reading.
+//!
+//! All statements are valid in PostgreSQL too, with one exception: `Store::execute_batch` runs a transaction, from
+//! `BEGIN IMMEDIATE` to `COMMIT`, as one text with shared parameters. PostgreSQL accepts no parameters in such a text; it
+//! would need one round trip for each statement. Only the `sandboxes` module uses it.
+//!
+//! This crate contains no business rules: it does not check permissions, transitions or deadlines.
 
 mod backup;
 mod clock;
 mod commands;
 mod events;
+mod idempotency;
 mod instance;
 mod journal;
 mod keys;
 mod orgs;
+mod quota;
 mod sandboxes;
 mod sync;
 #[cfg(test)]
@@ -24,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_model::{Operations, Stopwatch};
+use atoll_model::{OperationTimers, Timer};
 use prometheus_client::registry::Registry;
 use sqlx::pool::PoolConnection;
 use sqlx::query::Query;
@@ -33,108 +37,115 @@ use sqlx::sqlite::{
     SqliteSynchronous,
 };
 use sqlx::{Sqlite, SqlitePool};
-use sync::Committed;
+use sync::CommitSync;
 use tokio::sync::watch;
 
-pub use atoll_model::Again;
 pub use backup::{Counts, copy};
 pub use clock::ClockRecord;
-pub use commands::{CommandKind, CommandRow};
-pub use events::Event;
-pub use instance::{Found, Identity, inspect};
+pub use instance::{DatabaseFile, Identity, inspect};
 pub use journal::Journal;
 pub use keys::NewKey;
 pub use orgs::OrgRemoval;
-pub use sandboxes::{Claim, Happened, Page, SandboxRow};
+pub use quota::QuotaClaim;
+pub use sandboxes::{ChangeEvent, SandboxRow};
 
 static MIGRATOR: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
 
-/// Why a row cannot be had.
+// Result codes of SQLite: <https://sqlite.org/rescode.html>.
+const SQLITE_ERROR: i32 = 1;
+const SQLITE_CORRUPT: i32 = 11;
+const SQLITE_FULL: i32 = 13;
+const SQLITE_NOTADB: i32 = 26;
+
+/// Failure of a store operation.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The database cannot be reached, or is broken.
+    /// The database cannot be accessed, or a statement failed.
     #[error("the database failed")]
     Database(#[from] sqlx::Error),
-    /// It was made by a newer version, or its history is another.
+    /// The schema cannot be migrated: the database is newer, or a migration differs.
     #[error("the database cannot be brought up to date")]
     Migration(#[from] sqlx::migrate::MigrateError),
-    /// A row is not what we write.
-    #[error("a row of {table} is damaged: {why}")]
-    Damaged {
-        /// The table.
+    /// A row has content that this program does not write.
+    #[error("a row of {table} is damaged: {reason}")]
+    Corrupt {
+        /// The table of the row.
         table: &'static str,
-        /// What is wrong.
-        why: String,
+        /// Cause of the decoding error.
+        reason: String,
     },
-    /// It was written by a newer version.
+    /// The database was written by a newer version.
     #[error("the database was written by a newer version")]
     Newer,
-    /// There is a directory, or something else that is no regular file, at its path.
+    /// The path of the database is a directory or another kind of file.
     #[error("the database is not a regular file")]
     NotAFile,
-    /// A create was said by this key before, or is just being made.
+    /// Another create with the same idempotency key exists. Whether its request was the same is not known yet.
     #[error("the idempotency key is taken")]
-    Said,
-    /// Another row has this already.
+    IdempotencyKeyTaken,
+    /// A unique constraint failed. The field names the conflicting value.
     #[error("{0} is taken")]
-    Taken(&'static str),
+    AlreadyExists(&'static str),
     /// The org of a new row was removed.
     #[error("the org was removed")]
     OrgNotFound,
 }
 
 impl Error {
-    /// SQLite's own number for what went wrong.
-    fn number(&self) -> Option<i32> {
-        let Self::Database(sqlx::Error::Database(told)) = self else {
+    /// Primary result code of SQLite.
+    fn sqlite_code(&self) -> Option<i32> {
+        let Self::Database(sqlx::Error::Database(error)) = self else {
             return None;
         };
-        // The lower byte is the kind, the rest is more about it.
-        Some(told.code()?.parse::<i32>().ok()? & 0xff)
+        // The lower byte of an extended result code is the primary one.
+        Some(error.code()?.parse::<i32>().ok()? & 0xff)
     }
 
-    /// There is no room on the disk.
-    pub fn is_full(&self) -> bool {
-        self.number() == Some(13)
+    /// Whether the disk is full.
+    pub fn is_disk_full(&self) -> bool {
+        self.sqlite_code() == Some(SQLITE_FULL)
     }
 
-    /// What is in the file cannot be understood: another try would find the same.
-    pub fn is_damage(&self) -> bool {
-        // An error in a statement, a corrupt file, not a database.
-        matches!(self, Self::Damaged { .. }) || matches!(self.number(), Some(1 | 11 | 26))
+    /// Whether the file's content is invalid, so that a retry would fail in the same way.
+    pub fn is_corrupt(&self) -> bool {
+        matches!(self, Self::Corrupt { .. })
+            || matches!(
+                self.sqlite_code(),
+                Some(SQLITE_ERROR | SQLITE_CORRUPT | SQLITE_NOTADB)
+            )
     }
 }
 
-/// A result of the store.
+/// Result of a store operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The rows of a control plane.
+/// The database of the control plane.
 #[derive(Debug, Clone)]
 pub struct Store {
-    /// One connection: a second writer would only wait.
+    /// One connection, because SQLite allows one writer at a time.
     write: SqlitePool,
     read: SqlitePool,
-    /// Something has happened.
-    news: Arc<watch::Sender<()>>,
-    operations: Operations,
-    committed: Committed,
+    /// Notified after each commit that added an event.
+    changes: Arc<watch::Sender<()>>,
+    operations: OperationTimers,
+    committed: CommitSync,
 }
 
 impl Store {
-    /// Opens the database at a path, makes it if there is none, and brings it up to date.
+    /// Opens the database at a path, creates it if necessary, and migrates its schema.
     pub async fn open(path: &Path) -> Result<Self> {
         let options = SqliteConnectOptions::new()
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            // With WAL a crash of ours loses nothing. After a power cut the file is whole, and has every commit that
-            // `sync` brought to the disk.
+            // In WAL mode a crash of this process loses nothing. After a power failure the file is consistent and has
+            // every commit that `sync` wrote to the disk.
             .synchronous(SqliteSynchronous::Normal)
             .busy_timeout(Duration::from_secs(5))
             .foreign_keys(true);
-        // A connection is a thread of ours, and tried when it is given back: asking it again whether it is there only
-        // wakes it once more.
-        // All are opened now and kept: a server that has no descriptors left reads and writes its records all the same.
+        // A connection is a thread of this process and is checked when it returns to the pool: another check before use
+        // would only wake it once more. All connections are opened now and kept, so that the store works when the
+        // process is out of file descriptors.
         let pool = SqlitePoolOptions::new()
             .test_before_acquire(false)
             .idle_timeout(None)
@@ -147,86 +158,85 @@ impl Store {
         Ok(Self {
             write,
             read,
-            news: Arc::new(watch::Sender::new(())),
-            operations: Operations::default(),
-            committed: Committed::open(path).await?,
+            changes: Arc::new(watch::Sender::new(())),
+            operations: OperationTimers::default(),
+            committed: CommitSync::open(path).await?,
         })
     }
 
-    /// Shows how long its operations take to whoever asks the registry.
+    /// Registers the latency histograms of all operations.
     pub fn register(&self, registry: &mut Registry) {
         let help = "How long the store took for an operation, waiting for its turn included";
         self.operations
             .register(registry, "store_op_duration", help);
     }
 
-    /// The age of the oldest commit that is not on the disk; zero if there is none.
+    /// Age of the oldest commit that is not on the disk. Zero if there is none.
     pub fn oldest_unsynced(&self) -> Duration {
         self.committed.oldest()
     }
 
-    /// The connection that writes, for one statement or transaction. What is committed while this lives is synced soon
-    /// after.
-    fn writer(&self) -> Writing<'_> {
-        Writing {
+    /// The writing connection, for one statement or transaction. Dropping the guard schedules a sync of the commit.
+    fn writer(&self) -> WriteGuard<'_> {
+        WriteGuard {
             pool: &self.write,
             committed: &self.committed,
         }
     }
 
-    /// Measures one operation until what comes back is dropped.
-    fn time(&self, operation: &'static str) -> Stopwatch {
+    /// Starts a timer that records the duration of an operation when it is dropped. The name is a metric label.
+    fn time(&self, operation: &'static str) -> Timer {
         self.operations.time(operation)
     }
 
-    /// Runs statements that are all written or none: from `BEGIN` to `COMMIT` in one trip to the writer's thread, because
-    /// a trip for each takes longer than the work. What they return.
-    async fn write_whole(&self, statements: Statements<'_>) -> sqlx::Result<Vec<SqliteRow>> {
-        let writing = self.writer();
-        let mut writer = Writer(Some(writing.acquire().await?));
-        let Some(connection) = &mut writer.0 else {
+    /// Executes a whole transaction, from `BEGIN` to `COMMIT`, in one round trip to the writer's thread, because a round
+    /// trip for each statement takes longer than the statements. Returns the rows of all statements.
+    async fn execute_batch(&self, statements: Statements<'_>) -> sqlx::Result<Vec<SqliteRow>> {
+        let writer = self.writer();
+        let mut transaction = TransactionGuard(Some(writer.acquire().await?));
+        let Some(connection) = &mut transaction.0 else {
             return Ok(Vec::new());
         };
-        let done = statements.fetch_all(&mut **connection).await;
-        if done.is_ok()
+        let result = statements.fetch_all(&mut **connection).await;
+        if result.is_ok()
             || sqlx::query("ROLLBACK")
                 .execute(&mut **connection)
                 .await
                 .is_ok()
         {
-            drop(writer.0.take());
+            drop(transaction.0.take());
         }
-        done
+        result
     }
 
-    /// Ends all connections; what was written is in the file, and on the disk.
+    /// Closes all connections. All commits are in the database file and on the disk afterwards.
     pub async fn close(&self) {
         self.read.close().await;
-        // The last connection brings the log into the database, and syncs both.
+        // Closing the last connection checkpoints the write-ahead log and syncs both files.
         self.write.close().await;
     }
 
-    /// Wakes when something has happened.
-    pub fn news(&self) -> watch::Receiver<()> {
-        self.news.subscribe()
+    /// Subscribes to notifications about new events.
+    pub fn subscribe_changes(&self) -> watch::Receiver<()> {
+        self.changes.subscribe()
     }
 
-    /// The database answers, to who reads and to who writes.
+    /// Checks that the database can be read and locked for writing.
     pub async fn ping(&self) -> Result<()> {
         sqlx::query("SELECT 1").execute(&self.read).await?;
-        // Takes the one writer's turn and its lock, and leaves nothing.
+        // Acquires the writer and SQLite's write lock, and rolls back.
         self.write.begin_with("BEGIN IMMEDIATE").await?;
         Ok(())
     }
 }
 
-/// See [`Store::writer`]. A caller who gives up on the way may have committed all the same.
-struct Writing<'a> {
+/// See [`Store::writer`]. Schedules a sync even if the caller was cancelled, because it may have committed.
+struct WriteGuard<'a> {
     pool: &'a SqlitePool,
-    committed: &'a Committed,
+    committed: &'a CommitSync,
 }
 
-impl std::ops::Deref for Writing<'_> {
+impl std::ops::Deref for WriteGuard<'_> {
     type Target = SqlitePool;
 
     fn deref(&self) -> &SqlitePool {
@@ -234,7 +244,7 @@ impl std::ops::Deref for Writing<'_> {
     }
 }
 
-impl Drop for Writing<'_> {
+impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
         self.committed.note();
     }
@@ -242,11 +252,10 @@ impl Drop for Writing<'_> {
 
 type Statements<'a> = Query<'a, Sqlite, SqliteArguments>;
 
-/// A connection in the middle of a transaction: if nobody takes it out again, it is closed, and what was begun on it is
-/// undone.
-struct Writer(Option<PoolConnection<Sqlite>>);
+/// Closes a connection whose transaction was neither committed nor rolled back, which rolls it back.
+struct TransactionGuard(Option<PoolConnection<Sqlite>>);
 
-impl Drop for Writer {
+impl Drop for TransactionGuard {
     fn drop(&mut self) {
         if let Some(connection) = &mut self.0 {
             connection.close_on_drop();
@@ -254,38 +263,38 @@ impl Drop for Writer {
     }
 }
 
-/// Reads a value that is kept as text.
-fn parse<T: serde::de::DeserializeOwned>(table: &'static str, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| Error::Damaged {
+/// Decodes a value that is stored as JSON.
+fn decode_json<T: serde::de::DeserializeOwned>(table: &'static str, text: &str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| Error::Corrupt {
         table,
-        why: error.to_string(),
+        reason: error.to_string(),
     })
 }
 
-/// Reads an id, or a word of an enum, that is kept as bare text.
-fn word<T: serde::de::DeserializeOwned>(table: &'static str, text: String) -> Result<T> {
-    serde_json::from_value(serde_json::Value::String(text)).map_err(|error| Error::Damaged {
+/// Decodes an id or an enum value that is stored as plain text.
+fn decode_text<T: serde::de::DeserializeOwned>(table: &'static str, text: String) -> Result<T> {
+    serde_json::from_value(serde_json::Value::String(text)).map_err(|error| Error::Corrupt {
         table,
-        why: error.to_string(),
+        reason: error.to_string(),
     })
 }
 
-/// Writes a value as text.
-fn text<T: serde::Serialize>(value: &T) -> String {
+/// Encodes a value: a string as plain text, any other value as JSON.
+fn encode<T: serde::Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
+        Ok(serde_json::Value::String(text)) => text,
         Ok(other) => other.to_string(),
-        // Our own types have string keys and no floats that are not numbers.
+        // Cannot fail: stored types have string keys and no NaN.
         Err(_) => String::new(),
     }
 }
 
-/// Tells a value that is taken, and an org that was removed, from other failures. The only foreign keys are those of
-/// the org.
-fn taken(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
+/// Converts a violated unique constraint to [`Error::AlreadyExists`], and a violated foreign key, which only the org has,
+/// to [`Error::OrgNotFound`].
+fn on_constraint_violation(what: &'static str) -> impl FnOnce(sqlx::Error) -> Error {
     move |error| match &error {
-        sqlx::Error::Database(told) if told.is_unique_violation() => Error::Taken(what),
-        sqlx::Error::Database(told) if told.is_foreign_key_violation() => Error::OrgNotFound,
+        sqlx::Error::Database(error) if error.is_unique_violation() => Error::AlreadyExists(what),
+        sqlx::Error::Database(error) if error.is_foreign_key_violation() => Error::OrgNotFound,
         _ => Error::Database(error),
     }
 }

@@ -1,9 +1,9 @@
-//! Orgs.
+//! The `orgs` table.
 
 use atoll_model::{KeyId, Org, OrgId};
 use sqlx::FromRow;
 
-use crate::{Error, Result, Store, taken, word};
+use crate::{Error, Result, Store, decode_text, on_constraint_violation};
 
 const TABLE: &str = "orgs";
 const GET: &str = "SELECT id, name, max_sandboxes, max_timeout, created_at FROM orgs WHERE id = $1";
@@ -16,7 +16,7 @@ const COUNT_SANDBOXES: &str =
     "SELECT COUNT(*) FROM sandboxes WHERE org = $1 AND deleted_at IS NULL";
 const SESSIONS: &str = "SELECT session FROM sandboxes WHERE org = $1";
 // In the order of their foreign keys.
-const DELETE_IDEMPOTENCY: &str = "DELETE FROM idempotency WHERE org = $1";
+const DELETE_ORG_IDEMPOTENCY: &str = "DELETE FROM idempotency WHERE org = $1";
 const DELETE_SANDBOXES: &str = "DELETE FROM sandboxes WHERE org = $1";
 const DELETE_KEYS: &str = "DELETE FROM keys WHERE org = $1 RETURNING id";
 const DELETE: &str = "DELETE FROM orgs WHERE id = $1";
@@ -58,7 +58,7 @@ impl TryFrom<Row> for Org {
     fn try_from(row: Row) -> Result<Self> {
         let number = |number: i64| u32::try_from(number).unwrap_or(u32::MAX);
         Ok(Self {
-            id: word(TABLE, row.id)?,
+            id: decode_text(TABLE, row.id)?,
             name: row.name,
             max_sandboxes: row.max_sandboxes.map(number),
             max_timeout: row.max_timeout.map(number),
@@ -68,7 +68,7 @@ impl TryFrom<Row> for Org {
 }
 
 impl Store {
-    /// An org.
+    /// Finds an org by id.
     pub async fn org(&self, id: &OrgId) -> Result<Option<Org>> {
         let _time = self.time("org");
         let query = sqlx::query_as::<_, Row>(GET).bind(id.as_str());
@@ -76,15 +76,15 @@ impl Store {
         row.map(Org::try_from).transpose()
     }
 
-    /// All orgs, newest first.
+    /// Returns all orgs, newest first.
     pub async fn orgs(&self) -> Result<Vec<Org>> {
         let _time = self.time("orgs");
         let rows = sqlx::query_as::<_, Row>(LIST).fetch_all(&self.read).await?;
         rows.into_iter().map(Org::try_from).collect()
     }
 
-    /// Adds an org; its name must be free.
-    pub async fn add_org(&self, org: &Org) -> Result<()> {
+    /// Inserts an org. Its name must be unique.
+    pub async fn insert_org(&self, org: &Org) -> Result<()> {
         let _time = self.time("add_org");
         let query = sqlx::query(INSERT)
             .bind(org.id.as_str())
@@ -95,12 +95,12 @@ impl Store {
         query
             .execute(&*self.writer())
             .await
-            .map_err(taken("the org's name"))?;
+            .map_err(on_constraint_violation("the org's name"))?;
         Ok(())
     }
 
-    /// Changes an org's name and limits.
-    pub async fn change_org(&self, org: &Org) -> Result<()> {
+    /// Updates name and limits of an org.
+    pub async fn update_org(&self, org: &Org) -> Result<()> {
         let _time = self.time("change_org");
         let query = sqlx::query(UPDATE)
             .bind(org.id.as_str())
@@ -110,7 +110,7 @@ impl Store {
         query
             .execute(&*self.writer())
             .await
-            .map_err(taken("the org's name"))?;
+            .map_err(on_constraint_violation("the org's name"))?;
         Ok(())
     }
 
@@ -128,7 +128,7 @@ impl Store {
         }
         let query = sqlx::query_scalar::<_, String>(SESSIONS).bind(id.as_str());
         let sessions = query.fetch_all(&mut *transaction).await?;
-        for statement in [DELETE_IDEMPOTENCY, DELETE_SANDBOXES] {
+        for statement in [DELETE_ORG_IDEMPOTENCY, DELETE_SANDBOXES] {
             let query = sqlx::query(statement).bind(id.as_str());
             query.execute(&mut *transaction).await?;
         }
@@ -141,7 +141,7 @@ impl Store {
         if deleted.rows_affected() == 0 {
             return Ok(OrgRemoval::NotFound);
         }
-        let keys = keys.into_iter().map(|key| word("keys", key));
+        let keys = keys.into_iter().map(|key| decode_text("keys", key));
         let keys = keys.collect::<Result<_>>()?;
         Ok(OrgRemoval::Removed { keys, sessions })
     }

@@ -1,5 +1,7 @@
-//! Brings commits to the disk in the background. SQLite syncs its write-ahead log only at a checkpoint; without this a
-//! power cut could undo everything since then. No caller waits for a sync: one covers all commits of half a second.
+//! Background task that syncs commits to the disk.
+//!
+//! SQLite syncs its write-ahead log only at a checkpoint, so without this task a power failure could undo everything
+//! since then. No caller waits for a sync: one sync covers all commits of about half a second.
 
 use std::fs::File;
 use std::io;
@@ -12,44 +14,50 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use crate::Result;
 
-/// How long commits are gathered for one sync. A commit is on the disk this much later, and the time of two syncs at most.
-const GATHER: Duration = Duration::from_millis(400);
+/// Time in which commits are collected for one sync. A commit is on the disk after this time plus at most two syncs.
+const SYNC_DELAY: Duration = Duration::from_millis(400);
 
-/// State of the sync task.
+/// Handle of the sync task.
 #[derive(Debug, Clone)]
-pub(crate) struct Committed {
+pub(crate) struct CommitSync {
     unsynced: Unsynced,
-    /// Wakes the task; it ends with the last of these.
+    /// Wakes the task. The task ends when the last sender is dropped.
     wake: Arc<Sender<()>>,
 }
 
-impl Committed {
-    /// Syncs a database that was just opened, and begins to sync what is committed to it.
+impl CommitSync {
+    /// Syncs a database that was just opened and starts the sync task.
     pub(crate) async fn open(database: &Path) -> Result<Self> {
-        let log = log_of(database);
-        let new = log.clone();
-        let made = tokio::task::spawn_blocking(move || {
-            sync(&new)?;
-            // The names may be new as well. The database itself was synced by SQLite when it was made, and is not opened here:
-            // with the descriptor SQLite's locks would go.
-            match new.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        let wal = wal_path(database);
+        let path = wal.clone();
+        let synced = tokio::task::spawn_blocking(move || {
+            sync(&path)?;
+            // The directory entries may be new too. SQLite synced the database itself when it created it; opening that
+            // file here would release SQLite's POSIX locks when it is closed.
+            match path
+                .parent()
+                .filter(|parent| !parent.as_os_str().is_empty())
+            {
                 Some(directory) => File::open(directory)?.sync_all(),
                 None => Ok(()),
             }
         });
-        let made = made.await.map_err(io::Error::other).and_then(|made| made);
-        made.map_err(sqlx::Error::Io)?;
+        let synced = synced
+            .await
+            .map_err(io::Error::other)
+            .and_then(|synced| synced);
+        synced.map_err(sqlx::Error::Io)?;
         let (wake, woken) = channel(1);
         let unsynced = Unsynced::default();
-        tokio::spawn(tend(log, unsynced.clone(), woken));
+        tokio::spawn(run(wal, unsynced.clone(), woken));
         let wake = Arc::new(wake);
         Ok(Self { unsynced, wake })
     }
 
-    /// Something may have been committed.
+    /// Records that there may be a new commit, and wakes the task.
     pub(crate) fn note(&self) {
         if self.unsynced.note() {
-            // One that is full wakes the task as well.
+            // A full channel wakes the task as well.
             let _ = self.wake.try_send(());
         }
     }
@@ -59,32 +67,32 @@ impl Committed {
     }
 }
 
-/// The write-ahead log of a database.
-pub(crate) fn log_of(database: &Path) -> PathBuf {
+/// Path of the write-ahead log of a database.
+pub(crate) fn wal_path(database: &Path) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push("-wal");
     name.into()
 }
 
-/// The log is removed when the last connection is closed, after everything in it was synced elsewhere. Unlike those of
-/// the database itself, its locks do not end when a descriptor of it is closed: it has none.
-pub(crate) fn sync(log: &Path) -> io::Result<()> {
-    match File::open(log) {
-        Ok(log) => log.sync_data(),
+/// Syncs a write-ahead log. SQLite holds no POSIX locks on it, so closing a descriptor of it is harmless. A missing log
+/// is no error: closing the last connection removes it after a checkpoint.
+pub(crate) fn sync(wal: &Path) -> io::Result<()> {
+    match File::open(wal) {
+        Ok(wal) => wal.sync_data(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-async fn tend(log: PathBuf, unsynced: Unsynced, mut woken: Receiver<()>) {
+async fn run(wal: PathBuf, unsynced: Unsynced, mut woken: Receiver<()>) {
     while woken.recv().await.is_some() {
         let mut is_synced = false;
         while !is_synced {
-            tokio::time::sleep(GATHER).await;
-            let log = log.clone();
+            tokio::time::sleep(SYNC_DELAY).await;
+            let wal = wal.clone();
             unsynced.begin();
-            let done = tokio::task::spawn_blocking(move || sync(&log)).await;
-            is_synced = matches!(done, Ok(Ok(())));
+            let result = tokio::task::spawn_blocking(move || sync(&wal)).await;
+            is_synced = matches!(result, Ok(Ok(())));
             unsynced.end(is_synced);
         }
     }

@@ -7,11 +7,11 @@ mod orgs;
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Key, KeyId, Lifetime, Limits, Network, Org, OrgId, Policy, PortAccess, SandboxId, SandboxState,
-    Scope, SessionId,
+    Key, KeyId, Lifetime, Limits, Network, NetworkPolicy, Org, OrgId, PageRequest, PortAccess,
+    SandboxId, SandboxState, Scope, SessionId,
 };
 
-use crate::{Claim, Error, NewKey, Page, SandboxRow, Store};
+use crate::{Error, NewKey, QuotaClaim, SandboxRow, Store};
 
 async fn store() -> (tempfile::TempDir, Store) {
     let directory = tempfile::tempdir().unwrap();
@@ -44,7 +44,7 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
         metadata: BTreeMap::from([("a".into(), "b".into())]),
         limits: Limits::default(),
         network: Network::Internet,
-        policy: Policy::default(),
+        policy: NetworkPolicy::default(),
         port_access: PortAccess::Public,
         durable: false,
         lifetime: Lifetime::default(),
@@ -61,11 +61,11 @@ fn row(org: &Org, created_at: i64) -> SandboxRow {
 async fn what_was_written_is_there_after_a_restart() {
     let (directory, store) = store().await;
     let org = org("first");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let mut sandbox = row(&org, 10);
     assert_eq!(
-        store.add_sandbox(&sandbox, Some(1), None).await.unwrap(),
-        Claim::Made
+        store.insert_sandbox(&sandbox, Some(1), None).await.unwrap(),
+        QuotaClaim::Granted
     );
     sandbox.state = SandboxState::Running;
     sandbox.end_at = Some(99);
@@ -82,24 +82,24 @@ async fn what_was_written_is_there_after_a_restart() {
             Some(&sandbox)
         );
     }
-    assert_eq!(store.living().await.unwrap(), [sandbox]);
+    assert_eq!(store.active_sandboxes().await.unwrap(), [sandbox]);
 }
 
 #[tokio::test]
 async fn another_orgs_sandbox_is_not_there() {
     let (_directory, store) = store().await;
     let (one, other) = (org("one"), org("other"));
-    store.add_org(&one).await.unwrap();
-    store.add_org(&other).await.unwrap();
+    store.insert_org(&one).await.unwrap();
+    store.insert_org(&other).await.unwrap();
     let sandbox = row(&one, 1);
-    store.add_sandbox(&sandbox, None, None).await.unwrap();
+    store.insert_sandbox(&sandbox, None, None).await.unwrap();
     assert_eq!(
         store.sandbox(&other.id, sandbox.id.as_str()).await.unwrap(),
         None
     );
-    let page = Page {
+    let page = PageRequest {
         limit: 100,
-        before: None,
+        cursor: None,
     };
     let found = store.sandboxes(&other.id, true, None, &page).await;
     assert_eq!(found.unwrap(), []);
@@ -111,33 +111,33 @@ async fn another_orgs_sandbox_is_not_there() {
 async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
     let (_directory, store) = store().await;
     let org = org("small");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let claims = (0..200).map(|number| {
         let (store, row) = (store.clone(), row(&org, number));
-        tokio::spawn(async move { store.add_sandbox(&row, Some(10), None).await.unwrap() })
+        tokio::spawn(async move { store.insert_sandbox(&row, Some(10), None).await.unwrap() })
     });
     let mut made = 0;
     for claim in claims.collect::<Vec<_>>() {
-        made += usize::from(claim.await.unwrap() == Claim::Made);
+        made += usize::from(claim.await.unwrap() == QuotaClaim::Granted);
     }
     assert_eq!(made, 10);
     // One that has failed or was deleted makes room.
-    let mut first = store.living().await.unwrap().remove(0);
+    let mut first = store.active_sandboxes().await.unwrap().remove(0);
     first.state = SandboxState::Failed;
     store.update_sandbox(&first, "changed", 1).await.unwrap();
     assert_eq!(
         store
-            .add_sandbox(&row(&org, 1), Some(10), None)
+            .insert_sandbox(&row(&org, 1), Some(10), None)
             .await
             .unwrap(),
-        Claim::Made
+        QuotaClaim::Granted
     );
     assert_eq!(
         store
-            .add_sandbox(&row(&org, 1), Some(10), None)
+            .insert_sandbox(&row(&org, 1), Some(10), None)
             .await
             .unwrap(),
-        Claim::Full
+        QuotaClaim::Exceeded
     );
 }
 
@@ -145,37 +145,43 @@ async fn two_hundred_at_once_never_exceed_the_orgs_limit() {
 async fn an_alias_is_free_again_when_its_sandbox_is_deleted() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let named = || SandboxRow {
         alias: Some("web".into()),
         ..row(&org, 1)
     };
     let mut first = named();
-    store.add_sandbox(&first, None, None).await.unwrap();
-    let refused = store.add_sandbox(&named(), None, None).await.unwrap_err();
-    assert!(matches!(refused, Error::Taken("the alias")), "{refused:?}");
+    store.insert_sandbox(&first, None, None).await.unwrap();
+    let refused = store
+        .insert_sandbox(&named(), None, None)
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(refused, Error::AlreadyExists("the alias")),
+        "{refused:?}"
+    );
     first.deleted_at = Some(5);
     store.update_sandbox(&first, "changed", 1).await.unwrap();
-    store.add_sandbox(&named(), None, None).await.unwrap();
+    store.insert_sandbox(&named(), None, None).await.unwrap();
 }
 
 #[tokio::test]
 async fn pages_follow_each_other_without_gap_or_repetition() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     for number in 0..25 {
         store
-            .add_sandbox(&row(&org, number / 4), None, None)
+            .insert_sandbox(&row(&org, number / 4), None, None)
             .await
             .unwrap();
     }
-    let (mut seen, mut before) = (Vec::new(), None);
+    let (mut seen, mut cursor) = (Vec::new(), None);
     loop {
-        let page = Page { limit: 7, before };
+        let page = PageRequest { limit: 7, cursor };
         let rows = store.sandboxes(&org.id, false, None, &page).await.unwrap();
         let Some(last) = rows.last() else { break };
-        before = Some((last.created_at, last.id.to_string()));
+        cursor = Some((last.created_at, last.id.to_string()));
         seen.extend(rows);
     }
     assert_eq!(seen.len(), 25);
@@ -188,7 +194,7 @@ async fn pages_follow_each_other_without_gap_or_repetition() {
 async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let key = Key {
         id: KeyId::random(),
         org: org.id.clone(),
@@ -205,128 +211,128 @@ async fn a_key_is_found_by_the_hash_of_its_secret_and_revoked_once() {
         key: key.clone(),
         hash: hash.clone(),
     };
-    assert!(store.add_key(&new, 1).await.unwrap());
+    assert!(store.insert_key(&new, 1).await.unwrap());
     let mut other = NewKey {
         hash: "cc".repeat(32),
         ..new
     };
     other.key.id = KeyId::random();
-    assert!(!store.add_key(&other, 1).await.unwrap());
-    assert!(store.add_key(&other, 2).await.unwrap());
-    assert_eq!(store.forget_keys(51, 9).await.unwrap(), 2);
+    assert!(!store.insert_key(&other, 1).await.unwrap());
+    assert!(store.insert_key(&other, 2).await.unwrap());
+    assert_eq!(store.prune_keys(51, 9).await.unwrap(), 2);
     other.key.scope = Scope::Admin;
-    assert!(store.add_key(&other, 1).await.unwrap());
-    assert_eq!(store.forget_keys(51, 9).await.unwrap(), 0);
+    assert!(store.insert_key(&other, 1).await.unwrap());
+    assert_eq!(store.prune_keys(51, 9).await.unwrap(), 0);
     let new = NewKey {
         key: key.clone(),
         hash: hash.clone(),
     };
-    assert!(store.add_key(&new, 2).await.unwrap());
+    assert!(store.insert_key(&new, 2).await.unwrap());
     assert_eq!(store.key_by_hash(&hash).await.unwrap(), Some(key.clone()));
     assert_eq!(store.key_by_hash("bb").await.unwrap(), None);
-    store.key_used(&key.id, 9).await.unwrap();
+    store.touch_key(&key.id, 9).await.unwrap();
     assert!(store.revoke_key(&org.id, &key.id, 11).await.unwrap());
     assert!(!store.revoke_key(&org.id, &key.id, 12).await.unwrap());
     let found = store.keys(&org.id).await.unwrap();
     let found = found.iter().find(|found| found.id == key.id).unwrap();
     assert_eq!((found.last_used_at, found.revoked_at), (Some(9), Some(11)));
-    assert_eq!(store.forget_keys(11, 9).await.unwrap(), 0);
-    assert_eq!(store.forget_keys(12, 9).await.unwrap(), 1);
+    assert_eq!(store.prune_keys(11, 9).await.unwrap(), 0);
+    assert_eq!(store.prune_keys(12, 9).await.unwrap(), 1);
 }
 
 #[tokio::test]
-async fn what_happened_is_told_in_order_and_only_to_its_org() {
+async fn what_happened_is_events_in_order_and_only_to_its_org() {
     let (_directory, store) = store().await;
     let (one, other) = (org("one"), org("other"));
-    store.add_org(&one).await.unwrap();
-    store.add_org(&other).await.unwrap();
+    store.insert_org(&one).await.unwrap();
+    store.insert_org(&other).await.unwrap();
     let mut sandbox = row(&one, 1);
-    store.add_sandbox(&sandbox, None, None).await.unwrap();
+    store.insert_sandbox(&sandbox, None, None).await.unwrap();
     store
-        .add_sandbox(&row(&other, 2), None, None)
+        .insert_sandbox(&row(&other, 2), None, None)
         .await
         .unwrap();
     sandbox.state = SandboxState::Running;
     store.update_sandbox(&sandbox, "running", 3).await.unwrap();
-    let told = store.events(&one.id, None, 0, 10).await.unwrap();
-    let kinds: Vec<&str> = told.iter().map(|event| event.kind.as_str()).collect();
+    let events = store.events(&one.id, None, 0, 10).await.unwrap();
+    let kinds: Vec<&str> = events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["created", "running"]);
-    assert_eq!(told[1].payload["state"], "running");
+    assert_eq!(events[1].payload["state"], "running");
     let rest = store
-        .events(&one.id, Some(&sandbox.id), told[0].number, 10)
+        .events(&one.id, Some(&sandbox.id), events[0].sequence, 10)
         .await
         .unwrap();
-    assert_eq!(rest, told[1..]);
-    assert_eq!(store.last_event().await.unwrap(), told[1].number);
-    assert_eq!(store.forget_events(3, 1).await.unwrap(), 1);
-    assert_eq!(store.forget_events(3, 9).await.unwrap(), 1);
+    assert_eq!(rest, events[1..]);
+    assert_eq!(store.last_event().await.unwrap(), events[1].sequence);
+    assert_eq!(store.prune_events(3, 1).await.unwrap(), 1);
+    assert_eq!(store.prune_events(3, 9).await.unwrap(), 1);
 }
 
 #[tokio::test]
 async fn a_create_that_is_said_again_is_found() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let sandbox = row(&org, 1);
-    let again = crate::Again {
+    let again = atoll_model::Idempotency {
         key: "k".into(),
         fingerprint: "f".into(),
     };
     store
-        .add_sandbox(&sandbox, Some(1), Some(&again))
+        .insert_sandbox(&sandbox, Some(1), Some(&again))
         .await
         .unwrap();
     let refused = store
-        .add_sandbox(&row(&org, 2), None, Some(&again))
+        .insert_sandbox(&row(&org, 2), None, Some(&again))
         .await
         .unwrap_err();
-    assert!(matches!(refused, Error::Said), "{refused:?}");
-    let (fingerprint, found) = store.said_before(&org.id, "k").await.unwrap().unwrap();
+    assert!(matches!(refused, Error::IdempotencyKeyTaken), "{refused:?}");
+    let (fingerprint, found) = store.find_idempotent(&org.id, "k").await.unwrap().unwrap();
     assert_eq!((fingerprint.as_str(), &found.id), ("f", &sandbox.id));
     // One that found no place has said nothing.
-    let other = crate::Again {
+    let other = atoll_model::Idempotency {
         key: "other".into(),
         ..again
     };
     assert_eq!(
         store
-            .add_sandbox(&row(&org, 3), Some(1), Some(&other))
+            .insert_sandbox(&row(&org, 3), Some(1), Some(&other))
             .await
             .unwrap(),
-        Claim::Full
+        QuotaClaim::Exceeded
     );
-    assert_eq!(store.said_before(&org.id, "other").await.unwrap(), None);
-    store.forget_said(&sandbox.id).await.unwrap();
-    assert_eq!(store.said_before(&org.id, "k").await.unwrap(), None);
+    assert_eq!(store.find_idempotent(&org.id, "other").await.unwrap(), None);
+    store.delete_idempotency_key(&sandbox.id).await.unwrap();
+    assert_eq!(store.find_idempotent(&org.id, "k").await.unwrap(), None);
 }
 
 #[tokio::test]
 async fn a_write_that_fails_or_is_given_up_leaves_nothing_and_blocks_nobody() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     // One that does not fit is no event.
-    let full = store.add_sandbox(&row(&org, 1), Some(0), None).await;
-    assert_eq!(full.unwrap(), Claim::Full);
+    let full = store.insert_sandbox(&row(&org, 1), Some(0), None).await;
+    assert_eq!(full.unwrap(), QuotaClaim::Exceeded);
     assert_eq!(store.last_event().await.unwrap(), 0);
     let mut first = row(&org, 2);
     first.alias = Some("web".into());
-    let made = store.add_sandbox(&first, None, None).await;
-    assert_eq!(made.unwrap(), Claim::Made);
+    let made = store.insert_sandbox(&first, None, None).await;
+    assert_eq!(made.unwrap(), QuotaClaim::Granted);
     let mut second = row(&org, 4);
     second.alias.clone_from(&first.alias);
-    let taken = store.add_sandbox(&second, None, None).await;
-    assert!(matches!(taken, Err(Error::Taken(_))), "{taken:?}");
+    let taken = store.insert_sandbox(&second, None, None).await;
+    assert!(matches!(taken, Err(Error::AlreadyExists(_))), "{taken:?}");
     // Given up wherever it is.
     for wait in 0..200 {
         let (given_up, wait) = (row(&org, 5), std::time::Duration::from_micros(wait));
-        let adding = store.add_sandbox(&given_up, None, None);
+        let adding = store.insert_sandbox(&given_up, None, None);
         let _ = tokio::time::timeout(wait, adding).await;
     }
     let last = row(&org, 6);
-    let made = store.add_sandbox(&last, None, None).await;
-    assert_eq!(made.unwrap(), Claim::Made);
-    let living = store.living().await.unwrap();
+    let made = store.insert_sandbox(&last, None, None).await;
+    assert_eq!(made.unwrap(), QuotaClaim::Granted);
+    let living = store.active_sandboxes().await.unwrap();
     let events = store.last_event().await.unwrap();
     assert_eq!(i64::try_from(living.len()).unwrap(), events);
     assert!(living.contains(&first) && living.contains(&last));
@@ -358,8 +364,8 @@ async fn records_of_every_older_version_are_brought_up_to_date() {
             .bind(id.as_str())
             .bind(SessionId::random().as_str().to_owned())
             .bind(org.as_str())
-            .bind(crate::text(&Limits::default()))
-            .bind(crate::text(&Lifetime::default()))
+            .bind(crate::encode(&Limits::default()))
+            .bind(crate::encode(&Lifetime::default()))
             .execute(&old)
             .await
             .unwrap();
@@ -367,7 +373,7 @@ async fn records_of_every_older_version_are_brought_up_to_date() {
         let store = Store::open(&path).await.unwrap();
         let found = store.sandbox(&org, id.as_str()).await.unwrap().unwrap();
         assert_eq!(found.state, SandboxState::Running, "from {version}");
-        assert_eq!(found.policy, Policy::default());
+        assert_eq!(found.policy, NetworkPolicy::default());
         // Which interface created it is unknown, so its ports are closed.
         assert_eq!(found.port_access, PortAccess::Private);
         assert!(!found.durable);

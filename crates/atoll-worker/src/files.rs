@@ -15,7 +15,7 @@ mod writer;
 use std::sync::Arc;
 
 use atoll_jail::wire::{self, FileOp, FromHelper};
-use atoll_model::{Attributes, Caller, Described, Entry, Error, WriteOptions};
+use atoll_model::{Attributes, Error, FileDetails, FileEntry, RunAs, WriteOptions};
 
 use crate::sandbox::Sandbox;
 pub(crate) use call::HelperCall;
@@ -43,7 +43,7 @@ pub(crate) fn check_path(path: &[u8]) -> Result<Vec<u8>, Error> {
 
 pub(crate) async fn read(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
     offset: u64,
     length: Option<u64>,
@@ -58,7 +58,7 @@ pub(crate) async fn read(
 
 pub(crate) async fn write(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
     options: WriteOptions,
 ) -> Result<FileWriter, Error> {
@@ -78,7 +78,7 @@ pub(crate) async fn write(
 
 pub(crate) async fn write_with_attributes(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
     attributes: Attributes,
 ) -> Result<FileWriter, Error> {
@@ -98,10 +98,10 @@ pub(crate) async fn write_with_attributes(
 /// Describes a path and, up to `depth`, the entries below it; true if there are more than `limit`.
 pub(crate) async fn describe(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     (path, depth, limit): (&[u8], u32, u32),
     prefix: &str,
-) -> Result<(Vec<Described>, bool), Error> {
+) -> Result<(Vec<FileDetails>, bool), Error> {
     let work = FileOp::Describe {
         path: check_path(path)?,
         depth,
@@ -119,10 +119,10 @@ pub(crate) async fn describe(
 /// Makes a call without data; at most `max` entries, and whether there are more.
 pub(crate) async fn call(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     work: FileOp,
     max: usize,
-) -> Result<(Vec<Entry>, bool), Error> {
+) -> Result<(Vec<FileEntry>, bool), Error> {
     for path in paths(&work) {
         check_path(path)?;
     }

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use atoll_model::{ExecId, Program, SandboxId};
-use atoll_store::{CommandKind, CommandRow, Error, Journal};
+use atoll_model::{CommandKind, CommandRow, ExecId, Program, SandboxId};
+use atoll_store::{Error, Journal};
 use tokio::sync::Notify;
 
 use crate::exec::ExecState;
@@ -223,7 +223,7 @@ impl Journals {
     ) -> Result<(), Error> {
         let prune = table.count_synced(rows.len());
         self.with_journal(id, table, async |journal| {
-            journal.synced(rows).await?;
+            journal.mark_synced(rows).await?;
             if prune { journal.prune().await } else { Ok(()) }
         })
         .await
@@ -284,7 +284,7 @@ impl Journals {
         };
         if let Err(error) = &done {
             close_matching(&mut open, |opened| opened.id == *id).await;
-            if error.is_damage() {
+            if error.is_corrupt() {
                 rename_broken(&table.journal());
                 tracing::warn!(sandbox = %id, "the journal is corrupt and was renamed to broken.db");
                 table.mark_all_unjournaled();
@@ -360,11 +360,11 @@ fn rename_broken(path: &Path) {
 fn row(exec: &ExecState) -> CommandRow {
     let (spec, progress) = (&exec.spec, exec.progress());
     let mut left = MAX_COMMAND_BYTES;
-    let mut cut = false;
+    let mut truncated = false;
     let mut keep = |bytes: &[u8]| {
         let kept = bytes.get(..left).unwrap_or(bytes);
         left -= kept.len();
-        cut |= kept.len() < bytes.len();
+        truncated |= kept.len() < bytes.len();
         String::from_utf8_lossy(kept).into_owned()
     };
     let (command, args) = match &spec.program {
@@ -377,16 +377,16 @@ fn row(exec: &ExecState) -> CommandRow {
         }
     };
     if matches!(&spec.program, Program::Argv(argv) if argv.len() > 257) {
-        cut = true;
+        truncated = true;
     }
     CommandRow {
         kind: match spec.terminal {
             Some(_) => CommandKind::Terminal,
-            None => CommandKind::Plain,
+            None => CommandKind::Command,
         },
         command,
         args,
-        cut,
+        truncated,
         cwd: spec.directory.as_deref().map(truncate_text),
         user: spec.user.as_deref().map(str::as_bytes).map(truncate_text),
         tag: spec.tag.as_deref().map(str::as_bytes).map(truncate_text),

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Operations, durations};
+use atoll_model::{OperationTimers, latency_histogram};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
@@ -19,7 +19,7 @@ use crate::runtime::RuntimeState;
 /// Metrics that are updated as events happen.
 #[derive(Debug, Clone)]
 pub(crate) struct Metrics {
-    pub(crate) operations: Operations,
+    pub(crate) operations: OperationTimers,
     /// From an exec's start to its end.
     execs: Histogram,
     commands: Gauge,
@@ -33,13 +33,13 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            operations: Operations::default(),
-            execs: durations(),
+            operations: OperationTimers::default(),
+            execs: latency_histogram(),
             commands: Gauge::default(),
             terminals: Gauge::default(),
             adopted: Gauge::default(),
             adoption: Gauge::default(),
-            sampling: durations(),
+            sampling: latency_histogram(),
         }
     }
 }
@@ -88,15 +88,15 @@ impl LocalRuntime {
             "engine_op_duration",
             "How long the runtime took for an operation",
         );
-        let mut durations = |name: &str, help: &str, histogram: &Histogram| {
+        let mut latency_histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
-        durations(
+        latency_histogram(
             "exec_duration",
             "From the begin of a command to its end",
             &metrics.execs,
         );
-        durations(
+        latency_histogram(
             "sampling_duration",
             "One look at what all sandboxes use",
             &metrics.sampling,

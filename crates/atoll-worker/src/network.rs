@@ -38,7 +38,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use atoll_jail::netns;
-use atoll_model::{Code, EgressException, Error, Policy};
+use atoll_model::{Code, EgressException, Error, NetworkPolicy};
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 
@@ -110,7 +110,7 @@ impl Network {
     }
 
     /// Rejects a policy with rules that can never match an allowed address.
-    pub fn check(&self, policy: &Policy) -> Result<(), Error> {
+    pub fn check(&self, policy: &NetworkPolicy) -> Result<(), Error> {
         policy.check_reachable(&self.config.exceptions)
     }
 
@@ -126,7 +126,7 @@ impl Network {
     pub fn resume(
         &self,
         gateway: Ipv4Addr,
-        sandboxes: &[(Ipv4Addr, Policy)],
+        sandboxes: &[(Ipv4Addr, NetworkPolicy)],
     ) -> Result<Vec<Option<Link>>, Error> {
         let compiled: Vec<_> = sandboxes
             .iter()
@@ -153,7 +153,7 @@ impl Network {
 
     /// Creates a link into a sandbox's network namespace, under a policy. It is removed in the
     /// background after the returned value is dropped.
-    pub async fn attach(&self, namespace: OwnedFd, policy: Policy) -> Result<Link, Error> {
+    pub async fn attach(&self, namespace: OwnedFd, policy: NetworkPolicy) -> Result<Link, Error> {
         policy.check()?;
         let active = self.active.get_or_try_init(|| {
             let (tag, config) = (self.tag.clone(), self.config.clone());

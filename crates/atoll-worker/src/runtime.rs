@@ -22,9 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::facts::Facts;
-use atoll_model::{
-    Code, Error, Limits, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Stopwatch,
-};
+use atoll_model::{Code, Error, Limits, SandboxId, SandboxInfo, SandboxSpec, SandboxState, Timer};
 use tokio::sync::watch;
 
 use crate::authorities::Authorities;
@@ -127,7 +125,7 @@ impl LocalRuntime {
     }
 
     /// Measures one operation until the returned timer is dropped.
-    fn time(&self, operation: &'static str) -> Stopwatch {
+    fn time(&self, operation: &'static str) -> Timer {
         self.shared.metrics.operations.time(operation)
     }
 
@@ -195,13 +193,13 @@ impl LocalRuntime {
     fn find(&self, id: &SandboxId) -> Result<Arc<Sandbox>, Error> {
         match self.entry(id)?.state() {
             EntryState::Live(sandbox) if sandbox.exit_status.borrow().is_some() => {
-                Err(SandboxState::Stopped.refusal("used"))
+                Err(SandboxState::Stopped.state_error("used"))
             }
             EntryState::Live(sandbox) => match *sandbox.state.borrow() {
                 SandboxState::Running => Ok(Arc::clone(&sandbox)),
-                state => Err(state.refusal("used")),
+                state => Err(state.state_error("used")),
             },
-            EntryState::Stopped(record, _) => Err(record.info.state.refusal("used")),
+            EntryState::Stopped(record, _) => Err(record.info.state.state_error("used")),
             EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
             EntryState::Gone => Err(not_found(id)),
         }
@@ -212,7 +210,7 @@ impl LocalRuntime {
         match self.entry(id)?.state() {
             EntryState::Live(sandbox) => Ok(sandbox.pid),
             EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
-            state => Err(state.sandbox_state().refusal("found among processes")),
+            state => Err(state.sandbox_state().state_error("found among processes")),
         }
     }
 }

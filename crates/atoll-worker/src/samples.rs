@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use atoll_jail::cgroup::SandboxCgroup;
-use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Stopwatch};
+use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Timer};
 
 use crate::LocalRuntime;
 use crate::exec::now;
@@ -191,7 +191,7 @@ pub(crate) async fn watch(shared: Weak<RuntimeState>) {
 fn sample_all(shared: &Arc<RuntimeState>) {
     let entries = shared.entries();
     measure_files(shared, &entries);
-    let _time = Stopwatch::start(shared.metrics.sampling.clone());
+    let _time = Timer::start(shared.metrics.sampling.clone());
     for (_, entry) in entries {
         if let Some((stored, limits)) = entry.read_now() {
             lock(&entry.samples).add(stored, limits);

@@ -251,7 +251,7 @@ impl Sandbox {
         async move {
             // The sender lives as long as the sandbox.
             let _ = state.wait_for(|state| *state == SandboxState::Paused).await;
-            SandboxState::Paused.refusal("used")
+            SandboxState::Paused.state_error("used")
         }
     }
 
@@ -268,7 +268,7 @@ impl Sandbox {
             .remedy(
                 "something inside stops its processes; end that, or stop and start the sandbox",
             ),
-            state => state.refusal("used"),
+            state => state.state_error("used"),
         }
     }
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use atoll_jail::wire::{FileOp, FromHelper, ToHelper, WatchChange};
-use atoll_model::{Caller, Code, Error, WatchEvent, WatchOptions};
+use atoll_model::{Code, Error, RunAs, WatchEvent, WatchOptions};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -44,7 +44,7 @@ pub(crate) fn watch_permits() -> Arc<Semaphore> {
 
 pub(crate) async fn watch(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
     options: WatchOptions,
 ) -> Result<Watch, Error> {
@@ -179,8 +179,14 @@ fn event(change: WatchChange) -> WatchEvent {
     match change {
         WatchChange::Create { path, directory } => WatchEvent::Create { path, directory },
         WatchChange::Write { path } => WatchEvent::Write { path },
-        WatchChange::Remove { path } => WatchEvent::Remove { path, away: false },
-        WatchChange::Away { path } => WatchEvent::Remove { path, away: true },
+        WatchChange::Remove { path } => WatchEvent::Remove {
+            path,
+            moved_away: false,
+        },
+        WatchChange::Away { path } => WatchEvent::Remove {
+            path,
+            moved_away: true,
+        },
         WatchChange::Rename { from, to } => WatchEvent::Rename { from, to },
         WatchChange::Chmod { path } => WatchEvent::Chmod { path },
         WatchChange::Overflow => WatchEvent::Overflow,

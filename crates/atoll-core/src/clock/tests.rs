@@ -184,11 +184,11 @@ async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, Ledger, OrgId) 
         max_timeout: None,
         created_at: 1,
     };
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let ledger = Ledger::new(clock);
     for (alias, stopped_at) in [("running", None), ("stopped", Some(BEGIN))] {
         let mut row = crate::ledger::tests::row(&org.id, alias);
-        store.add_sandbox(&row, None, None).await.unwrap();
+        store.insert_sandbox(&row, None, None).await.unwrap();
         row.end_at = Some(clock.now() + 10 * MINUTE);
         row.stopped_at = stopped_at;
         store.update_sandbox(&row, "running", 1).await.unwrap();
@@ -198,7 +198,7 @@ async fn place(clock: &Arc<Clock>) -> (tempfile::TempDir, Store, Ledger, OrgId) 
 }
 
 async fn rows(store: &Store) -> Vec<SandboxRow> {
-    let mut rows = store.living().await.unwrap();
+    let mut rows = store.active_sandboxes().await.unwrap();
     rows.sort_by(|one, other| one.alias.cmp(&other.alias));
     rows
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Error, Lifetime, Limits, Network, Policy, Scope};
+use atoll_model::{Error, Lifetime, Limits, Network, NetworkPolicy, Scope};
 use atoll_store::SandboxRow;
 
 use super::{SandboxView, check_alias, check_metadata};
@@ -75,7 +75,7 @@ impl Core {
         context: &Context,
         name: &str,
         network: Option<Network>,
-        policy: Policy,
+        policy: NetworkPolicy,
     ) -> Result<SandboxView, Error> {
         let used = self.enter(context, name, Scope::Sandboxes).await?;
         let held = self.held(context, name).await?;

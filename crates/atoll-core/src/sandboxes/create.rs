@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use atoll_model::{
-    Code, Error, Lifetime, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState,
-    Scope, SessionId,
+    Code, Error, Idempotency, Lifetime, Org, PortAccess, SandboxId, SandboxInfo, SandboxSpec,
+    SandboxState, Scope, SessionId,
 };
-use atoll_store::{Again, Claim, SandboxRow};
+use atoll_store::{QuotaClaim, SandboxRow};
 use atoll_worker::BeforeCreate;
 
 use super::times::{check_timeout, end_of};
@@ -30,7 +30,7 @@ pub struct NewSandbox {
     /// Callers that may use its ports.
     pub port_access: PortAccess,
     /// By which this can be said again.
-    pub again: Option<Again>,
+    pub again: Option<Idempotency>,
 }
 
 /// Who waits for the create of somebody else looks at least so often what became of it.
@@ -60,12 +60,12 @@ impl Core {
         &self,
         org: Org,
         asked: NewSandbox,
-        again: Again,
+        again: Idempotency,
     ) -> Result<SandboxView, Error> {
-        let mut news = self.inner.store.news();
+        let mut news = self.inner.store.subscribe_changes();
         loop {
             news.mark_unchanged();
-            let before = self.inner.store.said_before(&org.id, &again.key).await;
+            let before = self.inner.store.find_idempotent(&org.id, &again.key).await;
             let Some((fingerprint, row)) = before.map_err(error::store)? else {
                 match self.make(org.clone(), asked.clone()).await {
                     // Somebody says the same just now.
@@ -74,7 +74,7 @@ impl Core {
                 }
             };
             if fingerprint != again.fingerprint {
-                return Err(error::store(atoll_store::Error::Said));
+                return Err(error::store(atoll_store::Error::IdempotencyKeyTaken));
             }
             if row.state != SandboxState::Creating {
                 return Ok(row.into());
@@ -152,13 +152,13 @@ impl Core {
             deleted_at: None,
         };
         let store = &self.inner.store;
-        let made = store.add_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
+        let made = store.insert_sandbox(&row, org.max_sandboxes, asked.again.as_ref());
         // The org was removed, and the caller's key with it, after the caller was authenticated.
         let made = made.await.map_err(|error| match error {
             atoll_store::Error::OrgNotFound => keys::refused(),
             error => error::store(error),
         });
-        if made? == Claim::Full {
+        if made? == QuotaClaim::Exceeded {
             return Err(full(org.max_sandboxes));
         }
         Ok(self.inner.ledger.add_held(row).await)
@@ -208,7 +208,7 @@ impl Core {
         let id = entry.with(|row| row.id.clone());
         self.inner.ledger.remove(&id);
         written?;
-        let forgotten = self.inner.store.forget_said(&id).await;
+        let forgotten = self.inner.store.delete_idempotency_key(&id).await;
         forgotten.map_err(error::store)
     }
 }
@@ -221,7 +221,7 @@ impl Inner {
 
     /// Takes back such a row.
     async fn unmake(&self, row: &SandboxRow) -> Result<(), Error> {
-        let unmade = self.store.unmake(row, self.clock.now()).await;
+        let unmade = self.store.discard_create(row, self.clock.now()).await;
         unmade.map_err(error::store)?;
         self.unmade().remove(&row.id);
         Ok(())

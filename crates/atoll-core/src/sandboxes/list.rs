@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Error, OrgId, SandboxState, Scope};
-use atoll_store::{Page, SandboxRow};
+use atoll_model::{Error, OrgId, Page, PageRequest, SandboxState, Scope};
+use atoll_store::SandboxRow;
 
 use super::SandboxView;
 use crate::ledger::Ledger;
-use crate::{Context, Core, Slice};
+use crate::{Context, Core};
 
 /// Conditions on listed sandboxes, all of which hold.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +45,7 @@ impl SandboxFilter {
 #[derive(Debug, Clone)]
 pub struct SandboxList {
     /// The page, newest first.
-    pub page: Slice<SandboxView>,
+    pub page: Page<SandboxView>,
     /// Sandboxes that meet the conditions, on all pages.
     pub total: usize,
 }
@@ -56,14 +56,14 @@ impl Core {
         &self,
         context: &Context,
         filter: &SandboxFilter,
-        page: &Page,
+        page: &PageRequest,
     ) -> Result<SandboxList, Error> {
         context.require(Scope::Read)?;
         Ok(list(&self.inner.ledger, &context.org.id, filter, page))
     }
 }
 
-fn list(ledger: &Ledger, org: &OrgId, filter: &SandboxFilter, page: &Page) -> SandboxList {
+fn list(ledger: &Ledger, org: &OrgId, filter: &SandboxFilter, page: &PageRequest) -> SandboxList {
     let place = |row: &SandboxRow| (row.created_at, row.id.to_string());
     let (mut rows, mut total) = (Vec::new(), 0);
     for entry in ledger.newest(usize::MAX) {
@@ -73,14 +73,14 @@ fn list(ledger: &Ledger, org: &OrgId, filter: &SandboxFilter, page: &Page) -> Sa
             }
             total += 1;
             // One more than fits shows that there is another page.
-            let before = page.before.as_ref().is_none_or(|end| place(row) < *end);
+            let before = page.cursor.as_ref().is_none_or(|end| place(row) < *end);
             if before && rows.len() <= page.limit as usize {
                 rows.push(row.clone());
             }
         });
     }
     SandboxList {
-        page: Slice::new(rows, page, place).map(SandboxView::from),
+        page: Page::from_lookahead(rows, page, place).map(SandboxView::from),
         total,
     }
 }
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
     use crate::ledger::tests::{new_ledger, row};
 
-    const FIRST: Page = Page {
+    const FIRST: PageRequest = PageRequest {
         limit: 100,
-        before: None,
+        cursor: None,
     };
 
     /// Sandboxes of an org, each with its number as its time, beside as many of another.
@@ -179,7 +179,7 @@ mod tests {
             template: Some("node".into()),
             ..SandboxFilter::default()
         };
-        let mut page = Page { limit: 4, ..FIRST };
+        let mut page = PageRequest { limit: 4, ..FIRST };
         let (mut seen, mut sizes) = (Vec::new(), Vec::new());
         loop {
             let found = list(&ledger, &org, &filter, &page);
@@ -187,7 +187,7 @@ mod tests {
             sizes.push(found.page.items.len());
             seen.extend(found.page.items.iter().map(|view| view.row.created_at));
             let Some(next) = found.page.next else { break };
-            page.before = Some(next);
+            page.cursor = Some(next);
         }
         assert_eq!(sizes, [4, 4, 4, 3]);
         let newest: Vec<i64> = (0..30).rev().filter(|number| number % 2 == 1).collect();

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_model::{Error, SandboxState, Scope, StopReason, Transition};
-use atoll_store::{Claim, SandboxRow};
+use atoll_store::{QuotaClaim, SandboxRow};
 
 use super::times::{check_timeout, end_anew, microseconds};
 use super::{SandboxView, full};
@@ -162,8 +162,8 @@ impl Core {
         if row.state == SandboxState::Stopped {
             let org = self.inner.store.org(&row.org).await.map_err(error::store)?;
             let most = org.and_then(|org| org.max_sandboxes);
-            let claim = self.inner.store.claim_again(&row.id, most).await;
-            if claim.map_err(error::store)? == Claim::Full {
+            let claim = self.inner.store.claim_quota_for_start(&row.id, most).await;
+            if claim.map_err(error::store)? == QuotaClaim::Exceeded {
                 return Err(full(most));
             }
         }

@@ -1,6 +1,6 @@
 //! Whether a file is still the one that somebody has: its mark and its time, as RFC 9110 (13) has them.
 
-use atoll_model::{Entry, EntryKind};
+use atoll_model::{FileEntry, FileKind};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::{DateTimeParser, DateTimePrinter};
@@ -16,8 +16,8 @@ pub(crate) struct Validators {
 
 impl Validators {
     /// What the kernel makes up as it is read has none: neither its size nor its time says when it changes.
-    pub(super) fn from_entry(entry: &Entry) -> Option<Self> {
-        if entry.kind != EntryKind::File || entry.size == 0 {
+    pub(super) fn from_entry(entry: &FileEntry) -> Option<Self> {
+        if entry.kind != FileKind::File || entry.size == 0 {
             return None;
         }
         let modified = entry.modified.div_euclid(1_000_000_000);
@@ -93,10 +93,10 @@ fn parse_http_date(text: &str) -> Option<i64> {
 mod tests {
     use super::*;
 
-    fn file(modified: i64, size: u64) -> Entry {
-        Entry {
+    fn file(modified: i64, size: u64) -> FileEntry {
+        FileEntry {
             path: Vec::new(),
-            kind: EntryKind::File,
+            kind: FileKind::File,
             mode: 0o644,
             uid: 0,
             gid: 0,
@@ -173,8 +173,8 @@ mod tests {
         assert_ne!(validators(1, 5), validators(1, 6));
         assert!(validators(-1, 5).is_some_and(|validators| validators.modified == -1));
         assert_eq!(validators(1, 0), None);
-        let directory = Entry {
-            kind: EntryKind::Directory,
+        let directory = FileEntry {
+            kind: FileKind::Directory,
             ..file(1, 5)
         };
         assert_eq!(Validators::from_entry(&directory), None);

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use atoll_core::{Slice, outlast};
-use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Scope};
+use atoll_core::outlast;
+use atoll_model::{Code, Error, ExecId, ExecInfo, ExecSpec, Page, Scope};
 use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
@@ -112,7 +112,7 @@ impl RunCommand {
             ));
         }
         if self.stdin.is_some() || self.open_stdin {
-            spec = spec.open_input();
+            spec = spec.piped_stdin();
         }
         spec.deadline = self.deadline()?;
         Ok(spec)
@@ -215,7 +215,7 @@ async fn run(
     IdempotentJson(request, again): IdempotentJson<RunCommand>,
 ) -> ApiResult {
     let mut spec = request.spec()?;
-    spec.again = again;
+    spec.idempotency = again;
     let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
     let input = (!request.background).then(|| request.stdin.unwrap_or_default());
@@ -261,7 +261,7 @@ async fn list(
     let page = query.page()?;
     let access = app.core.look(&caller, &id)?;
     let all = access.runtime().execs(access.id())?;
-    Ok(pagination::page_response(Slice::of_all(
+    Ok(pagination::page_response(Page::from_unsorted(
         all, &page, cursor_of,
     )))
 }

@@ -1,7 +1,6 @@
 //! What happened to the caller's sandboxes.
 
-use atoll_core::Event;
-use atoll_model::{EventId, SandboxId};
+use atoll_model::{Event, EventId, SandboxId};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -50,10 +49,10 @@ impl From<Event> for EventView {
     fn from(event: Event) -> Self {
         Self {
             id: event.id,
-            number: event.number,
+            number: event.sequence,
             kind: format!("sandbox.{}", event.kind),
             sandbox: event.sandbox,
-            at: Time::new(event.at),
+            at: Time::new(event.occurred_at),
             data: event.payload,
         }
     }
@@ -100,7 +99,7 @@ async fn follow(
 }
 
 fn sse_event(event: Event) -> String {
-    let (number, kind) = (event.number, event.kind.clone());
+    let (number, kind) = (event.sequence, event.kind.clone());
     let body = serde_json::json!(EventView::from(event));
     format!("id: {number}\nevent: sandbox.{kind}\ndata: {body}\n\n")
 }

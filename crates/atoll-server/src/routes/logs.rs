@@ -1,7 +1,7 @@
 //! What a sandbox uses and what its commands wrote, for whoever looks. Neither is a use of it.
 
 use atoll_core::Context;
-use atoll_model::{Chunk, Error, ExecId, Sample};
+use atoll_model::{Error, ExecId, OutputChunk, Sample};
 use atoll_worker::{LogFollower, LogLine};
 use axum::Json;
 use axum::body::Bytes;
@@ -167,7 +167,7 @@ enum LogContent {
 impl From<LogLine> for LogLineView {
     fn from(logged: LogLine) -> Self {
         let (stream, content) = match logged.content {
-            Chunk::Data {
+            OutputChunk::Data {
                 stream,
                 position,
                 bytes,
@@ -178,8 +178,8 @@ impl From<LogLine> for LogLineView {
                     LogContent::Written { position, text },
                 )
             }
-            Chunk::Gap { from, to } => ("gap", LogContent::Gap { from, to }),
-            Chunk::Exit(status) => ("exit", LogContent::Exit(status.into())),
+            OutputChunk::Gap { from, to } => ("gap", LogContent::Gap { from, to }),
+            OutputChunk::Exit(status) => ("exit", LogContent::Exit(status.into())),
         };
         Self {
             exec: logged.exec,

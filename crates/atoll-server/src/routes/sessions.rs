@@ -1,6 +1,7 @@
 //! The history of sandboxes, which outlives them: what was run in each, and what happened to it.
 
-use atoll_core::{CommandKind, Context, SandboxView, SessionView};
+use atoll_core::{Context, SandboxView, SessionView};
+use atoll_model::CommandKind;
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -126,7 +127,9 @@ async fn commands(
     Path(id): Path<String>,
     Query(query): Query<SessionCommandsQuery>,
 ) -> ApiResult<PageResponse<CommandHistory>> {
-    query.respond(&app, &caller, &id, CommandKind::Plain).await
+    query
+        .respond(&app, &caller, &id, CommandKind::Command)
+        .await
 }
 
 /// List terminals of a session

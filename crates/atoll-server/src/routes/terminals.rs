@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{Again, Slice, Use};
-use atoll_model::{Code, Error, ExecInfo, ExecSpec, SandboxId, Scope};
+use atoll_core::Use;
+use atoll_model::{Code, Error, ExecInfo, ExecSpec, Idempotency, Page, SandboxId, Scope};
 use atoll_worker::ExecHandle;
 use axum::Json;
 use axum::extract::State;
@@ -110,10 +110,10 @@ fn open_terminals(access: &Use) -> Result<Vec<ExecInfo>, Error> {
 async fn start_terminal(
     access: &Use,
     request: &CreateTerminal,
-    again: Option<Again>,
+    again: Option<Idempotency>,
 ) -> Result<ExecHandle, Error> {
     let mut spec = request.spec()?;
-    spec.again = again;
+    spec.idempotency = again;
     let exec = access.runtime().exec(access.id(), spec).await?;
     Ok(exec.control)
 }
@@ -199,7 +199,7 @@ async fn list(
     let page = pagination::parse_page(query.limit, query.cursor.as_ref())?;
     let Some(upgrade) = upgrade else {
         let access = app.core.look(&caller, &id)?;
-        let slice = Slice::of_all(open_terminals(&access)?, &page, cursor_of);
+        let slice = Page::from_unsorted(open_terminals(&access)?, &page, cursor_of);
         let part: PageResponse<Terminal> =
             pagination::page_response(slice.map(|info| terminal_view(&access, &info)));
         return Ok(part.into_response());

@@ -1,17 +1,19 @@
 //! Journals, and what is carried from them.
 
-use atoll_model::{ExecId, ExecStatus, SandboxState, SessionId};
+use atoll_model::{
+    CommandKind, CommandRow, ExecId, ExecStatus, PageRequest, SandboxState, SessionId,
+};
 
 use super::{org, row, store};
-use crate::{CommandKind, CommandRow, Journal, Page};
+use crate::Journal;
 
 fn command(started_at: i64) -> CommandRow {
     CommandRow {
         id: ExecId::random(),
-        kind: CommandKind::Plain,
+        kind: CommandKind::Command,
         command: "echo".into(),
         args: vec!["a b".into(), "\"".into()],
-        cut: false,
+        truncated: false,
         cwd: Some("/tmp".into()),
         user: None,
         tag: Some("t".into()),
@@ -33,9 +35,9 @@ fn ended(row: &CommandRow, code: i32) -> CommandRow {
     }
 }
 
-const ALL: Page = Page {
+const ALL: PageRequest = PageRequest {
     limit: 100,
-    before: None,
+    cursor: None,
 };
 
 #[tokio::test]
@@ -47,17 +49,17 @@ async fn a_journal_tells_once_what_nobody_else_has() {
     journal.write(&[one.clone(), two.clone()]).await.unwrap();
     journal.close().await.unwrap();
     let mut journal = Journal::open(&path).await.unwrap();
-    let told = journal.unsynced(100).await.unwrap();
-    assert_eq!(told, [one.clone(), two.clone()]);
-    // It ends between being told and being taken.
+    let events = journal.unsynced(100).await.unwrap();
+    assert_eq!(events, [one.clone(), two.clone()]);
+    // It ends between being events and being taken.
     journal.write(&[ended(&one, 3)]).await.unwrap();
-    journal.synced(&told).await.unwrap();
-    let told = journal.unsynced(100).await.unwrap();
-    assert_eq!(told, [ended(&one, 3)]);
+    journal.mark_synced(&events).await.unwrap();
+    let events = journal.unsynced(100).await.unwrap();
+    assert_eq!(events, [ended(&one, 3)]);
     // An end stays, whatever is said later.
     journal.write(&[one.clone(), ended(&one, 9)]).await.unwrap();
     assert_eq!(journal.unsynced(100).await.unwrap(), [ended(&one, 3)]);
-    journal.synced(&told).await.unwrap();
+    journal.mark_synced(&events).await.unwrap();
     assert_eq!(journal.unsynced(100).await.unwrap(), []);
     journal.close().await.unwrap();
 }
@@ -77,10 +79,10 @@ fn odd_ones() -> Vec<CommandRow> {
     (0..450_usize)
         .map(|at| CommandRow {
             id: ExecId::random(),
-            kind: [CommandKind::Plain, CommandKind::Terminal][at % 2],
+            kind: [CommandKind::Command, CommandKind::Terminal][at % 2],
             command: some(at).unwrap_or_default(),
             args: (0..at % 4).filter_map(|word| some(at + word)).collect(),
-            cut: at % 3 == 0,
+            truncated: at % 3 == 0,
             cwd: some(at + 1),
             user: some(at / 8),
             tag: some(at / 3),
@@ -107,9 +109,9 @@ async fn rows_written_together_come_back_exactly() {
     let mut journal = Journal::open(&path).await.unwrap();
     journal.write(&rows).await.unwrap();
     assert_eq!(journal.unsynced(1000).await.unwrap(), rows);
-    journal.synced(&rows[..300]).await.unwrap();
+    journal.mark_synced(&rows[..300]).await.unwrap();
     assert_eq!(journal.unsynced(1000).await.unwrap(), rows[300..]);
-    // What was told as running, and ends then, is told again; nothing else is.
+    // What was events as running, and ends then, is events again; nothing else is.
     let (all, one) = (&rows[..300], ended(&rows[5], 3));
     journal
         .write(&[all, std::slice::from_ref(&one)].concat())
@@ -121,12 +123,12 @@ async fn rows_written_together_come_back_exactly() {
 
     let (_directory, store) = store().await;
     let session = SessionId::random();
-    store.add_commands(&session, &rows).await.unwrap();
-    store.add_commands(&session, &[]).await.unwrap();
-    for kind in [CommandKind::Plain, CommandKind::Terminal] {
-        let page = Page {
+    store.upsert_commands(&session, &rows).await.unwrap();
+    store.upsert_commands(&session, &[]).await.unwrap();
+    for kind in [CommandKind::Command, CommandKind::Terminal] {
+        let page = PageRequest {
             limit: 1000,
-            before: None,
+            cursor: None,
         };
         let mut found = store.commands(&session, kind, &page).await.unwrap();
         found.reverse();
@@ -142,14 +144,14 @@ async fn a_journal_keeps_only_some_of_what_others_have() {
     let mut journal = Journal::open(&path).await.unwrap();
     let rows: Vec<CommandRow> = (0..3000).map(|at| ended(&command(at), 0)).collect();
     journal.write(&rows).await.unwrap();
-    journal.synced(&rows).await.unwrap();
+    journal.mark_synced(&rows).await.unwrap();
     journal.prune().await.unwrap();
     journal.close().await.unwrap();
     let size = std::fs::metadata(&path).unwrap().len();
     let mut journal = Journal::open(&path).await.unwrap();
     let more: Vec<CommandRow> = (3000..5000).map(|at| ended(&command(at), 0)).collect();
     journal.write(&more).await.unwrap();
-    journal.synced(&more).await.unwrap();
+    journal.mark_synced(&more).await.unwrap();
     journal.prune().await.unwrap();
     journal.close().await.unwrap();
     assert!(std::fs::metadata(&path).unwrap().len() <= size);
@@ -162,12 +164,12 @@ async fn a_file_that_is_no_journal_is_called_damaged() {
     for bytes in [vec![b'x'; 9000], b"SQLite format 3\0".repeat(600)] {
         std::fs::write(&path, bytes).unwrap();
         let error = Journal::open(&path).await.unwrap_err();
-        assert!(error.is_damage(), "{error:?}");
+        assert!(error.is_corrupt(), "{error:?}");
     }
     // A place where there can be none is something else.
     let nowhere = directory.path().join("no/journal.db");
     let error = Journal::open(&nowhere).await.unwrap_err();
-    assert!(!error.is_damage() && !error.is_full(), "{error:?}");
+    assert!(!error.is_corrupt() && !error.is_disk_full(), "{error:?}");
 }
 
 #[tokio::test]
@@ -175,26 +177,26 @@ async fn commands_are_kept_once_and_paged_newest_first() {
     let (_directory, store) = store().await;
     let session = SessionId::random();
     let mut rows: Vec<CommandRow> = (0..10).map(|at| command(at / 3)).collect();
-    store.add_commands(&session, &rows).await.unwrap();
+    store.upsert_commands(&session, &rows).await.unwrap();
     for row in &mut rows {
         *row = ended(row, 1);
     }
     // Said twice, and once as they were before.
-    store.add_commands(&session, &rows).await.unwrap();
-    store.add_commands(&session, &rows).await.unwrap();
+    store.upsert_commands(&session, &rows).await.unwrap();
+    store.upsert_commands(&session, &rows).await.unwrap();
     let begun = CommandRow {
         ended: None,
         ..rows[0].clone()
     };
-    store.add_commands(&session, &[begun]).await.unwrap();
-    let kind = CommandKind::Plain;
+    store.upsert_commands(&session, &[begun]).await.unwrap();
+    let kind = CommandKind::Command;
     assert_eq!(store.count_commands(&session, kind).await.unwrap(), 10);
-    let (mut seen, mut before) = (Vec::new(), None);
+    let (mut seen, mut cursor) = (Vec::new(), None);
     loop {
-        let page = Page { limit: 3, before };
+        let page = PageRequest { limit: 3, cursor };
         let found = store.commands(&session, kind, &page).await.unwrap();
         let Some(last) = found.last() else { break };
-        before = Some((last.started_at, last.id.to_string()));
+        cursor = Some((last.started_at, last.id.to_string()));
         seen.extend(found);
     }
     rows.sort_by(|one, two| {
@@ -211,37 +213,37 @@ async fn commands_are_kept_once_and_paged_newest_first() {
 async fn old_history_goes_a_few_rows_at_a_time() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let (mut gone, living) = (row(&org, 1), row(&org, 1));
-    store.add_sandbox(&gone, None, None).await.unwrap();
-    store.add_sandbox(&living, None, None).await.unwrap();
+    store.insert_sandbox(&gone, None, None).await.unwrap();
+    store.insert_sandbox(&living, None, None).await.unwrap();
     gone.deleted_at = Some(50);
     store.update_sandbox(&gone, "deleted", 50).await.unwrap();
     let old: Vec<CommandRow> = (0..5).map(|at| ended(&command(at), 0)).collect();
-    store.add_commands(&gone.session, &old).await.unwrap();
+    store.upsert_commands(&gone.session, &old).await.unwrap();
     let runs = command(7);
     let rows = [ended(&command(7), 0), runs.clone(), ended(&command(99), 0)];
-    store.add_commands(&living.session, &rows).await.unwrap();
-    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 4);
-    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 2);
-    assert_eq!(store.forget_commands(60, 4).await.unwrap(), 0);
-    let left = store.commands(&living.session, CommandKind::Plain, &ALL);
+    store.upsert_commands(&living.session, &rows).await.unwrap();
+    assert_eq!(store.prune_commands(60, 4).await.unwrap(), 4);
+    assert_eq!(store.prune_commands(60, 4).await.unwrap(), 2);
+    assert_eq!(store.prune_commands(60, 4).await.unwrap(), 0);
+    let left = store.commands(&living.session, CommandKind::Command, &ALL);
     assert_eq!(left.await.unwrap(), [rows[2].clone(), runs]);
-    assert_eq!(store.forget_deleted(50, 4).await.unwrap(), 0);
-    assert_eq!(store.forget_deleted(51, 4).await.unwrap(), 1);
+    assert_eq!(store.prune_deleted(50, 4).await.unwrap(), 0);
+    assert_eq!(store.prune_deleted(51, 4).await.unwrap(), 1);
     let name = gone.session.as_str();
     assert_eq!(store.session(&org.id, name).await.unwrap(), None);
-    assert_eq!(store.living().await.unwrap().len(), 1);
+    assert_eq!(store.active_sandboxes().await.unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn a_page_of_one_state_is_full() {
+async fn a_page_of_one_state_is_disk_full() {
     let (_directory, store) = store().await;
     let org = org("one");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     for number in 0..20 {
         let mut sandbox = row(&org, number);
-        store.add_sandbox(&sandbox, None, None).await.unwrap();
+        store.insert_sandbox(&sandbox, None, None).await.unwrap();
         if number % 4 == 0 {
             sandbox.state = SandboxState::Stopped;
             let written = store.update_sandbox(&sandbox, "stopped", 1);
@@ -249,9 +251,9 @@ async fn a_page_of_one_state_is_full() {
         }
     }
     let stopped = Some(SandboxState::Stopped);
-    let page = Page {
+    let page = PageRequest {
         limit: 4,
-        before: None,
+        cursor: None,
     };
     let found = store.sandboxes(&org.id, false, stopped, &page).await;
     let found: Vec<i64> = found.unwrap().iter().map(|row| row.created_at).collect();

@@ -5,19 +5,19 @@ use std::fs;
 use atoll_model::InstanceId;
 
 use super::store;
-use crate::{Error, Found, Identity, Store, inspect};
+use crate::{DatabaseFile, Error, Identity, Store, inspect};
 
 #[tokio::test]
-async fn a_missing_and_an_empty_database_are_told_apart_and_left_alone() {
+async fn a_missing_and_an_empty_database_are_events_apart_and_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("atoll.db");
-    assert_eq!(inspect(&path).await.unwrap(), Found::Missing);
+    assert_eq!(inspect(&path).await.unwrap(), DatabaseFile::Missing);
     assert!(!path.exists());
     fs::write(&path, "").unwrap();
-    assert_eq!(inspect(&path).await.unwrap(), Found::Empty);
+    assert_eq!(inspect(&path).await.unwrap(), DatabaseFile::Empty);
     fs::write(&path, vec![b'x'; 8192]).unwrap();
     let error = inspect(&path).await.unwrap_err();
-    assert!(error.is_damage(), "{error:?}");
+    assert!(error.is_corrupt(), "{error:?}");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(matches!(inspect(&path).await, Err(Error::NotAFile)));
@@ -27,12 +27,12 @@ async fn a_missing_and_an_empty_database_are_told_apart_and_left_alone() {
 async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
     let (directory, store) = store().await;
     let path = directory.path().join("atoll.db");
-    let unknown = Found::Database(Identity::default());
+    let unknown = DatabaseFile::Database(Identity::default());
     assert_eq!(inspect(&path).await.unwrap(), unknown);
     let (first, second) = (InstanceId::random(), InstanceId::random());
     assert_eq!(store.claim_instance(&first).await.unwrap(), first);
     assert_eq!(store.claim_instance(&second).await.unwrap(), first);
-    let known = Found::Database(Identity {
+    let known = DatabaseFile::Database(Identity {
         instance: Some(first),
         clock: None,
     });
@@ -63,7 +63,7 @@ async fn a_database_of_a_newer_version_or_another_program_is_refused() {
         .await
         .unwrap();
     let error = inspect(&path).await.unwrap_err();
-    assert!(error.is_damage(), "{error:?}");
+    assert!(error.is_corrupt(), "{error:?}");
     store.close().await;
     assert!(Store::open(&path).await.is_err());
 }

@@ -1,7 +1,9 @@
-use atoll_model::{ExecId, Key, KeyId, Org, OrgId, SandboxState, Scope};
+use atoll_model::{
+    CommandKind, CommandRow, ExecId, Idempotency, Key, KeyId, Org, OrgId, SandboxState, Scope,
+};
 
 use super::{org, row, store};
-use crate::{Again, CommandKind, CommandRow, Error, NewKey, OrgRemoval, Store};
+use crate::{Error, NewKey, OrgRemoval, Store};
 
 fn key(org: &Org, digits: &str) -> NewKey {
     let key = Key {
@@ -22,10 +24,10 @@ fn key(org: &Org, digits: &str) -> NewKey {
 fn command() -> CommandRow {
     CommandRow {
         id: ExecId::random(),
-        kind: CommandKind::Plain,
+        kind: CommandKind::Command,
         command: "true".into(),
         args: Vec::new(),
-        cut: false,
+        truncated: false,
         cwd: None,
         user: None,
         tag: None,
@@ -43,19 +45,22 @@ async fn events(store: &Store, org: &OrgId) -> usize {
 async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
     let (_directory, store) = store().await;
     let (mut one, other) = (org("one"), org("other"));
-    let again = Again {
+    let again = Idempotency {
         key: "k".into(),
         fingerprint: "f".into(),
     };
     let mut sandboxes = Vec::new();
     for (org, digits) in [(&one, "aa"), (&other, "bb")] {
-        store.add_org(org).await.unwrap();
-        assert!(store.add_key(&key(org, digits), 9).await.unwrap());
+        store.insert_org(org).await.unwrap();
+        assert!(store.insert_key(&key(org, digits), 9).await.unwrap());
         let sandbox = row(org, 1);
-        let made = store.add_sandbox(&sandbox, None, Some(&again)).await;
+        let made = store.insert_sandbox(&sandbox, None, Some(&again)).await;
         made.unwrap();
         let rows = [command()];
-        store.add_commands(&sandbox.session, &rows).await.unwrap();
+        store
+            .upsert_commands(&sandbox.session, &rows)
+            .await
+            .unwrap();
         sandboxes.push(sandbox);
     }
     let refused = store.remove_org(&one.id).await.unwrap();
@@ -72,11 +77,11 @@ async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
     store.remove_history(&one.id, &sessions).await.unwrap();
     assert_eq!(store.org(&one.id).await.unwrap(), None);
     assert_eq!(store.key_by_hash(&"aa".repeat(32)).await.unwrap(), None);
-    assert_eq!(store.said_before(&one.id, "k").await.unwrap(), None);
+    assert_eq!(store.find_idempotent(&one.id, "k").await.unwrap(), None);
     let name = sandbox.id.as_str();
     assert_eq!(store.session(&one.id, name).await.unwrap(), None);
     let kept = async |row: &crate::SandboxRow| {
-        let count = store.count_commands(&row.session, CommandKind::Plain);
+        let count = store.count_commands(&row.session, CommandKind::Command);
         (count.await.unwrap(), events(&store, &row.org).await)
     };
     assert_eq!(kept(&sandbox).await, (0, 0));
@@ -84,14 +89,14 @@ async fn an_org_without_sandboxes_is_removed_with_all_that_was_its_own() {
     assert!(store.key_by_hash(&"bb".repeat(32)).await.unwrap().is_some());
 
     // Nothing can be added to it, and its name is free.
-    let late = store.add_sandbox(&row(&one, 3), None, None).await;
+    let late = store.insert_sandbox(&row(&one, 3), None, None).await;
     assert!(matches!(late, Err(Error::OrgNotFound)), "{late:?}");
-    let late = store.add_key(&key(&one, "cc"), 9).await;
+    let late = store.insert_key(&key(&one, "cc"), 9).await;
     assert!(matches!(late, Err(Error::OrgNotFound)), "{late:?}");
     let again = store.remove_org(&one.id).await.unwrap();
     assert_eq!(again, OrgRemoval::NotFound);
     one.id = OrgId::random();
-    store.add_org(&one).await.unwrap();
+    store.insert_org(&one).await.unwrap();
 }
 
 #[tokio::test]
@@ -99,11 +104,11 @@ async fn a_create_and_the_removal_of_its_org_exclude_each_other() {
     let (_directory, store) = store().await;
     for number in 0..50 {
         let org = org(&format!("org {number}"));
-        store.add_org(&org).await.unwrap();
+        store.insert_org(&org).await.unwrap();
         let sandbox = row(&org, 1);
         let (adding, removing) = (store.clone(), store.clone());
         let id = org.id.clone();
-        let adding = tokio::spawn(async move { adding.add_sandbox(&sandbox, None, None).await });
+        let adding = tokio::spawn(async move { adding.insert_sandbox(&sandbox, None, None).await });
         let removing = tokio::spawn(async move { removing.remove_org(&id).await.unwrap() });
         match (adding.await.unwrap(), removing.await.unwrap()) {
             (Ok(_), OrgRemoval::HasSandboxes(1)) => {

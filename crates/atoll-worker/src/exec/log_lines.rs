@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use atoll_model::{Chunk, Error, ExecId, SandboxId};
+use atoll_model::{Error, ExecId, OutputChunk, SandboxId};
 use tokio::sync::watch;
 
 use super::ExecState;
@@ -31,7 +31,7 @@ pub struct LogLine {
     /// When that command started, in microseconds since 1970.
     pub started_at: i64,
     /// A line including its newline, if that was written; or a gap.
-    pub content: Chunk,
+    pub content: OutputChunk,
 }
 
 /// Follows the combined log. It can be dropped and continued by its cursor.
@@ -72,7 +72,7 @@ impl OpenExec {
         let start = self.exec.log.bounds().0;
         let content = if self.position < start {
             let from = std::mem::replace(&mut self.position, start);
-            Chunk::Gap { from, to: start }
+            OutputChunk::Gap { from, to: start }
         } else if self.position < until {
             let Some(line) = self.line((until - self.position) as usize)? else {
                 // Dropped meanwhile: report a gap.
@@ -89,7 +89,7 @@ impl OpenExec {
         }))
     }
 
-    fn line(&mut self, max: usize) -> Result<Option<Chunk>, Error> {
+    fn line(&mut self, max: usize) -> Result<Option<OutputChunk>, Error> {
         let position = self.position;
         let segment = |max| {
             let segment = self.exec.log.read_segment(position, max);
@@ -111,7 +111,7 @@ impl OpenExec {
             None => {}
         }
         self.position += bytes.len() as u64;
-        Ok(Some(Chunk::Data {
+        Ok(Some(OutputChunk::Data {
             stream,
             position,
             bytes,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use atoll_model::{Chunk, Error, ExecStatus, Stream};
+use atoll_model::{Error, ExecStatus, OutputChunk, Stream};
 use tokio::sync::watch;
 
 use super::output_log::OutputLog;
@@ -54,7 +54,7 @@ impl OutputReader {
     }
 
     /// Waits for the next chunk; `None` at the end of the output.
-    pub async fn next(&mut self) -> Result<Option<Chunk>, Error> {
+    pub async fn next(&mut self) -> Result<Option<OutputChunk>, Error> {
         loop {
             // Progress first: all output written before the end is in the log when the end is seen.
             let progress = *self.state.borrow_and_update();
@@ -63,7 +63,7 @@ impl OutputReader {
             if self.position < start {
                 let from = std::mem::replace(&mut self.position, start);
                 self.report_position();
-                return Ok(Some(Chunk::Gap { from, to: start }));
+                return Ok(Some(OutputChunk::Gap { from, to: start }));
             }
             if self.position < end {
                 if let Some(chunk) = self.read()? {
@@ -74,7 +74,7 @@ impl OutputReader {
             match progress.status {
                 Some(status) if !self.exit_reported => {
                     self.exit_reported = true;
-                    return Ok(Some(Chunk::Exit(status)));
+                    return Ok(Some(OutputChunk::Exit(status)));
                 }
                 Some(_) if progress.closed => return Ok(None),
                 _ => {}
@@ -91,7 +91,7 @@ impl OutputReader {
     }
 
     /// The next bytes of one stream; `None` if they were dropped meanwhile.
-    fn read(&mut self) -> Result<Option<Chunk>, Error> {
+    fn read(&mut self) -> Result<Option<OutputChunk>, Error> {
         let failed = |error: std::io::Error| internal("read a command's log", &error);
         let position = self.position;
         let Some((stream, bytes)) = self
@@ -103,7 +103,7 @@ impl OutputReader {
         };
         self.position += bytes.len() as u64;
         self.report_position();
-        Ok(Some(Chunk::Data {
+        Ok(Some(OutputChunk::Data {
             stream,
             position,
             bytes,
@@ -183,12 +183,12 @@ impl StreamReader {
         while !self.reader.exit_reported {
             self.reader.skip_other_stream(self.stream)?;
             match self.reader.next().await? {
-                Some(Chunk::Data { stream, bytes, .. }) if stream == self.stream => {
+                Some(OutputChunk::Data { stream, bytes, .. }) if stream == self.stream => {
                     return Ok(bytes);
                 }
-                Some(Chunk::Gap { from, to }) => self.lost += to - from,
-                Some(Chunk::Data { .. }) => {}
-                Some(Chunk::Exit(_)) | None => break,
+                Some(OutputChunk::Gap { from, to }) => self.lost += to - from,
+                Some(OutputChunk::Data { .. }) => {}
+                Some(OutputChunk::Exit(_)) | None => break,
             }
         }
         Ok(Vec::new())

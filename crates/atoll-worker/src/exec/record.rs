@@ -262,7 +262,7 @@ impl ExecRecord {
     /// Removes the command's files; returns the arguments for [`RecordLog::tombstone`].
     pub(super) fn remove_files(&self, log: &OutputLog) -> (ExecId, usize) {
         log.remove();
-        if self.spec.input == atoll_model::Input::Open {
+        if self.spec.stdin == atoll_model::Stdin::Piped {
             StdinQueue::remove_files(&self.stem());
         }
         (self.id.clone(), self.bytes_in_log)

@@ -163,7 +163,7 @@ impl Streams {
             return Self::terminal(sandbox, size);
         }
         let input =
-            (spec.input == atoll_model::Input::Open).then(|| StdinQueue::new(stem.to_owned()));
+            (spec.stdin == atoll_model::Stdin::Piped).then(|| StdinQueue::new(stem.to_owned()));
         let input = input.transpose();
         Self::pipes(
             sandbox,

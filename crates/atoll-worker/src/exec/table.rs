@@ -97,7 +97,9 @@ impl ExecTable {
         if let Some(notifier) = notifier.filter(|_| table.journal().exists()) {
             notifier.mark_unsynced();
             // How many rows it holds is unknown: prune at the first occasion.
-            table.synced_rows.store(Journal::KEPT, Ordering::Relaxed);
+            table
+                .synced_rows
+                .store(Journal::ROWS_KEPT, Ordering::Relaxed);
         }
         if !complete {
             table.mark_dirty();
@@ -282,7 +284,7 @@ impl Inner {
             self.forget_spec_bytes(previous);
             self.all.remove(&previous);
         }
-        let bytes = exec.spec.weight();
+        let bytes = exec.spec.memory_estimate();
         self.spec_bytes.insert(number, bytes);
         self.total_spec_bytes += bytes;
         if !exec.is_closed() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use atoll_jail::wire::{FileOp, FromHelper};
-use atoll_model::{Caller, Error, Unpacked};
+use atoll_model::{Error, RunAs, UnpackSummary};
 
 use super::call::protocol_error;
 use super::{FileReader, FileWriter, check_path};
@@ -14,7 +14,7 @@ const MAX_SKIPPED_NAMES: usize = 100;
 
 pub(crate) async fn pack(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
 ) -> Result<FileReader, Error> {
     let path = check_path(path)?;
@@ -23,7 +23,7 @@ pub(crate) async fn pack(
 
 pub(crate) async fn unpack(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
 ) -> Result<Unpacking, Error> {
     let path = check_path(path)?;
@@ -45,14 +45,16 @@ impl Unpacking {
     }
 
     /// Ends the archive and waits for the result.
-    pub async fn finish(self) -> Result<Unpacked, Error> {
+    pub async fn finish(self) -> Result<UnpackSummary, Error> {
         let mut call = self.writer.finish_data().await?;
-        let mut unpacked = Unpacked::default();
+        let mut unpacked = UnpackSummary::default();
         loop {
             match call.next().await? {
-                FromHelper::SkippedEntry(some) if unpacked.told.len() < MAX_SKIPPED_NAMES => {
+                FromHelper::SkippedEntry(some)
+                    if unpacked.skipped_entries.len() < MAX_SKIPPED_NAMES =>
+                {
                     let some = some.into_iter().map(|left| (left.name, left.why));
-                    unpacked.told.extend(some);
+                    unpacked.skipped_entries.extend(some);
                 }
                 FromHelper::Unpacked {
                     entries,
@@ -60,7 +62,7 @@ impl Unpacking {
                     left_out,
                 } => {
                     (unpacked.entries, unpacked.bytes) = (entries, bytes);
-                    unpacked.left_out = left_out;
+                    unpacked.skipped = left_out;
                 }
                 FromHelper::Done { .. } => {
                     call.finished = true;

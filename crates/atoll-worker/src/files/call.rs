@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::wire::{self, Channel, Failure, FileCall, FileOp, FromHelper, ToHelper, ToInit};
-use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxState};
+use atoll_model::{Authority, Code, Error, FileEntry, RunAs, SandboxState};
 use tokio::io::unix::AsyncFd;
 
 use super::entry::entry;
@@ -45,7 +45,7 @@ impl Drop for HelperCall {
 impl HelperCall {
     pub(crate) async fn start(
         sandbox: Arc<Sandbox>,
-        caller: &Caller,
+        caller: &RunAs,
         work: FileOp,
         data: Option<OwnedFd>,
     ) -> Result<Self, Error> {
@@ -105,7 +105,7 @@ impl HelperCall {
     pub(super) fn timeout_error(&self, problem: &str) -> Error {
         match *self.sandbox.state.borrow() {
             SandboxState::Running => timeout_error(problem, self.timeout()),
-            state => state.refusal("used"),
+            state => state.state_error("used"),
         }
     }
 
@@ -165,7 +165,7 @@ impl HelperCall {
     }
 
     /// Collects at most `max` entries until the helper is done.
-    pub(super) async fn entries(self, max: usize) -> Result<(Vec<Entry>, bool), Error> {
+    pub(super) async fn entries(self, max: usize) -> Result<(Vec<FileEntry>, bool), Error> {
         let of = |message| match message {
             FromHelper::Entries(entries) => Some(entries.into_iter().map(entry).collect()),
             _ => None,

@@ -1,11 +1,11 @@
 //! Conversion of the helper's messages into types of the model.
 
 use atoll_jail::wire;
-use atoll_model::{Described, Entry, EntryKind, Target};
+use atoll_model::{FileDetails, FileEntry, FileKind, LinkTarget};
 
-pub(super) fn entry(entry: wire::Entry) -> Entry {
+pub(super) fn entry(entry: wire::Entry) -> FileEntry {
     let kind = kind(entry.mode);
-    Entry {
+    FileEntry {
         path: entry.path,
         kind,
         mode: entry.mode & 0o7777,
@@ -13,18 +13,18 @@ pub(super) fn entry(entry: wire::Entry) -> Entry {
         gid: entry.gid,
         size: entry.size,
         modified: entry.modified,
-        link: (kind == EntryKind::Link).then_some(entry.link),
+        link: (kind == FileKind::Link).then_some(entry.link),
     }
 }
 
-pub(super) fn described(described: wire::FileDetails) -> Described {
+pub(super) fn described(described: wire::FileDetails) -> FileDetails {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let attributes = described.attributes.into_iter();
-    Described {
+    FileDetails {
         entry: entry(described.entry),
         owner: described.owner,
         group: described.group,
-        target: described.target.map(|target| Target {
+        target: described.target.map(|target| LinkTarget {
             path: target.path,
             kind: kind(target.mode),
             mode: target.mode & 0o7777,
@@ -35,11 +35,11 @@ pub(super) fn described(described: wire::FileDetails) -> Described {
     }
 }
 
-fn kind(mode: u32) -> EntryKind {
+fn kind(mode: u32) -> FileKind {
     match rustix::fs::FileType::from_raw_mode(mode) {
-        rustix::fs::FileType::RegularFile => EntryKind::File,
-        rustix::fs::FileType::Directory => EntryKind::Directory,
-        rustix::fs::FileType::Symlink => EntryKind::Link,
-        _ => EntryKind::Other,
+        rustix::fs::FileType::RegularFile => FileKind::File,
+        rustix::fs::FileType::Directory => FileKind::Directory,
+        rustix::fs::FileType::Symlink => FileKind::Link,
+        _ => FileKind::Other,
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_jail::pipes::PIPE;
 use atoll_jail::wire::{FileOp, FromHelper};
-use atoll_model::{Caller, Code, Entry, Error};
+use atoll_model::{Code, Error, FileEntry, RunAs};
 use bytes::BufMut;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
@@ -19,7 +19,7 @@ use crate::sandbox::Sandbox;
 #[derive(Debug)]
 pub struct FileReader {
     /// Details of the file when it was opened.
-    pub entry: Entry,
+    pub entry: FileEntry,
     pub(super) pipe: pipe::Receiver,
     pub(super) call: HelperCall,
 }
@@ -28,7 +28,7 @@ impl FileReader {
     /// Starts a call that returns one entry and then data.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
-        caller: &Caller,
+        caller: &RunAs,
         work: FileOp,
     ) -> Result<Self, Error> {
         let (outside, inside) = create_pipe()?;

@@ -1,9 +1,9 @@
-//! Search for files by name or content.
+//! SearchQuery for files by name or content.
 
 use std::sync::Arc;
 
 use atoll_jail::wire::{self, FileOp, FromHelper};
-use atoll_model::{Caller, Error, Found, Search};
+use atoll_model::{Error, RunAs, SearchHit, SearchQuery};
 
 use super::entry::entry;
 use super::{HelperCall, check_path};
@@ -15,10 +15,10 @@ const MAX_QUERY_BYTES: usize = 1024;
 /// Searches below a path; true if there may be more hits than the limit.
 pub(crate) async fn search(
     sandbox: Arc<Sandbox>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &[u8],
-    wanted: Search,
-) -> Result<(Vec<Found>, bool), Error> {
+    wanted: SearchQuery,
+) -> Result<(Vec<SearchHit>, bool), Error> {
     for (field, value) in [("query", &wanted.name), ("content", &wanted.text)] {
         if value.len() > MAX_QUERY_BYTES || value.contains(&0) {
             let message = format!("{field} has more than {MAX_QUERY_BYTES} bytes, or a NUL byte");
@@ -40,8 +40,8 @@ pub(crate) async fn search(
     call.all(of, max).await
 }
 
-fn found(found: wire::SearchHit) -> Found {
-    Found {
+fn found(found: wire::SearchHit) -> SearchHit {
+    SearchHit {
         entry: entry(found.entry),
         line: (found.line > 0).then_some((found.line, found.text)),
     }

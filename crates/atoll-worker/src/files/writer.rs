@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use atoll_jail::pipes::PIPE;
 use atoll_jail::wire::{FileOp, ToHelper};
-use atoll_model::{Caller, Code, Entry, Error};
+use atoll_model::{Code, Error, FileEntry, RunAs};
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
 
@@ -25,7 +25,7 @@ impl FileWriter {
     /// Starts a call that takes data and takes effect after all of it was sent.
     pub(super) async fn open(
         sandbox: Arc<Sandbox>,
-        caller: &Caller,
+        caller: &RunAs,
         work: FileOp,
     ) -> Result<Self, Error> {
         let (inside, outside) = create_pipe()?;
@@ -60,7 +60,7 @@ impl FileWriter {
     }
 
     /// Commits the write and returns the file's new details.
-    pub async fn commit(self) -> Result<Entry, Error> {
+    pub async fn commit(self) -> Result<FileEntry, Error> {
         let (entries, _) = self.finish_data().await?.entries(1).await?;
         entries
             .into_iter()

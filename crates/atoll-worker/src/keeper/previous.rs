@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use atoll_jail::wire::{Channel, FromKeeper, Packet, VersionRange, ToKeeper};
+use atoll_jail::wire::{Channel, FromKeeper, Packet, ToKeeper, VersionRange};
 use atoll_model::{Code, Error};
 use tokio::sync::watch;
 
@@ -72,7 +72,8 @@ pub(crate) fn adopt(
         if inventory.held.is_empty() {
             inventory.held = held;
         }
-        let ours = own.is_none() && channel.is_some() && version.version == VersionRange::ours().version;
+        let ours =
+            own.is_none() && channel.is_some() && version.version == VersionRange::ours().version;
         let socket = rename_socket(run, socket, version, ours)?;
         match channel {
             Some(channel) => {
@@ -109,7 +110,12 @@ fn sockets(run: &Path) -> Result<Vec<String>, Error> {
 }
 
 /// Renames a keeper's socket according to its version; returns the name.
-fn rename_socket(run: &Path, socket: String, version: VersionRange, ours: bool) -> Result<String, Error> {
+fn rename_socket(
+    run: &Path,
+    socket: String,
+    version: VersionRange,
+    ours: bool,
+) -> Result<String, Error> {
     let free = |name: &String| !run.join(name).exists();
     let wanted = if ours {
         SOCKET.to_owned()

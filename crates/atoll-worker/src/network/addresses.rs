@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use atoll_jail::claims::Claims;
-use atoll_model::{Code, Error, SANDBOXES};
+use atoll_model::{Code, Error, SANDBOX_RANGE};
 
 use crate::error::jail;
 
@@ -109,7 +109,7 @@ impl AsFd for Addresses {
 
 /// All addresses of a block.
 fn range(block: u32) -> RangeInclusive<Ipv4Addr> {
-    let first = SANDBOXES.first().to_bits() + block * BLOCK;
+    let first = SANDBOX_RANGE.first().to_bits() + block * BLOCK;
     Ipv4Addr::from_bits(first)..=Ipv4Addr::from_bits(first + BLOCK - 1)
 }
 
@@ -139,7 +139,7 @@ impl From<atoll_jail::Error> for Failure {
 
 /// Index of an address in the sandbox range, which is the number in its link's name.
 pub(super) fn number(address: Ipv4Addr) -> u32 {
-    address.to_bits() - SANDBOXES.first().to_bits()
+    address.to_bits() - SANDBOX_RANGE.first().to_bits()
 }
 
 #[cfg(test)]
@@ -165,7 +165,7 @@ mod tests {
             for instance in [&one, &other] {
                 let address = instance.allocate(none).expect("an address");
                 assert!(
-                    SANDBOXES.contains(address) && seen.insert(address),
+                    SANDBOX_RANGE.contains(address) && seen.insert(address),
                     "{address}"
                 );
                 assert!(!matches!(address.octets()[3], 0 | 255));

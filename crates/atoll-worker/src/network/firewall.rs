@@ -16,7 +16,7 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use atoll_model::{Code, EgressException, Error, REFUSED};
+use atoll_model::{BLOCKED_RANGES, Code, EgressException, Error};
 
 pub(super) use self::policy::Compiled;
 use self::transaction::Transaction;
@@ -53,7 +53,7 @@ pub(super) struct RulesetConfig {
 
 /// The rule that exempts a destination from the blocked ranges.
 fn exception_rule(exception: &EgressException) -> String {
-    let block = exception.block();
+    let block = exception.cidr();
     let ports = exception.ports().iter();
     let ports: Vec<String> = ports
         .map(|(first, last)| format!("{first}-{last}"))
@@ -68,7 +68,10 @@ fn exception_rule(exception: &EgressException) -> String {
 /// The table as input for `nft`.
 pub(super) fn ruleset(tag: &str, config: &RulesetConfig, state: InitialState) -> String {
     let exceptions: Vec<String> = config.exceptions.iter().map(exception_rule).collect();
-    let refused: Vec<String> = REFUSED.iter().map(|(block, _)| block.to_string()).collect();
+    let refused: Vec<String> = BLOCKED_RANGES
+        .iter()
+        .map(|(block, _)| block.to_string())
+        .collect();
     include_str!("firewall/rules.nft")
         .replace("TABLE", &table(tag))
         .replace(

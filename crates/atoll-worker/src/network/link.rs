@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use atoll_jail::netns;
-use atoll_model::{Error, Policy};
+use atoll_model::{Error, NetworkPolicy};
 
 use super::active::{ActiveNetwork, LinkPolicy};
 use super::firewall::{self, Compiled};
@@ -32,7 +32,7 @@ impl Link {
     pub(super) fn create(
         network: &Arc<ActiveNetwork>,
         namespace: BorrowedFd<'_>,
-        policy: &Policy,
+        policy: &NetworkPolicy,
     ) -> Result<Self, Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let _in_place = network.read_ruleset_phase()?;
@@ -115,7 +115,7 @@ impl Link {
     }
 
     /// Replaces the policy. Established connections that it forbids are cut.
-    pub async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+    pub async fn set_policy(&self, policy: NetworkPolicy) -> Result<(), Error> {
         policy.check()?;
         let (network, address) = (Arc::clone(&self.network), self.address);
         let current = Arc::clone(&self.policy);
@@ -127,7 +127,7 @@ fn apply_policy(
     network: &ActiveNetwork,
     address: Ipv4Addr,
     current: &LinkPolicy,
-    policy: &Policy,
+    policy: &NetworkPolicy,
 ) -> Result<(), Error> {
     let mut current = lock(current);
     let Some(current) = &mut *current else {

@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use atoll_jail::netns;
-use atoll_model::Verdict::{Allow, Deny};
-use atoll_model::{Policy, Verdict};
+use atoll_model::PolicyAction::{Allow, Deny};
+use atoll_model::{NetworkPolicy, PolicyAction};
 use atoll_testkit::wait_for;
 use tokio::io::AsyncReadExt;
 
@@ -97,7 +97,7 @@ fn a_policy_is_obeyed_by_address_and_port() {
             TestSandbox::attach(&network).await,
             TestSandbox::attach(&network).await,
         );
-        type Case<'a> = (&'a [&'a str], &'a [&'a str], Verdict, [bool; 2]);
+        type Case<'a> = (&'a [&'a str], &'a [&'a str], PolicyAction, [bool; 2]);
         let cases: [Case<'_>; 9] = [
             (&[], &[], Allow, [true, true]),
             (&[], &[], Deny, [false, false]),
@@ -213,7 +213,9 @@ fn nothing_is_lost_right_after_a_link_was_made() {
         let server = server.expect("internet").expect("bind");
         for round in 0..20 {
             let namespace = netns::create().expect("a network namespace");
-            let link = network.attach(copy(&namespace), Policy::default()).await;
+            let link = network
+                .attach(copy(&namespace), NetworkPolicy::default())
+                .await;
             let _link = link.expect("a link");
             let client = netns::within(namespace.as_fd(), || UdpSocket::bind("0.0.0.0:0"));
             let client = client.expect("inside").expect("bind");
@@ -250,7 +252,7 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
         network.tear_down().await.expect("dismantle");
         assert_eq!(sh("nft list tables"), "");
         let late = netns::create().expect("a network namespace");
-        let late = network.attach(late, Policy::default()).await;
+        let late = network.attach(late, NetworkPolicy::default()).await;
         assert!(late.is_err(), "there are no rules for another");
     });
 }
@@ -414,7 +416,7 @@ fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
         assert!(!sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
         // The namespace can be linked again, with another address.
         let again = network
-            .attach(namespace, Policy::default())
+            .attach(namespace, NetworkPolicy::default())
             .await
             .expect("a link");
         assert_ne!(again.address().to_string(), address);
@@ -513,7 +515,9 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
         let mut stdout = process.stdout.take().expect("stdout");
         stdout.read_exact(&mut [0]).expect("it runs");
         let namespace = netns::of(process.id() as i32).expect("its namespace");
-        let link = network.attach(copy(&namespace), Policy::default()).await;
+        let link = network
+            .attach(copy(&namespace), NetworkPolicy::default())
+            .await;
         let sandbox = TestSandbox {
             namespace,
             link: link.expect("a link"),
@@ -539,7 +543,9 @@ fn a_failed_attach_leaves_nothing() {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let namespace = netns::create().expect("a network namespace");
         netns::within(namespace.as_fd(), || sh("ip link add eth0 type veth")).expect("inside");
-        let failed = network.attach(copy(&namespace), Policy::default()).await;
+        let failed = network
+            .attach(copy(&namespace), NetworkPolicy::default())
+            .await;
         assert!(
             failed
                 .expect_err("the name is taken")

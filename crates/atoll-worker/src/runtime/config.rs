@@ -80,7 +80,7 @@ impl Config {
             network: network::Config::default(),
             storage: crate::Storage::default(),
             reserve: Reserve::default(),
-            max_limits: Limits::MOST,
+            max_limits: Limits::MAX,
             authorities: Vec::new(),
             response_timeout: Duration::from_secs(30),
             output_window: budget::DEFAULT_WINDOW,

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use atoll_model::{Error, Network, Policy, PortEvent, SandboxId, SandboxInfo, SandboxSpec};
+use atoll_model::{Error, Network, NetworkPolicy, PortEvent, SandboxId, SandboxInfo, SandboxSpec};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -23,7 +23,7 @@ impl LocalRuntime {
     pub async fn set_network_policy(
         &self,
         id: &SandboxId,
-        policy: Policy,
+        policy: NetworkPolicy,
     ) -> Result<SandboxInfo, Error> {
         policy.check()?;
         self.shared.network.check(&policy)?;
@@ -52,7 +52,7 @@ impl LocalRuntime {
         &self,
         id: &SandboxId,
         network: Network,
-        policy: Policy,
+        policy: NetworkPolicy,
     ) -> Result<SandboxInfo, Error> {
         let wanted = SandboxSpec {
             network,

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use atoll_model::{Error, SandboxId, SandboxState};
-use atoll_store::CommandRow;
+use atoll_model::{CommandRow, Error, SandboxId, SandboxState};
 
 use super::{EntryState, LocalRuntime};
 use crate::error::host_file_error;

@@ -2,7 +2,7 @@
 
 use atoll_jail::wire::FileOp;
 use atoll_model::{
-    Attributes, Caller, Code, Described, Error, Found, SandboxId, Search, WriteOptions,
+    Attributes, Code, Error, FileDetails, RunAs, SandboxId, SearchHit, SearchQuery, WriteOptions,
 };
 
 use super::LocalRuntime;
@@ -14,7 +14,7 @@ impl LocalRuntime {
     pub async fn read_file(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
     ) -> Result<FileReader, Error> {
         files::read(self.find(id)?, caller, path, 0, None).await
@@ -24,7 +24,7 @@ impl LocalRuntime {
     pub async fn read_range(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         offset: u64,
         length: u64,
@@ -36,7 +36,7 @@ impl LocalRuntime {
     pub async fn write_file(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         options: WriteOptions,
     ) -> Result<FileWriter, Error> {
@@ -49,7 +49,7 @@ impl LocalRuntime {
     pub async fn write_file_with_attributes(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         attributes: Attributes,
     ) -> Result<FileWriter, Error> {
@@ -60,10 +60,10 @@ impl LocalRuntime {
     pub async fn describe(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         prefix: &str,
-    ) -> Result<Described, Error> {
+    ) -> Result<FileDetails, Error> {
         let asked = (path, 0, 1);
         let (all, _) = files::describe(self.find(id)?, caller, asked, prefix).await?;
         all.into_iter()
@@ -76,15 +76,15 @@ impl LocalRuntime {
     pub async fn describe_tree(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         (path, depth, limit): (&[u8], u32, u32),
         prefix: &str,
-    ) -> Result<(Vec<Described>, bool), Error> {
+    ) -> Result<(Vec<FileDetails>, bool), Error> {
         let asked = (path, depth.max(1), limit);
         files::describe(self.find(id)?, caller, asked, prefix).await
     }
 
-    async fn work(&self, id: &SandboxId, caller: &Caller, work: FileOp) -> Result<(), Error> {
+    async fn work(&self, id: &SandboxId, caller: &RunAs, work: FileOp) -> Result<(), Error> {
         files::call(self.find(id)?, caller, work, 1)
             .await
             .map(|_| ())
@@ -94,10 +94,10 @@ impl LocalRuntime {
     pub async fn stat(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         follow: bool,
-    ) -> Result<atoll_model::Entry, Error> {
+    ) -> Result<atoll_model::FileEntry, Error> {
         let work = FileOp::Stat {
             path: path.into(),
             follow,
@@ -114,11 +114,11 @@ impl LocalRuntime {
     pub async fn list_files(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         depth: u32,
         limit: u32,
-    ) -> Result<(Vec<atoll_model::Entry>, bool), Error> {
+    ) -> Result<(Vec<atoll_model::FileEntry>, bool), Error> {
         let work = FileOp::List {
             path: path.into(),
             depth,
@@ -132,7 +132,7 @@ impl LocalRuntime {
     pub async fn make_directory(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         mode: u32,
         parents: bool,
@@ -153,7 +153,7 @@ impl LocalRuntime {
     pub async fn remove(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         recursive: bool,
     ) -> Result<(), Error> {
@@ -172,7 +172,7 @@ impl LocalRuntime {
     pub async fn rename(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         from: &[u8],
         to: &[u8],
         replace: bool,
@@ -193,7 +193,7 @@ impl LocalRuntime {
     pub async fn copy(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         from: &[u8],
         to: &[u8],
         replace: bool,
@@ -214,7 +214,7 @@ impl LocalRuntime {
     pub async fn chmod(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         mode: u32,
     ) -> Result<(), Error> {
@@ -233,7 +233,7 @@ impl LocalRuntime {
     pub async fn chown(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         owner: &str,
         group: &str,
@@ -250,7 +250,7 @@ impl LocalRuntime {
     pub async fn pack(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
     ) -> Result<FileReader, Error> {
         files::archive::pack(self.find(id)?, caller, path).await
@@ -260,7 +260,7 @@ impl LocalRuntime {
     pub async fn unpack(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
     ) -> Result<Unpacking, Error> {
         files::archive::unpack(self.find(id)?, caller, path).await
@@ -270,10 +270,10 @@ impl LocalRuntime {
     pub async fn search(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
-        wanted: Search,
-    ) -> Result<(Vec<Found>, bool), Error> {
+        wanted: SearchQuery,
+    ) -> Result<(Vec<SearchHit>, bool), Error> {
         files::search(self.find(id)?, caller, path, wanted).await
     }
 
@@ -281,7 +281,7 @@ impl LocalRuntime {
     pub async fn watch(
         &self,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         path: &[u8],
         options: atoll_model::WatchOptions,
     ) -> Result<crate::watch::Watch, Error> {

@@ -6,8 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use atoll_model::{Error, SandboxId, SandboxState};
-use atoll_store::CommandRow;
+use atoll_model::{CommandRow, Error, SandboxId, SandboxState};
 use tokio::time::MissedTickBehavior;
 
 use super::{EntryState, HistoryFlush, LocalRuntime, RuntimeState, SandboxEntry};

@@ -43,7 +43,7 @@ impl LocalRuntime {
         let sandbox = match &state {
             EntryState::Live(sandbox) if sandbox.exit_status.borrow().is_none() => sandbox,
             EntryState::Unadoptable(sandbox) => return Err(sandbox.error()),
-            _ => return Err(SandboxState::Stopped.refusal("measured")),
+            _ => return Err(SandboxState::Stopped.state_error("measured")),
         };
         let usage = sandbox.group.usage();
         Ok(Usage {

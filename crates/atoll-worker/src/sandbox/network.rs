@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use atoll_jail::netns;
 use atoll_model::{
-    Caller, Error, Network, Policy, SandboxSpec, SandboxState, Verdict, WriteOptions,
+    Error, Network, NetworkPolicy, PolicyAction, RunAs, SandboxSpec, SandboxState, WriteOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,7 @@ impl Sandbox {
     /// Descriptor of its network namespace. The pid may have been reused, so the inode has to be
     /// the one at creation.
     pub(crate) fn namespace(&self) -> Result<OwnedFd, Error> {
-        let stopped = || SandboxState::Stopped.refusal("connected to");
+        let stopped = || SandboxState::Stopped.state_error("connected to");
         if self.exit_status.borrow().is_some() {
             return Err(stopped());
         }
@@ -85,7 +85,7 @@ impl Sandbox {
             parents: true,
             ..WriteOptions::default()
         };
-        let root = Caller::root();
+        let root = RunAs::root();
         let mut writer = files::write(Arc::clone(self), &root, RESOLV_CONF, options).await?;
         writer.write(text.as_bytes()).await?;
         writer.commit().await.map(drop)
@@ -117,11 +117,11 @@ impl Sandbox {
     pub(crate) async fn connect(
         self: &Arc<Self>,
         shared: &RuntimeState,
-        policy: Policy,
+        policy: NetworkPolicy,
     ) -> Result<(), Error> {
         let state = *self.state.borrow();
         if state != SandboxState::Running {
-            return Err(state.refusal("connected"));
+            return Err(state.state_error("connected"));
         }
         let spec = SandboxSpec {
             network: Network::Internet,
@@ -133,7 +133,7 @@ impl Sandbox {
             self.unlink();
             let mut record = lock(&self.record);
             record.linked = None;
-            record.set_network(Network::None, Policy::default());
+            record.set_network(Network::None, NetworkPolicy::default());
             return Err(error);
         }
         // Programs in the sandbox may have made the file unwritable; that is no error of this call.
@@ -146,25 +146,25 @@ impl Sandbox {
         let link = lock(&self.link).clone();
         if let Some(link) = link {
             // The link is removed a little later; from here on it passes no packet.
-            let deny_all = Policy {
-                default: Verdict::Deny,
-                ..Policy::default()
+            let deny_all = NetworkPolicy {
+                default: PolicyAction::Deny,
+                ..NetworkPolicy::default()
             };
             link.set_policy(deny_all).await?;
         }
         self.unlink();
         lock(&self.record).linked = None;
-        self.write_network(Network::None, Policy::default())
+        self.write_network(Network::None, NetworkPolicy::default())
     }
 
-    fn write_network(&self, network: Network, policy: Policy) -> Result<(), Error> {
+    fn write_network(&self, network: Network, policy: NetworkPolicy) -> Result<(), Error> {
         let mut record = lock(&self.record);
         record.set_network(network, policy);
         record.write(&self.directory)
     }
 
     /// The link and the policy in its record.
-    pub(crate) fn link_record(&self) -> Option<(LinkRecord, Policy)> {
+    pub(crate) fn link_record(&self) -> Option<(LinkRecord, NetworkPolicy)> {
         let record = lock(&self.record);
         Some((record.linked?, record.spec.policy.clone()))
     }
@@ -195,7 +195,7 @@ impl Sandbox {
     }
 
     /// Changes its policy, now and in the record.
-    pub(crate) async fn set_policy(&self, policy: Policy) -> Result<(), Error> {
+    pub(crate) async fn set_policy(&self, policy: NetworkPolicy) -> Result<(), Error> {
         // Record first: if the server is killed in between, the next one applies it.
         let old = self.write_policy(policy.clone())?;
         let link = lock(&self.link).clone();
@@ -207,7 +207,7 @@ impl Sandbox {
         changed
     }
 
-    fn write_policy(&self, policy: Policy) -> Result<Policy, Error> {
+    fn write_policy(&self, policy: NetworkPolicy) -> Result<NetworkPolicy, Error> {
         let mut record = lock(&self.record);
         let old = std::mem::replace(&mut record.spec.policy, policy);
         record.write(&self.directory)?;
@@ -217,7 +217,7 @@ impl Sandbox {
 
 impl Record {
     /// Sets network and policy, in effect now and after a restart.
-    pub(crate) fn set_network(&mut self, network: Network, policy: Policy) {
+    pub(crate) fn set_network(&mut self, network: Network, policy: NetworkPolicy) {
         self.info.network = network;
         self.spec.network = network;
         self.spec.policy = policy;

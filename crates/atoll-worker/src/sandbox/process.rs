@@ -61,7 +61,8 @@ impl Process {
             Err(error) => {
                 let all = Arc::clone(shared);
                 let cleanup = async move {
-                    let _ = retry_while_out_of_fds(&all, || with(&group, SandboxCgroup::remove)).await;
+                    let _ =
+                        retry_while_out_of_fds(&all, || with(&group, SandboxCgroup::remove)).await;
                 };
                 spawn_cleanup(shared, cleanup).await;
                 Err(error)

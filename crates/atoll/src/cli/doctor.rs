@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use atoll_jail::facts::Facts;
 use atoll_model::{Bytes, Code, Error, ExecSpec, Network, SandboxSpec};
-use atoll_store::Found;
+use atoll_store::DatabaseFile;
 use atoll_worker::storage::{self, Space};
 use atoll_worker::template::{BASE, Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, orphans};
@@ -297,8 +297,8 @@ fn database(config: &Config) -> Vec<Check> {
         remedy,
     };
     let identity = match block_on(database::check(&config.data, Unknown::Refuse)) {
-        Ok(Found::Missing | Found::Empty) => return Vec::new(),
-        Ok(Found::Database(identity)) => identity,
+        Ok(DatabaseFile::Missing | DatabaseFile::Empty) => return Vec::new(),
+        Ok(DatabaseFile::Database(identity)) => identity,
         Err(error) => return vec![check("database", false, error.message, error.remedy)],
     };
     let found = "belongs to its data directory".to_owned();

@@ -12,9 +12,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_model::{
-    Bytes, Caller, Code, Cpus, EgressException, Error, ExecSpec, ExecStatus, HostMount, Input,
-    Limits, Network, Policy, Program, Rule, RunName, SandboxId, SandboxSpec, Verdict,
-    parse_duration,
+    Bytes, Code, Cpus, EgressException, Error, ExecSpec, ExecStatus, HostMount, Limits, Network,
+    NetworkPolicy, NetworkRule, PolicyAction, Program, RunAs, RunName, SandboxId, SandboxSpec,
+    Stdin, parse_duration,
 };
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage, instance, network, template};
 use clap::Args;
@@ -100,10 +100,10 @@ pub(crate) struct Run {
     net: Network,
     /// Let it reach these addresses: 1.1.1.1, 1.1.1.0/24, 1.1.1.1:443. Without --deny, nothing else.
     #[arg(long, value_name = "RULE")]
-    allow: Vec<Rule>,
+    allow: Vec<NetworkRule>,
     /// Refuse it these addresses, but for what --allow names.
     #[arg(long, value_name = "RULE")]
-    deny: Vec<Rule>,
+    deny: Vec<NetworkRule>,
     /// Open addresses that are refused to sandboxes, such as a company's registry: 10.1.2.3, 10.1.0.0/16,
     /// 10.1.2.3:443,8000-8099; may be given again.
     #[arg(long, value_name = "CIDR[:PORTS]")]
@@ -230,11 +230,11 @@ impl Run {
             environment: std::collections::BTreeMap::new(),
             mounts: self.mount.iter().map(mount).collect(),
             network: self.net,
-            policy: Policy {
+            policy: NetworkPolicy {
                 default: if self.deny.is_empty() && !self.allow.is_empty() {
-                    Verdict::Deny
+                    PolicyAction::Deny
                 } else {
-                    Verdict::Allow
+                    PolicyAction::Allow
                 },
                 allow: self.allow.clone(),
                 deny: self.deny.clone(),
@@ -271,20 +271,20 @@ impl Run {
             environment: variables(&self.env)?.into_iter().map(bytes).collect(),
             directory: self.cwd.clone().map(String::into_bytes),
             user: self.user.clone(),
-            input: Input::Open,
+            stdin: Stdin::Piped,
             deadline: self.timeout,
             tag: None,
             terminal,
-            again: None,
+            idempotency: None,
         })
     }
 }
 
 /// Who does file work for a run.
-fn caller(user: Option<String>) -> Caller {
-    Caller {
+fn caller(user: Option<String>) -> RunAs {
+    RunAs {
         user,
-        ..Caller::default()
+        ..RunAs::default()
     }
 }
 
@@ -308,7 +308,7 @@ async fn bring_out(
     downloads: &[Transfer],
     runtime: &LocalRuntime,
     id: &SandboxId,
-    caller: &Caller,
+    caller: &RunAs,
     code: u8,
 ) -> Result<(), Error> {
     for download in downloads {

@@ -9,7 +9,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use atoll_client::{Client, Request};
-use atoll_model::{Bytes, Code, Cpus, Error, Limits, Network, RequestId, Rule, parse_duration};
+use atoll_model::{
+    Bytes, Code, Cpus, Error, Limits, Network, NetworkRule, RequestId, parse_duration,
+};
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::Table;
 use jiff::Timestamp;
@@ -145,10 +147,10 @@ pub(crate) struct Size {
     pub(crate) net: Network,
     /// Let it reach these addresses. Without --deny, nothing else.
     #[arg(long, value_name = "RULE")]
-    allow: Vec<Rule>,
+    allow: Vec<NetworkRule>,
     /// Refuse it these addresses, but for what --allow names.
     #[arg(long, value_name = "RULE")]
-    deny: Vec<Rule>,
+    deny: Vec<NetworkRule>,
 }
 
 /// List sandboxes, newest first.
@@ -306,10 +308,12 @@ pub(crate) async fn create(client: &Client, asked: &Value) -> Result<Value, Erro
 pub(crate) fn described(
     limits: Limits,
     network: Network,
-    allow: &[Rule],
-    deny: &[Rule],
+    allow: &[NetworkRule],
+    deny: &[NetworkRule],
 ) -> Result<Map<String, Value>, Error> {
-    let rules = |rules: &[Rule]| -> Vec<String> { rules.iter().map(Rule::to_string).collect() };
+    let rules = |rules: &[NetworkRule]| -> Vec<String> {
+        rules.iter().map(NetworkRule::to_string).collect()
+    };
     let asked = json!({
         "cpuCount": f64::from(limits.cpus.0) / 1000.0,
         "memoryMB": mebibytes("memory", limits.memory)?,

@@ -18,7 +18,7 @@ use std::time::Duration;
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
 use atoll_server::{AuthMode, Config as ServerConfig, HttpMetrics, Listener, Tls};
-use atoll_store::{Found, Store};
+use atoll_store::{DatabaseFile, Store};
 use atoll_worker::instance::DataLock;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, network};
 use clap::Args;
@@ -100,7 +100,7 @@ impl Serve {
 
 impl Complete {
     /// Locks the data directory and checks its database, before anything else is done.
-    async fn lock(&self) -> Result<(DataLock, Found), Error> {
+    async fn lock(&self) -> Result<(DataLock, DatabaseFile), Error> {
         let lock = taken::lock(&self.data).await?;
         let unknown = if self.rules.adopt_orphans {
             Unknown::Adopt
@@ -115,7 +115,7 @@ impl Complete {
         &self,
         config: &Config,
         lock: DataLock,
-        found: &Found,
+        found: &DatabaseFile,
         tls: Option<Tls>,
         authorities: Vec<String>,
     ) -> Result<(), Error> {
@@ -150,7 +150,7 @@ impl Complete {
         let store = open_store(&config.data).await?;
         let sandboxes = LocalRuntime::open_locked(sandboxes, lock).await?;
         let opening = sandboxes.defer_background_work();
-        if !matches!(found, Found::Database(_)) {
+        if !matches!(found, DatabaseFile::Database(_)) {
             retire_key(&config.data)?;
         }
         let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;

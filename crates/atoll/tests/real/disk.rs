@@ -7,7 +7,7 @@ mod mounts;
 
 use std::path::{Path, PathBuf};
 
-use atoll_model::{Bytes, Caller, Code, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
+use atoll_model::{Bytes, Code, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::{ExecResult, Storage};
 
@@ -47,7 +47,7 @@ async fn write(
     path: &str,
     text: &[u8],
 ) -> Result<(), atoll_model::Error> {
-    let root = Caller::root();
+    let root = RunAs::root();
     let options = WriteOptions::default();
     let mut writer = world
         .runtime
@@ -156,7 +156,7 @@ async fn a_file_of_sixteen_terabytes_is_refused_or_takes_nothing() {
     let disk = atoll_testkit::Cage::disk(scratch.path(), 1 << 30);
     for storage in [Storage::Plain, Storage::Image] {
         let world = open(&data(disk.path()), storage).await;
-        let (root, runtime) = (Caller::root(), &world.runtime);
+        let (root, runtime) = (RunAs::root(), &world.runtime);
         let id = world.create().await;
         let huge = format!("truncate -s {HUGE} ~/huge");
         let made = shell(&world, &id, &huge).await;
@@ -287,7 +287,7 @@ async fn a_template_of_one_program_works_on_an_image_too() {
     write(&world, &id, "/copy", &copy.stdout).await.unwrap();
     world
         .runtime
-        .chmod(&id, &Caller::root(), b"/copy", 0o755)
+        .chmod(&id, &RunAs::root(), b"/copy", 0o755)
         .await
         .unwrap();
     said(&world.exec(&id, ExecSpec::argv(["/copy", "true"])).await);

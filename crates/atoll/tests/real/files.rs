@@ -9,20 +9,20 @@ mod replacing;
 mod tree;
 mod writing;
 
-use atoll_model::{Authority, Caller, Code, Entry, Error, SandboxId, WriteOptions};
+use atoll_model::{Authority, Code, Error, FileEntry, RunAs, SandboxId, WriteOptions};
 
 use crate::world::World;
 
 /// The template's user with its own rights.
-fn user() -> Caller {
-    Caller::default()
+fn user() -> RunAs {
+    RunAs::default()
 }
 
 /// The template's user with root's rights.
-fn owner() -> Caller {
-    Caller {
+fn owner() -> RunAs {
+    RunAs {
         authority: Authority::Root,
-        ..Caller::default()
+        ..RunAs::default()
     }
 }
 
@@ -50,11 +50,11 @@ impl<'a> Files<'a> {
 
     async fn try_write(
         &self,
-        caller: &Caller,
+        caller: &RunAs,
         path: impl AsRef<[u8]>,
         bytes: impl AsRef<[u8]>,
         options: WriteOptions,
-    ) -> Result<Entry, Error> {
+    ) -> Result<FileEntry, Error> {
         let runtime = &self.world.runtime;
         let mut writer = runtime
             .write_file(self.id, caller, path.as_ref(), options)
@@ -66,13 +66,13 @@ impl<'a> Files<'a> {
     }
 
     /// Writes as root.
-    async fn write(&self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> Entry {
+    async fn write(&self, path: impl AsRef<[u8]>, bytes: impl AsRef<[u8]>) -> FileEntry {
         let path = path.as_ref();
-        let written = self.try_write(&Caller::root(), path, bytes, REPLACE).await;
+        let written = self.try_write(&RunAs::root(), path, bytes, REPLACE).await;
         written.unwrap()
     }
 
-    async fn try_read(&self, caller: &Caller, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
+    async fn try_read(&self, caller: &RunAs, path: impl AsRef<[u8]>) -> Result<Vec<u8>, Error> {
         let runtime = &self.world.runtime;
         let reader = runtime.read_file(self.id, caller, path.as_ref()).await?;
         reader.read_to_end(usize::MAX).await
@@ -80,7 +80,7 @@ impl<'a> Files<'a> {
 
     /// Reads as root.
     async fn read(&self, path: impl AsRef<[u8]>) -> Vec<u8> {
-        self.try_read(&Caller::root(), path).await.unwrap()
+        self.try_read(&RunAs::root(), path).await.unwrap()
     }
 
     /// Reads text as root.
@@ -88,8 +88,8 @@ impl<'a> Files<'a> {
         String::from_utf8(self.read(path).await).unwrap()
     }
 
-    async fn try_stat(&self, path: impl AsRef<[u8]>) -> Result<Entry, Error> {
-        let root = Caller::root();
+    async fn try_stat(&self, path: impl AsRef<[u8]>) -> Result<FileEntry, Error> {
+        let root = RunAs::root();
         let stat = self
             .world
             .runtime
@@ -98,7 +98,7 @@ impl<'a> Files<'a> {
     }
 
     /// Describes a path, not what it links to.
-    async fn stat(&self, path: impl AsRef<[u8]>) -> Entry {
+    async fn stat(&self, path: impl AsRef<[u8]>) -> FileEntry {
         self.try_stat(path).await.unwrap()
     }
 
@@ -114,20 +114,20 @@ impl<'a> Files<'a> {
 
     /// The names in a directory.
     async fn names(&self, path: impl AsRef<[u8]>) -> Vec<String> {
-        let root = Caller::root();
+        let root = RunAs::root();
         let listed = self
             .world
             .runtime
             .list_files(self.id, &root, path.as_ref(), 1, 10_000);
         let (entries, truncated) = listed.await.unwrap();
         assert!(!truncated);
-        let name = |entry: Entry| String::from_utf8_lossy(&entry.path).into_owned();
+        let name = |entry: FileEntry| String::from_utf8_lossy(&entry.path).into_owned();
         entries.into_iter().map(name).collect()
     }
 
     /// Makes a directory and those above it as root.
     async fn mkdir(&self, path: impl AsRef<[u8]>) {
-        let root = Caller::root();
+        let root = RunAs::root();
         let made = self
             .world
             .runtime

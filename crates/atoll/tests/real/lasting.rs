@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use atoll_model::{Chunk, Code, SandboxId, SandboxSpec, SandboxState, StopReason, Stream};
+use atoll_model::{Code, OutputChunk, SandboxId, SandboxSpec, SandboxState, StopReason, Stream};
 use atoll_testkit::{STOPS, Scratch, static_layer, wait_for};
 use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
@@ -470,7 +470,7 @@ async fn input_is_taken_once_whoever_writes_it() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    let cat = probe_spec(&["cat"]).open_input().tag("cat");
+    let cat = probe_spec(&["cat"]).piped_stdin().tag("cat");
     let exec = runtime.exec(&id, cat).await.unwrap();
     assert_eq!(exec.control.write_stdin_at(0, b"hello ").unwrap(), 6);
     // Sent again, as after an answer that was lost.
@@ -490,12 +490,12 @@ async fn input_is_taken_once_whoever_writes_it() {
     let mut heard = Vec::new();
     while let Some(chunk) = reader.next().await.unwrap() {
         match chunk {
-            Chunk::Data { stream, bytes, .. } => {
+            OutputChunk::Data { stream, bytes, .. } => {
                 assert_eq!(stream, Stream::Stdout);
                 heard.extend(bytes);
             }
-            Chunk::Exit(status) => assert!(status.success()),
-            Chunk::Gap { .. } => panic!("a gap"),
+            OutputChunk::Exit(status) => assert!(status.success()),
+            OutputChunk::Gap { .. } => panic!("a gap"),
         }
     }
     assert_eq!(heard, b"hello world");
@@ -517,7 +517,7 @@ async fn commands_that_did_not_begin_leave_nothing_with_the_keeper() {
     run(&["true"]).await.unwrap();
     let before = held();
     for _ in 0..50 {
-        let missing = atoll_model::ExecSpec::argv(["/nowhere"]).open_input();
+        let missing = atoll_model::ExecSpec::argv(["/nowhere"]).piped_stdin();
         assert_eq!(
             runtime.exec(&id, missing).await.unwrap_err().code,
             Code::ProgramNotFound

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use atoll_jail::facts::Facts;
 use atoll_jail::plan::Layers;
-use atoll_model::{Caller, Code, SandboxSpec, SandboxState, WriteOptions};
+use atoll_model::{Code, RunAs, SandboxSpec, SandboxState, WriteOptions};
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::instance::{Scope, collect};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
@@ -145,7 +145,7 @@ async fn a_delete_ends_commands_and_file_calls() {
                     .unwrap(),
             );
         }
-        let root = Caller::root();
+        let root = RunAs::root();
         let options = WriteOptions::default();
         let mut writer = world
             .runtime
@@ -332,7 +332,7 @@ async fn a_dead_keeper_is_told_as_the_end_of_its_sandboxes() {
     assert_eq!(error.details["state"], "stopped");
     let read = world
         .runtime
-        .read_file(&id, &Caller::root(), b"/probe")
+        .read_file(&id, &RunAs::root(), b"/probe")
         .await;
     assert_eq!(read.unwrap_err().code, Code::SandboxStopped);
     wait_for("its processes to be gone", DEADLINE, || {

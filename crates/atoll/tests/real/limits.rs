@@ -6,7 +6,7 @@ mod exhausted;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use atoll_model::{Bytes, Caller, Code, Cpus, Error, ExecSpec, HostMount, Limits, SandboxSpec};
+use atoll_model::{Bytes, Code, Cpus, Error, ExecSpec, HostMount, Limits, RunAs, SandboxSpec};
 use atoll_testkit::{Scratch, wait_for};
 use atoll_worker::ExecResult;
 
@@ -264,8 +264,8 @@ async fn refused(world: &World, change: impl FnOnce(&mut SandboxSpec)) -> Error 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_size_out_of_range_is_named_and_nothing_is_made() {
     let world = World::open().await;
-    let least = Limits::LEAST;
-    let most = Limits::MOST;
+    let least = Limits::MIN;
+    let most = Limits::MAX;
     type Change = Box<dyn FnOnce(&mut Limits)>;
     let wrong: [(&str, Change); 9] = [
         ("cpus", Box::new(|limits| limits.cpus = Cpus(0))),
@@ -382,7 +382,7 @@ async fn a_directory_and_a_file_of_the_host_are_shown_read_only() {
         let options = atoll_model::WriteOptions::default();
         let write = world
             .runtime
-            .write_file(&id, &Caller::root(), b"/shown/deep/new", options)
+            .write_file(&id, &RunAs::root(), b"/shown/deep/new", options)
             .await;
         let error = write.unwrap().commit().await.unwrap_err();
         assert_eq!(error.code, Code::PermissionDenied);

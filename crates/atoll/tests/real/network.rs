@@ -8,7 +8,7 @@ mod lasting;
 mod scene;
 mod spoof;
 
-use atoll_model::{Code, Network, Policy, PortEvent, SandboxId, SandboxSpec, Verdict};
+use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, PortEvent, SandboxId, SandboxSpec};
 use atoll_testkit::{attempts, wait_for};
 use tokio::io::AsyncReadExt;
 
@@ -47,8 +47,8 @@ async fn reached(world: &World, id: &SandboxId) -> [bool; 2] {
     [all[0] == "ok", all[1] == "ok"]
 }
 
-fn policy(allow: &[&str], deny: &[&str], default: Verdict) -> Policy {
-    Policy::parse(allow, deny, default).unwrap()
+fn policy(allow: &[&str], deny: &[&str], default: PolicyAction) -> NetworkPolicy {
+    NetworkPolicy::parse(allow, deny, default).unwrap()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn e01_public_addresses_are_reached_and_nothing_of_the_host_or_its_neighbours() 
             ids.push(world.sandbox_spec(kind, internet).await);
         }
         let gateway = {
-            let root = atoll_model::Caller::root();
+            let root = atoll_model::RunAs::root();
             let file = world.runtime.read_file(&ids[0], &root, b"/etc/resolv.conf");
             let text = file.await.unwrap().read_to_end(1000).await.unwrap();
             let text = String::from_utf8(text).unwrap();
@@ -211,7 +211,9 @@ fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
             }
             let nobody = world.runtime.dial(&id, 8080).await.unwrap_err();
             assert_eq!(nobody.code, Code::Conflict);
-            let change = world.runtime.set_network_policy(&id, Policy::default());
+            let change = world
+                .runtime
+                .set_network_policy(&id, NetworkPolicy::default());
             assert_eq!(change.await.unwrap_err().code, Code::InvalidRequest);
             world.runtime.stop(&id).await.unwrap();
             assert_eq!(watch.next().await.unwrap(), None);
@@ -226,7 +228,7 @@ fn without_a_network_there_is_a_loopback_whose_servers_can_be_reached() {
 fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
     Scene::with(async |scene| {
         let world = world().await;
-        let strict = policy(&["1.1.1.1"], &[], Verdict::Deny);
+        let strict = policy(&["1.1.1.1"], &[], PolicyAction::Deny);
         let id = world
             .sandbox_spec(Kind::Static, |spec| {
                 internet(spec);
@@ -238,7 +240,7 @@ fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
         assert_eq!(reached(&world, &free).await, [true, true]);
         world
             .runtime
-            .set_network_policy(&id, Policy::default())
+            .set_network_policy(&id, NetworkPolicy::default())
             .await
             .unwrap();
         let mut streams = Vec::new();
@@ -260,11 +262,11 @@ fn e12_a_policy_is_obeyed_from_the_start_and_a_change_cuts_what_it_forbids() {
         world.runtime.start(&id).await.unwrap();
         assert_eq!(reached(&world, &id).await, [true, false]);
         world.runtime.stop(&id).await.unwrap();
-        let other = policy(&[], &["1.1.1.0/24"], Verdict::Allow);
+        let other = policy(&[], &["1.1.1.0/24"], PolicyAction::Allow);
         world.runtime.set_network_policy(&id, other).await.unwrap();
         world.runtime.start(&id).await.unwrap();
         assert_eq!(reached(&world, &id).await, [false, true]);
-        let inside = policy(&["0.0.0.0/0"], &["1.1.1.1"], Verdict::Deny);
+        let inside = policy(&["0.0.0.0/0"], &["1.1.1.1"], PolicyAction::Deny);
         world.runtime.set_network_policy(&id, inside).await.unwrap();
         let all = tried(&world, &id, &["connect", "10.0.0.1:80", "1.1.1.1:80"]).await;
         assert_eq!(
@@ -296,7 +298,7 @@ fn a_stopped_sandbox_has_no_link_and_a_started_one_has_another() {
         // Paused and resumed it goes on with what it has.
         let id = world.sandbox_spec(Kind::Static, internet).await;
         world.runtime.pause(&id).await.unwrap();
-        let deny = policy(&[], &["9.9.9.9"], Verdict::Allow);
+        let deny = policy(&[], &["9.9.9.9"], PolicyAction::Allow);
         world.runtime.set_network_policy(&id, deny).await.unwrap();
         world.runtime.resume(&id).await.unwrap();
         assert_eq!(reached(&world, &id).await, [true, false]);
@@ -318,7 +320,7 @@ fn what_cannot_be_is_refused_and_leaves_nothing() {
             change(&mut spec);
             world.runtime.create(spec).await.map(|_| ()).unwrap_err()
         };
-        let rules = policy(&["1.1.1.1"], &[], Verdict::Deny);
+        let rules = policy(&["1.1.1.1"], &[], PolicyAction::Deny);
         let pointless = create(&|spec| spec.policy = rules.clone()).await;
         assert_eq!(pointless.code, Code::InvalidRequest);
         let inside = create(&|spec| {

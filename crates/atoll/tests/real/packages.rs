@@ -6,7 +6,7 @@ mod registries;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use atoll_model::{Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
+use atoll_model::{ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{Scratch, make_deb};
 use atoll_worker::ExecResult;
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
@@ -37,9 +37,9 @@ async fn a_package_installs_as_root_and_through_sudo() {
     let world = World::open().await;
     for (user, command) in [("root", "apt-get"), ("user", "sudo apt-get")] {
         let id = world.sandbox(Kind::Base).await;
-        let caller = Caller {
+        let caller = RunAs {
             user: Some(user.into()),
-            ..Caller::default()
+            ..RunAs::default()
         };
         let write =
             world

@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use atoll_model::OrgId;
-use atoll_store::{CommandKind, Page, Store};
+use atoll_model::{CommandKind, OrgId, PageRequest};
+use atoll_store::Store;
 use atoll_testkit::{Recorder, Scratch};
 use serde_json::{Value, json};
 
@@ -210,11 +210,11 @@ async fn is_kept(data: &Path, store: &Store, org: &OrgId, promise: &Promise) -> 
 
 async fn is_in_history(store: &Store, org: &OrgId, id: &str, line: &str) -> bool {
     let row = store.sandbox(org, id).await.unwrap().unwrap();
-    let page = Page {
+    let page = PageRequest {
         limit: 1000,
-        before: None,
+        cursor: None,
     };
-    let all = store.commands(&row.session, CommandKind::Plain, &page);
+    let all = store.commands(&row.session, CommandKind::Command, &page);
     all.await.unwrap().iter().any(|row| row.command == line)
 }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use atoll_model::{
-    Authority, Caller, Code, Error, ExecSpec, SandboxId, SandboxState, TerminalSize, WatchOptions,
+    Authority, Code, Error, ExecSpec, RunAs, SandboxId, SandboxState, TerminalSize, WatchOptions,
     WriteOptions,
 };
 use atoll_testkit::wait_for;
@@ -43,13 +43,13 @@ impl Open {
         Self {
             watch: watch.await.unwrap(),
             terminal: start(probe_spec(&["sleep", "600"]).terminal(size)).await,
-            long: start(probe_spec(&["sleep", "600"]).open_input()).await,
+            long: start(probe_spec(&["sleep", "600"]).piped_stdin()).await,
         }
     }
 }
 
-fn caller(user: &str) -> Caller {
-    Caller {
+fn caller(user: &str) -> RunAs {
+    RunAs {
         user: Some(user.into()),
         authority: Authority::User,
     }
@@ -81,7 +81,9 @@ fn calls(runtime: &LocalRuntime, id: &SandboxId, user: &str, open: Open) -> Vec<
         done.control.kill()?;
     });
     call!("exec with input", |runtime, id, caller| {
-        let spec = probe_spec(&["cat"]).user(caller.user.unwrap()).open_input();
+        let spec = probe_spec(&["cat"])
+            .user(caller.user.unwrap())
+            .piped_stdin();
         runtime.exec(&id, spec).await?.control.kill()?;
     });
     call!("terminal", |runtime, id, caller| {
@@ -265,7 +267,7 @@ async fn every_call_comes_back_from_a_paused_sandbox() {
         asked.extend(calls(runtime, &id, user, open));
     }
     // What is under way while it falls silent.
-    let root = Caller::root();
+    let root = RunAs::root();
     let fast = std::fs::File::open("/dev/zero").unwrap();
     let options = WriteOptions::default();
     let mut sending = runtime
@@ -328,7 +330,7 @@ async fn a_command_that_meets_a_pause_begins_or_is_refused() {
     let world = impatient().await;
     let runtime = &world.runtime;
     let id = world.sandbox(Kind::Static).await;
-    let root = Caller::root();
+    let root = RunAs::root();
     let made = runtime.make_directory(&id, &root, b"/begun", 0o777, true);
     made.await.unwrap();
     let (mut begun, mut refused) = (0, 0);

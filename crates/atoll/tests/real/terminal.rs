@@ -1,6 +1,6 @@
 //! Commands on terminals: size, several clients, and joining late.
 
-use atoll_model::{Chunk, ExecSpec, SandboxId, TerminalSize};
+use atoll_model::{ExecSpec, OutputChunk, SandboxId, TerminalSize};
 use atoll_testkit::{STOPS, until_stop};
 use atoll_worker::{ExecHandle, LocalRuntime, OutputReader, Screen, Size};
 
@@ -30,7 +30,7 @@ async fn until(output: &mut OutputReader, text: &str) -> Vec<u8> {
             .unwrap_or_else(|_| panic!("waited in vain for {text:?}: {heard:?}"))
             .unwrap()
         {
-            Some(Chunk::Data { bytes, .. }) => heard.extend(bytes),
+            Some(OutputChunk::Data { bytes, .. }) => heard.extend(bytes),
             other => panic!(
                 "{other:?} before {text:?}: {:?}",
                 String::from_utf8_lossy(&heard)
@@ -148,7 +148,7 @@ impl Watched {
             let next = tokio::time::timeout(DEADLINE, self.early.next()).await;
             let next = next.unwrap_or_else(|_| panic!("stop {stop}: {:?}", self.seen));
             match next.unwrap() {
-                Some(Chunk::Data { bytes, .. }) => self.seen.extend(bytes),
+                Some(OutputChunk::Data { bytes, .. }) => self.seen.extend(bytes),
                 other => panic!("{other:?} before stop {stop}"),
             }
         }
@@ -177,9 +177,9 @@ async fn rest(bytes: &mut Vec<u8>, output: &mut OutputReader) {
     loop {
         let next = tokio::time::timeout(DEADLINE, output.next()).await;
         match next.unwrap().unwrap().unwrap() {
-            Chunk::Data { bytes: more, .. } => bytes.extend(more),
-            Chunk::Exit(status) => return assert!(status.success(), "{status:?}"),
-            gap @ Chunk::Gap { .. } => panic!("{gap:?}"),
+            OutputChunk::Data { bytes: more, .. } => bytes.extend(more),
+            OutputChunk::Exit(status) => return assert!(status.success(), "{status:?}"),
+            gap @ OutputChunk::Gap { .. } => panic!("{gap:?}"),
         }
     }
 }

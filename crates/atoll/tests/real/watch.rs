@@ -7,7 +7,7 @@ mod storms;
 use std::collections::BTreeMap;
 
 use atoll_model::{
-    Authority, Caller, Code, ExecSpec, SandboxId, WatchEvent, WatchOptions, WriteOptions,
+    Authority, Code, ExecSpec, RunAs, SandboxId, WatchEvent, WatchOptions, WriteOptions,
 };
 use atoll_worker::Watch;
 
@@ -100,14 +100,14 @@ impl Mirror {
 
 /// What is really below a directory.
 async fn real(world: &World, id: &SandboxId, path: &str) -> BTreeMap<Vec<u8>, bool> {
-    let root = Caller::root();
+    let root = RunAs::root();
     let listed = world
         .runtime
         .list_files(id, &root, path.as_bytes(), 99, 1_000_000);
     let (entries, truncated) = listed.await.unwrap();
     assert!(!truncated);
-    let of = |entry: atoll_model::Entry| {
-        let directory = entry.kind == atoll_model::EntryKind::Directory;
+    let of = |entry: atoll_model::FileEntry| {
+        let directory = entry.kind == atoll_model::FileKind::Directory;
         (entry.path, directory)
     };
     entries.into_iter().map(of).collect()
@@ -136,7 +136,7 @@ async fn follow(world: &World, id: &SandboxId, script: &str, told: &mut Watch) -
 }
 
 async fn mkdir(world: &World, id: &SandboxId, path: &str) {
-    let root = Caller::root();
+    let root = RunAs::root();
     let made = world
         .runtime
         .make_directory(id, &root, path.as_bytes(), 0o777, true);
@@ -144,7 +144,7 @@ async fn mkdir(world: &World, id: &SandboxId, path: &str) {
 }
 
 async fn watch(world: &World, id: &SandboxId, path: &str, options: WatchOptions) -> Watch {
-    let root = Caller::root();
+    let root = RunAs::root();
     let watch = world.runtime.watch(id, &root, path.as_bytes(), options);
     watch.await.unwrap()
 }
@@ -176,7 +176,7 @@ async fn each_kind_of_event_is_told() {
         assert_eq!(drained(&mut told).await, ["create d/"]);
         probe(&["chmod", "/w", "700"]).await;
         assert_eq!(drained(&mut told).await, ["chmod "]);
-        let root = Caller::root();
+        let root = RunAs::root();
         for path in ["/w/c", "/w/d"] {
             let gone = world.runtime.remove(id, &root, path.as_bytes(), true);
             gone.await.unwrap();
@@ -199,9 +199,9 @@ async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
     in_both(async |world, id| {
         mkdir(world, id, "/w").await;
         let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
-        let owner = Caller {
+        let owner = RunAs {
             authority: Authority::Root,
-            ..Caller::default()
+            ..RunAs::default()
         };
         let options = WriteOptions {
             in_place: true,
@@ -229,10 +229,10 @@ async fn an_upload_of_a_new_file_is_a_create_and_a_write() {
 async fn what_cannot_be_watched_is_told() {
     in_both(async |world, id| {
         mkdir(world, id, "/w/closed").await;
-        let (runtime, root) = (&world.runtime, Caller::root());
+        let (runtime, root) = (&world.runtime, RunAs::root());
         runtime.chmod(id, &root, b"/w/closed", 0o700).await.unwrap();
         said(&world.probe(id, "root", &["touch", "/w/file"]).await);
-        let user = Caller::default();
+        let user = RunAs::default();
         let code = async |path: &str| {
             let watch = runtime.watch(id, &user, path.as_bytes(), USUAL).await;
             watch.unwrap_err().code
@@ -256,7 +256,7 @@ async fn what_cannot_be_watched_is_told() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_goes_ends_its_watch() {
     in_both(async |world, id| {
-        let root = Caller::root();
+        let root = RunAs::root();
         for moved in [false, true] {
             mkdir(world, id, "/w/below").await;
             let mut told = watch(world, id, "/w", WatchOptions::recursive()).await;
@@ -324,7 +324,7 @@ async fn a_dropped_watch_leaves_nothing() {
 async fn a_sandbox_has_sixty_four_watches_and_places_come_back() {
     let world = World::open().await;
     let id = world.sandbox(Kind::Base).await;
-    let caller = Caller::default();
+    let caller = RunAs::default();
     let watch = || world.runtime.watch(&id, &caller, b"/tmp", USUAL);
     let mut all = Vec::new();
     for _ in 0..64 {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::plan::Plan;
-use atoll_model::{Authority, Caller, ExecSpec, SandboxId, SandboxSpec, WriteOptions};
+use atoll_model::{Authority, ExecSpec, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_testkit::{fnv64, probe, static_layer};
 use atoll_worker::template::{BASE, TemplateInfo, TemplateStore};
 use atoll_worker::{Config, ExecResult, LocalRuntime, PlanOverride};
@@ -112,7 +112,7 @@ impl World {
                 mode: Some(0o755),
                 ..WriteOptions::default()
             };
-            let root = Caller::root();
+            let root = RunAs::root();
             let write = self.runtime.write_file(&id, &root, b"/probe", options);
             let mut writer = write.await.unwrap();
             writer
@@ -152,9 +152,9 @@ pub async fn in_both(check: impl AsyncFn(&World, &SandboxId)) {
     let world = World::open().await;
     for kind in KINDS {
         let id = world.sandbox(kind).await;
-        let owned = Caller {
+        let owned = RunAs {
             authority: Authority::Root,
-            ..Caller::default()
+            ..RunAs::default()
         };
         let home = world.runtime.make_directory(&id, &owned, b"~", 0o755, true);
         home.await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use atoll_model::{Chunk, Code, Error, Sample, Stream};
+use atoll_model::{Code, Error, OutputChunk, Sample, Stream};
 use atoll_worker::LogLine;
 use axum::Json;
 use axum::extract::{Path, State};
@@ -132,7 +132,7 @@ enum Level {
 impl LogEntry {
     /// Ends and gaps are no lines.
     fn from_log(logged: &LogLine) -> Option<Self> {
-        let Chunk::Data { stream, bytes, .. } = &logged.content else {
+        let OutputChunk::Data { stream, bytes, .. } = &logged.content else {
             return None;
         };
         let level = match stream {

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use atoll_core::{Again, NewSandbox, Sleep};
-use atoll_model::{ExpiryAction, Lifetime, Policy, PortAccess, SandboxSpec, Verdict};
+use atoll_core::{NewSandbox, Sleep};
+use atoll_model::{
+    ExpiryAction, Idempotency, Lifetime, NetworkPolicy, PolicyAction, PortAccess, SandboxSpec,
+};
 
 use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
@@ -106,7 +108,7 @@ impl CreateSandbox {
         all
     }
 
-    fn again(&self, headers: &HeaderMap) -> E2bResult<Option<Again>> {
+    fn again(&self, headers: &HeaderMap) -> E2bResult<Option<Idempotency>> {
         let Some(key) = headers.get("idempotency-key") else {
             return Ok(None);
         };
@@ -120,7 +122,7 @@ impl CreateSandbox {
             E2bError::new(StatusCode::BAD_REQUEST, message)
         })?;
         let body = serde_json::to_vec(self).unwrap_or_default();
-        Ok(Some(Again {
+        Ok(Some(Idempotency {
             key: key.to_owned(),
             fingerprint: fingerprint(&body),
         }))
@@ -147,7 +149,7 @@ pub(super) struct Network {
 
 impl Network {
     /// The same for a sandbox that is there.
-    pub(super) fn parse_change(&self) -> E2bResult<(atoll_model::Network, Policy)> {
+    pub(super) fn parse_change(&self) -> E2bResult<(atoll_model::Network, NetworkPolicy)> {
         let given = self.allow_public_traffic.map(|_| Value::Bool(true));
         refuse_if_given(given.as_ref(), "a change of allowPublicTraffic")?;
         self.parse(None)
@@ -157,7 +159,7 @@ impl Network {
     pub(super) fn parse(
         &self,
         internet: Option<bool>,
-    ) -> E2bResult<(atoll_model::Network, Policy)> {
+    ) -> E2bResult<(atoll_model::Network, NetworkPolicy)> {
         for (value, what) in [
             (&self.rules, "network rules by domain"),
             (&self.egress_proxy, "egressProxy"),
@@ -176,15 +178,15 @@ impl Network {
         }
         let internet = self.allow_internet_access.or(internet).unwrap_or(true);
         let default = if internet {
-            Verdict::Allow
+            PolicyAction::Allow
         } else {
-            Verdict::Deny
+            PolicyAction::Deny
         };
         // Nothing to reach is no network at all; it can be given one later.
         if !internet && self.allow_out.is_empty() && self.deny_out.is_empty() {
-            return Ok((atoll_model::Network::None, Policy::default()));
+            return Ok((atoll_model::Network::None, NetworkPolicy::default()));
         }
-        let policy = Policy::parse(&self.allow_out, &self.deny_out, default)?;
+        let policy = NetworkPolicy::parse(&self.allow_out, &self.deny_out, default)?;
         Ok((atoll_model::Network::Internet, policy))
     }
 }

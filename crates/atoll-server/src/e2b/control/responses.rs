@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 use atoll_core::{Door, SandboxView};
-use atoll_model::{ExpiryAction, Network, PortAccess, SandboxState, Verdict};
+use atoll_model::{ExpiryAction, Network, PolicyAction, PortAccess, SandboxState};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use serde::Serialize;
@@ -162,10 +162,10 @@ impl SandboxDetail {
             ExpiryAction::Destroy => "kill",
             ExpiryAction::Stop | ExpiryAction::Pause => "pause",
         };
-        let rules = |rules: &[atoll_model::Rule]| -> Vec<String> {
+        let rules = |rules: &[atoll_model::NetworkRule]| -> Vec<String> {
             rules.iter().map(ToString::to_string).collect()
         };
-        let closed = row.network == Network::None || row.policy.default == Verdict::Deny;
+        let closed = row.network == Network::None || row.policy.default == PolicyAction::Deny;
         Self {
             summary: view.into(),
             envd_access_token: app.core.token(&row.id, Door::Agent),

@@ -4,7 +4,7 @@ mod entry;
 mod watch;
 
 use atoll_core::Doorstep;
-use atoll_model::{Caller, Code, Error};
+use atoll_model::{Code, Error, RunAs};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::routing::post;
@@ -76,7 +76,7 @@ impl FileTarget {
 }
 
 /// A refusal in the words that E2B's clients and their users know.
-fn to_e2b_error(error: Error, run_as: &Caller) -> ConnectError {
+fn to_e2b_error(error: Error, run_as: &RunAs) -> ConnectError {
     let errno = error.details.get("errno");
     match error.code {
         Code::UnknownUser => ConnectError::new("unauthenticated", invalid_username(run_as)),

@@ -135,7 +135,7 @@ impl Start {
         if let Some(pty) = &self.pty {
             spec = spec.terminal(pty.size.of_terminal());
         } else if self.stdin != Some(false) {
-            spec = spec.open_input();
+            spec = spec.piped_stdin();
         }
         spec
     }

@@ -1,21 +1,21 @@
 //! Where E2B's file calls work and as whom: with root's rights, whoever asks; what is made belongs to the user.
 
 use atoll_core::{Doorstep, Use};
-use atoll_model::{Authority, Caller, EntryKind, Error, SandboxId};
+use atoll_model::{Authority, Error, FileKind, RunAs, SandboxId};
 use atoll_worker::LocalRuntime;
 
 /// A sandbox, and as whom somebody works on its files.
 #[derive(Debug)]
 pub(super) struct FileTarget {
     pub(super) access: Use,
-    pub(super) run_as: Caller,
+    pub(super) run_as: RunAs,
 }
 
 impl FileTarget {
     /// As the user of this name, or the template's.
     pub(super) async fn enter(sandbox: &Doorstep, user: Option<String>) -> Result<Self, Error> {
         let access = sandbox.enter().await?;
-        let run_as = Caller {
+        let run_as = RunAs {
             user: user.filter(|user| !user.is_empty()),
             authority: Authority::Root,
         };
@@ -36,12 +36,12 @@ impl FileTarget {
         let found = found.stat(self.id(), &self.run_as, path.as_bytes(), true);
         found
             .await
-            .is_ok_and(|found| found.kind == EntryKind::Directory)
+            .is_ok_and(|found| found.kind == FileKind::Directory)
     }
 }
 
 /// A user who is not there, in the words that E2B's clients and their users know.
-pub(super) fn invalid_username(run_as: &Caller) -> String {
+pub(super) fn invalid_username(run_as: &RunAs) -> String {
     let user = run_as.user.as_deref().unwrap_or_default();
     format!("invalid username: '{user}'")
 }

@@ -1,6 +1,6 @@
 //! Files and directories as tar archives.
 
-use atoll_model::{Code, Error, Unpacked};
+use atoll_model::{Code, Error, UnpackSummary};
 use axum::Json;
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
@@ -56,16 +56,19 @@ struct SkippedEntry {
     why: String,
 }
 
-impl From<Unpacked> for UnpackSummaryView {
-    fn from(unpacked: Unpacked) -> Self {
-        let told = unpacked.told.into_iter().map(|(name, why)| SkippedEntry {
-            name: String::from_utf8_lossy(&name).into_owned(),
-            why,
-        });
+impl From<UnpackSummary> for UnpackSummaryView {
+    fn from(unpacked: UnpackSummary) -> Self {
+        let told = unpacked
+            .skipped_entries
+            .into_iter()
+            .map(|(name, why)| SkippedEntry {
+                name: String::from_utf8_lossy(&name).into_owned(),
+                why,
+            });
         Self {
             entries: unpacked.entries,
             bytes: unpacked.bytes,
-            skipped: unpacked.left_out,
+            skipped: unpacked.skipped,
             skipped_entries: told.collect(),
         }
     }

@@ -1,6 +1,6 @@
 //! Looking for files.
 
-use atoll_model::{Error, Found, Search};
+use atoll_model::{Error, SearchHit};
 use axum::Json;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -45,8 +45,8 @@ struct FoundFile {
     text: Option<String>,
 }
 
-impl From<Found> for FoundFile {
-    fn from(found: Found) -> Self {
+impl From<SearchHit> for FoundFile {
+    fn from(found: SearchHit) -> Self {
         let (line, text) = found.line.unzip();
         Self {
             entry: found.entry.into(),
@@ -76,7 +76,7 @@ pub(super) async fn search(
         let message = "nothing is looked for";
         return Err(Error::invalid("query", message, "give query, content or both").into());
     }
-    let wanted = Search {
+    let wanted = atoll_model::SearchQuery {
         name: query.query.into(),
         text: query.content.into(),
         limit: checked_limit(query.limit, DEFAULT_LIMIT, MAX_LIMIT)?,

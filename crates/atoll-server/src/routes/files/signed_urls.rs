@@ -1,7 +1,7 @@
 //! Signed links: one file, one way, until a time, without a key.
 
 use atoll_core::{Act, Doorstep, Link};
-use atoll_model::{Caller as FileCaller, SandboxId, WriteOptions};
+use atoll_model::{RunAs, SandboxId, WriteOptions};
 use axum::body::Body as RawBody;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -102,7 +102,7 @@ fn create_signed_url(
     JsonBody(request): JsonBody<CreateSignedUrl>,
 ) -> ApiResult<Json<SignedUrlView>> {
     require_path("path", &request.path)?;
-    let run_as = FileCaller {
+    let run_as = RunAs {
         user: request.user.clone(),
         authority: request.authority.into(),
     };
@@ -143,7 +143,7 @@ pub(crate) fn is_signed_url(sandbox: &Doorstep, query: &str) -> bool {
         act: Act::Download,
         sandbox: sandbox.id().clone(),
         path: params.path,
-        who: FileCaller {
+        who: RunAs {
             user: params.user,
             authority: params.authority.into(),
         },
@@ -165,7 +165,7 @@ async fn open_signed_url(
 ) -> ApiResult<(FileTarget, String)> {
     // A name that is no id is in no link that was ever signed.
     let sandbox: SandboxId = id.parse().unwrap_or_else(|_| SandboxId::random());
-    let run_as = FileCaller {
+    let run_as = RunAs {
         user: signed.user,
         authority: signed.authority.into(),
     };

@@ -1,7 +1,7 @@
 //! In which sandbox a file call works, and as whom: found out once, before what the call is about.
 
 use atoll_core::Use;
-use atoll_model::{Authority, Caller as FileCaller, SandboxId, Scope};
+use atoll_model::{Authority, RunAs, SandboxId, Scope};
 use atoll_worker::LocalRuntime;
 use axum::extract::FromRequestParts;
 use axum::http::Method;
@@ -50,7 +50,7 @@ pub(super) struct RunAsQuery {
 #[derive(Debug)]
 pub(super) struct FileTarget {
     pub(super) access: Use,
-    pub(super) run_as: FileCaller,
+    pub(super) run_as: RunAs,
 }
 
 impl FileTarget {
@@ -90,7 +90,7 @@ impl FromRequestParts<AppState> for FileTarget {
         };
         let access = app.core.enter(&caller, &id, scope).await?;
         let authority = authority.into();
-        let run_as = FileCaller { user, authority };
+        let run_as = RunAs { user, authority };
         Ok(Self { access, run_as })
     }
 }

@@ -1,6 +1,6 @@
 //! What is there: one entry, or all below a directory; and taking it away.
 
-use atoll_model::{Entry, EntryKind};
+use atoll_model::{FileEntry, FileKind};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
@@ -48,8 +48,8 @@ pub(super) struct EntryView {
     target: Option<String>,
 }
 
-impl From<Entry> for EntryView {
-    fn from(entry: Entry) -> Self {
+impl From<FileEntry> for EntryView {
+    fn from(entry: FileEntry) -> Self {
         let path = String::from_utf8_lossy(&entry.path).into_owned();
         let seconds = jiff::Timestamp::from_nanosecond(i128::from(entry.modified));
         Self {
@@ -59,12 +59,12 @@ impl From<Entry> for EntryView {
                 .unwrap_or("/")
                 .to_owned(),
             kind: match entry.kind {
-                EntryKind::File => "file",
-                EntryKind::Directory => "directory",
-                EntryKind::Link => "link",
-                EntryKind::Other => "other",
+                FileKind::File => "file",
+                FileKind::Directory => "directory",
+                FileKind::Link => "link",
+                FileKind::Other => "other",
             },
-            is_dir: entry.kind == EntryKind::Directory,
+            is_dir: entry.kind == FileKind::Directory,
             size: entry.size,
             mode: format!("{:04o}", entry.mode & 0o7777),
             uid: entry.uid,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use atoll_core::{SandboxChange, SandboxRow, SandboxView};
-use atoll_model::{Error, ExpiryAction, Lifetime, Network, Rule, Verdict};
+use atoll_model::{Error, ExpiryAction, Lifetime, Network, NetworkRule, PolicyAction};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ pub(super) struct NetworkRules {
     #[serde(default)]
     deny: Vec<String>,
     /// What happens to addresses that no rule names; `deny` if there are only rules in `allow`, else `allow`.
-    default: Option<Verdict>,
+    default: Option<PolicyAction>,
 }
 
 /// The network of a sandbox and its rules, in the form that sets them.
@@ -118,12 +118,12 @@ pub(super) struct SandboxNetwork {
     network: Network,
     /// Addresses or blocks that the sandbox may reach, each with an optional `:port`.
     #[schema(value_type = Vec<String>)]
-    allow: Vec<Rule>,
+    allow: Vec<NetworkRule>,
     /// Addresses or blocks that the sandbox may not reach, except those in `allow`.
     #[schema(value_type = Vec<String>)]
-    deny: Vec<Rule>,
+    deny: Vec<NetworkRule>,
     /// What happens to addresses that no rule names.
-    default: Verdict,
+    default: PolicyAction,
 }
 
 impl From<SandboxView> for SandboxNetwork {

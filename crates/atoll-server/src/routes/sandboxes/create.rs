@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use atoll_core::NewSandbox;
 use atoll_model::{
-    Bytes, Cpus, Error, ExpiryAction, Lifetime, Limits, Network, Policy, PortAccess, SandboxSpec,
-    Verdict,
+    Bytes, Cpus, Error, ExpiryAction, Lifetime, Limits, Network, NetworkPolicy, PolicyAction,
+    PortAccess, SandboxSpec,
 };
 use axum::extract::State;
 use serde::Deserialize;
@@ -220,12 +220,12 @@ pub(super) fn rename_error_fields(mut error: Error) -> Error {
     error
 }
 
-pub(super) fn parse_policy(allow: &[String], deny: &[String]) -> Result<Policy, Error> {
+pub(super) fn parse_policy(allow: &[String], deny: &[String]) -> Result<NetworkPolicy, Error> {
     // Who names only what passes means that nothing else does.
     let default = if deny.is_empty() && !allow.is_empty() {
-        Verdict::Deny
+        PolicyAction::Deny
     } else {
-        Verdict::Allow
+        PolicyAction::Allow
     };
-    Policy::parse(allow, deny, default)
+    NetworkPolicy::parse(allow, deny, default)
 }

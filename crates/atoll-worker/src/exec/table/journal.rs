@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use atoll_store::{CommandRow, Journal};
+use atoll_model::CommandRow;
+use atoll_store::Journal;
 
 use super::super::ExecState;
 use super::ExecTable;
@@ -72,7 +73,7 @@ impl ExecTable {
     pub(crate) fn count_synced(&self, rows: usize) -> bool {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         let before = self.synced_rows.fetch_add(rows, Ordering::Relaxed);
-        let prune = before.saturating_add(rows) >= Journal::KEPT;
+        let prune = before.saturating_add(rows) >= Journal::ROWS_KEPT;
         if prune {
             self.synced_rows.store(0, Ordering::Relaxed);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, MutexGuard};
 
-use atoll_model::{Again, Code, Error, ExecSpec};
+use atoll_model::{Code, Error, ExecSpec, Idempotency};
 
 use super::super::ExecState;
 use super::{ExecTable, Inner, MAX_SPEC_BYTES};
@@ -65,7 +65,7 @@ impl ExecTable {
 
     /// `None` while a command with the same idempotency key is being started.
     fn try_reserve(&self, spec: &ExecSpec) -> Result<Option<Reservation<'_>>, Error> {
-        let Some(again) = &spec.again else {
+        let Some(again) = &spec.idempotency else {
             return self.reserve_new(self.inner(), spec).map(Some);
         };
         let inner = self.load_complete();
@@ -85,7 +85,7 @@ impl ExecTable {
         spec: &ExecSpec,
     ) -> Result<Reservation<'_>, Error> {
         let terminals = usize::from(spec.terminal.is_some());
-        let spec_bytes = spec.weight();
+        let spec_bytes = spec.memory_estimate();
         let mut busy = inner.reserved;
         busy.spec_bytes += spec_bytes;
         for number in &inner.open {
@@ -106,7 +106,7 @@ impl ExecTable {
             inner.reserved.commands += 1;
             inner.reserved.terminals += terminals;
             inner.reserved.spec_bytes += spec_bytes;
-            let key = spec.again.as_ref().map(|again| again.key.clone());
+            let key = spec.idempotency.as_ref().map(|again| again.key.clone());
             inner.reserved_keys.extend(key.clone());
             return Ok(Reservation::New(ExecReservation {
                 table: self,
@@ -122,11 +122,11 @@ impl ExecTable {
 
 impl Inner {
     /// The command that was started with this key; an error if its request was a different one.
-    fn find_idempotent(&self, again: &Again) -> Result<Option<Arc<ExecState>>, Error> {
+    fn find_idempotent(&self, again: &Idempotency) -> Result<Option<Arc<ExecState>>, Error> {
         for exec in self.all.values().rev() {
-            match &exec.spec.again {
+            match &exec.spec.idempotency {
                 Some(known) if known == again => return Ok(Some(Arc::clone(exec))),
-                Some(known) if known.key == again.key => return Err(Again::mismatch()),
+                Some(known) if known.key == again.key => return Err(Idempotency::mismatch_error()),
                 _ => {}
             }
         }

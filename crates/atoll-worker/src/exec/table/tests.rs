@@ -1,7 +1,6 @@
 //! What a table keeps, forgets and asks for.
 
-use atoll_model::{ExecStatus, SandboxId};
-use atoll_store::CommandRow;
+use atoll_model::{CommandRow, ExecStatus, SandboxId};
 
 use super::eviction::{FLUSH_THRESHOLD, MAX_ENDED, MAX_UNJOURNALED};
 use super::*;

@@ -3,7 +3,7 @@
 
 use std::net::Ipv4Addr;
 
-use atoll_model::{EgressException, is_closed};
+use atoll_model::{EgressException, is_blocked_except};
 
 const HEADER: usize = 12;
 const A: u16 = 1;
@@ -168,7 +168,7 @@ fn has_blocked_address(
         let length = usize::from(read_u16(bytes, fixed + 8)?);
         let data = bytes.get(fixed + 10..fixed + 10 + length)?;
         blocked |= match (kind, data) {
-            (A, &[a, b, c, d]) => is_closed(Ipv4Addr::new(a, b, c, d), exceptions),
+            (A, &[a, b, c, d]) => is_blocked_except(Ipv4Addr::new(a, b, c, d), exceptions),
             // Everything but global unicast (2000::/3).
             (AAAA, &[first, ..]) => first & 0xe0 != 0x20,
             (A | AAAA, _) => return None,

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 
-use atoll_model::SANDBOXES;
+use atoll_model::SANDBOX_RANGE;
 
 use super::transaction::{
     GETTABLE, INET, ITEM, RULE_CHAIN, RULE_EXPRESSIONS, TABLE, VALUE, header, message_type,
@@ -49,7 +49,7 @@ fn owner(chain: &str) -> Option<Ipv4Addr> {
         .strip_prefix("out_")
         .or_else(|| chain.strip_prefix("in_"))?;
     let number: u32 = number.parse().ok()?;
-    let first = SANDBOXES.first().to_bits();
+    let first = SANDBOX_RANGE.first().to_bits();
     Some(Ipv4Addr::from_bits(first.checked_add(number)?))
 }
 
@@ -66,7 +66,7 @@ fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
     let addresses = values
         .into_iter()
         .filter_map(|value| <[u8; 4]>::try_from(value).ok().map(Ipv4Addr::from));
-    addresses.filter(|address| SANDBOXES.contains(*address))
+    addresses.filter(|address| SANDBOX_RANGE.contains(*address))
 }
 
 /// The value of a string attribute.

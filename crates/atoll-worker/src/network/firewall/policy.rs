@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Policy, Rule, Verdict};
+use atoll_model::{NetworkPolicy, NetworkRule, PolicyAction};
 
 /// Ranges of remote addresses and ports, both inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +36,13 @@ pub(in crate::network) struct Compiled {
 
 impl Compiled {
     /// Compiles a policy.
-    pub(in crate::network) fn new(policy: &Policy) -> Self {
-        if policy.is_open() {
+    pub(in crate::network) fn new(policy: &NetworkPolicy) -> Self {
+        if policy.allows_all() {
             return Self::default();
         }
         let everything = match policy.default {
-            Verdict::Deny => vec![(0, u32::MAX)],
-            Verdict::Allow => Vec::new(),
+            PolicyAction::Deny => vec![(0, u32::MAX)],
+            PolicyAction::Allow => Vec::new(),
         };
         Self {
             allow: ranges(&policy.allow, Vec::new()),
@@ -58,9 +58,9 @@ impl Compiled {
 
 /// Elements of a set. The kernel rejects overlapping ones, so ranges for all ports are merged, and
 /// cut out of the ranges for single ports.
-fn ranges(rules: &[Rule], mut whole: Vec<(u32, u32)>) -> Vec<AddressPortRange> {
+fn ranges(rules: &[NetworkRule], mut whole: Vec<(u32, u32)>) -> Vec<AddressPortRange> {
     let mut by_port: BTreeMap<u16, Vec<(u32, u32)>> = BTreeMap::new();
-    for Rule { to, port } in rules {
+    for NetworkRule { to, port } in rules {
         let range = (to.first().to_bits(), to.last().to_bits());
         match port {
             Some(port) => by_port.entry(*port).or_default().push(range),
@@ -118,8 +118,8 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
-    fn check(allow: &[&str], deny: &[&str], default: Verdict) -> Vec<String> {
-        let policy = Policy::parse(allow, deny, default).expect("a policy");
+    fn check(allow: &[&str], deny: &[&str], default: PolicyAction) -> Vec<String> {
+        let policy = NetworkPolicy::parse(allow, deny, default).expect("a policy");
         let Compiled { allow, deny } = Compiled::new(&policy);
         let show = |name: &str, ranges: Vec<AddressPortRange>| {
             let lines = ranges.into_iter().map(|area| {
@@ -135,8 +135,8 @@ mod tests {
 
     #[test]
     fn what_forbids_nothing_needs_nothing() {
-        assert!(check(&[], &[], Verdict::Allow).is_empty());
-        assert!(check(&["1.1.1.1"], &[], Verdict::Allow).is_empty());
+        assert!(check(&[], &[], PolicyAction::Allow).is_empty());
+        assert!(check(&["1.1.1.1"], &[], PolicyAction::Allow).is_empty());
     }
 
     #[test]
@@ -152,7 +152,7 @@ mod tests {
                 "1.1.0.0/16:443",
             ],
             &["2.0.0.0/8", "2.2.2.2", "2.2.2.2:1", "0.0.0.0/0:25"],
-            Verdict::Allow,
+            PolicyAction::Allow,
         );
         let expected = [
             "allow 1.1.1.0-1.1.2.255 0-65535",
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn denying_by_default_denies_everything_else() {
-        let shown = check(&["1.1.1.1"], &["2.2.2.2", "3.3.3.3:1"], Verdict::Deny);
+        let shown = check(&["1.1.1.1"], &["2.2.2.2", "3.3.3.3:1"], PolicyAction::Deny);
         let expected = [
             "allow 1.1.1.1-1.1.1.1 0-65535",
             "deny 0.0.0.0-255.255.255.255 0-65535",

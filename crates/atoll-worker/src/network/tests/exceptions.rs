@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use atoll_jail::netns;
 use atoll_model::EgressException;
-use atoll_model::Policy;
-use atoll_model::Verdict::{Allow, Deny};
+use atoll_model::NetworkPolicy;
+use atoll_model::PolicyAction::{Allow, Deny};
 use atoll_testkit::wait_for;
 
 use super::world::{
@@ -163,7 +163,7 @@ fn a_policy_still_decides_about_what_an_exception_opens() {
                 .expect_err("no exception has it");
         }
         let names = |rule: &str| {
-            let policy = Policy::parse(&[rule], &[""; 0], Deny).expect(rule);
+            let policy = NetworkPolicy::parse(&[rule], &[""; 0], Deny).expect(rule);
             network.check(&policy)
         };
         names("10.0.0.1:80").expect("it can be reached");
@@ -189,7 +189,7 @@ fn exceptions_come_back_with_the_rules_and_end_with_the_server_that_had_them() {
         let held = before.claims().try_clone_to_owned().expect("a copy");
         before.detach().await.expect("leave");
         let next = Network::new("aaaa", world.config(), Some(held)).expect("a network");
-        let links = next.resume(gateway, &[(address, Policy::default())]);
+        let links = next.resume(gateway, &[(address, NetworkPolicy::default())]);
         assert!(links.expect("links")[0].is_some());
         sandbox.reach("10.0.0.1").expect_err("private again");
         assert!(echo(&stream).is_err(), "what was established is cut");

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use atoll_jail::netns;
-use atoll_model::{Policy, Verdict};
+use atoll_model::{NetworkPolicy, PolicyAction};
 use atoll_testkit::run;
 
 use crate::network::{Config, Link, Network, Resolvers};
@@ -128,7 +128,9 @@ impl TestSandbox {
             serve(&format!("0.0.0.0:{WEB_PORT}"));
         })
         .expect("inside");
-        let link = network.attach(copy(&namespace), Policy::default()).await;
+        let link = network
+            .attach(copy(&namespace), NetworkPolicy::default())
+            .await;
         Self {
             namespace,
             link: link.expect("a link"),
@@ -146,8 +148,8 @@ impl TestSandbox {
     }
 
     /// Changes its policy.
-    pub(super) async fn set_policy(&self, allow: &[&str], deny: &[&str], default: Verdict) {
-        let policy = Policy::parse(allow, deny, default).expect("a policy");
+    pub(super) async fn set_policy(&self, allow: &[&str], deny: &[&str], default: PolicyAction) {
+        let policy = NetworkPolicy::parse(allow, deny, default).expect("a policy");
         self.link.set_policy(policy).await.expect("a change");
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use atoll_model::{Code, Error};
-use atoll_store::{Counts, Found, Identity};
+use atoll_store::{Counts, DatabaseFile, Identity};
 use atoll_worker::instance::DataLock;
 use clap::Args;
 
@@ -105,8 +105,8 @@ fn identity(backup: &Path) -> Result<Identity, Error> {
         })
     });
     match found? {
-        Found::Database(identity) => Ok(identity),
-        Found::Missing | Found::Empty => {
+        DatabaseFile::Database(identity) => Ok(identity),
+        DatabaseFile::Missing | DatabaseFile::Empty => {
             let message = format!("{} is no backup: it has no database", backup.display());
             Err(Error::new(Code::NotFound, message)
                 .remedy("name a directory that atoll backup has made"))

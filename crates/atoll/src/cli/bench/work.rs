@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use atoll_model::{Caller, Code, Error, ExecSpec, HostMount, SandboxId, SandboxSpec, WriteOptions};
+use atoll_model::{Code, Error, ExecSpec, HostMount, RunAs, SandboxId, SandboxSpec, WriteOptions};
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, Storage};
 
 use super::{Row, Samples, failed, progress};
@@ -317,7 +317,7 @@ pub(super) async fn transfer(config: &Config) -> Result<Vec<Row>, Error> {
     let mut filler = Filler::new(&place.directory);
     let (mut copy, mut there, mut back) =
         (Samples::default(), Samples::default(), Samples::default());
-    let caller = Caller::default();
+    let caller = RunAs::default();
     let open = |path: &Path| File::open(path).map_err(|error| failed("open the file", &error));
     for _ in 0..3 {
         // A sandbox each time: what was written before must not slow down what comes after.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use atoll_model::{Chunk, Code, Error, ExecStatus, TerminalSize};
+use atoll_model::{Code, Error, ExecStatus, OutputChunk, TerminalSize};
 use atoll_worker::{ExecHandle, OutputReader};
 use rustix::termios::{
     LocalModes, OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr,
@@ -81,7 +81,7 @@ pub(super) async fn show(
     loop {
         tokio::select! {
             chunk = output.next() => match chunk? {
-                Some(Chunk::Data { bytes, .. }) => {
+                Some(OutputChunk::Data { bytes, .. }) => {
                     let written = async {
                         screen.write_all(&bytes).await?;
                         screen.flush().await
@@ -90,8 +90,8 @@ pub(super) async fn show(
                         return Ok(None);
                     }
                 }
-                Some(Chunk::Gap { .. }) => {}
-                Some(Chunk::Exit(status)) => return Ok(Some(status)),
+                Some(OutputChunk::Gap { .. }) => {}
+                Some(OutputChunk::Exit(status)) => return Ok(Some(status)),
                 None => return Ok(Some(control.wait().await)),
             },
             _ = resized.recv() => control.resize(current(std::io::stdout().as_fd()))?,

@@ -7,7 +7,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 
-use atoll_model::{Caller, Code, Entry, EntryKind, Error, SandboxId, WriteOptions};
+use atoll_model::{Code, Error, FileEntry, FileKind, RunAs, SandboxId, WriteOptions};
 use atoll_worker::LocalRuntime;
 
 use crate::cli::note;
@@ -51,7 +51,7 @@ impl Transfer {
         &self,
         runtime: &LocalRuntime,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
     ) -> Result<(), Error> {
         let source = Path::new(&self.source);
         let found = fs::metadata(source).map_err(|error| unreadable("upload", source, &error))?;
@@ -60,7 +60,7 @@ impl Transfer {
             .stat(id, caller, target.as_os_str().as_bytes(), true)
             .await;
         let into = self.target.ends_with('/')
-            || there.is_ok_and(|entry| entry.kind == EntryKind::Directory);
+            || there.is_ok_and(|entry| entry.kind == FileKind::Directory);
         if into
             && let Some(name) = source
                 .canonicalize()
@@ -129,7 +129,7 @@ impl Transfer {
         &self,
         runtime: &LocalRuntime,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
     ) -> Result<(), Error> {
         let source = self.source.as_bytes();
         let top = runtime.stat(id, caller, source, true).await?;
@@ -140,8 +140,8 @@ impl Transfer {
             target.push(name);
         }
         match top.kind {
-            EntryKind::File => save(runtime, id, caller, source, &target, top.mode).await,
-            EntryKind::Directory => self.download_tree(runtime, id, caller, &target).await,
+            FileKind::File => save(runtime, id, caller, source, &target, top.mode).await,
+            FileKind::Directory => self.download_tree(runtime, id, caller, &target).await,
             _ => Err(Error::new(
                 Code::NotAFile,
                 format!("{:?} is neither a file nor a directory", self.source),
@@ -153,7 +153,7 @@ impl Transfer {
         &self,
         runtime: &LocalRuntime,
         id: &SandboxId,
-        caller: &Caller,
+        caller: &RunAs,
         target: &Path,
     ) -> Result<(), Error> {
         let source = self.source.as_bytes();
@@ -167,7 +167,7 @@ impl Transfer {
         }
         make_directory(target)?;
         let mut skipped = 0;
-        for Entry {
+        for FileEntry {
             path, kind, mode, ..
         } in entries
         {
@@ -178,12 +178,12 @@ impl Transfer {
                 ));
             };
             match kind {
-                EntryKind::Directory => make_directory(&target.join(below))?,
-                EntryKind::File => {
+                FileKind::Directory => make_directory(&target.join(below))?,
+                FileKind::File => {
                     let inside = [source, b"/", &path].concat();
                     save(runtime, id, caller, &inside, &target.join(below), mode).await?;
                 }
-                EntryKind::Link | EntryKind::Other => skipped += 1,
+                FileKind::Link | FileKind::Other => skipped += 1,
             }
         }
         if skipped > 0 {
@@ -230,7 +230,7 @@ fn make_directory(path: &Path) -> Result<(), Error> {
 async fn save(
     runtime: &LocalRuntime,
     id: &SandboxId,
-    caller: &Caller,
+    caller: &RunAs,
     inside: &[u8],
     target: &Path,
     mode: u32,

@@ -1,7 +1,7 @@
 //! `atoll sandbox network`: what a sandbox is connected to, and what it may reach.
 
 use atoll_client::Request;
-use atoll_model::{Error, Network, Rule};
+use atoll_model::{Error, Network, NetworkRule};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -25,10 +25,10 @@ pub(crate) struct Rules {
     net: Option<Network>,
     /// Let it reach these addresses. Without --deny, nothing else.
     #[arg(long, value_name = "RULE")]
-    allow: Vec<Rule>,
+    allow: Vec<NetworkRule>,
     /// Refuse it these addresses, but for what --allow names.
     #[arg(long, value_name = "RULE")]
-    deny: Vec<Rule>,
+    deny: Vec<NetworkRule>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -60,7 +60,9 @@ impl Rules {
         if self.net.is_none() && self.allow.is_empty() && self.deny.is_empty() {
             return None;
         }
-        let rules = |rules: &[Rule]| -> Vec<String> { rules.iter().map(Rule::to_string).collect() };
+        let rules = |rules: &[NetworkRule]| -> Vec<String> {
+            rules.iter().map(NetworkRule::to_string).collect()
+        };
         let mut asked = json!({ "allow": rules(&self.allow), "deny": rules(&self.deny) });
         if let Some(net) = self.net {
             asked["network"] = json!(net.to_string());

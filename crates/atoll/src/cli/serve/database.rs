@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use atoll_model::{Code, Error, InstanceId};
-use atoll_store::{Found, inspect};
+use atoll_store::{DatabaseFile, inspect};
 use atoll_worker::instance::count_recorded;
 
 /// The database, in a data directory.
@@ -28,7 +28,7 @@ pub(crate) fn instance_of(data: &Path) -> Option<InstanceId> {
 
 /// Refuses a database that is damaged or newer, and one that is missing, empty or another instance's although the data
 /// directory has been used. Changes nothing.
-pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<Found, Error> {
+pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<DatabaseFile, Error> {
     let path = data.join(DATABASE);
     let found = inspect(&path).await;
     let found = found.map_err(|error| unusable(data, &error))?;
@@ -41,9 +41,9 @@ pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<Found, Error>
         _ => Err(lost(&path, state, sandboxes)),
     };
     match &found {
-        Found::Missing => lost("missing")?,
-        Found::Empty => lost("empty")?,
-        Found::Database(identity) => {
+        DatabaseFile::Missing => lost("missing")?,
+        DatabaseFile::Empty => lost("empty")?,
+        DatabaseFile::Database(identity) => {
             if let (Some(ours), Some(theirs)) = (&recorded, &identity.instance)
                 && ours != theirs
             {
@@ -98,11 +98,11 @@ pub(crate) fn unusable(data: &Path, error: &atoll_store::Error) -> Error {
                 restore(&path)
             ),
         ),
-        error if error.is_full() => (
+        error if error.is_disk_full() => (
             Code::DiskFull,
             "make room on the disk of the data directory".into(),
         ),
-        error if error.is_damage() || matches!(error, atoll_store::Error::NotAFile) => (
+        error if error.is_corrupt() || matches!(error, atoll_store::Error::NotAFile) => (
             Code::Internal,
             format!(
                 "{}; without a backup, move {DATABASE}, {DATABASE}-wal and {DATABASE}-shm away and start once with \

@@ -245,9 +245,9 @@ impl Settings {
             cors_origin: Some(Vec::new()),
             on_exit: Some(OnExit::Keep),
             stopped_retention: Some(Time(Duration::from_hours(30 * 24))),
-            max_cpus: NonZeroU32::new(Limits::MOST.cpus.0 / 1000),
-            max_memory: Some(Size(Limits::MOST.memory)),
-            max_disk: Some(Size(Limits::MOST.disk)),
+            max_cpus: NonZeroU32::new(Limits::MAX.cpus.0 / 1000),
+            max_memory: Some(Size(Limits::MAX.memory)),
+            max_disk: Some(Size(Limits::MAX.disk)),
             egress_allow: Some(Vec::new()),
             ca_file: Some(Vec::new()),
             max_connections: NonZeroU32::new(10_000),
@@ -327,12 +327,12 @@ fn ceilings(
     disk: Option<Size>,
 ) -> Result<Limits, Error> {
     let most = Limits {
-        cpus: cpus.map_or(Limits::MOST.cpus, |cpus| {
+        cpus: cpus.map_or(Limits::MAX.cpus, |cpus| {
             Cpus(cpus.get().saturating_mul(1000))
         }),
-        memory: memory.map_or(Limits::MOST.memory, |size| size.0),
-        disk: disk.map_or(Limits::MOST.disk, |size| size.0),
-        pids: Limits::MOST.pids,
+        memory: memory.map_or(Limits::MAX.memory, |size| size.0),
+        disk: disk.map_or(Limits::MAX.disk, |size| size.0),
+        pids: Limits::MAX.pids,
     };
     let usual = Limits::default();
     let sizes = [

@@ -143,7 +143,7 @@ impl Server {
             max_timeout: None,
             created_at: 1,
         };
-        store.add_org(&org).await.unwrap();
+        store.insert_org(&org).await.unwrap();
         let digits = "ab".repeat(32);
         let new = atoll_store::NewKey {
             key: Key {
@@ -160,7 +160,7 @@ impl Server {
             // The SHA-256 of the digits.
             hash: "271a413bd339c5709fdceaec41f14f11e9fbfb5042d72d331c65f32b284cd09a".into(),
         };
-        assert!(store.add_key(&new, 1).await.unwrap());
+        assert!(store.insert_key(&new, 1).await.unwrap());
         store.close().await;
         self.client().with_key(Some(&format!("atl_{digits}")))
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use atoll_model::{Caller, Error, SandboxId, WriteOptions};
+use atoll_model::{Error, RunAs, SandboxId, WriteOptions};
 use atoll_testkit::Scratch;
 
 use crate::world::{World, data};
@@ -76,7 +76,7 @@ pub(super) fn upper(world: &World, id: &SandboxId) -> PathBuf {
 pub(super) async fn read(
     world: &World,
     id: &SandboxId,
-    caller: &Caller,
+    caller: &RunAs,
     path: &str,
 ) -> Result<Vec<u8>, Error> {
     let reader = world.runtime.read_file(id, caller, path.as_bytes()).await?;
@@ -89,7 +89,7 @@ pub(super) const GUEST: &[u8] = b"written by a guest";
 pub(super) async fn write(
     world: &World,
     id: &SandboxId,
-    caller: &Caller,
+    caller: &RunAs,
     path: &str,
     options: WriteOptions,
 ) -> Result<(), Error> {

@@ -2,21 +2,21 @@
 
 use std::fs;
 
-use atoll_model::{Authority, Caller, Code, SandboxId, WriteOptions};
+use atoll_model::{Authority, Code, RunAs, SandboxId, WriteOptions};
 
 use super::canary::{Canary, GUEST, HOST, read, upper, write};
 use crate::world::{Kind, World, said};
 
 /// Those who call: root, the user, and root's rights for the user.
-fn callers() -> [Caller; 3] {
+fn callers() -> [RunAs; 3] {
     let user = Some("user".to_owned());
     [
-        Caller::root(),
-        Caller {
+        RunAs::root(),
+        RunAs {
             user: user.clone(),
             authority: Authority::User,
         },
-        Caller {
+        RunAs {
             user,
             authority: Authority::Root,
         },
@@ -24,7 +24,7 @@ fn callers() -> [Caller; 3] {
 }
 
 /// Every call there is with this path in every place; what was read, listed or found.
-async fn every_call(world: &World, id: &SandboxId, caller: &Caller, path: &str) -> Vec<u8> {
+async fn every_call(world: &World, id: &SandboxId, caller: &RunAs, path: &str) -> Vec<u8> {
     let runtime = &world.runtime;
     let bytes = path.as_bytes();
     let mut seen = read(world, id, caller, path).await.unwrap_or_default();
@@ -97,7 +97,7 @@ async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
     for path in ["/place/own", "/place/copy", "/place/moved"] {
         let _ = world
             .runtime
-            .remove(id, &Caller::root(), path.as_bytes(), true)
+            .remove(id, &RunAs::root(), path.as_bytes(), true)
             .await;
     }
     said(
@@ -108,7 +108,7 @@ async fn set_up(world: &World, id: &SandboxId, links: &[(&str, String)]) {
     for (link, target) in links {
         let _ = world
             .runtime
-            .remove(id, &Caller::root(), link.as_bytes(), true)
+            .remove(id, &RunAs::root(), link.as_bytes(), true)
             .await;
         said(&world.probe(id, "root", &["link", target, link]).await);
     }
@@ -292,7 +292,7 @@ async fn proc_and_descriptors_are_no_way_out() {
         assert_eq!(refused.code, Code::PermissionDenied, "{refused}");
     }
     // The box's own files are there by the same way, and the box works.
-    let own = read(&world, &id, &Caller::root(), "/proc/self/root/place/own").await;
+    let own = read(&world, &id, &RunAs::root(), "/proc/self/root/place/own").await;
     assert!(own.is_ok() || own.is_err_and(|error| error.code == Code::FileNotFound));
     said(&world.probe(&id, "user", &["true"]).await);
     world.close().await;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use atoll_model::{Caller, Code, EntryKind, Error, WriteOptions};
+use atoll_model::{Code, Error, FileKind, RunAs, WriteOptions};
 
 use super::USERS;
 use super::canary::{Canary, read, upper, write};
@@ -14,10 +14,10 @@ use crate::world::{Kind, World, said};
 /// Longer than any answer takes, shorter than a file that never ends.
 const SOON: Duration = Duration::from_secs(30);
 
-fn caller(user: &str) -> Caller {
-    Caller {
+fn caller(user: &str) -> RunAs {
+    RunAs {
         user: Some(user.to_owned()),
-        ..Caller::default()
+        ..RunAs::default()
     }
 }
 
@@ -153,7 +153,7 @@ async fn odd_names_are_stored_as_they_are() {
         let place = format!("/place-{user}");
         world
             .runtime
-            .make_directory(&id, &Caller::root(), place.as_bytes(), 0o777, true)
+            .make_directory(&id, &RunAs::root(), place.as_bytes(), 0o777, true)
             .await
             .expect("root may");
         let caller = caller(user);
@@ -275,7 +275,7 @@ async fn names_that_climb_stay_in_the_box() {
                     .stat(&id, &caller, canary.file().as_bytes(), false)
                     .await
                     .expect("it is there");
-                assert_eq!(found.kind, EntryKind::File);
+                assert_eq!(found.kind, FileKind::File);
                 world
                     .runtime
                     .remove(&id, &caller, canary.file().as_bytes(), false)

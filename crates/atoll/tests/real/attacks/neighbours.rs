@@ -32,7 +32,7 @@ fn worked(found: &[Attempt]) -> Vec<String> {
 async fn leave(world: &World, boxes: [&SandboxId; 2], user: &str) -> [Vec<String>; 3] {
     let token = format!("atoll-token-{}-{user}", std::process::id());
     let writer = probe_spec(&["b08-shared", "write", &token]).user(user);
-    let writer = writer.open_input();
+    let writer = writer.piped_stdin();
     let mut writer = world
         .runtime
         .exec(boxes[0], writer)

@@ -49,7 +49,7 @@ async fn a_full_disk_holds_commands_back_and_loses_nothing() {
     let line = "read go; seq 1 200000; echo end >&2";
     let exec = world
         .runtime
-        .exec(&id, ExecSpec::shell(line).open_input().deadline(DEADLINE))
+        .exec(&id, ExecSpec::shell(line).piped_stdin().deadline(DEADLINE))
         .await
         .unwrap();
 
@@ -66,7 +66,7 @@ async fn a_full_disk_holds_commands_back_and_loses_nothing() {
         .await
         .unwrap_err();
     assert_eq!(error.code, Code::DiskFull, "{error:?}");
-    let root = atoll_model::Caller::root();
+    let root = atoll_model::RunAs::root();
     // What is there can be read.
     let reader = world.runtime.read_file(&id, &root, b"/home/user/f");
     reader.await.unwrap();

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use atoll_model::{Chunk, SandboxId};
+use atoll_model::{OutputChunk, SandboxId};
 use atoll_testkit::wait_for;
 use atoll_worker::{ExecHandle, OutputReader};
 
@@ -70,7 +70,7 @@ async fn rest(reader: &mut OutputReader, mut position: u64) -> u64 {
     let begin = position;
     loop {
         match reader.next().await.unwrap().unwrap() {
-            Chunk::Data {
+            OutputChunk::Data {
                 position: at,
                 bytes,
                 ..
@@ -79,11 +79,11 @@ async fn rest(reader: &mut OutputReader, mut position: u64) -> u64 {
                 check(at, &bytes);
                 position += bytes.len() as u64;
             }
-            Chunk::Exit(status) => {
+            OutputChunk::Exit(status) => {
                 assert!(status.success(), "{status:?}");
                 return position - begin;
             }
-            gap @ Chunk::Gap { .. } => panic!("{gap:?} at {position}"),
+            gap @ OutputChunk::Gap { .. } => panic!("{gap:?} at {position}"),
         }
     }
 }
@@ -113,7 +113,7 @@ async fn a_flood_that_nobody_reads_is_kept_to_its_window() {
     // Who comes late is told what is missing, and gets the rest.
     let mut reader = control.output(0);
     let gap = reader.next().await.unwrap().unwrap();
-    assert_eq!(gap, Chunk::Gap { from: 0, to: start });
+    assert_eq!(gap, OutputChunk::Gap { from: 0, to: start });
     assert_eq!(rest(&mut reader, start).await, end - start);
     // Who comes from where it is whole is not.
     let mut reader = control.output(end - 17);
@@ -130,7 +130,7 @@ async fn a_reader_that_is_slow_holds_the_flood_back_and_misses_nothing() {
     let before = memory();
     let control = flood(&world, &id, FLOOD).await;
     let mut reader = control.output(0);
-    let Chunk::Data { bytes, .. } = reader.next().await.unwrap().unwrap() else {
+    let OutputChunk::Data { bytes, .. } = reader.next().await.unwrap().unwrap() else {
         panic!("no data first");
     };
     check(0, &bytes);
@@ -166,7 +166,7 @@ async fn a_reader_that_falls_silent_is_let_go_and_told_of_the_gap() {
     let (start, end) = control.output_range();
     assert!(end == FLOOD && start > from, "{start} {end}");
     let gap = reader.next().await.unwrap().unwrap();
-    assert_eq!(gap, Chunk::Gap { from, to: start });
+    assert_eq!(gap, OutputChunk::Gap { from, to: start });
     assert_eq!(rest(&mut reader, start).await, end - start);
     world.close().await;
 }

@@ -113,7 +113,7 @@ async fn a_command_may_open_its_own_streams() {
     let id = world.sandbox(Kind::Base).await;
     let line = "cat /dev/stdin; echo out > /dev/stdout; echo err > /dev/stderr";
     for user in ["user", "root", "4321"] {
-        let spec = ExecSpec::shell(line).user(user).open_input();
+        let spec = ExecSpec::shell(line).user(user).piped_stdin();
         let done = world.exec_with(&id, spec, b"in\n").await;
         assert_eq!(done.stdout, b"in\nout\n", "{user}: {done:?}");
         assert_eq!(done.stderr, b"err\n", "{user}");

@@ -1,6 +1,6 @@
 //! How much of what commands wrote is kept.
 
-use atoll_model::{Bytes, Chunk};
+use atoll_model::{Bytes, OutputChunk};
 use atoll_worker::ExecHandle;
 
 use crate::world::{DEADLINE, Kind, World, probe_spec};
@@ -12,7 +12,7 @@ async fn kept(exec: &ExecHandle) -> (u64, u64) {
     let (mut first, mut bytes) = (None, 0);
     let mut reader = exec.output(0);
     while let Some(chunk) = reader.next().await.unwrap() {
-        if let Chunk::Data {
+        if let OutputChunk::Data {
             position,
             bytes: some,
             ..

@@ -11,7 +11,7 @@ async fn input_is_empty_unless_the_caller_writes_it() {
     in_both(async |world, id| {
         let nothing = format!("bytes 0 fnv64 {:016x}\n", fnv64(b""));
         assert_eq!(said(&world.probe(id, "user", &["hash"]).await), nothing);
-        let done = world.exec(id, probe_spec(&["hash"]).open_input()).await;
+        let done = world.exec(id, probe_spec(&["hash"]).piped_stdin()).await;
         assert_eq!(said(&done), nothing);
     })
     .await;
@@ -21,11 +21,11 @@ async fn input_is_empty_unless_the_caller_writes_it() {
 async fn a_megabyte_of_input_arrives_whole() {
     in_both(async |world, id| {
         let input = pattern(1_000_003).to_vec();
-        let spec = probe_spec(&["hash"]).open_input();
+        let spec = probe_spec(&["hash"]).piped_stdin();
         let done = world.exec_with(id, spec, &input).await;
         let expected = format!("bytes {} fnv64 {:016x}\n", input.len(), fnv64(&input));
         assert_eq!(said(&done), expected);
-        let spec = probe_spec(&["cat"]).open_input();
+        let spec = probe_spec(&["cat"]).piped_stdin();
         let done = world.exec_with(id, spec, &input).await;
         assert_eq!(fnv64(said(&done).as_bytes()), fnv64(&input));
     })
@@ -36,7 +36,7 @@ async fn a_megabyte_of_input_arrives_whole() {
 async fn input_that_nobody_reads_is_no_failure() {
     in_both(async |world, id| {
         let input = vec![b'x'; 3 << 20];
-        let spec = probe_spec(&["exit", "7"]).open_input();
+        let spec = probe_spec(&["exit", "7"]).piped_stdin();
         let done = world.exec_with(id, spec, &input).await;
         assert_eq!(done.status.code, Some(7));
     })
@@ -46,7 +46,7 @@ async fn input_that_nobody_reads_is_no_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn input_and_output_are_a_conversation() {
     in_both(async |world, id| {
-        let spec = probe_spec(&["cat"]).open_input();
+        let spec = probe_spec(&["cat"]).piped_stdin();
         let mut exec = world.runtime.exec(id, spec).await.unwrap();
         for word in ["one", "two", "three"] {
             exec.control.write_stdin(word.as_bytes()).await.unwrap();
@@ -102,7 +102,7 @@ async fn sixteen_megabytes_of_output_are_byte_exact() {
 async fn output_is_bytes_and_not_text() {
     in_both(async |world, id| {
         let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
-        let spec = probe_spec(&["cat"]).open_input();
+        let spec = probe_spec(&["cat"]).piped_stdin();
         let done = world.exec_with(id, spec, &bytes).await;
         assert_eq!(done.stdout, bytes);
     })
@@ -132,7 +132,7 @@ async fn fifty_commands_at_once_do_not_mix() {
             let (runtime, id) = (world.runtime.clone(), id.clone());
             all.spawn(async move {
                 let input = format!("command {number}\n").repeat(5000);
-                let spec = ExecSpec::argv(["/probe", "cat"]).open_input();
+                let spec = ExecSpec::argv(["/probe", "cat"]).piped_stdin();
                 let exec = runtime.exec(&id, spec).await.unwrap();
                 let done = exec.finish(input.as_bytes(), 1 << 20).await.unwrap();
                 assert_eq!(said(&done), input);

@@ -1,18 +1,18 @@
 //! Copying within a sandbox.
 
-use atoll_model::{Caller, Code, EntryKind, Error};
+use atoll_model::{Code, Error, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
 use crate::world::{in_both, said};
 
 async fn copy(files: &Files<'_>, from: &str, to: &str, replace: bool) -> Result<(), Error> {
-    copy_as(files, &Caller::root(), from, to, replace).await
+    copy_as(files, &RunAs::root(), from, to, replace).await
 }
 
 async fn copy_as(
     files: &Files<'_>,
-    caller: &Caller,
+    caller: &RunAs,
     from: &str,
     to: &str,
     replace: bool,
@@ -33,7 +33,7 @@ async fn a_file_is_copied_with_its_mode() {
         files.write("/from", &bytes).await;
         world
             .runtime
-            .chmod(id, &Caller::root(), b"/from", 0o754)
+            .chmod(id, &RunAs::root(), b"/from", 0o754)
             .await
             .unwrap();
         copy(&files, "/from", "/to", false).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_directory_is_copied_with_all_that_is_in_it() {
         said(&world.probe(id, "root", &["fifo", "/from/fifo"]).await);
         world
             .runtime
-            .chmod(id, &Caller::root(), b"/from/a", 0o711)
+            .chmod(id, &RunAs::root(), b"/from/a", 0o711)
             .await
             .unwrap();
         copy(&files, "/from", "/to", false).await.unwrap();
@@ -117,7 +117,7 @@ async fn a_directory_is_copied_with_all_that_is_in_it() {
         let link = files.stat("/to/link").await;
         assert_eq!(
             (link.kind, link.link),
-            (EntryKind::Link, Some(b"a/file".to_vec()))
+            (FileKind::Link, Some(b"a/file".to_vec()))
         );
         assert_eq!(
             code(copy(&files, "/from", "/to", false).await),
@@ -142,7 +142,7 @@ async fn a_directory_that_may_not_be_written_is_copied_too() {
         for path in ["/from/below", "/from"] {
             world
                 .runtime
-                .chmod(id, &Caller::root(), path.as_bytes(), 0o555)
+                .chmod(id, &RunAs::root(), path.as_bytes(), 0o555)
                 .await
                 .unwrap();
         }
@@ -208,7 +208,7 @@ async fn a_copy_onto_itself_destroys_nothing() {
             assert_eq!(files.text("/dir/file").await, "precious", "{from} {to}");
             assert_eq!(code(copied), Code::InvalidRequest, "{from} {to}");
         }
-        assert_eq!(files.stat("/link").await.kind, EntryKind::Link);
+        assert_eq!(files.stat("/link").await.kind, FileKind::Link);
     })
     .await;
 }

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Attributes, Caller, Code, Described, EntryKind, Error, WatchOptions};
+use atoll_model::{Attributes, Code, Error, FileDetails, FileKind, RunAs, WatchOptions};
 
 use super::{Files, code, owner, user};
 use crate::world::{in_both, said};
 
 const PREFIX: &str = "user.test.";
 
-async fn described(files: &Files<'_>, path: &str) -> Result<Described, Error> {
+async fn described(files: &Files<'_>, path: &str) -> Result<FileDetails, Error> {
     let (runtime, owner) = (&files.world.runtime, owner());
     let described = runtime.describe(files.id, &owner, path.as_bytes(), PREFIX);
     described.await
@@ -20,7 +20,7 @@ async fn below(files: &Files<'_>, path: &str, depth: u32, limit: u32) -> (Vec<St
     let (runtime, owner) = (&files.world.runtime, owner());
     let found = runtime.describe_tree(files.id, &owner, asked, PREFIX);
     let (all, more) = found.await.unwrap();
-    let name = |it: Described| String::from_utf8(it.entry.path).unwrap();
+    let name = |it: FileDetails| String::from_utf8(it.entry.path).unwrap();
     (all.into_iter().map(name).collect(), more)
 }
 
@@ -35,7 +35,7 @@ fn attributes(values: &[(&str, &str)]) -> Attributes {
 /// Puts text into a file, with attributes.
 async fn put(
     files: &Files<'_>,
-    caller: &Caller,
+    caller: &RunAs,
     path: &str,
     text: &str,
     attributes: Attributes,
@@ -66,7 +66,7 @@ async fn owners_have_names_where_the_sandbox_knows_them() {
             (found.owner.as_str(), found.group.as_str()),
             ("user", "user")
         );
-        let root = Caller::root();
+        let root = RunAs::root();
         let given = world.runtime.chown(id, &root, b"/roots", "4711", "4712");
         given.await.unwrap();
         let found = described(&files, "/roots").await.unwrap();
@@ -93,14 +93,14 @@ async fn links_say_where_they_lead_in_the_end() {
         files.link("dir", "/three").await;
         files.link("nothing", "/broken").await;
         let two = described(&files, "/two").await.unwrap();
-        assert_eq!(two.entry.kind, EntryKind::Link);
+        assert_eq!(two.entry.kind, FileKind::Link);
         let target = two.target.unwrap();
         assert_eq!(
             (target.path.as_slice(), target.kind),
-            (&b"/file"[..], EntryKind::File)
+            (&b"/file"[..], FileKind::File)
         );
         let three = described(&files, "/three").await.unwrap().target.unwrap();
-        assert_eq!(three.kind, EntryKind::Directory);
+        assert_eq!(three.kind, FileKind::Directory);
         assert_eq!(described(&files, "/broken").await.unwrap().target, None);
         assert_eq!(described(&files, "/file").await.unwrap().target, None);
     })
@@ -157,7 +157,7 @@ async fn what_is_put_is_the_users_and_stays_the_same_file() {
             .unwrap();
         assert_eq!(files.text("/there").await, "short");
         assert_eq!(files.stat("/there").await.uid, 1000);
-        assert_eq!(files.stat("/link").await.kind, EntryKind::Link);
+        assert_eq!(files.stat("/link").await.kind, FileKind::Link);
         // With directories above it, which are the user's too.
         put(&files, &owner(), "/new/dir/file", "x", none())
             .await

@@ -1,6 +1,6 @@
 //! Listing directories: order, depth, limits, and what is not followed.
 
-use atoll_model::{Caller, Code, EntryKind};
+use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, user};
 use crate::world::in_both;
@@ -48,10 +48,10 @@ async fn a_directory_is_listed_in_order() {
             .map(|entry| (&entry.path[..], entry.kind))
             .collect();
         let expected = [
-            (&b"a"[..], EntryKind::Directory),
-            (b"b", EntryKind::Directory),
-            (b"c", EntryKind::File),
-            (b"link", EntryKind::Link),
+            (&b"a"[..], FileKind::Directory),
+            (b"b", FileKind::Directory),
+            (b"c", FileKind::File),
+            (b"link", FileKind::Link),
         ];
         assert_eq!(seen, expected);
         assert_eq!(
@@ -109,7 +109,7 @@ async fn more_names_than_fit_one_message_are_listed() {
             writes.spawn(async move {
                 for below in 0..25 {
                     let path = format!("/many/{number:02}-{below:02}-{}", "n".repeat(200));
-                    let root = Caller::root();
+                    let root = RunAs::root();
                     let made = runtime.make_directory(&id, &root, path.as_bytes(), 0o755, false);
                     made.await.unwrap();
                 }
@@ -151,7 +151,7 @@ async fn what_may_not_be_read_is_listed_and_not_entered() {
         grow(&files).await;
         world
             .runtime
-            .chmod(id, &Caller::root(), b"/tree/b", 0o700)
+            .chmod(id, &RunAs::root(), b"/tree/b", 0o700)
             .await
             .unwrap();
         let (names, truncated) = listed(&files, 9, 100).await;

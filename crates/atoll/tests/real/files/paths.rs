@@ -1,6 +1,6 @@
 //! Paths as callers write them, and names as hostile as a file system allows.
 
-use atoll_model::{Caller, Code};
+use atoll_model::{Code, RunAs};
 
 use super::{Files, REPLACE, code, user};
 use crate::world::{Kind, World, in_both, said};
@@ -22,7 +22,7 @@ async fn relative_paths_and_the_tilde_start_at_home() {
             assert_eq!(files.text(format!("/home/user/{path}")).await, text);
         }
         files
-            .try_write(&Caller::root(), "roots", "x", REPLACE)
+            .try_write(&RunAs::root(), "roots", "x", REPLACE)
             .await
             .unwrap();
         assert_eq!(files.text("/root/roots").await, "x");
@@ -46,7 +46,7 @@ async fn paths_that_are_none_are_refused_by_name() {
         for path in ["", "/a\0b", long.as_str()] {
             let bytes = path.as_bytes();
             let runtime = &world.runtime;
-            let root = Caller::root();
+            let root = RunAs::root();
             let errors = [
                 files
                     .try_write(&root, bytes, "", REPLACE)
@@ -117,7 +117,7 @@ async fn any_name_that_a_file_system_takes_is_taken() {
             assert_eq!(files.read(&path).await, name);
             assert_eq!(files.stat(&path).await.path, path);
         }
-        let root = Caller::root();
+        let root = RunAs::root();
         let (entries, _) = world
             .runtime
             .list_files(id, &root, b"/names", 1, 100)
@@ -143,14 +143,14 @@ async fn a_path_is_the_sandboxs_and_never_the_hosts() {
             "/proc/1/root/probe",
             "/proc/self/root/probe",
         ] {
-            let bytes = files.try_read(&Caller::root(), path).await;
+            let bytes = files.try_read(&RunAs::root(), path).await;
             match bytes {
                 Ok(bytes) => assert!(bytes == files.read("/probe").await, "{path}"),
                 Err(error) => assert_eq!(error.code, Code::PermissionDenied, "{path}"),
             }
         }
         files.link("/proc/1/root/etc/hostname", "/out").await;
-        let through = files.try_read(&Caller::root(), "/out").await;
+        let through = files.try_read(&RunAs::root(), "/out").await;
         assert!(matches!(
             code(through),
             Code::PermissionDenied | Code::FileNotFound
@@ -162,9 +162,9 @@ async fn a_path_is_the_sandboxs_and_never_the_hosts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unknown_caller_is_named() {
     in_both(async |world, id| {
-        let caller = Caller {
+        let caller = RunAs {
             user: Some("nobody-here".into()),
-            ..Caller::default()
+            ..RunAs::default()
         };
         let error = Files::of(world, id)
             .try_read(&caller, "/probe")

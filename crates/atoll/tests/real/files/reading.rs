@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use atoll_model::{Caller, Code, EntryKind};
+use atoll_model::{Code, FileKind, RunAs};
 use atoll_testkit::pattern;
 
 use super::{Files, code, owner, user};
@@ -67,7 +67,7 @@ async fn what_cannot_be_read_says_why() {
         files.write("/secret", "x").await;
         world
             .runtime
-            .chmod(id, &Caller::root(), b"/secret", 0o600)
+            .chmod(id, &RunAs::root(), b"/secret", 0o600)
             .await
             .unwrap();
         said(&world.probe(id, "root", &["fifo", "/fifo"]).await);
@@ -145,7 +145,7 @@ async fn a_path_is_described() {
         let file = files.stat("/home/user/file").await;
         assert_eq!(
             (file.kind, file.mode, file.size),
-            (EntryKind::File, 0o640, 5)
+            (FileKind::File, 0o640, 5)
         );
         assert_eq!((file.uid, file.gid, file.link), (1000, 1000, None));
         let modified = Duration::from_nanos(file.modified.try_into().unwrap());
@@ -156,14 +156,14 @@ async fn a_path_is_described() {
         let directory = files.stat("/home/user").await;
         assert_eq!(
             (directory.kind, directory.mode),
-            (EntryKind::Directory, 0o755)
+            (FileKind::Directory, 0o755)
         );
-        assert_eq!(files.stat("/dev/null").await.kind, EntryKind::Other);
+        assert_eq!(files.stat("/dev/null").await.kind, FileKind::Other);
 
         let link = files.stat("/link").await;
         assert_eq!(
             (link.kind, link.link),
-            (EntryKind::Link, Some(b"/home/user/file".to_vec()))
+            (FileKind::Link, Some(b"/home/user/file".to_vec()))
         );
         let followed = world
             .runtime
@@ -172,12 +172,12 @@ async fn a_path_is_described() {
             .unwrap();
         assert_eq!(
             (followed.kind, followed.size, followed.link),
-            (EntryKind::File, 5, None)
+            (FileKind::File, 5, None)
         );
         assert_eq!(followed.path, b"/link");
         let dangling = world.runtime.stat(id, &user(), b"/dangling", true).await;
         assert_eq!(code(dangling), Code::FileNotFound);
-        assert_eq!(files.stat("/dangling").await.kind, EntryKind::Link);
+        assert_eq!(files.stat("/dangling").await.kind, FileKind::Link);
     })
     .await;
 }

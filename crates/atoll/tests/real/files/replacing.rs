@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use atoll_model::Caller;
+use atoll_model::RunAs;
 use atoll_testkit::pattern;
 
 use super::{Files, IN_PLACE, REPLACE, user};
@@ -32,7 +32,7 @@ async fn a_reader_sees_the_old_file_or_the_new_one() {
                 tokio::spawn(async move {
                     let mut rounds = 0;
                     while !done.load(Ordering::Relaxed) {
-                        let reader = runtime.read_file(&id, &Caller::root(), b"/file").await;
+                        let reader = runtime.read_file(&id, &RunAs::root(), b"/file").await;
                         let bytes = reader.unwrap().read_to_end(1 << 20).await.unwrap();
                         assert_eq!(bytes.len(), size);
                         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "half of each");
@@ -60,7 +60,7 @@ async fn in_place_keeps_the_file_and_replace_makes_another() {
         files.write("/file", "a longer text").await;
         let changed = world
             .runtime
-            .chmod(id, &Caller::root(), b"/file", 0o751)
+            .chmod(id, &RunAs::root(), b"/file", 0o751)
             .await;
         changed.unwrap();
         said(
@@ -70,7 +70,7 @@ async fn in_place_keeps_the_file_and_replace_makes_another() {
         );
         let before = inode(&files, "/file").await;
         files
-            .try_write(&Caller::root(), "/file", "short", IN_PLACE)
+            .try_write(&RunAs::root(), "/file", "short", IN_PLACE)
             .await
             .unwrap();
         assert_eq!(inode(&files, "/file").await, before);
@@ -91,7 +91,7 @@ async fn a_write_that_was_given_up_leaves_nothing() {
         files.mkdir("/place").await;
         files.write("/place/kept", "old").await;
         for path in ["/place/kept", "/place/new"] {
-            let root = Caller::root();
+            let root = RunAs::root();
             let writer = world
                 .runtime
                 .write_file(id, &root, path.as_bytes(), REPLACE);
@@ -102,7 +102,7 @@ async fn a_write_that_was_given_up_leaves_nothing() {
             drop(writer);
         }
         for path in ["/place/kept", "/place/new"] {
-            let root = Caller::root();
+            let root = RunAs::root();
             let writer = world
                 .runtime
                 .write_file(id, &root, path.as_bytes(), REPLACE);

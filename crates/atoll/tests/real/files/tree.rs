@@ -1,6 +1,6 @@
 //! Changing the tree: make, remove, rename, and who may do what with it.
 
-use atoll_model::{Caller, Code, EntryKind};
+use atoll_model::{Code, FileKind, RunAs};
 
 use super::{Files, code, owner, user};
 use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
@@ -9,7 +9,7 @@ use crate::world::{DEADLINE, Kind, World, in_both, probe_spec, said};
 async fn directories_are_made() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
-        let make = async |caller: &Caller, path: &str, mode, parents| {
+        let make = async |caller: &RunAs, path: &str, mode, parents| {
             world
                 .runtime
                 .make_directory(id, caller, path.as_bytes(), mode, parents)
@@ -19,7 +19,7 @@ async fn directories_are_made() {
         let entry = files.stat("/home/user/one").await;
         assert_eq!(
             (entry.mode, entry.uid, entry.kind),
-            (0o1770, 1000, EntryKind::Directory)
+            (0o1770, 1000, FileKind::Directory)
         );
         assert_eq!(
             code(make(&user(), "one", 0o755, false).await),
@@ -42,15 +42,15 @@ async fn directories_are_made() {
         assert_eq!(files.stat("/granted").await.uid, 1000);
         files.write("/file", "").await;
         assert_eq!(
-            code(make(&Caller::root(), "/file", 0o755, false).await),
+            code(make(&RunAs::root(), "/file", 0o755, false).await),
             Code::FileExists
         );
         assert_eq!(
-            code(make(&Caller::root(), "/file", 0o755, true).await),
+            code(make(&RunAs::root(), "/file", 0o755, true).await),
             Code::FileExists
         );
         assert_eq!(
-            code(make(&Caller::root(), "/file/a/b", 0o755, true).await),
+            code(make(&RunAs::root(), "/file/a/b", 0o755, true).await),
             Code::NotADirectory
         );
     })
@@ -61,8 +61,8 @@ async fn directories_are_made() {
 async fn files_and_directories_are_removed() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
-        let root = Caller::root();
-        let remove = async |caller: &Caller, path: &str, recursive| {
+        let root = RunAs::root();
+        let remove = async |caller: &RunAs, path: &str, recursive| {
             world
                 .runtime
                 .remove(id, caller, path.as_bytes(), recursive)
@@ -113,8 +113,8 @@ async fn files_and_directories_are_removed() {
 async fn files_and_directories_are_renamed() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
-        let root = Caller::root();
-        let rename = async |caller: &Caller, from: &str, to: &str, replace| {
+        let root = RunAs::root();
+        let rename = async |caller: &RunAs, from: &str, to: &str, replace| {
             let (from, to) = (from.as_bytes(), to.as_bytes());
             world.runtime.rename(id, caller, from, to, replace).await
         };
@@ -162,7 +162,7 @@ async fn files_and_directories_are_renamed() {
         // A link itself, not what it leads to.
         files.link("/other/dir/below/file", "/link").await;
         rename(&root, "/link", "/moved", false).await.unwrap();
-        assert_eq!(files.stat("/moved").await.kind, EntryKind::Link);
+        assert_eq!(files.stat("/moved").await.kind, FileKind::Link);
     })
     .await;
 }
@@ -173,7 +173,7 @@ async fn directories_of_the_template_are_renamed_and_removed() {
     let id = world.sandbox(Kind::Base).await;
     let other = world.sandbox(Kind::Base).await;
     let files = Files::of(&world, &id);
-    let root = Caller::root();
+    let root = RunAs::root();
     let before = files.names("/usr/share/doc").await;
     assert!(before.len() > 10);
     let rename = world
@@ -211,7 +211,7 @@ async fn permissions_are_set() {
             .await
             .unwrap();
         files.write("/roots", "x").await;
-        let chmod = async |caller: &Caller, path: &str, mode| {
+        let chmod = async |caller: &RunAs, path: &str, mode| {
             world.runtime.chmod(id, caller, path.as_bytes(), mode).await
         };
         for mode in [0o000, 0o777, 0o4755, 0o1640] {
@@ -237,7 +237,7 @@ async fn owners_are_set_by_name_and_number() {
     in_both(async |world, id| {
         let files = Files::of(world, id);
         files.write("/file", "x").await;
-        let chown = async |caller: &Caller, owner: &str, group: &str| {
+        let chown = async |caller: &RunAs, owner: &str, group: &str| {
             world
                 .runtime
                 .chown(id, caller, b"/file", owner, group)
@@ -250,7 +250,7 @@ async fn owners_are_set_by_name_and_number() {
             ("root", "0", 0, 0),
             ("", "", 0, 0),
         ] {
-            chown(&Caller::root(), owner, group).await.unwrap();
+            chown(&RunAs::root(), owner, group).await.unwrap();
             let entry = files.stat("/file").await;
             assert_eq!((entry.uid, entry.gid), (uid, gid), "{owner}:{group}");
         }
@@ -259,7 +259,7 @@ async fn owners_are_set_by_name_and_number() {
             ("", "no-group", "no-group"),
             ("70000", "", "70000"),
         ] {
-            let error = chown(&Caller::root(), owner, group).await.unwrap_err();
+            let error = chown(&RunAs::root(), owner, group).await.unwrap_err();
             assert_eq!(error.code, Code::UnknownUser);
             assert!(error.message.contains(wrong), "{error:?}");
         }

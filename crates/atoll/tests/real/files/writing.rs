@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 
-use atoll_model::{Caller, Code, EntryKind, WriteOptions};
+use atoll_model::{Code, FileKind, RunAs, WriteOptions};
 use atoll_testkit::{Fnv64, Scratch, pattern};
 
 use super::{Files, IN_PLACE, REPLACE, code, owner, user};
@@ -20,7 +20,7 @@ async fn files_of_every_size_come_back_as_they_were_sent() {
                     .try_write(&user(), "~/file", &bytes, options)
                     .await
                     .unwrap();
-                assert_eq!((written.size, written.kind), (size, EntryKind::File));
+                assert_eq!((written.size, written.kind), (size, FileKind::File));
                 assert_eq!(written.path, b"/home/user/file");
                 assert!(
                     files.try_read(&user(), "~/file").await.unwrap() == bytes,
@@ -114,18 +114,18 @@ async fn the_mode_is_the_given_one_or_the_old_one() {
         assert_eq!(files.write("/new", "").await.mode, 0o644);
         for mode in [0o600, 0o755, 0o4711, 0o000] {
             let written = files
-                .try_write(&Caller::root(), "/moded", "x", moded(mode))
+                .try_write(&RunAs::root(), "/moded", "x", moded(mode))
                 .await;
             assert_eq!(written.unwrap().mode, mode);
             assert_eq!(files.stat("/moded").await.mode, mode);
         }
         let replace = files
-            .try_write(&Caller::root(), "/kept", "x", moded(0o640))
+            .try_write(&RunAs::root(), "/kept", "x", moded(0o640))
             .await;
         assert_eq!(replace.unwrap().mode, 0o640);
         assert_eq!(files.write("/kept", "y").await.mode, 0o640);
         let in_place = files
-            .try_write(&Caller::root(), "/kept", "z", IN_PLACE)
+            .try_write(&RunAs::root(), "/kept", "z", IN_PLACE)
             .await;
         assert_eq!(in_place.unwrap().mode, 0o640);
         assert_eq!(files.text("/kept").await, "z");
@@ -163,7 +163,7 @@ async fn new_files_belong_to_the_user_whoever_has_the_rights() {
             .await
             .unwrap();
         assert_eq!((entry.uid, entry.gid), (0, 0));
-        let other = Caller {
+        let other = RunAs {
             user: Some("4321:77".into()),
             ..owner()
         };
@@ -207,7 +207,7 @@ async fn what_is_no_file_is_not_written() {
         said(&world.probe(id, "root", &["socket", "/socket"]).await);
         for options in [REPLACE, IN_PLACE] {
             for path in ["/", "/home", "/fifo", "/socket", "/dev/null"] {
-                let written = files.try_write(&Caller::root(), path, "x", options).await;
+                let written = files.try_write(&RunAs::root(), path, "x", options).await;
                 let error = written.unwrap_err();
                 assert_eq!(error.code, Code::NotAFile, "{path}");
                 assert_eq!(error.details["path"], path);
@@ -231,20 +231,20 @@ async fn a_write_goes_through_links() {
         for options in [REPLACE, IN_PLACE] {
             let text = format!("{options:?}");
             files
-                .try_write(&Caller::root(), "/first", &text, options)
+                .try_write(&RunAs::root(), "/first", &text, options)
                 .await
                 .unwrap();
-            assert_eq!(files.stat("/first").await.kind, EntryKind::Link);
-            assert_eq!(files.stat("/real/second").await.kind, EntryKind::Link);
+            assert_eq!(files.stat("/first").await.kind, FileKind::Link);
+            assert_eq!(files.stat("/real/second").await.kind, FileKind::Link);
             assert_eq!(files.text("/real/file").await, text);
             files
-                .try_write(&Caller::root(), "/dangling", &text, options)
+                .try_write(&RunAs::root(), "/dangling", &text, options)
                 .await
                 .unwrap();
-            assert_eq!(files.stat("/dangling").await.kind, EntryKind::Link);
+            assert_eq!(files.stat("/dangling").await.kind, FileKind::Link);
             assert_eq!(files.text("/real/not-yet").await, text);
             let circle = files
-                .try_write(&Caller::root(), "/around", "x", options)
+                .try_write(&RunAs::root(), "/around", "x", options)
                 .await;
             assert_eq!(code(circle), Code::InvalidRequest);
         }
@@ -271,7 +271,7 @@ async fn the_users_rights_count() {
         // A file of its own in a directory that is not: only in place.
         let handed = world
             .runtime
-            .chown(id, &Caller::root(), b"/roots", "user", "")
+            .chown(id, &RunAs::root(), b"/roots", "user", "")
             .await;
         handed.unwrap();
         assert_eq!(

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Chunk, Stream};
+use atoll_model::{OutputChunk, Stream};
 use atoll_worker::{ExecHandle, LocalRuntime};
 
 use super::{Place, Random, kill, serve as start, spec, word};
@@ -48,7 +48,7 @@ impl Heard {
         let mut reader = exec.output(self.position);
         loop {
             match reader.next().await.unwrap().unwrap() {
-                Chunk::Data {
+                OutputChunk::Data {
                     stream,
                     position,
                     bytes,
@@ -58,11 +58,11 @@ impl Heard {
                     file.write_all(&bytes).unwrap();
                     self.position += bytes.len() as u64;
                 }
-                Chunk::Exit(status) => {
+                OutputChunk::Exit(status) => {
                     assert!(status.success(), "{status:?}");
                     return;
                 }
-                gap @ Chunk::Gap { .. } => panic!("{gap:?}"),
+                gap @ OutputChunk::Gap { .. } => panic!("{gap:?}"),
             }
         }
     }
@@ -93,7 +93,7 @@ async fn two_hundred_kills_lose_no_byte() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    let writer = probe_spec(&["count"]).open_input().tag("writer");
+    let writer = probe_spec(&["count"]).piped_stdin().tag("writer");
     let exec = runtime.exec(&id, writer).await.unwrap();
     let exec = exec.control.id().clone();
     runtime.close().await.unwrap();

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use atoll_model::{Caller, SandboxId, SandboxState};
+use atoll_model::{RunAs, SandboxId, SandboxState};
 use atoll_testkit::{SCRIBBLED, Scribbles, fnv64, wait_for};
 use atoll_worker::LocalRuntime;
 
@@ -95,7 +95,7 @@ fn told(path: &Path, what: u8) -> usize {
 }
 
 async fn read(runtime: &LocalRuntime, id: &SandboxId, name: &str) -> Vec<u8> {
-    let (root, path) = (Caller::root(), format!("{DIRECTORY}/{name}"));
+    let (root, path) = (RunAs::root(), format!("{DIRECTORY}/{name}"));
     let reader = runtime.read_file(id, &root, path.as_bytes());
     reader.await.unwrap().read_to_end(1 << 30).await.unwrap()
 }
@@ -150,7 +150,7 @@ async fn a_thousand_pauses_change_no_byte() {
     let place = Place::new();
     let runtime = place.open().await;
     let id = runtime.create(spec()).await.unwrap().id;
-    let root = Caller::root();
+    let root = RunAs::root();
     let made = runtime.make_directory(&id, &root, DIRECTORY.as_bytes(), 0o777, true);
     made.await.unwrap();
     let writer = probe_spec(&["scribble", DIRECTORY, &SEED.to_string()]).tag("writer");
@@ -200,7 +200,7 @@ async fn a_thousand_pauses_change_no_byte() {
     let mut said = Vec::new();
     let mut output = control.output(0);
     while let Some(chunk) = output.next().await.unwrap() {
-        if let atoll_model::Chunk::Data { bytes, .. } = chunk {
+        if let atoll_model::OutputChunk::Data { bytes, .. } = chunk {
             said.extend(bytes);
         }
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use atoll_model::{Caller, ExecId, SandboxId, SandboxState, StopReason, WriteOptions};
+use atoll_model::{ExecId, RunAs, SandboxId, SandboxState, StopReason, WriteOptions};
 use atoll_testkit::{mounts, run, wait_for};
 use atoll_worker::{Config, LocalRuntime, Storage};
 use rustix::process::{Pid, Signal, kill_process};
@@ -21,7 +21,7 @@ fn contents(id: &SandboxId) -> Vec<u8> {
 }
 
 async fn write(runtime: &LocalRuntime, id: &SandboxId) {
-    let root = Caller::root();
+    let root = RunAs::root();
     let options = WriteOptions {
         parents: true,
         mode: Some(0o640),
@@ -34,7 +34,7 @@ async fn write(runtime: &LocalRuntime, id: &SandboxId) {
 }
 
 async fn intact(runtime: &LocalRuntime, id: &SandboxId) {
-    let root = Caller::root();
+    let root = RunAs::root();
     let file = runtime.read_file(id, &root, b"/kept/file").await.unwrap();
     let bytes = file.read_to_end(2 * SIZE).await.unwrap();
     assert!(bytes == contents(id), "{} bytes", bytes.len());

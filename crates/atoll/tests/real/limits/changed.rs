@@ -101,7 +101,7 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
             mode: Some(0o755),
             ..atoll_model::WriteOptions::default()
         };
-        let root = atoll_model::Caller::root();
+        let root = atoll_model::RunAs::root();
         let write = world
             .runtime
             .write_file(&info.id, &root, b"/probe", options);
@@ -115,7 +115,7 @@ async fn a_warm_sandbox_gets_the_size_that_is_asked_for() {
     let least = atoll_model::SandboxSpec {
         limits: Limits {
             disk: Limits::default().disk,
-            ..Limits::LEAST
+            ..Limits::MIN
         },
         ..atoll_model::SandboxSpec::default()
     };
@@ -138,7 +138,7 @@ async fn what_a_warm_sandbox_cannot_be_is_refused_and_costs_none() {
         |spec| {
             spec.environment.insert("A=B".into(), String::new());
         },
-        |spec| spec.policy.default = atoll_model::Verdict::Deny,
+        |spec| spec.policy.default = atoll_model::PolicyAction::Deny,
     ];
     for change in wrong {
         let mut create = atoll_model::SandboxSpec::default();
@@ -214,7 +214,7 @@ async fn a_program_that_runs_keeps_its_processors() {
         return world.close().await;
     }
     let id = world.sandbox_spec(Kind::Base, limited(1000, 1 << 30)).await;
-    let old = ExecSpec::shell("read line; nproc").open_input();
+    let old = ExecSpec::shell("read line; nproc").piped_stdin();
     let old = world.runtime.exec(&id, old).await.unwrap();
     world
         .runtime

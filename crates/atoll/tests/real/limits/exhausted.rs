@@ -16,7 +16,7 @@ async fn a_pid_1_that_memory_ran_out_for_is_told_as_that() {
     let neighbour = world.sandbox(Kind::Static).await;
     // Half of its memory is nobody's, so that no program has more than PID 1 counts for.
     let eat = "head -c 33554432 /dev/zero > /dev/shm/f; echo ready; read -r go; exec /probe c02-memory anon 536870912";
-    let eater = ExecSpec::shell(eat).open_input();
+    let eater = ExecSpec::shell(eat).piped_stdin();
     let mut eater = world.runtime.exec(&id, eater).await.unwrap();
     // It is started: PID 1 changes no score any more.
     let mut text = [0; 6];

@@ -1,6 +1,6 @@
 //! Addresses that the operator opened, asked for by sandboxes that want more than that (E01).
 
-use atoll_model::{Code, Network, Policy, SandboxSpec, Verdict};
+use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, SandboxSpec};
 
 use super::{
     HOST, PRIVATE, PUBLIC, Scene, WEB, address_of, internet, links, policy, reach, tried, tried_as,
@@ -77,11 +77,11 @@ fn a_sandbox_without_a_network_and_a_policy_gain_nothing_by_an_exception() {
         assert!(!tried(&world, &none, &all).await.contains(&"ok".into()));
         let id = world.sandbox_spec(Kind::Static, internet).await;
         for (allow, deny, default, expected) in [
-            (&[][..], &[][..], Verdict::Deny, [false, false]),
-            (&["1.1.1.1"], &[], Verdict::Deny, [false, true]),
-            (&["10.0.0.1:80"], &[], Verdict::Deny, [true, false]),
-            (&[], &["10.0.0.0/8"], Verdict::Allow, [false, true]),
-            (&[], &[], Verdict::Allow, [true, true]),
+            (&[][..], &[][..], PolicyAction::Deny, [false, false]),
+            (&["1.1.1.1"], &[], PolicyAction::Deny, [false, true]),
+            (&["10.0.0.1:80"], &[], PolicyAction::Deny, [true, false]),
+            (&[], &["10.0.0.0/8"], PolicyAction::Allow, [false, true]),
+            (&[], &[], PolicyAction::Allow, [true, true]),
         ] {
             let rules = policy(allow, deny, default);
             world.runtime.set_network_policy(&id, rules).await.unwrap();
@@ -90,7 +90,7 @@ fn a_sandbox_without_a_network_and_a_policy_gain_nothing_by_an_exception() {
             assert_eq!(found, expected, "{allow:?} {deny:?} {default:?}");
         }
         // A rule that can never open anything is still an error, at each place that takes one.
-        let never: Policy = policy(&["10.0.0.1:443"], &[], Verdict::Deny);
+        let never: NetworkPolicy = policy(&["10.0.0.1:443"], &[], PolicyAction::Deny);
         let spec = SandboxSpec {
             network: Network::Internet,
             policy: never.clone(),

@@ -1,7 +1,7 @@
 //! Sandboxes that get their network when they are there already: warm ones at the claim, running ones when
 //! somebody says so.
 
-use atoll_model::{Code, Network, Policy, SandboxSpec, Verdict};
+use atoll_model::{Code, Network, NetworkPolicy, PolicyAction, SandboxSpec};
 use atoll_testkit::{Scratch, static_layer, wait_for};
 use atoll_worker::template::{Source, TemplateOptions, TemplateStore};
 use atoll_worker::{Config, LocalRuntime};
@@ -50,7 +50,7 @@ fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
         assert!(traces().is_empty());
         let mut spec = of_static();
         internet(&mut spec);
-        spec.policy = policy(&["1.1.1.1"], &[], Verdict::Deny);
+        spec.policy = policy(&["1.1.1.1"], &[], PolicyAction::Deny);
         spec.limits.pids = 99;
         let info = world.runtime.create(spec).await.unwrap();
         assert!(info.timings.root.is_zero(), "{info:?} was not warm");
@@ -61,7 +61,7 @@ fn a_warm_sandbox_gets_its_network_and_its_policy_at_the_claim() {
         assert!(said(&world.exec(&info.id, names).await).contains("1.1.1.1"));
         let free = world
             .runtime
-            .set_network_policy(&info.id, Policy::default());
+            .set_network_policy(&info.id, NetworkPolicy::default());
         free.await.unwrap();
         assert_eq!(reached(&world, &info.id).await, [true, true]);
         // One that does not ask for it has none.
@@ -123,7 +123,7 @@ fn a_running_sandbox_is_connected_and_disconnected() {
         for (kind, address) in KINDS.into_iter().zip(["1.1.1.1:90", "1.1.1.1:91"]) {
             let id = world.sandbox(kind).await;
             let set = async |network, rules| world.runtime.set_network(&id, network, rules).await;
-            let strict = policy(&["1.1.1.1"], &[], Verdict::Deny);
+            let strict = policy(&["1.1.1.1"], &[], PolicyAction::Deny);
             let pointless = set(Network::None, strict.clone()).await.unwrap_err();
             assert_eq!(pointless.code, Code::InvalidRequest);
             world.runtime.pause(&id).await.unwrap();
@@ -135,21 +135,25 @@ fn a_running_sandbox_is_connected_and_disconnected() {
             assert_eq!(reached(&world, &id).await, [true, false]);
             let names = probe_spec(&["resolve", "public.test"]).user("user");
             assert!(said(&world.exec(&id, names).await).contains("1.1.1.1"));
-            set(Network::Internet, Policy::default()).await.unwrap();
+            set(Network::Internet, NetworkPolicy::default())
+                .await
+                .unwrap();
             assert_eq!(reached(&world, &id).await, [true, true]);
             let arrivals = scene.listen(address);
             let talk = world.runtime.exec(&id, probe_spec(&["repeat", address]));
             let _talking = talk.await.unwrap();
             let stream = accept(&arrivals);
             echo(&stream).unwrap();
-            let info = set(Network::None, Policy::default()).await.unwrap();
+            let info = set(Network::None, NetworkPolicy::default()).await.unwrap();
             assert_eq!(info.network, Network::None);
             assert!(echo(&stream).is_err(), "it was cut");
             assert_eq!(reached(&world, &id).await, [false, false]);
             wait_for("the link to go", DEADLINE, || links().is_empty());
             // A stopped one remembers what it is to have.
             world.runtime.stop(&id).await.unwrap();
-            set(Network::Internet, Policy::default()).await.unwrap();
+            set(Network::Internet, NetworkPolicy::default())
+                .await
+                .unwrap();
             assert!(links().is_empty());
             world.runtime.start(&id).await.unwrap();
             assert_eq!(reached(&world, &id).await, [true, true]);

@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use atoll_model::{ExecSpec, Network, Policy, SandboxId, SandboxSpec, SandboxState, Verdict};
+use atoll_model::{
+    ExecSpec, Network, NetworkPolicy, PolicyAction, SandboxId, SandboxSpec, SandboxState,
+};
 use atoll_testkit::{attempts, wait_for};
 use atoll_worker::{Config, LocalRuntime};
 
@@ -65,7 +67,7 @@ async fn as_a_server() {
     let data = std::env::var("ATOLL_TEST_DATA").unwrap();
     let runtime = open(Path::new(&data), kind == "lasting").await;
     let strict = SandboxSpec {
-        policy: Policy::parse(&["1.1.1.1"], &[""; 0], Verdict::Deny).unwrap(),
+        policy: NetworkPolicy::parse(&["1.1.1.1"], &[""; 0], PolicyAction::Deny).unwrap(),
         ..with_internet()
     };
     for spec in [strict, with_internet()] {
@@ -138,7 +140,7 @@ fn a_killed_servers_links_connections_and_policies_go_on() {
         let new = runtime.create(with_internet()).await.unwrap().id;
         assert_eq!(links().len(), 3);
         assert_eq!(probe(&runtime, &new, &ASK).await, ["ok", "ok"]);
-        let deny = Policy::parse(&[""; 0], &["1.1.1.1"], Verdict::Allow).unwrap();
+        let deny = NetworkPolicy::parse(&[""; 0], &["1.1.1.1"], PolicyAction::Allow).unwrap();
         runtime.set_network_policy(strict, deny).await.unwrap();
         assert_eq!(probe(&runtime, strict, &ASK).await, ["ECONNREFUSED", "ok"]);
         assert!(echo(&streams[0]).is_err() != echo(&streams[1]).is_err());

@@ -179,7 +179,7 @@ pub fn traces() -> Vec<String> {
 /// The address that belongs to a link's name.
 pub fn address_of(link: &str) -> Ipv4Addr {
     let number: u32 = link.rsplit('-').next().unwrap().parse().unwrap();
-    Ipv4Addr::from_bits(atoll_model::SANDBOXES.first().to_bits() + number)
+    Ipv4Addr::from_bits(atoll_model::SANDBOX_RANGE.first().to_bits() + number)
 }
 
 /// Greets whoever connects, in the network namespace of this thread.

@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::process::Command;
 
-use atoll_model::is_refused;
+use atoll_model::is_blocked;
 use atoll_testkit::run;
 
 use crate::cli::{done, told};
@@ -52,7 +52,7 @@ fn refused(urls: &[String]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for url in urls {
         let (addresses, port) = addresses(url);
-        let refused = addresses.into_iter().filter(|address| is_refused(*address));
+        let refused = addresses.into_iter().filter(|address| is_blocked(*address));
         all.extend(refused.map(|address| format!("{address}:{port}")));
     }
     all

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use atoll_model::{Caller, Code, HostMount, SandboxId, WatchEvent, WatchOptions};
+use atoll_model::{Code, HostMount, RunAs, SandboxId, WatchEvent, WatchOptions};
 use atoll_testkit::{Scratch, run, wait_for};
 use atoll_worker::Watch;
 
@@ -119,7 +119,7 @@ async fn watch(world: &World, id: &SandboxId, directories: u32) -> Watch {
         recursive: true,
         directories,
     };
-    let root = Caller::root();
+    let root = RunAs::root();
     let watch = world.runtime.watch(id, &root, b"/tree", options);
     watch.await.unwrap()
 }
@@ -144,7 +144,7 @@ async fn heavy_a_tree_of_a_million_entries_is_watched_within_limits() {
     };
     let (id, neighbour) = (shown().await, shown().await);
     let pids = || world.runtime.usage(&id).unwrap().pids;
-    let (before, open, root) = (pids(), descriptors(), Caller::root());
+    let (before, open, root) = (pids(), descriptors(), RunAs::root());
     // All of it, and another of the same sandbox has what the kernel leaves it, and says so.
     limit(&world, &id, MOST);
     let mut whole = watch(&world, &id, u32::MAX).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use atoll_model::{Described, EntryKind};
+use atoll_model::{FileDetails, FileKind};
 use serde::Serialize;
 
 use crate::e2b::envd::target::{clean_path, file_name};
@@ -33,9 +33,9 @@ pub(super) struct EntryInfo {
     metadata: BTreeMap<String, String>,
 }
 
-impl From<Described> for EntryInfo {
-    fn from(described: Described) -> Self {
-        let Described {
+impl From<FileDetails> for EntryInfo {
+    fn from(described: FileDetails) -> Self {
+        let FileDetails {
             entry,
             owner,
             group,
@@ -44,23 +44,23 @@ impl From<Described> for EntryInfo {
         } = described;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let path = clean_path(&text(&entry.path));
-        let is_link = entry.kind == EntryKind::Link;
+        let is_link = entry.kind == FileKind::Link;
         let (kind, mode) = match &target {
             Some(target) => (target.kind, target.mode),
-            None if is_link => (EntryKind::Other, 0),
+            None if is_link => (FileKind::Other, 0),
             None => (entry.kind, entry.mode),
         };
         let modified = jiff::Timestamp::from_nanosecond(i128::from(entry.modified));
         Self {
             name: file_name(&path).to_owned(),
             kind: match kind {
-                EntryKind::File => Some("FILE_TYPE_FILE"),
-                EntryKind::Directory => Some("FILE_TYPE_DIRECTORY"),
-                EntryKind::Link => Some("FILE_TYPE_SYMLINK"),
-                EntryKind::Other => None,
+                FileKind::File => Some("FILE_TYPE_FILE"),
+                FileKind::Directory => Some("FILE_TYPE_DIRECTORY"),
+                FileKind::Link => Some("FILE_TYPE_SYMLINK"),
+                FileKind::Other => None,
             },
             size: match entry.kind {
-                EntryKind::Directory if entry.size == 0 => MIN_DIRECTORY_SIZE,
+                FileKind::Directory if entry.size == 0 => MIN_DIRECTORY_SIZE,
                 _ => entry.size,
             }
             .to_string(),
@@ -78,13 +78,13 @@ impl From<Described> for EntryInfo {
 }
 
 /// Kind and permissions in a word, as Go writes it.
-fn permissions(kind: EntryKind, mode: u32) -> String {
+fn permissions(kind: FileKind, mode: u32) -> String {
     let mut word = String::new();
     match kind {
-        EntryKind::File => {}
-        EntryKind::Directory => word.push('d'),
-        EntryKind::Link => word.push('L'),
-        EntryKind::Other => word.push('?'),
+        FileKind::File => {}
+        FileKind::Directory => word.push('d'),
+        FileKind::Link => word.push('L'),
+        FileKind::Other => word.push('?'),
     }
     for (bit, letter) in [(0o4000, 'u'), (0o2000, 'g'), (0o1000, 't')] {
         if mode & bit != 0 {
@@ -111,11 +111,11 @@ mod tests {
     #[test]
     fn permissions_are_written_as_go_does() {
         for (kind, mode, word) in [
-            (EntryKind::File, 0o644, "-rw-r--r--"),
-            (EntryKind::File, 0o4755, "urwxr-xr-x"),
-            (EntryKind::Directory, 0o755, "drwxr-xr-x"),
-            (EntryKind::Directory, 0o1777, "dtrwxrwxrwx"),
-            (EntryKind::Link, 0o777, "Lrwxrwxrwx"),
+            (FileKind::File, 0o644, "-rw-r--r--"),
+            (FileKind::File, 0o4755, "urwxr-xr-x"),
+            (FileKind::Directory, 0o755, "drwxr-xr-x"),
+            (FileKind::Directory, 0o1777, "dtrwxrwxrwx"),
+            (FileKind::Link, 0o777, "Lrwxrwxrwx"),
         ] {
             assert_eq!(permissions(kind, mode), word);
         }

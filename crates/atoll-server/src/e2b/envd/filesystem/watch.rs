@@ -75,9 +75,15 @@ fn event_types(event: &WatchEvent) -> Result<Vec<(&'static str, &[u8])>, Connect
     Ok(match event {
         WatchEvent::Create { path, .. } => vec![("CREATE", path)],
         WatchEvent::Write { path } => vec![("WRITE", path)],
-        WatchEvent::Remove { path, away: false } => vec![("REMOVE", path)],
+        WatchEvent::Remove {
+            path,
+            moved_away: false,
+        } => vec![("REMOVE", path)],
         // Half a rename: the other half is nowhere that is watched.
-        WatchEvent::Remove { path, away: true } => vec![("RENAME", path)],
+        WatchEvent::Remove {
+            path,
+            moved_away: true,
+        } => vec![("RENAME", path)],
         WatchEvent::Rename { from, to } => vec![("RENAME", from), ("CREATE", to)],
         WatchEvent::Chmod { path } => vec![("CHMOD", path)],
         WatchEvent::End => vec![("REMOVE", b"")],

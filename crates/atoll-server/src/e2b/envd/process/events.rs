@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use atoll_core::Use;
-use atoll_model::{Chunk, ExecStatus, Stream};
+use atoll_model::{ExecStatus, OutputChunk, Stream};
 use atoll_worker::{ExecHandle, OutputReader};
 use axum::body::Bytes;
 use axum::http::HeaderMap;
@@ -95,14 +95,14 @@ impl State {
         self.access.touch();
         Ok(match next {
             Err(_) => event(&json!({ "keepalive": {} })),
-            Ok(Ok(Some(Chunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
+            Ok(Ok(Some(OutputChunk::Data { stream, bytes, .. }))) => self.data(stream, &bytes),
             // The process goes on; whoever listens must not take what is left for all of it.
-            Ok(Ok(Some(Chunk::Gap { from, to }))) => {
+            Ok(Ok(Some(OutputChunk::Gap { from, to }))) => {
                 let lost = to - from;
                 let message = format!("{lost} bytes of output came faster than they were read");
                 self.fail(&ConnectError::new("data_loss", message))
             }
-            Ok(Ok(Some(Chunk::Exit(status)))) => return self.end(status).await,
+            Ok(Ok(Some(OutputChunk::Exit(status)))) => return self.end(status).await,
             Ok(Ok(None)) => {
                 let status = self.control.info().status.unwrap_or_default();
                 return self.end(status).await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use atoll_model::{Chunk, Code, Error, ExecSpec, TerminalSize};
+use atoll_model::{Code, Error, ExecSpec, OutputChunk, TerminalSize};
 use atoll_worker::LocalRuntime;
 
 use super::super::latency::{kilobytes, run_true};
@@ -21,9 +21,9 @@ pub(super) async fn stream(runtime: &LocalRuntime) -> Result<Row, Error> {
     let mut heard = 0;
     while let Some(chunk) = reader.next().await? {
         match chunk {
-            Chunk::Data { bytes, .. } => heard += bytes.len() as u64,
-            Chunk::Gap { .. } => return Err(Error::new(Code::Internal, "a gap")),
-            Chunk::Exit(_) => break,
+            OutputChunk::Data { bytes, .. } => heard += bytes.len() as u64,
+            OutputChunk::Gap { .. } => return Err(Error::new(Code::Internal, "a gap")),
+            OutputChunk::Exit(_) => break,
         }
     }
     let rate = heard as f64 / 1e6 / begin.elapsed().as_secs_f64();
@@ -49,7 +49,7 @@ pub(super) async fn echo(runtime: &LocalRuntime) -> Result<Row, Error> {
         let begin = Instant::now();
         control.write_stdin(b"x").await?;
         match output.next().await? {
-            Some(Chunk::Data { .. }) => samples.add(begin),
+            Some(OutputChunk::Data { .. }) => samples.add(begin),
             other => return Err(Error::new(Code::Internal, format!("{other:?}"))),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use atoll_model::{Authority, Caller, SandboxId, WriteOptions};
+use atoll_model::{Authority, RunAs, SandboxId, WriteOptions};
 use atoll_worker::ExecHandle;
 
 use crate::attacks::USERS;
@@ -33,7 +33,7 @@ struct Swapper {
 
 impl Swapper {
     async fn start(world: &World, id: &SandboxId, user: &str, words: &[&str]) -> Self {
-        let exec = probe_spec(words).user(user).open_input();
+        let exec = probe_spec(words).user(user).piped_stdin();
         let mut exec = world.runtime.exec(id, exec).await.expect("it starts");
         let control = world.runtime.find_exec(id, exec.control.id());
         let swaps = Arc::<AtomicU64>::default();
@@ -66,7 +66,7 @@ impl Swapper {
 async fn run(
     world: &World,
     id: &SandboxId,
-    (caller, name): (&Caller, &str),
+    (caller, name): (&RunAs, &str),
     work: Work,
     swapper: &Swapper,
 ) -> (u32, u32) {
@@ -113,12 +113,12 @@ async fn a_race_between_directory_and_link_is_never_won() {
     let target = canary.directory();
     for user in USERS {
         let caller = match *user {
-            "root" => Caller::root(),
-            _ => Caller::default(),
+            "root" => RunAs::root(),
+            _ => RunAs::default(),
         };
         // It belongs to whoever swaps there.
         let directory = format!("/race-{user}");
-        let owner = Caller {
+        let owner = RunAs {
             authority: Authority::Root,
             ..caller.clone()
         };
