@@ -26,7 +26,7 @@ pub use writer::FileWriter;
 
 /// Checks a path: not empty, no NUL byte, at most 4096 bytes.
 pub(crate) fn check_path(path: &[u8]) -> Result<Vec<u8>, Error> {
-    let wrong = |message: &str| {
+    let invalid = |message: &str| {
         Err(Error::invalid(
             "path",
             message,
@@ -34,9 +34,9 @@ pub(crate) fn check_path(path: &[u8]) -> Result<Vec<u8>, Error> {
         ))
     };
     match path {
-        [] => wrong("the path is empty"),
-        _ if path.contains(&0) => wrong("the path contains a NUL byte"),
-        _ if path.len() > 4096 => wrong("the path is longer than 4096 bytes"),
+        [] => invalid("the path is empty"),
+        _ if path.contains(&0) => invalid("the path contains a NUL byte"),
+        _ if path.len() > 4096 => invalid("the path is longer than 4096 bytes"),
         _ => Ok(path.to_vec()),
     }
 }

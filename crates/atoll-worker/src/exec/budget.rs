@@ -21,7 +21,7 @@ const WINDOWS_PER_SANDBOX: u64 = 16;
 /// Divisor of the window while the budget is exceeded.
 const OVER_BUDGET_DIVISOR: u64 = 16;
 
-/// What may be retention, as a runtime is told.
+/// Output retention of a runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OutputRetention {
     /// Retained bytes of each command.

@@ -110,7 +110,7 @@ impl OutputReader {
         }))
     }
 
-    /// Goes past a segment of a stream nobody asks for.
+    /// Skips segments of the other stream.
     fn skip_other_stream(&mut self, stream: Stream) -> Result<(), Error> {
         loop {
             let (start, end) = self.log.bounds();

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_does_not_depend_on_the_system_clock() {
+    fn remaining_time_does_not_depend_on_the_system_clock() {
         const YEAR: i64 = 365 * 24 * 3_600_000_000;
         let hour = Duration::from_hours(1);
         for step in [-10 * YEAR, 10 * YEAR] {

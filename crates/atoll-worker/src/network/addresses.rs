@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_given_twice_and_a_returned_one_comes_last() {
+    fn addresses_are_unique_and_released_ones_come_last() {
         let scratch = tempfile::tempdir().expect("directory");
         let path = scratch.path().join("addresses");
         let (one, other) = (Addresses::open(&path), Addresses::open(&path));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_somebody_held_are_gone_on_with_and_the_rest_given_up() {
+    fn inherited_claims_are_kept_if_used_and_released_otherwise() {
         let scratch = tempfile::tempdir().expect("directory");
         let path = scratch.path().join("addresses");
         let one = Addresses::open(&path).expect("open");
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_other_rules_name_is_passed_over_and_stays_free() {
+    fn block_in_rules_of_others_is_skipped_and_stays_free() {
         let scratch = tempfile::tempdir().expect("directory");
         let path = scratch.path().join("addresses");
         let one = Addresses::open(&path).expect("open");
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn released_blocks_are_free_although_a_keeper_has_the_file_open() {
+    fn released_blocks_are_free_while_a_keeper_has_the_file_open() {
         let scratch = tempfile::tempdir().expect("directory");
         let path = scratch.path().join("addresses");
         let one = Addresses::open(&path).expect("open");

@@ -130,7 +130,7 @@ pub(super) fn nft(text: &str) -> Result<(), Error> {
             .to_owned();
         return Err(Error::new(
             Code::UnsupportedByHost,
-            format!("this host cannot provide the network internet: nft refused our rules: {message}"),
+            format!("this host cannot provide the network internet: nft rejected the rules: {message}"),
         )
         .remedy("a kernel with nftables, conntrack, fib, reject and masquerade is needed (5.10 or newer)")
         .detail("feature", "network internet"));

@@ -55,11 +55,11 @@ fn links() -> Result<Vec<(String, Ipv4Addr)>, Error> {
 /// Tags of the instances with a table, and the socket for further requests; `None` if the kernel
 /// has no nftables.
 fn tables() -> Result<Option<(Socket, Vec<String>)>, Error> {
-    let asked = firewall::open().and_then(|mut socket| {
+    let result = firewall::open().and_then(|mut socket| {
         let tags = inventory::tags(&mut socket)?;
         Ok((socket, tags))
     });
-    match asked {
+    match result {
         Ok(found) => Ok(Some(found)),
         Err(error) if is_unsupported(&error) => Ok(None),
         Err(error) => Err(internal("list the tables of instances", &error)),

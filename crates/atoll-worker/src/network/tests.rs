@@ -1,4 +1,4 @@
-//! What sandboxes can and cannot reach, shown with packets.
+//! What sandboxes can and cannot reach, tested with packets.
 
 pub(super) mod dns;
 mod exceptions;
@@ -23,7 +23,7 @@ use self::world::{
 use super::{Config, Network, Resolvers, dial, inventory, ports, remove_leftovers};
 
 #[test]
-fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer() {
+fn public_addresses_are_reached_and_all_others_are_rejected() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (sandbox, neighbour) = (
@@ -49,7 +49,7 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
                 "{address}"
             );
         }
-        // Datagrams neither.
+        // UDP is blocked, too.
         let servers = [
             netns::within(world.internet.as_fd(), world::udp_socket).expect("internet"),
             world::udp_socket(),
@@ -66,12 +66,12 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
             Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
         };
         assert_eq!(servers.each_ref().map(heard), [const { None }; 4]);
-        // Not even by a policy that says so, if one could.
+        // Not even with a policy that allows it.
         sandbox.set_policy(&["0.0.0.0/0"], &[], Deny).await;
         for address in &refused {
             sandbox.reach(address).expect_err(address);
         }
-        // Without our rules, but with their masquerade, everybody answers.
+        // Control: without the rules, but with masquerade, all servers answer.
         for tag in ["aaaa", "bbbb"] {
             sh(&format!("nft flush table inet atoll_{tag}"));
         }
@@ -90,7 +90,7 @@ fn public_addresses_are_reached_and_all_others_refused_though_they_would_answer(
 }
 
 #[test]
-fn a_policy_is_obeyed_by_address_and_port() {
+fn policy_applies_by_address_and_port() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (sandbox, free) = (
@@ -120,14 +120,14 @@ fn a_policy_is_obeyed_by_address_and_port() {
             assert_eq!(reached, expected, "{allow:?} {deny:?} {default:?}");
             assert!(
                 PUBLIC.iter().all(|address| free.reach(address).is_ok()),
-                "others are not concerned"
+                "other sandboxes are not affected"
             );
         }
     });
 }
 
 #[test]
-fn a_change_of_policy_cuts_what_is_established() {
+fn policy_change_cuts_established_connections() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let sandbox = TestSandbox::attach(&network).await;
@@ -138,24 +138,24 @@ fn a_change_of_policy_cuts_what_is_established() {
             .inside(|| UdpSocket::bind("0.0.0.0:7"))
             .expect("bind");
         assert!(is_delivered(&client, &server, "1.1.1.1:7"));
-        // A server that goes on talking: no word of it may come in.
+        // A server that keeps sending: nothing of it may come in.
         let back = format!("{HOST}:7");
         assert!(is_delivered(&server, &client, &back));
         sandbox.set_policy(&[], &["1.1.1.1"], Allow).await;
         assert!(!is_delivered(&server, &client, &back));
         assert!(!is_delivered(&client, &server, "1.1.1.1:7"));
         assert!(echo(&cut).is_err());
-        echo(&kept).expect("the other goes on");
+        echo(&kept).expect("the other connection continues");
         sandbox.set_policy(&[], &[], Allow).await;
         assert!(
             is_delivered(&server, &client, &back),
-            "the same probe with the rule removed"
+            "control: the same probe without the rule"
         );
     });
 }
 
 #[test]
-fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
+fn spoofed_sources_and_ipv6_are_dropped() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let (sandbox, neighbour) = (
@@ -176,7 +176,7 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
         assert!(!sh(&format!("ip addr show {link}")).contains("inet6"));
         sh(&format!("ip addr add fd99::1/64 dev {link} nodad"));
         let [own, of_neighbour, of_internet, six] = sandbox.inside(|| {
-            // As if it had every right in its namespace.
+            // As if it had all capabilities in its namespace.
             sh("ip addr add fd99::2/64 dev eth0 nodad");
             sh(&format!("ip addr add {} dev lo", neighbour.link.address()));
             sh("ip addr add 9.9.9.9 dev lo");
@@ -192,13 +192,13 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
         assert!(!is_delivered(&of_neighbour, &server, "1.1.1.1:7"));
         assert!(!is_delivered(&of_internet, &server, "1.1.1.1:7"));
         assert!(!is_delivered(&six, &here, "[fd99::1]:7"));
-        // Without the rule.
+        // Control: without the rule.
         sh("nft flush chain inet atoll_aaaa leaving");
         assert!(is_delivered(&of_neighbour, &server, "1.1.1.1:7"));
         assert!(is_delivered(&of_internet, &server, "1.1.1.1:7"));
         assert!(
             !is_delivered(&six, &here, "[fd99::1]:7"),
-            "there is a second line"
+            "a second rule drops it"
         );
         sh("nft flush chain inet atoll_aaaa to_host");
         assert!(is_delivered(&six, &here, "[fd99::1]:7"));
@@ -206,7 +206,7 @@ fn nobody_sends_in_the_name_of_another_or_by_ipv6() {
 }
 
 #[test]
-fn nothing_is_lost_right_after_a_link_was_made() {
+fn no_packet_is_lost_right_after_a_link_is_created() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let server = netns::within(world.internet.as_fd(), || UdpSocket::bind("1.1.1.1:7"));
@@ -232,13 +232,13 @@ fn nothing_is_lost_right_after_a_link_was_made() {
 }
 
 #[test]
-fn rules_that_somebody_takes_away_come_back_with_the_policies() {
+fn deleted_rules_are_restored_with_the_policies() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let sandbox = TestSandbox::attach(&network).await;
         sandbox.set_policy(&[], &["9.9.9.9"], Allow).await;
         for _ in 0..2 {
-            // What reloading a firewall does.
+            // As a firewall reload does.
             sh("nft flush ruleset");
             wait_for("the rules", Duration::from_mins(1), || {
                 let listed = sh("nft list ruleset; ip link show up");
@@ -249,16 +249,16 @@ fn rules_that_somebody_takes_away_come_back_with_the_policies() {
                 sandbox.reach(address).expect_err(address);
             }
         }
-        network.tear_down().await.expect("dismantle");
+        network.tear_down().await.expect("tear down");
         assert_eq!(sh("nft list tables"), "");
         let late = netns::create().expect("a network namespace");
         let late = network.attach(late, NetworkPolicy::default()).await;
-        assert!(late.is_err(), "there are no rules for another");
+        assert!(late.is_err(), "the network is closed");
     });
 }
 
 #[test]
-fn no_address_of_the_host_comes_or_goes_with_a_sandbox() {
+fn host_addresses_do_not_change_with_a_sandbox() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let first = TestSandbox::attach(&network).await;
@@ -279,7 +279,7 @@ fn no_address_of_the_host_comes_or_goes_with_a_sandbox() {
 }
 
 #[test]
-fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
+fn gateway_answers_dns_for_sandboxes_only() {
     World::with(async |world| {
         let upstream = netns::within(world.internet.as_fd(), || UdpSocket::bind("9.9.9.9:53"));
         let upstream = upstream.expect("internet").expect("bind");
@@ -302,7 +302,7 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
         };
         let network = Network::new("aaaa", config, None).expect("a network");
         let sandbox = TestSandbox::attach(&network).await;
-        // Names are answered even if nothing else may be reached.
+        // DNS works even if nothing else is allowed.
         sandbox.set_policy(&[], &[], Deny).await;
         let server = sandbox.link.resolv_conf();
         let server = server
@@ -328,7 +328,7 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
         assert!(response.ends_with(&[1, 1, 1, 1]));
         let response = ask(&inside, "metadata.example.com").expect("an answer");
         assert_eq!((response[3] & 0xf, response[7]), (0, 0));
-        // A neighbour of the host that knows the way.
+        // A neighbour of the host that has a route.
         let outside = netns::within(world.internet.as_fd(), || {
             sh(&format!("ip route add {server} via {HOST}"));
             UdpSocket::bind("203.0.113.1:0")
@@ -338,13 +338,13 @@ fn names_are_asked_of_the_gateway_and_nobody_else_uses_it() {
         sh("nft flush chain inet atoll_aaaa prerouting");
         assert!(
             ask(&outside, "example.com").is_ok(),
-            "the same without the rule"
+            "control: the same without the rule"
         );
     });
 }
 
 #[test]
-fn nothing_comes_in_but_answers() {
+fn only_replies_come_in() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let sandbox = TestSandbox::attach(&network).await;
@@ -363,12 +363,12 @@ fn nothing_comes_in_but_answers() {
         for chain in ["arriving", "leaving", "beyond", "postrouting"] {
             sh(&format!("nft flush chain inet atoll_aaaa {chain}"));
         }
-        connect_in().expect("the same without the rules");
+        connect_in().expect("control: the same without the rules");
     });
 }
 
 #[test]
-fn a_sandbox_with_many_connections_leaves_some_to_others() {
+fn connections_of_a_sandbox_are_limited() {
     World::with(async |world| {
         let config = Config {
             connections: 5,
@@ -388,13 +388,13 @@ fn a_sandbox_with_many_connections_leaves_some_to_others() {
     });
 }
 
-/// The links of sandboxes.
+/// Interface names of sandboxes' links.
 fn links() -> String {
     sh("ip -o link | grep -o 'atl-[a-z0-9]*-[0-9]*' | grep '[0-9]$' || true")
 }
 
 #[test]
-fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
+fn removed_link_takes_its_elements_and_flows_along() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let sandbox = TestSandbox::attach(&network).await;
@@ -414,7 +414,7 @@ fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
         });
         wait_for("its flows to go", Duration::from_mins(1), || !remembered());
         assert!(!sh("nft list table inet atoll_aaaa").contains(&format!("{address} : jump")));
-        // The namespace can be linked again, with another address.
+        // The namespace can be attached again, with another address.
         let again = network
             .attach(namespace, NetworkPolicy::default())
             .await
@@ -424,7 +424,7 @@ fn a_link_goes_with_its_elements_and_flows_and_its_address_comes_back_last() {
 }
 
 #[test]
-fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
+fn removal_affects_only_links_and_rules_of_the_instance() {
     World::with(async |world| {
         sh("nft add table inet theirs");
         let before = sh("ip -o link | wc -l; nft list tables");
@@ -436,7 +436,7 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
             TestSandbox::attach(&one).await,
         ];
         let foreign_sandbox = TestSandbox::attach(&other).await;
-        one.tear_down().await.expect("dismantle");
+        one.tear_down().await.expect("tear down");
         unused.tear_down().await.expect("nothing to do");
         let left = links();
         assert_eq!(left.trim(), foreign_sandbox.link.name);
@@ -445,13 +445,13 @@ fn dismantling_and_collecting_take_away_what_is_ours_and_nothing_else() {
         // As if its process had been killed.
         foreign_sandbox.link.network.mark_closed();
         std::mem::forget(foreign_sandbox);
-        remove_leftovers("bbbb").expect("collect");
+        remove_leftovers("bbbb").expect("remove leftovers");
         remove_leftovers("bbbb").expect("nothing left to do");
         assert_eq!(sh("ip -o link | wc -l; nft list tables"), before);
     });
 }
 
-/// Whether the forwarder answers a sandbox's query, if only with a failure.
+/// Whether the forwarder answers a sandbox's query, if only with an error.
 fn answers_names(sandbox: &TestSandbox) -> bool {
     let gateway = sandbox.link.gateway();
     sandbox.inside(|| {
@@ -464,15 +464,15 @@ fn answers_names(sandbox: &TestSandbox) -> bool {
 }
 
 #[test]
-fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
+fn block_in_rules_or_links_of_another_instance_is_skipped() {
     World::with(async |world| {
         let open = |tag| Network::new(tag, world.config(), None).expect("a network");
         let killed = open("aaaa");
         let sandbox = TestSandbox::attach(&killed).await;
         assert!(answers_names(&sandbox));
         let stale = sandbox.link.gateway();
-        // As a SIGKILL leaves it: rules and gateway stay, locks on addresses do not.
-        killed.detach().await.expect("leave");
+        // As after a SIGKILL: rules and gateway exist, locks on addresses do not.
+        killed.detach().await.expect("detach");
         drop((sandbox, killed));
         assert_eq!(
             inventory::tags().expect("tags"),
@@ -480,7 +480,7 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
         );
         for (tag, change) in [
             ("bbbb", "true"),
-            // The rules alone are enough.
+            // The rules alone are sufficient.
             ("cccc", "ip link del atl-aaaa-gate"),
         ] {
             sh(change);
@@ -488,22 +488,22 @@ fn a_block_is_passed_over_while_rules_or_links_of_another_instance_name_it() {
             let sandbox = TestSandbox::attach(&next).await;
             assert_ne!(sandbox.link.gateway(), stale);
             assert!(answers_names(&sandbox), "{tag}");
-            next.tear_down().await.expect("dismantle");
+            next.tear_down().await.expect("tear down");
         }
-        remove_leftovers("aaaa").expect("collect");
+        remove_leftovers("aaaa").expect("remove leftovers");
         assert!(inventory::tags().expect("tags").is_empty());
         let last = open("dddd");
         let sandbox = TestSandbox::attach(&last).await;
         assert_eq!(sandbox.link.gateway(), stale, "the block is free again");
-        last.tear_down().await.expect("dismantle");
+        last.tear_down().await.expect("tear down");
     });
 }
 
 #[test]
-fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
+fn namespace_of_another_user_namespace_can_be_attached() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
-        // As sandboxes have it: a network namespace of their own user namespace.
+        // As of sandboxes: a network namespace in a user namespace.
         let mut process = Command::new("unshare")
             .args(["--user", "--map-root-user", "--net", "cat"])
             .stdin(Stdio::piped())
@@ -526,19 +526,19 @@ fn a_namespace_that_belongs_to_others_than_root_is_linked_all_the_same() {
         sandbox.reach("10.0.0.1").expect_err("private");
         drop(stdin);
         process.wait().expect("the end");
-        // Its link went with it, without anybody's doing.
+        // The kernel removed its link.
         let TestSandbox { namespace, link } = sandbox;
         drop(namespace);
         wait_for("the link to go", Duration::from_mins(1), || {
             links().is_empty()
         });
         drop(link);
-        network.tear_down().await.expect("dismantle");
+        network.tear_down().await.expect("tear down");
     });
 }
 
 #[test]
-fn a_failed_attach_leaves_nothing() {
+fn failed_attach_leaves_nothing() {
     World::with(async |world| {
         let network = Network::new("aaaa", world.config(), None).expect("a network");
         let namespace = netns::create().expect("a network namespace");
@@ -552,13 +552,13 @@ fn a_failed_attach_leaves_nothing() {
                 .message
                 .contains("link")
         );
-        network.tear_down().await.expect("dismantle");
+        network.tear_down().await.expect("tear down");
         assert!(links().is_empty());
     });
 }
 
 #[test]
-fn servers_inside_are_listed_and_reached_wherever_they_listen() {
+fn servers_are_listed_and_reached_on_every_address() {
     World::with(async |_world| {
         let namespace = netns::create().expect("a network namespace");
         netns::within(namespace.as_fd(), || {
@@ -586,10 +586,10 @@ fn servers_inside_are_listed_and_reached_wherever_they_listen() {
             stream.read_exact(&mut greeting).await.expect("a greeting");
             assert_eq!(&greeting, b"hello");
         }
-        let nobody = dial(copy(&namespace), "127.0.0.1:9".parse().expect("address")).await;
+        let refused = dial(copy(&namespace), "127.0.0.1:9".parse().expect("address")).await;
         assert!(
-            nobody
-                .expect_err("nobody")
+            refused
+                .expect_err("a closed port")
                 .remedy
                 .expect("remedy")
                 .contains("start a server")

@@ -226,11 +226,11 @@ fn all(socket: &mut Socket) -> io::Result<Vec<HostLink>> {
 /// All instances' links: the tag, and the address of the sandbox or gateway.
 pub(super) fn list_owners(socket: &mut Socket) -> io::Result<Vec<(String, Ipv4Addr)>> {
     let links = all(socket)?;
-    let ours = links.iter().filter_map(|link| {
+    let owners = links.iter().filter_map(|link| {
         let (tag, _) = link.name.strip_prefix(PREFIX)?.split_once('-')?;
         Some((tag.to_owned(), link.sandbox))
     });
-    Ok(ours.collect())
+    Ok(owners.collect())
 }
 
 fn parse(body: &[u8]) -> Option<HostLink> {

@@ -1,4 +1,4 @@
-//! Terminals that come later show what those show that saw everything.
+//! A terminal that is attached late shows the same as one that received every byte.
 
 mod reference;
 mod streams;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::cell::Cell;
 use super::{Screen, Size};
 
-/// Everything of a screen that can be seen or will matter, as text that says where two differ.
+/// The complete state of a screen as text, to compare two.
 fn describe(screen: &Screen) -> Vec<String> {
     let terminal = &screen.terminal;
     let visible = |cell: Cell| {
@@ -55,14 +55,14 @@ fn assert_same(late: &Screen, early: &Screen) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// A fresh terminal after a replay.
+/// A new terminal after a replay.
 fn attach(screen: &Screen) -> Screen {
     let mut late = Screen::new(screen.size());
     late.feed(&screen.replay());
     late
 }
 
-/// What was written on the screen, without looks.
+/// The text of the screen.
 fn text(screen: &Screen) -> Vec<String> {
     let row = |row: &super::row::Row| {
         let mut text = String::new();
@@ -91,7 +91,7 @@ fn text_wraps_and_scrolls() {
 }
 
 #[test]
-fn drawing_characters_insertion_and_repetition() {
+fn drawing_characters_insertion_and_repetition_are_rendered() {
     let screen = fed(
         4,
         8,
@@ -101,7 +101,7 @@ fn drawing_characters_insertion_and_repetition() {
 }
 
 #[test]
-fn the_alternate_screen_leaves_the_main_one_as_it_was() {
+fn alternate_screen_leaves_the_main_screen_unchanged() {
     let mut screen = fed(3, 10, b"shell$ vim\x1b[?1049h\x1b[2;3Hhello");
     assert_eq!(text(&screen), ["", "  hello", ""]);
     let mut late = attach(&screen);
@@ -112,7 +112,7 @@ fn the_alternate_screen_leaves_the_main_one_as_it_was() {
 }
 
 #[test]
-fn two_hundred_thousand_bytes_of_scrollback_are_given_as_text() {
+fn replay_contains_200_000_bytes_of_scrollback() {
     let mut screen = Screen::new(Size::default());
     for line in 0..100_000 {
         screen.feed(format!("line {line}\r\n").as_bytes());
@@ -133,7 +133,7 @@ fn two_hundred_thousand_bytes_of_scrollback_are_given_as_text() {
 }
 
 #[test]
-fn nothing_a_program_writes_makes_it_large() {
+fn memory_is_bounded_for_any_input() {
     let mut screen = Screen::new(Size {
         rows: usize::MAX,
         columns: usize::MAX,
@@ -177,7 +177,7 @@ fn nothing_a_program_writes_makes_it_large() {
 }
 
 #[test]
-fn a_string_longer_than_is_kept_still_ends() {
+fn string_longer_than_the_limit_still_ends() {
     let mut screen = fed(2, 20, b"a\x1b]52;c;");
     screen.feed(&vec![b'x'; 100_000]);
     let mut late = attach(&screen);
@@ -191,12 +191,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn who_comes_later_sees_the_same(stream in streams::stream(), cut in any::<prop::sample::Index>()) {
+    fn late_client_sees_the_same_screen(stream in streams::stream(), cut in any::<prop::sample::Index>()) {
         streams::check(&stream, cut)?;
     }
 
     #[test]
-    fn any_bytes_are_taken(bytes in prop::collection::vec(any::<u8>(), 0..600), at in any::<prop::sample::Index>()) {
+    fn any_bytes_are_accepted(bytes in prop::collection::vec(any::<u8>(), 0..600), at in any::<prop::sample::Index>()) {
         let (first, rest) = bytes.split_at(at.index(bytes.len() + 1));
         let mut early = fed(5, 12, first);
         let mut late = attach(&early);
@@ -204,7 +204,7 @@ proptest! {
         early.feed(rest);
         late.feed(rest);
         assert_same(&late, &early)?;
-        // Cut elsewhere it is the same.
+        // Another split of the input gives the same.
         let whole = fed(5, 12, &bytes);
         assert_same(&whole, &early)?;
     }

@@ -14,7 +14,7 @@ impl Scratch {
             std::process::id(),
             std::thread::current().id()
         ));
-        std::fs::create_dir_all(&path).expect("it can be made");
+        std::fs::create_dir_all(&path).expect("create a directory");
         Self(path)
     }
 }
@@ -37,7 +37,7 @@ fn feed(log: &OutputLog, stream: Stream, bytes: &[u8]) {
     }
 }
 
-/// Everything that is kept, segment by segment.
+/// All retained segments.
 fn segments(log: &OutputLog) -> Vec<(Stream, Vec<u8>)> {
     let (mut position, end) = log.bounds();
     let mut all = Vec::new();
@@ -52,7 +52,7 @@ fn segments(log: &OutputLog) -> Vec<(Stream, Vec<u8>)> {
 }
 
 #[test]
-fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
+fn log_keeps_order_and_stream_of_bytes_after_reopening() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x"));
     assert!(!scratch.0.join("x.log").exists());
@@ -72,7 +72,7 @@ fn streams_keep_their_order_and_their_names_also_for_the_next_reader() {
 }
 
 #[test]
-fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
+fn log_retains_only_the_window_after_reopening() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x"));
     let turn = vec![7; 59_999];
@@ -104,11 +104,11 @@ fn only_the_window_is_kept_and_the_next_reader_knows_from_where() {
 }
 
 #[test]
-fn an_entry_without_bytes_changes_nothing() {
+fn index_entry_without_bytes_is_ignored() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x"));
     feed(&log, Stream::Stdout, b"one");
-    // As if we had been killed between the two writes.
+    // As if the server had been killed between the two writes.
     let index = OpenOptions::new()
         .append(true)
         .open(scratch.0.join("x.index"))
@@ -134,7 +134,7 @@ impl Concat for Vec<(Stream, Vec<u8>)> {
 }
 
 #[test]
-fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
+fn slow_reader_exerts_backpressure_until_it_reads_or_leaves() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x")).with_reader_timeout(Duration::from_mins(1));
     let reader = log.update_reader(None, 0);
@@ -152,9 +152,10 @@ fn a_slow_reader_holds_the_command_back_until_it_reads_or_goes() {
     assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
-/// Two streams that take turns with every byte are given up long before the window is full.
+/// Output that alternates between streams with every byte reaches the index limit long before the
+/// window.
 #[test]
-fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
+fn reader_many_stream_changes_behind_exerts_backpressure() {
     let scratch = Scratch::new();
     let stem = scratch.0.join("x");
     let changes = MAX_INDEX_ENTRIES + MAX_INDEX_ENTRIES / 8;
@@ -167,16 +168,16 @@ fn a_reader_that_is_many_changes_behind_holds_the_command_back_too() {
     assert!(matches!(log.backpressure(), Backpressure::None));
     let reader = log.update_reader(None, 0);
     assert!(matches!(log.backpressure(), Backpressure::Until(_)));
-    // What it holds back is not given up.
+    // Output that it has not read is not dropped.
     feed(&log, Stream::Stderr, b"x");
     assert_eq!(log.bounds().0, 0);
     log.update_reader(Some(reader), changes / 2);
     assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
-/// A server that was killed had a reader that was far behind: the next one waits for it before it gives anything up.
+/// A killed server had a lagging reader: the next server waits for it before it drops output.
 #[test]
-fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
+fn full_log_waits_for_readers_of_the_previous_server() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x")).with_reader_timeout(Duration::from_mins(1));
     let _reader = log.update_reader(None, 0);
@@ -195,14 +196,14 @@ fn a_log_that_is_full_waits_for_the_readers_of_the_server_before() {
     let reader = log.update_reader(None, PUNCH_BYTES);
     assert!(matches!(log.backpressure(), Backpressure::None));
     log.remove_reader(reader);
-    // Nobody came.
+    // No reader reconnects.
     let log = open().with_reader_grace();
     log.readers().grace_until = Some(Instant::now());
     assert!(matches!(log.backpressure(), Backpressure::None));
 }
 
 #[test]
-fn a_closed_pipe_is_told_from_an_empty_one() {
+fn closed_pipe_is_distinguished_from_an_empty_one() {
     let scratch = Scratch::new();
     let log = OutputLog::new(scratch.0.join("x"));
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
@@ -219,7 +220,7 @@ fn a_closed_pipe_is_told_from_an_empty_one() {
 }
 
 #[test]
-fn where_only_the_reserve_is_left_a_log_does_not_grow() {
+fn log_does_not_grow_if_only_the_disk_reserve_is_left() {
     let scratch = Scratch::new();
     let feed_all = |reserve: u64| {
         let kept = OutputRetention {
@@ -241,7 +242,7 @@ fn where_only_the_reserve_is_left_a_log_does_not_grow() {
 }
 
 #[test]
-fn what_gives_way_keeps_its_end_also_for_the_next_reader() {
+fn dropped_log_keeps_its_last_page_after_reopening() {
     let scratch = Scratch::new();
     let budget = Arc::new(Budget::new(OutputRetention::default(), scratch.0.clone()));
     let log = OutputLog::new(scratch.0.join("x")).with_budget(&budget);

@@ -1,4 +1,4 @@
-//! What is written is read again, whatever was cut off before it and however much was forgotten.
+//! Records survive truncated lines, deletions and compactions.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn start(log: &Arc<RecordLog>, word: &str, at: i64) -> ExecRecord {
     record
 }
 
-/// Which commands are known, and whether each has ended.
+/// Recorded commands, and whether each has ended.
 fn recorded(log: &Arc<RecordLog>) -> Vec<(ExecId, bool)> {
     let all = ExecRecord::read_all(log).expect("read").into_iter();
     all.map(|record| (record.id, record.status.is_some()))
@@ -27,7 +27,7 @@ fn recorded(log: &Arc<RecordLog>) -> Vec<(ExecId, bool)> {
 }
 
 #[test]
-fn a_line_that_was_cut_off_costs_only_itself() {
+fn truncated_line_loses_no_other_line() {
     let (_directory, log) = log();
     let mut first = start(&log, "first", 1);
     let second = start(&log, "second", 2);
@@ -38,7 +38,7 @@ fn a_line_that_was_cut_off_costs_only_itself() {
         first.write_end(ExecStatus::default(), 5).expect("written");
         let third = start(&log, "third", 3);
         let mut expected = vec![(first.id.clone(), true), (third.id, false)];
-        // Only the end of its line is missing.
+        // Only the newline is missing.
         if end == whole.len() - 1 {
             expected.insert(1, (second.id.clone(), false));
         }
@@ -47,7 +47,7 @@ fn a_line_that_was_cut_off_costs_only_itself() {
 }
 
 #[test]
-fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
+fn missing_log_is_empty_and_unreadable_log_is_an_error() {
     let (directory, _) = log();
     let missing = RecordLog::open(directory.path().join("missing"));
     assert_eq!(recorded(&missing), []);
@@ -56,7 +56,7 @@ fn who_ran_nothing_has_no_commands_and_what_cannot_be_read_is_not_nothing() {
 }
 
 #[test]
-fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
+fn deleted_records_stay_deleted_and_are_compacted() {
     let (_directory, log) = log();
     let stays = start(&log, "stays", 0);
     let word = "x".repeat(1000);
@@ -71,7 +71,7 @@ fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
         if at % 100 == 0 {
             let expected = [(stays.id.clone(), false)];
             assert_eq!(recorded(&log), expected);
-            // Another server knows as much.
+            // Another server reads the same.
             let other = Arc::new(RecordLog::new(log.directory().to_owned()));
             assert_eq!(recorded(&other), expected);
         }
@@ -81,11 +81,11 @@ fn what_is_forgotten_stays_so_and_takes_no_room_for_ever() {
 }
 
 #[test]
-fn whoever_has_the_ledger_of_a_directory_has_the_same() {
+fn log_of_a_directory_is_shared() {
     let (directory, log) = log();
     let path = directory.path().to_owned();
     let mut early = start(&log, "early", 1);
-    // A sandbox that was started again has commands of its own, and writes the file anew.
+    // A restarted sandbox has commands of its own and compacts the log.
     let later = RecordLog::open(path.clone());
     let word = "x".repeat(2 * MIN_COMPACTION_BYTES);
     start(&later, &word, 2).tombstone();
@@ -96,17 +96,14 @@ fn whoever_has_the_ledger_of_a_directory_has_the_same() {
         [(early.id.clone(), true)]
     );
     drop((early, log, later));
-    assert!(
-        !super::open_logs().contains_key(&path),
-        "nobody has it any more"
-    );
+    assert!(!super::open_logs().contains_key(&path), "the log is closed");
 }
 
 #[test]
-fn files_of_earlier_versions_are_read_and_taken_in() {
+fn files_of_earlier_versions_are_read_and_merged() {
     let (directory, log) = log();
     let (kept, gone) = (start(&log, "kept", 1), start(&log, "gone", 2));
-    // As they wrote them: a file for each, without ids.
+    // In their format: a file for each command, without ids.
     for (record, end) in [
         (&kept, ""),
         (
@@ -126,7 +123,7 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
     log.close_when_idle();
     let both = [(kept.id.clone(), false), (gone.id.clone(), true)];
     assert_eq!(recorded(&log), both);
-    // What happens now is written in the new form.
+    // New events are written to the log.
     let [mut old, _] = ExecRecord::read_all(&log)
         .expect("read")
         .try_into()
@@ -141,11 +138,11 @@ fn files_of_earlier_versions_are_read_and_taken_in() {
 }
 
 #[test]
-fn a_ledger_that_cannot_be_written_again_stays_as_it_is() {
+fn log_stays_intact_if_compaction_fails() {
     let (directory, log) = log();
     let record = start(&log, "one", 1);
-    // Where the new file would be is something else.
+    // A directory is in the place of the new file.
     fs::create_dir(directory.path().join(NEW_FILE_NAME)).expect("made");
-    log.compact().expect_err("no place");
+    log.compact().expect_err("the path is a directory");
     assert_eq!(recorded(&log), [(record.id, false)]);
 }

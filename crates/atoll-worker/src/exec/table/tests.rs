@@ -1,4 +1,4 @@
-//! What a table keeps, forgets and asks for.
+//! Eviction, journaling and limits of the exec table.
 
 use atoll_model::{CommandRow, ExecStatus, SandboxId};
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::journal::Journals;
 use atoll_model::ExecSpec;
 
-/// A sandbox's directory, with what is written about it.
+/// A sandbox's directory with its records and journal.
 struct Fixture {
     id: SandboxId,
     directory: tempfile::TempDir,
@@ -42,7 +42,7 @@ impl Fixture {
         ExecTable::new(self.execs(), complete, Some(notifier))
     }
 
-    /// Writes down a command that began, and perhaps ended.
+    /// Records a command that started, and possibly ended.
     fn record(&mut self, ended: bool) -> ExecRecord {
         self.record_of(&ExecSpec::argv(["true"]), ended)
     }
@@ -57,7 +57,7 @@ impl Fixture {
         record
     }
 
-    /// Has commands begin and end, as a server sees them.
+    /// Adds ended commands, as a server does.
     fn run(&mut self, table: &ExecTable, count: usize) {
         self.run_all(table, count, &ExecSpec::argv(["true"]));
     }
@@ -71,14 +71,14 @@ impl Fixture {
         }
     }
 
-    /// How many are written down.
+    /// Number of records.
     fn written(&self) -> usize {
         ExecRecord::read_all(&self.record_log)
             .expect("a record_log")
             .len()
     }
 
-    /// How many files there are of a kind.
+    /// Number of files with an extension.
     fn files(&self, kind: &str) -> usize {
         let all = std::fs::read_dir(self.execs()).expect("a directory");
         let all = all.map(|entry| entry.expect("an entry").path());
@@ -91,7 +91,7 @@ impl Fixture {
         written.expect("a journal");
     }
 
-    /// Everything the journal has that nobody took.
+    /// All unsynced rows of the journal.
     async fn read(&self, table: &ExecTable) -> Vec<CommandRow> {
         let read = self.journals.read(&self.id, table, 10_000).await;
         read.expect("a journal")
@@ -99,7 +99,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn a_table_presses_once_for_all_that_wait() {
+async fn table_requests_one_flush_for_all_waiting_commands() {
     let mut fixture = Fixture::new();
     let table = fixture.table(true);
     fixture.run(&table, MAX_ENDED + FLUSH_THRESHOLD - 1);
@@ -111,7 +111,7 @@ async fn a_table_presses_once_for_all_that_wait() {
     assert_eq!((fixture.written(), table.list().len()), (all, all));
     fixture.write(&table).await;
     assert_eq!(fixture.written(), MAX_ENDED);
-    // The same number again.
+    // The same number of commands again.
     fixture.run(&table, MAX_ENDED + FLUSH_THRESHOLD - 1);
     assert_eq!(fixture.journals.next_urgent(), None);
     fixture.run(&table, 1);
@@ -124,7 +124,7 @@ async fn a_table_presses_once_for_all_that_wait() {
 }
 
 #[tokio::test]
-async fn what_no_journal_takes_is_given_up_at_last() {
+async fn commands_are_evicted_at_last_if_the_journal_fails() {
     let mut fixture = Fixture::new();
     let table = fixture.table(true);
     fixture.run(&table, MAX_ENDED + MAX_UNJOURNALED + 3);
@@ -139,10 +139,10 @@ async fn what_no_journal_takes_is_given_up_at_last() {
 }
 
 #[tokio::test]
-async fn what_is_long_is_remembered_for_shorter() {
+async fn commands_with_long_arguments_are_evicted_earlier() {
     let mut fixture = Fixture::new();
     let table = fixture.table(true);
-    // A sixteenth of what may be, by one long word or by many short ones.
+    // A sixteenth of the limit, by one long argument or by many short ones.
     let line = "x".repeat(MAX_SPEC_BYTES / 16);
     let words = vec!["x"; MAX_SPEC_BYTES / 16 / 65];
     fixture.run(&table, 3);
@@ -151,10 +151,10 @@ async fn what_is_long_is_remembered_for_shorter() {
     fixture.run_all(&table, 10, &ExecSpec::argv(&words));
     assert_eq!(fixture.journals.next_urgent(), Some(fixture.id.clone()));
     assert_eq!(fixture.written(), 23);
-    // The oldest go first, however short they are.
+    // The oldest are evicted first, even short ones.
     fixture.write(&table).await;
     assert_eq!((fixture.written(), table.list().len()), (16, 16));
-    // Where no journal takes them, some wait.
+    // If the journal is not flushed, some wait.
     fixture.run_all(&table, 100, &ExecSpec::shell(line.as_str()));
     assert_eq!(fixture.written(), 64);
     assert_eq!(fixture.journals.health().lost, 36);
@@ -162,7 +162,7 @@ async fn what_is_long_is_remembered_for_shorter() {
 }
 
 #[tokio::test]
-async fn what_runs_was_not_asked_for_in_too_many_words() {
+async fn running_commands_have_bounded_arguments() {
     let fixture = Fixture::new();
     let table = fixture.table(true);
     let spec = ExecSpec::shell("x".repeat(MAX_SPEC_BYTES / 4));
@@ -178,9 +178,9 @@ async fn what_runs_was_not_asked_for_in_too_many_words() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_command_that_is_forgotten() {
+async fn evicted_command_leaves_no_files() {
     let mut fixture = Fixture::new();
-    // Of an earlier server, killed between two files.
+    // From an earlier server that was killed between two files.
     let record = fixture.record(true);
     std::fs::write(record.stem().with_extension("index"), b"").expect("written");
     let table = fixture.table(false);
@@ -195,7 +195,7 @@ async fn nothing_is_left_of_a_command_that_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server() {
+async fn starting_command_is_not_taken_for_a_killed_one() {
     let mut fixture = Fixture::new();
     let killed = fixture.record(false);
     let ended = fixture.record(true);
@@ -204,7 +204,7 @@ async fn a_command_that_is_just_beginning_was_not_killed_with_an_earlier_server(
         .reserve_new(table.inner(), &ExecSpec::argv(["true"]))
         .expect("room");
     let begins = fixture.record(false);
-    // What has no end may be either.
+    // A record without an end may be of either kind.
     let rows = fixture.read(&table).await;
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0].id, ended.id);

@@ -2,12 +2,13 @@ use super::super::create_pipe;
 use super::super::start::watch_readable;
 use super::*;
 
-/// A server moves a terminal's output into a pipe and from there into the log, and may be killed in between.
+/// A server splices a terminal's output into a pipe and from there into the log, and may be killed
+/// in between.
 #[tokio::test]
 async fn output_in_the_pipe_of_a_silent_terminal_is_logged() {
     let scratch = tempfile::tempdir().expect("directory");
     let log = OutputLog::new(scratch.path().join("log"));
-    // A pipe that nothing is written into stands for the terminal.
+    // An idle pipe stands for the terminal.
     let (master, _program) = create_pipe().expect("pipe");
     let (reader, writer) = create_pipe().expect("pipe");
     rustix::io::write(&writer, b"left").expect("write");

@@ -1,4 +1,4 @@
-//! Messages, and a forwarder between a client and a name server of ours.
+//! Parsing of messages, and a forwarder between a client and a test name server.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn check_with(kind: u16, data: &[u8], exceptions: &[EgressException]) -> AnswerC
 }
 
 #[test]
-fn answers_that_point_inside_are_known() {
+fn answers_with_blocked_addresses_are_detected() {
     assert_eq!(check(1, &[1, 1, 1, 1]), AnswerCheck::Allowed);
     assert_eq!(check(1, &[169, 254, 169, 254]), AnswerCheck::BlockedAddress);
     assert_eq!(check(1, &[10, 0, 0, 1]), AnswerCheck::BlockedAddress);
@@ -40,7 +40,7 @@ fn answers_that_point_inside_are_known() {
 }
 
 #[test]
-fn answers_that_point_to_an_exception_pass() {
+fn answers_with_an_exception_are_allowed() {
     let exceptions = ["10.1.0.0/16:443".parse().expect("an exception")];
     let check = |address| check_with(1, address, &exceptions);
     assert_eq!(check(&[10, 1, 255, 1]), AnswerCheck::Allowed);
@@ -49,7 +49,7 @@ fn answers_that_point_to_an_exception_pass() {
 }
 
 #[test]
-fn an_answer_to_another_question_is_foreign() {
+fn answer_to_another_query_is_foreign() {
     let (request, other) = (query("example.com", 1), query("example.org", 1));
     let request = Query::read(&request).expect("a query");
     assert_eq!(
@@ -66,7 +66,7 @@ fn an_answer_to_another_question_is_foreign() {
 }
 
 #[test]
-fn what_is_no_query_gets_no_answer_or_an_error() {
+fn invalid_query_gets_an_error_or_no_answer() {
     assert_eq!(Query::read(b"short"), Err(None));
     let request = query("example.com", 1);
     assert_eq!(Query::read(&answer(&request, &[])), Err(None));
@@ -84,7 +84,7 @@ fn what_is_no_query_gets_no_answer_or_an_error() {
 
 proptest! {
     #[test]
-    fn no_bytes_break_the_reader(bytes: Vec<u8>, tail: Vec<u8>) {
+    fn parser_accepts_any_bytes(bytes: Vec<u8>, tail: Vec<u8>) {
         if let Ok(query) = Query::read(&bytes) {
             query.check_answer(&bytes, &[]);
         }
@@ -98,7 +98,8 @@ proptest! {
     }
 }
 
-/// A name server that says 10.0.0.1 of `inside.…` and 1.1.1.1 of everything else; a long one by TCP only.
+/// A name server that answers 10.0.0.1 for `inside.…` and 1.1.1.1 for all other names; for `long…`
+/// the UDP answer is truncated.
 async fn upstream() -> SocketAddr {
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .await
@@ -173,7 +174,7 @@ fn start(upstream: Vec<SocketAddr>) -> (SocketAddr, Forwarder) {
 }
 
 #[tokio::test]
-async fn questions_are_passed_on_and_answers_that_point_inside_are_not() {
+async fn queries_are_forwarded_and_blocked_answers_are_not() {
     let (server, _forwarder) = start(vec![upstream().await]);
     let public = query("example.com", 1);
     for response in [
@@ -206,19 +207,19 @@ async fn questions_are_passed_on_and_answers_that_point_inside_are_not() {
         "no resolver is queried for IPv6"
     );
     let long = over_udp(server, &query("long.example.com", 1)).await;
-    assert_eq!(long[2] & 2, 2, "there is more");
+    assert_eq!(long[2] & 2, 2, "the answer is truncated");
 }
 
 #[tokio::test]
-async fn without_a_name_server_the_answer_is_a_failure() {
+async fn query_fails_without_a_name_server() {
     let (server, _forwarder) = start(Vec::new());
     assert_eq!(over_udp(server, &query("example.com", 1)).await[3] & 0xf, 2);
-    // Nobody is there: refused at once.
-    let nobody = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+    // The port is closed: refused at once.
+    let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .await
         .expect("bind");
-    let address = nobody.local_addr().expect("address");
-    drop(nobody);
+    let address = closed.local_addr().expect("address");
+    drop(closed);
     let (server, _forwarder) = start(vec![address]);
     assert_eq!(over_udp(server, &query("example.com", 1)).await[3] & 0xf, 2);
     assert_eq!(over_tcp(server, &query("example.com", 1)).await[3] & 0xf, 2);

@@ -134,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn what_forbids_nothing_needs_nothing() {
+    fn policy_that_forbids_nothing_is_empty() {
         assert!(check(&[], &[], PolicyAction::Allow).is_empty());
         assert!(check(&["1.1.1.1"], &[], PolicyAction::Allow).is_empty());
     }
 
     #[test]
-    fn overlapping_and_touching_blocks_are_joined_port_by_port() {
+    fn overlapping_and_touching_ranges_are_merged_by_port() {
         let shown = check(
             &[
                 "1.1.1.1",
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn denying_by_default_denies_everything_else() {
+    fn default_deny_denies_everything_else() {
         let shown = check(&["1.1.1.1"], &["2.2.2.2", "3.3.3.3:1"], PolicyAction::Deny);
         let expected = [
             "allow 1.1.1.1-1.1.1.1 0-65535",

@@ -1,6 +1,6 @@
-//! DNS messages made by hand.
+//! DNS messages for tests.
 
-/// A question for a name.
+/// A query for a name.
 pub(in crate::network) fn query(name: &str, kind: u16) -> Vec<u8> {
     let mut bytes = vec![0x12, 0x34, 0x01, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     for label in name.split('.') {
@@ -13,7 +13,7 @@ pub(in crate::network) fn query(name: &str, kind: u16) -> Vec<u8> {
     bytes
 }
 
-/// An answer to a question, with these records about its name.
+/// A response to a query, with these records for its name.
 pub(in crate::network) fn answer(query: &[u8], records: &[(u16, &[u8])]) -> Vec<u8> {
     let mut bytes = query.to_vec();
     bytes[2] |= 0x80;

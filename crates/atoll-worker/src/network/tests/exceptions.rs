@@ -1,4 +1,4 @@
-//! What the operator's exceptions open, and that they open nothing else.
+//! The operator's egress exceptions open their addresses and nothing else.
 
 use std::io;
 use std::net::{TcpStream, UdpSocket};
@@ -17,7 +17,7 @@ use super::world::{
 };
 use crate::network::{Config, Network};
 
-/// A port that answers on every address, besides [`WEB_PORT`].
+/// A second port that answers on every address, besides [`WEB_PORT`].
 const OTHER: u16 = 81;
 
 fn exceptions(words: &[&str]) -> Vec<EgressException> {
@@ -25,7 +25,7 @@ fn exceptions(words: &[&str]) -> Vec<EgressException> {
     words.iter().map(parse).collect()
 }
 
-/// A network of a world whose internet also answers at [`OTHER`].
+/// A network with these exceptions.
 fn network(world: &World, words: &[&str]) -> Network {
     let config = Config {
         exceptions: exceptions(words).into(),
@@ -45,10 +45,10 @@ fn reach(sandbox: &TestSandbox, address: &str, port: u16) -> io::Result<TcpStrea
 }
 
 #[test]
-fn an_exception_opens_its_addresses_and_ports_and_nothing_beside_them() {
+fn exception_opens_only_its_addresses_and_ports() {
     World::with(async |world| {
         serve_more(&world);
-        // The last one covers an address of the host, too.
+        // The last one includes an address of the host.
         let open = [
             "10.0.0.1:80",
             "192.168.0.0/16",
@@ -81,7 +81,7 @@ fn an_exception_opens_its_addresses_and_ports_and_nothing_beside_them() {
         for address in PUBLIC {
             reach(&sandbox, address, WEB_PORT).expect(address);
         }
-        // Datagrams: with a port of an exception, to the broadcast address of a network inside one, and to the host.
+        // UDP: on a port outside the exception, to a broadcast address inside one, and to the host.
         let server = netns::within(world.internet.as_fd(), world::udp_socket).expect("internet");
         let host = world::udp_socket();
         let client = sandbox.inside(world::udp_socket);
@@ -107,7 +107,7 @@ fn an_exception_opens_its_addresses_and_ports_and_nothing_beside_them() {
 }
 
 #[test]
-fn an_exception_is_not_reached_in_the_name_of_another_nor_by_rewriting() {
+fn exception_is_not_reached_by_spoofing_or_rewriting() {
     World::with(async |world| {
         let network = network(&world, &["10.0.0.1:80", "192.168.0.1"]);
         let (sandbox, neighbour) = (
@@ -130,7 +130,8 @@ fn an_exception_is_not_reached_in_the_name_of_another_nor_by_rewriting() {
         assert!(is_delivered(&own, &server, "192.168.0.1:7"));
         assert!(!is_delivered(&of_neighbour, &server, "192.168.0.1:7"));
         assert!(!is_delivered(&of_internet, &server, "192.168.0.1:7"));
-        // Rules of the host that rewrite a public destination to a refused one, on an open port and on a closed one.
+        // Host rules that rewrite a public destination to a blocked one, on an open port and on a
+        // closed one.
         sh("nft add table ip theirs");
         sh("nft add chain ip theirs pre '{ type nat hook prerouting priority dstnat; }'");
         sh("nft add rule ip theirs pre ip daddr 1.1.1.1 tcp dport 80 dnat to 172.16.0.1:80");
@@ -141,7 +142,7 @@ fn an_exception_is_not_reached_in_the_name_of_another_nor_by_rewriting() {
 }
 
 #[test]
-fn a_policy_still_decides_about_what_an_exception_opens() {
+fn policy_applies_to_addresses_of_an_exception() {
     World::with(async |world| {
         let network = network(&world, &["10.0.0.1:80"]);
         let sandbox = TestSandbox::attach(&network).await;
@@ -157,7 +158,7 @@ fn a_policy_still_decides_about_what_an_exception_opens() {
             sandbox.set_policy(allow, deny, default).await;
             let reached = sandbox.reach("10.0.0.1").is_ok();
             assert_eq!(reached, expected, "{allow:?} {deny:?} {default:?}");
-            // Whatever a policy names, no other refused address is opened by it.
+            // No policy opens another blocked address.
             sandbox
                 .reach("172.16.0.1")
                 .expect_err("no exception has it");
@@ -172,7 +173,7 @@ fn a_policy_still_decides_about_what_an_exception_opens() {
 }
 
 #[test]
-fn exceptions_come_back_with_the_rules_and_end_with_the_server_that_had_them() {
+fn exceptions_are_restored_with_the_rules_of_the_same_server() {
     World::with(async |world| {
         let before = network(&world, &["10.0.0.1:80"]);
         let sandbox = TestSandbox::attach(&before).await;
@@ -183,17 +184,17 @@ fn exceptions_come_back_with_the_rules_and_end_with_the_server_that_had_them() {
         });
         sandbox.reach("10.0.0.1").expect("an exception");
         sandbox.reach("10.0.0.2").expect_err("private");
-        // The next server goes on with the link, and was given no exception.
+        // The next server adopts the link and has no exception.
         sandbox.link.keep_on_drop();
         let (address, gateway) = (sandbox.link.address(), sandbox.link.gateway());
         let held = before.claims().try_clone_to_owned().expect("a copy");
-        before.detach().await.expect("leave");
+        before.detach().await.expect("detach");
         let next = Network::new("aaaa", world.config(), Some(held)).expect("a network");
         let links = next.resume(gateway, &[(address, NetworkPolicy::default())]);
         assert!(links.expect("links")[0].is_some());
         sandbox.reach("10.0.0.1").expect_err("private again");
         assert!(echo(&stream).is_err(), "what was established is cut");
         sandbox.reach("1.1.1.1").expect("public");
-        next.tear_down().await.expect("dismantle");
+        next.tear_down().await.expect("tear down");
     });
 }

@@ -1,5 +1,5 @@
-//! A world of its own for each test: a host, an internet that answers on every address we refuse,
-//! and sandboxes, all of them network namespaces that go away with the test.
+//! A separate environment for each test: a host, an internet that answers on every blocked address,
+//! and sandboxes. All are network namespaces that are removed with the test.
 //!
 //! ```text
 //! sandbox … sandbox ── host 203.0.113.2 ── 203.0.113.1 internet: 1.1.1.1, 10.0.0.1, 169.254.169.254, …
@@ -19,11 +19,11 @@ use atoll_testkit::run;
 
 use crate::network::{Config, Link, Network, Resolvers};
 
-/// The host's address that everybody sees.
+/// The host's public address.
 pub(super) const HOST: &str = "203.0.113.2";
-/// Addresses of the internet that a sandbox may reach.
+/// Public addresses, which a sandbox may reach.
 pub(super) const PUBLIC: [&str; 2] = ["1.1.1.1", "9.9.9.9"];
-/// Those it may not.
+/// Blocked addresses.
 pub(super) const PRIVATE: [&str; 9] = [
     "10.0.0.1",
     "100.64.0.1",
@@ -35,20 +35,20 @@ pub(super) const PRIVATE: [&str; 9] = [
     "198.19.255.1",
     "203.0.113.1",
 ];
-/// The port of the server that is on all of them.
+/// Port of the TCP server on all of them.
 pub(super) const WEB_PORT: u16 = 80;
 
-/// The port for datagrams.
+/// Port for UDP.
 pub(super) const ECHO_PORT: u16 = 7;
 
-/// A host with its surroundings.
+/// A host and an internet.
 pub(super) struct World {
     pub(super) internet: OwnedFd,
     scratch: tempfile::TempDir,
 }
 
 impl World {
-    /// Runs a test on a host of its own. Every thread of the runtime is there.
+    /// Runs a test in the namespace of a new host, with all threads of its runtime.
     pub(super) fn with<F: Future<Output = ()>>(test: impl FnOnce(Self) -> F + Send) {
         let host = netns::create().expect("a network namespace");
         let done = netns::within(host.as_fd(), || {
@@ -91,7 +91,7 @@ impl World {
             serve(&format!("0.0.0.0:{WEB_PORT}"));
         })
         .expect("an internet");
-        // What a careless host offers to everybody.
+        // A server that listens on all addresses of the host.
         serve(&format!("0.0.0.0:{WEB_PORT}"));
         Self {
             internet,
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// How networks here are set up: not with the host's real claims.
+    /// Settings with a separate claims file.
     pub(super) fn config(&self) -> Config {
         Config {
             addresses: self.claims(),
@@ -113,14 +113,14 @@ impl World {
     }
 }
 
-/// A sandbox, as far as the network is concerned: a namespace with a link.
+/// A sandbox as the network sees it: a namespace with a link.
 pub(super) struct TestSandbox {
     pub(super) namespace: OwnedFd,
     pub(super) link: Link,
 }
 
 impl TestSandbox {
-    /// One without a policy, with a server of its own.
+    /// A sandbox without a policy, with a TCP server.
     pub(super) async fn attach(network: &Network) -> Self {
         let namespace = netns::create().expect("a network namespace");
         netns::within(namespace.as_fd(), || {
@@ -137,17 +137,17 @@ impl TestSandbox {
         }
     }
 
-    /// Does something inside.
+    /// Runs `work` in the sandbox's namespace.
     pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         netns::within(self.namespace.as_fd(), work).expect("inside")
     }
 
-    /// Connects to a server and hears its greeting.
+    /// Connects to a server and reads its greeting.
     pub(super) fn reach(&self, address: &str) -> io::Result<TcpStream> {
         self.inside(|| connect(&format!("{address}:{WEB_PORT}")))
     }
 
-    /// Changes its policy.
+    /// Replaces its policy.
     pub(super) async fn set_policy(&self, allow: &[&str], deny: &[&str], default: PolicyAction) {
         let policy = NetworkPolicy::parse(allow, deny, default).expect("a policy");
         self.link.set_policy(policy).await.expect("a change");
@@ -167,7 +167,7 @@ pub(super) fn sh(line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Starts a server in the network namespace of this thread that greets, then repeats what it hears.
+/// Starts a TCP server in the network namespace of this thread that sends a greeting, then echoes.
 pub(super) fn serve(address: &str) {
     let listener = TcpListener::bind(address).expect(address);
     std::thread::spawn(move || {
@@ -181,7 +181,7 @@ pub(super) fn serve(address: &str) {
     });
 }
 
-/// Connects in the network namespace of this thread, and hears the greeting.
+/// Connects in the network namespace of this thread, and reads the greeting.
 pub(super) fn connect(address: &str) -> io::Result<TcpStream> {
     let address: SocketAddr = address.parse().expect("an address");
     let stream = TcpStream::connect_timeout(&address, Duration::from_secs(2))?;
@@ -190,13 +190,13 @@ pub(super) fn connect(address: &str) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Says something on a connection and hears it back.
+/// Sends bytes on a connection and reads the echo.
 pub(super) fn echo(mut stream: &TcpStream) -> io::Result<()> {
     stream.write_all(b"again")?;
     stream.read_exact(&mut [0; 5])
 }
 
-/// Opens a socket for datagrams in the network namespace of this thread, that waits a little.
+/// Opens a UDP socket with a short read timeout in the network namespace of this thread.
 pub(super) fn udp_socket() -> UdpSocket {
     let socket = UdpSocket::bind(("0.0.0.0", ECHO_PORT)).expect("bind");
     let timeout = Some(Duration::from_millis(100));
@@ -204,7 +204,7 @@ pub(super) fn udp_socket() -> UdpSocket {
     socket
 }
 
-/// Sends a datagram from here to there and waits for it.
+/// Whether a datagram sent by `from` reaches `to`.
 pub(super) fn is_delivered(from: &UdpSocket, to: &UdpSocket, address: &str) -> bool {
     to.set_read_timeout(Some(Duration::from_millis(300)))
         .expect("a timeout");

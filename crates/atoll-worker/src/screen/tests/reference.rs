@@ -1,5 +1,5 @@
-//! Another terminal judges, one that is not ours: fed with our replay and the rest of a stream, it
-//! shows what it shows when fed with everything.
+//! Comparison with a reference terminal (vt100): fed with our replay and the rest of a stream, it
+//! shows the same as when fed with the whole stream.
 
 use std::num::NonZeroU16;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{Screen, Size, assert_same, attach, fed};
 
-/// What real programs wrote to a terminal of 24 rows and 80 columns.
+/// Recorded output of programs on a terminal of 24 rows and 80 columns.
 const RECORDED: [(&str, &[u8]); 4] = [
     ("vim", include_bytes!("recorded/vim")),
     ("less", include_bytes!("recorded/less")),
@@ -15,15 +15,15 @@ const RECORDED: [(&str, &[u8]); 4] = [
     ("shell", include_bytes!("recorded/shell")),
 ];
 
-/// What the judge sees: each cell with its looks, and the cursor.
+/// State of the reference terminal: cells with attributes, and the cursor.
 fn reference_screen(size: Size, streams: &[&[u8]]) -> Vec<String> {
     let number = |number| NonZeroU16::new(u16::try_from(number).expect("small")).expect("not 0");
     let mut parser = vt100::Parser::new(number(size.rows), number(size.columns), 0);
-    // In one piece: between two it loses the character behind one that is cut.
+    // In one piece: at a split it loses the character after an incomplete one.
     parser.process(&streams.concat());
     let screen = parser.screen();
     let (row, column) = screen.cursor_position();
-    // It counts the column behind the last as one.
+    // It counts the column after the last as one.
     let column = usize::from(column).min(size.columns - 1);
     let mut seen = vec![format!(
         "cursor {row} {column} {} alternate {} keys {} {} paste {} mouse {:?} {:?}",
@@ -69,11 +69,11 @@ fn check(size: Size, stream: &[u8], cut: usize) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn recorded_programs_are_joined_at_any_byte() {
+fn recorded_programs_are_replayed_from_any_byte() {
     for (name, stream) in RECORDED {
         let size = Size::default();
         let whole = fed(size.rows, size.columns, stream);
-        // A prime step: cuts come to fall everywhere within sequences.
+        // A prime step puts cuts everywhere within sequences.
         for cut in (0..=stream.len()).step_by(307) {
             let mut early = fed(size.rows, size.columns, &stream[..cut]);
             let mut late = attach(&early);
@@ -87,11 +87,10 @@ fn recorded_programs_are_joined_at_any_byte() {
     }
 }
 
-/// What the judge and we understand alike: it gives each screen a cursor of its own,
-/// goes to the top of a new region, fills no
-/// new rows with a colour, knows neither drawing characters nor insertion, and repeats characters
-/// from long ago; after moving by a row it still waits behind the last column,
-/// and where half of a wide character is overwritten the other half takes its colour.
+/// Streams that the reference handles as this emulator does. It keeps a cursor for each screen,
+/// moves to the top of a new region, fills no new rows with a colour, supports neither drawing
+/// characters nor insertion, and repeats characters from long ago; after a row movement it keeps a
+/// pending wrap; and the other half of an overwritten wide character takes the new colour.
 fn common_subset() -> impl Strategy<Value = String> {
     let word =
         |words: &[&'static str]| prop::sample::select(words.to_vec()).prop_map(str::to_owned);
@@ -112,7 +111,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     #[test]
-    fn another_terminal_sees_the_same(text in common_subset(), cut in any::<prop::sample::Index>()) {
+    fn reference_terminal_shows_the_same_screen(text in common_subset(), cut in any::<prop::sample::Index>()) {
         let stream = text.as_bytes();
         check(Size { rows: 6, columns: 14 }, stream, cut.index(stream.len() + 1))?;
     }

@@ -1,10 +1,10 @@
-//! Streams as programs write them, and stranger ones.
+//! Generated streams, usual and unusual ones.
 
 use proptest::prelude::*;
 
 use super::{Screen, Size, assert_same, attach};
 
-/// A piece of a stream, or a change of size.
+/// A piece of a stream, or a resize.
 #[derive(Clone)]
 pub(super) enum Piece {
     Bytes(Vec<u8>),
@@ -135,7 +135,7 @@ fn play(screen: &mut Screen, pieces: &[Piece]) {
     }
 }
 
-/// One terminal sees everything; another comes at the cut, which may be within a piece.
+/// One terminal receives everything; another is attached at the cut, which may be within a piece.
 pub(super) fn check(stream: &[Piece], cut: prop::sample::Index) -> Result<(), TestCaseError> {
     let mut pieces = Vec::new();
     for piece in stream {
@@ -157,7 +157,7 @@ pub(super) fn check(stream: &[Piece], cut: prop::sample::Index) -> Result<(), Te
     play(&mut early, rest);
     play(&mut late, rest);
     assert_same(&late, &early)?;
-    // What came in larger pieces is the same.
+    // Larger pieces give the same.
     let mut whole = Screen::new(Size {
         rows: 6,
         columns: 14,
