@@ -1,4 +1,5 @@
-//! The page that shows the API's description: one file, which asks for nothing but that.
+//! The HTML page that renders the OpenAPI document. It is a single file that requests only that
+//! document.
 
 use std::sync::LazyLock;
 
@@ -9,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 const PAGE: &str = include_str!("docs_page.html");
 
-/// Exactly its own script and its own style.
+/// Content security policy: allows only the page's own script and style.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     let (script, style) = (digest("script"), digest("style"));
     format!(
@@ -18,7 +19,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// What stands between an element's ends, as a policy names it.
+/// Hash of an inline element's content, as a CSP source.
 fn digest(element: &str) -> String {
     let inside = PAGE
         .split_once(&format!("<{element}>"))

@@ -1,4 +1,4 @@
-//! What a caller is told: one form for every failure.
+//! Error responses. Every failure of the API has the same JSON form.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::remedy;
 
-/// A failure on its way out.
+/// Error that a handler returns.
 #[derive(Debug)]
 pub(crate) struct ApiError(pub(crate) Error);
 
@@ -22,7 +22,7 @@ impl From<Error> for ApiError {
     }
 }
 
-/// What a route returns.
+/// Result of a handler.
 pub(crate) type ApiResult<T = Response> = Result<T, ApiError>;
 
 impl IntoResponse for ApiError {
@@ -53,13 +53,14 @@ impl IntoResponse for ApiError {
         if status == StatusCode::UNAUTHORIZED {
             add_challenge(response.headers_mut(), code);
         }
-        // The guard adds the request's id.
+        // The request log middleware adds the request id.
         response.extensions_mut().insert(body);
         response
     }
 }
 
-/// Adds the header that HTTP demands of a 401. Browsers show no dialog for this scheme.
+/// Adds the `WWW-Authenticate` header, which a 401 requires. Browsers show no dialog for this
+/// scheme.
 pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
     let challenge = match code {
         Code::MissingApiKey => "Bearer realm=\"atoll\"",
@@ -69,46 +70,46 @@ pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
     headers.insert(header::WWW_AUTHENTICATE, challenge);
 }
 
-/// What went wrong.
+/// JSON body of an error response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = ApiError)]
 pub(crate) struct ErrorBody {
-    /// For people: what is wrong, by name.
+    /// Message for people.
     error: String,
     code: Code,
     category: Category,
-    /// What to do about it.
+    /// How to resolve the error.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<String>,
     /// Values for programs, such as the `field` of a request or the `state` of a sandbox.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     details: BTreeMap<String, String>,
-    /// When to try again, in seconds, for what passes by itself.
+    /// Seconds until a retry may succeed; only for temporary errors.
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u32>,
-    /// As in the header `X-Request-ID`, and in our logs.
+    /// The same as in the header `X-Request-ID` and in the server's log.
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<RequestId>,
 }
 
 impl ErrorBody {
-    /// What went wrong, by its name.
+    /// Name of the error code.
     pub(crate) fn code(&self) -> &'static str {
         self.code.name()
     }
 
-    /// How a WebSocket is told.
+    /// Close code for WebSockets.
     pub(crate) fn close_code(&self) -> u16 {
         self.code.close_code()
     }
 
-    /// What its caller is told.
+    /// Message for people.
     pub(crate) fn message(&self) -> &str {
         &self.error
     }
 }
 
-/// Puts the request's id into a failure's body and into the headers of every answer, which is what it says it is.
+/// Adds the request id to an error body and to the response headers.
 pub(crate) fn add_request_id(mut response: Response, request: &RequestId) -> Response {
     if let Some(mut body) = response.extensions_mut().remove::<ErrorBody>() {
         body.request_id = Some(request.clone());

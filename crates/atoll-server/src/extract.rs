@@ -1,4 +1,5 @@
-//! Bodies and queries, read strictly: what is wrong is named.
+//! axum extractors for bodies, paths and queries. They are strict: an error names the invalid
+//! field.
 
 use atoll_model::{Code, Error, Idempotency};
 use axum::extract::{FromRequest, FromRequestParts, Request};
@@ -13,10 +14,10 @@ use utoipa::IntoParams;
 use crate::error::ApiError;
 use crate::malformed;
 
-/// The largest body of a route that takes JSON.
+/// Largest JSON body.
 const MAX_JSON_BYTES: usize = 1 << 20;
 
-/// A JSON body.
+/// JSON object from a request body.
 #[derive(Debug)]
 pub(crate) struct JsonBody<T>(pub(crate) T);
 
@@ -30,17 +31,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// The header by which a request that comes again is known.
+/// The header of an idempotent request, for OpenAPI.
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Header)]
 #[expect(dead_code, reason = "the description of what `Repeatable` reads")]
 pub(crate) struct IdempotencyHeader {
-    /// A random id of the caller's: the same key and body within a day are the same request, also after a restart.
+    /// A random id chosen by the client. For a day, also across restarts, a repeated key with the
+    /// same body returns the first result.
     #[param(rename = "Idempotency-Key", min_length = 1, max_length = 255)]
     key: Option<String>,
 }
 
-/// A JSON body that may come again: with what it is in short, and the key by which it is known.
+/// JSON object, with the idempotency key and the fingerprint of the body.
 #[derive(Debug)]
 pub(crate) struct IdempotentJson<T>(pub(crate) T, pub(crate) Option<Idempotency>);
 
@@ -56,7 +58,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
             key.map(ToOwned::to_owned).ok_or_else(|| {
                 Error::invalid(
                     "Idempotency-Key",
-                    "the Idempotency-Key is empty, longer than 255 characters or no text",
+                    "the Idempotency-Key is empty, longer than 255 characters or not text",
                     "use a random id for each request",
                 )
             })
@@ -71,28 +73,29 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for IdempotentJson<T> {
     }
 }
 
-/// What a body is in short.
+/// SHA-256 of a body, in base64.
 pub(crate) fn fingerprint(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(Sha256::digest(bytes))
 }
 
-/// The whole body of a route that takes JSON; nothing at all is an empty object, whatever it calls itself.
+/// Reads the whole body of a JSON route. An empty body is an empty object, whatever its content
+/// type.
 async fn read_json_bytes(request: Request) -> Result<axum::body::Bytes, ApiError> {
     let has_json_type = is_json(request.headers());
     let bytes = axum::body::to_bytes(request.into_body(), MAX_JSON_BYTES).await;
     let bytes = bytes.map_err(|_| {
         Error::new(
             Code::TooLarge,
-            "the body is larger than 1 MiB, or broke off",
+            "the body is larger than 1 MiB or incomplete",
         )
-        .remedy("files go to PUT …/files")
+        .remedy("upload files with PUT …/files")
     })?;
     if bytes.is_empty() {
         return Ok(axum::body::Bytes::from_static(b"{}"));
     }
     if !has_json_type {
         return Err(
-            Error::new(Code::UnsupportedMediaType, "the body is not called JSON")
+            Error::new(Code::UnsupportedMediaType, "Content-Type is not application/json")
                 .remedy("send the header Content-Type: application/json")
                 .into(),
         );
@@ -100,7 +103,7 @@ async fn read_json_bytes(request: Request) -> Result<axum::body::Bytes, ApiError
     Ok(bytes)
 }
 
-/// The body is called JSON.
+/// Whether the content type is `application/json`.
 pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let kind = headers
         .get(header::CONTENT_TYPE)
@@ -111,15 +114,15 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     })
 }
 
-/// The body of a route that takes none: an object without anything in it is as good.
+/// Body of a route without parameters: empty, or an empty object.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EmptyBody {}
 
-/// The largest piece of input.
+/// Largest body of one write to stdin.
 const MAX_INPUT_BYTES: usize = 2 << 20;
 
-/// A body as it is.
+/// Body as raw bytes.
 #[derive(Debug)]
 pub(crate) struct RawBytes(pub(crate) axum::body::Bytes);
 
@@ -131,15 +134,15 @@ impl<S: Send + Sync> FromRequest<S> for RawBytes {
         let bytes = bytes.map_err(|_| {
             Error::new(
                 Code::TooLarge,
-                "the body is larger than 2 MiB, or broke off",
+                "the body is larger than 2 MiB or incomplete",
             )
-            .remedy("send it in pieces, each with its offset")
+            .remedy("send it in chunks, each with its offset")
         })?;
         Ok(Self(bytes))
     }
 }
 
-/// Parts of the path.
+/// Path parameters.
 #[derive(Debug)]
 pub(crate) struct Path<T>(pub(crate) T);
 
@@ -153,7 +156,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// What stands behind the question mark.
+/// Query parameters.
 #[derive(Debug)]
 pub(crate) struct Query<T>(pub(crate) T);
 
@@ -165,8 +168,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// Takes words of these names out of a query; they alone are the query of what comes back. Of several of one name the
-/// first goes: whoever reads the rest finds the others, and refuses them.
+/// Moves the named parameters out of a query and returns a URI with only them. Of several with one
+/// name the first is moved; the parser of the remaining query rejects the others.
 pub(crate) fn take_query_params(uri: &mut Uri, names: &[&str]) -> Uri {
     let (mut taken, mut left, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     for word in uri.query().unwrap_or_default().split('&') {
@@ -183,7 +186,7 @@ pub(crate) fn take_query_params(uri: &mut Uri, names: &[&str]) -> Uri {
     taken
 }
 
-/// The same address with another query.
+/// Replaces the query of a URI.
 pub(crate) fn with_query(uri: &Uri, words: &[&str]) -> Uri {
     let text = match words {
         [] => uri.path().to_owned(),
@@ -191,11 +194,11 @@ pub(crate) fn with_query(uri: &Uri, words: &[&str]) -> Uri {
     };
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = text.parse().ok();
-    // Parts of a URI are one again.
+    // Cannot fail: the parts come from a valid URI.
     Uri::from_parts(parts).unwrap_or_default()
 }
 
-/// How many are wanted at most.
+/// Checks a `limit` parameter.
 pub(crate) fn checked_limit(requested: Option<u32>, default: u32, max: u32) -> Result<u32, Error> {
     let limit = requested.unwrap_or(default);
     if (1..=max).contains(&limit) {
@@ -205,7 +208,7 @@ pub(crate) fn checked_limit(requested: Option<u32>, default: u32, max: u32) -> R
     Err(Error::invalid("limit", message, format!("give 1 to {max}")))
 }
 
-/// Tells `null` from nothing.
+/// Distinguishes `null` from a missing field.
 pub(crate) fn double_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,

@@ -1,4 +1,4 @@
-//! A file's bytes on their way through us, in and out.
+//! File contents as response and request bodies: ranges, conditional requests and uploads.
 
 mod validators;
 
@@ -15,22 +15,22 @@ use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 
 use validators::Validators;
 
-/// How much is read at a time.
+/// Read buffer.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// A file that is being read, or the part of it that is asked for; or one that its reader has.
+/// A file to send, whole or a range of it, or 304.
 #[derive(Debug)]
 pub(crate) enum FileResponse {
     Content {
         reader: FileReader,
-        /// First and last byte of a part.
+        /// First and last byte of the range.
         part: Option<(u64, u64)>,
         size: u64,
     },
     NotModified(Validators),
 }
 
-/// Opens a file, or the part of it that is asked for, unless whoever asks has it.
+/// Opens a file, or the requested range, and evaluates conditional headers.
 pub(crate) async fn open_file(
     access: &Use,
     run_as: &RunAs,
@@ -53,7 +53,7 @@ pub(crate) async fn open_file(
             let (first, last) = range.within(found.size)?;
             let reader = runtime.read_range(id, run_as, path, first, last - first + 1);
             let reader = reader.await?;
-            // One that took its place since we looked is no part of what somebody has.
+            // The file was replaced between `stat` and `open`: send it whole.
             if validators::if_range_matches(Validators::from_entry(&reader.entry).as_ref(), headers)
             {
                 return Ok(FileResponse::Content {
@@ -74,7 +74,7 @@ pub(crate) async fn open_file(
 }
 
 impl FileResponse {
-    /// Its bytes; the sandbox is in use until the last.
+    /// Builds the response. The access is held until the last byte is sent.
     pub(crate) fn respond(self, access: Use) -> Response {
         const CONTENT_TYPE: &str = "application/octet-stream";
         let (reader, part, size) = match self {
@@ -92,7 +92,7 @@ impl FileResponse {
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             with_content_range(response, &format!("{first}-{last}/{size}"))
         } else {
-            // What the kernel makes up as it is read has no length.
+            // Size 0 may be a generated file (`/proc`), whose length is unknown.
             let length = (size > 0).then_some(size);
             let mut response = download_response(CONTENT_TYPE, access, reader, length);
             response.headers_mut().insert("x-file-size", size.into());
@@ -105,7 +105,7 @@ impl FileResponse {
     }
 }
 
-/// Says where in the file an answer's bytes are.
+/// Adds a `Content-Range` header.
 pub(crate) fn with_content_range(mut response: Response, place: &str) -> Response {
     if let Ok(place) = format!("bytes {place}").parse() {
         response.headers_mut().insert(header::CONTENT_RANGE, place);
@@ -113,8 +113,8 @@ pub(crate) fn with_content_range(mut response: Response, place: &str) -> Respons
     response
 }
 
-/// Bytes of a sandbox on their way out: a browser keeps them and shows nothing of them. With a length they are just so
-/// many: what a file grows by meanwhile is left out, and one that shrinks breaks the answer off.
+/// Response with the bytes of a file, which browsers download and never render. With a length,
+/// exactly that many bytes are sent: appended data is ignored, and truncation aborts the response.
 pub(crate) fn download_response(
     kind: &'static str,
     access: Use,
@@ -130,13 +130,13 @@ pub(crate) fn download_response(
         if most == 0 {
             return None;
         }
-        // The same memory again, once it was sent.
+        // Reuses the buffer after its chunk was sent.
         buffer.reserve(most);
-        // The answer has begun: all that is left is to break it off.
+        // The headers are sent: an error can only abort the response.
         let failed = |why: String| Err(std::io::Error::other(why));
         let (read, left) = match (reader.read((&mut buffer).limit(most)).await, left) {
             (Ok(0), None) => return None,
-            (Ok(0), Some(_)) => (failed("the file became shorter".into()), left),
+            (Ok(0), Some(_)) => (failed("the file was truncated".into()), left),
             (Ok(count), left) => {
                 let left = left.map(|left| left.saturating_sub(count as u64));
                 (Ok(buffer.split().freeze()), left)
@@ -166,16 +166,16 @@ fn binary_response(kind: &'static str, body: Body, length: Option<u64>) -> Respo
     response
 }
 
-/// A part of a file.
+/// Byte range of a `Range` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ByteRange {
-    /// From a byte on, perhaps up to another, which belongs to it.
+    /// From an offset, optionally up to an inclusive end.
     From(u64, Option<u64>),
-    /// The last so many bytes.
+    /// The last bytes of the file.
     Last(u64),
 }
 
-/// Which part is asked for. What we do not understand (several parts) is no wish for a part, as RFC 9110 has it.
+/// Parses `Range`. Unsupported forms, such as multiple ranges, are ignored (RFC 9110).
 fn parse_range(headers: &HeaderMap) -> Option<ByteRange> {
     let text = headers.get(header::RANGE)?.to_str().ok()?;
     let (first, last) = text.strip_prefix("bytes=")?.trim().split_once('-')?;
@@ -190,14 +190,14 @@ fn parse_range(headers: &HeaderMap) -> Option<ByteRange> {
 }
 
 impl ByteRange {
-    /// Its first and its last byte in a file of this size.
+    /// First and last byte of the range in a file of this size.
     fn within(self, size: u64) -> Result<(u64, u64), Error> {
         let outside = || {
             Error::new(
                 Code::RangeNotSatisfiable,
-                format!("the file has {size} bytes, and none of those that were asked for"),
+                format!("the requested range is outside the file, which has {size} bytes"),
             )
-            .remedy("ask for a part that is there")
+            .remedy("request a range within the file")
             .detail("size", size.to_string())
         };
         let end = size.checked_sub(1).ok_or_else(outside)?;
@@ -210,12 +210,12 @@ impl ByteRange {
     }
 }
 
-/// A body's bytes as they come.
+/// Stream of a request body's chunks.
 pub(crate) fn body_chunks(body: Body) -> impl Stream<Item = Result<Bytes, Error>> + Send + 'static {
     body.into_data_stream().map_err(|_| body_incomplete())
 }
 
-/// Sends all that comes into the sandbox. Broken off: a file that is replaced stays as it was.
+/// Writes a stream to a file. If the stream fails, a file that would be replaced stays unchanged.
 pub(crate) async fn copy_stream(
     stream: impl Stream<Item = Result<Bytes, Error>>,
     writer: &mut FileWriter,
@@ -228,5 +228,5 @@ pub(crate) async fn copy_stream(
 }
 
 fn body_incomplete() -> Error {
-    Error::invalid("body", "the body broke off", "send it again, whole")
+    Error::invalid("body", "the body is incomplete", "send the whole body again")
 }

@@ -1,7 +1,8 @@
-//! Everything that speaks HTTP: thin routes over `atoll-core`. A route contains no decision: it turns a
-//! request into a call, and what came of it into an answer.
+//! The HTTP server: axum routes over `atoll-core`. Routes contain no decisions: they translate a
+//! request into a core call and its result into a response.
 
 mod api_types;
+mod auth;
 mod cors;
 mod docs_page;
 mod e2b;
@@ -33,37 +34,38 @@ pub use tls::Tls;
 
 pub use openapi::openapi;
 
-/// Who is let in.
+/// How callers authenticate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AuthMode {
-    /// Whoever has a key.
+    /// Each request needs an API key.
     ApiKeys,
-    /// Everybody: the operator's socket, and `--dev`.
+    /// No credentials are required: the operator's Unix socket, and `--dev`.
     Trusted,
 }
 
-/// How requests are taken.
+/// Settings of a router.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Who is let in.
+    /// How callers authenticate.
     pub auth: AuthMode,
-    /// Names of this server, besides `localhost` and addresses.
+    /// Host names of this server, besides `localhost` and IP addresses.
     pub hosts: BTreeSet<String>,
-    /// Origins of other pages that browsers may show our answers to.
+    /// Additional origins that browsers may send requests from (CORS).
     pub origins: BTreeSet<String>,
-    /// Domains whose names `PORT-SANDBOX.DOMAIN` lead to sandboxes, and whose `api.DOMAIN` is E2B's control API.
+    /// Domains for sandbox host names `PORT-SANDBOX.DOMAIN` and for E2B's control API at
+    /// `api.DOMAIN`.
     pub domains: BTreeSet<String>,
 }
 
 impl Config {
-    /// Whether a host, in small letters, is `api.DOMAIN`.
+    /// Whether a lower-case host is `api.DOMAIN`.
     pub(crate) fn is_api_of_domain(&self, host: &str) -> bool {
         let domain = host.strip_prefix("api.");
         domain.is_some_and(|domain| self.domains.contains(domain))
     }
 }
 
-/// What every route sees.
+/// State shared by all handlers.
 #[derive(Debug, Clone)]
 pub(crate) struct AppState {
     pub(crate) core: Core,
@@ -71,7 +73,7 @@ pub(crate) struct AppState {
     pub(crate) config: Arc<Config>,
 }
 
-/// All routes, with what is checked before them.
+/// The router with all routes and middleware.
 pub fn router(core: Core, metrics: HttpMetrics, config: Config) -> Router {
     let app = AppState {
         core,

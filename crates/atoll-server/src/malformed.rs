@@ -1,5 +1,5 @@
-//! Why a body, a query or a path cannot be read: the field, what was expected, what came, and what to send instead.
-//! This is the only place that turns messages of serde into messages for callers.
+//! Errors for bodies, queries and paths that cannot be deserialized: field, expected value,
+//! received value and remedy. This is the only module that translates serde messages.
 
 use std::borrow::Cow;
 
@@ -11,19 +11,19 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::Segment;
 
-/// Characters of a caller's value in a message.
+/// Maximum length of a received value in a message, in characters.
 const MAX_SHOWN: usize = 60;
-/// How similar a known name is to an unknown one that it is suggested for.
+/// Minimum similarity (Jaro) at which a known name is suggested for an unknown one.
 const MIN_SIMILARITY: f64 = 0.7;
 
-/// Where a value stands in a request.
+/// Part of the request that contains a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Body,
     Query,
 }
 
-/// Reads JSON, whatever its type.
+/// Deserializes JSON of any type.
 pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
@@ -34,7 +34,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     Ok(read)
 }
 
-/// Reads a JSON object. An array would be taken for the fields in their order.
+/// Deserializes a JSON object. An array is rejected: serde would accept its elements as fields.
 pub(crate) fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error> {
     if bytes.trim_ascii_start().starts_with(b"{") {
         return read_json(bytes);
@@ -43,7 +43,7 @@ pub(crate) fn read_object<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Error>
     Err(mismatch(Place::Body, "body", "an object", &shown(&value)))
 }
 
-/// Reads a query.
+/// Deserializes a query.
 pub(crate) fn read_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Error> {
     let query = uri.query().unwrap_or_default().as_bytes();
     let reader = serde_urlencoded::Deserializer::new(form_urlencoded::parse(query));
@@ -56,7 +56,7 @@ pub(crate) fn read_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Error> {
     })
 }
 
-/// The refusal of a path whose parts cannot be read.
+/// Error for an invalid path parameter.
 pub(crate) fn path(rejection: &PathRejection) -> Error {
     let kind = match rejection {
         PathRejection::FailedToDeserializePathParams(failed) => Some(failed.kind()),
@@ -90,9 +90,9 @@ pub(crate) fn path(rejection: &PathRejection) -> Error {
     }
 }
 
-/// The refusal of a body that serde refused.
+/// Error for a body that serde rejected.
 fn refused(bytes: &[u8], path: &serde_path_to_error::Path, error: &serde_json::Error) -> Error {
-    // serde_json reports some values of a wrong type as errors of syntax.
+    // serde_json reports some type mismatches as syntax errors.
     let value: Value = match serde_json::from_slice(bytes) {
         Ok(value) => value,
         Err(error) => return not_json(&error),
@@ -104,7 +104,7 @@ fn refused(bytes: &[u8], path: &serde_path_to_error::Path, error: &serde_json::E
     explain(Place::Body, &path.to_string(), message, got)
 }
 
-/// The value at a path, as far as the path leads.
+/// The value at a path, or as deep as the path exists.
 fn find<'a>(value: &'a Value, path: &serde_path_to_error::Path) -> Option<&'a Value> {
     path.iter().try_fold(value, |value, segment| match segment {
         Segment::Map { key } => value.get(key),
@@ -130,7 +130,7 @@ fn not_json(error: &serde_json::Error) -> Error {
         .detail("got", "invalid JSON")
 }
 
-/// Turns a message of serde, about the value at a path, into one for the caller.
+/// Translates a serde message about the value at a path.
 fn explain(place: Place, path: &str, message: &str, got: Option<String>) -> Error {
     let path = if path == "." { "" } else { path };
     let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -167,7 +167,7 @@ fn explain(place: Place, path: &str, message: &str, got: Option<String>) -> Erro
     if let Some(expected) = expected(message) {
         return mismatch(place, field, &expected, &got);
     }
-    // The message of a type of ours, which names what it takes.
+    // Message of a custom type; it names the accepted values.
     Error::invalid(
         field,
         format!("{field}: {message}"),
@@ -186,7 +186,7 @@ fn unknown(place: Place, path: &str, name: &str, known: &[&str]) -> Error {
         Place::Query => "query parameter",
     };
     let remedy = match (best, known) {
-        (_, []) => format!("leave it out: there is no {what} here"),
+        (_, []) => format!("leave it out: this request has none"),
         (Some(best), _) => format!("did you mean {best}? Known: {}", known.join(", ")),
         (None, _) => format!("leave it out, or use one of {}", known.join(", ")),
     };
@@ -202,7 +202,7 @@ fn unknown(place: Place, path: &str, name: &str, known: &[&str]) -> Error {
         .detail("got", cut(name))
 }
 
-/// The path of a field, which serde may or may not have added to the path already.
+/// Appends a field to a path unless serde has done so.
 fn below(path: &str, field: &str) -> String {
     if path.is_empty() || path == field {
         return field.to_owned();
@@ -222,7 +222,7 @@ fn mismatch(place: Place, field: &str, expected: &str, got: &str) -> Error {
         .detail("got", got)
 }
 
-/// What to send instead of a value of another type.
+/// Remedy for a value of the wrong type.
 fn remedy(place: Place, field: &str, expected: &str, got: &str) -> String {
     let name = field.rsplit('.').next().unwrap_or(field);
     let (unit, sample) = match name {
@@ -260,7 +260,7 @@ fn remedy(place: Place, field: &str, expected: &str, got: &str) -> String {
     }
 }
 
-/// What a message of serde or of a parser says was expected; `None` for other messages.
+/// The expected type in a message of serde or a parser; `None` for other messages.
 fn expected(message: &str) -> Option<Cow<'static, str>> {
     Some(match message {
         "invalid digit found in string"
@@ -269,7 +269,7 @@ fn expected(message: &str) -> Option<Cow<'static, str>> {
         | "number too small to fit in target type" => "an integer in range".into(),
         "provided string was not `true` or `false`" => "true or false".into(),
         "invalid float literal" | "cannot parse float from empty string" => "a number".into(),
-        // An enum, for which serde_json wants a string.
+        // For an enum, serde_json expects a string.
         "expected value" => "a string".into(),
         _ => {
             let wrong = ["invalid type: ", "invalid value: ", "invalid length "];
@@ -281,7 +281,7 @@ fn expected(message: &str) -> Option<Cow<'static, str>> {
     })
 }
 
-/// A type of Rust, as a type of JSON.
+/// Translates a Rust type name into JSON terms.
 fn kind_of(name: &str) -> Cow<'static, str> {
     match name {
         "u8" => "an integer from 0 to 255".into(),
@@ -301,7 +301,7 @@ fn kind_of(name: &str) -> Cow<'static, str> {
     }
 }
 
-/// A value as a message shows it.
+/// Formats a value for a message.
 fn shown(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".to_owned(),
@@ -317,7 +317,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// `a, b or c`.
+/// Formats a list such as `a, b or c`.
 fn listed(names: &[&str], last: &str) -> String {
     match names {
         [] => "nothing".to_owned(),

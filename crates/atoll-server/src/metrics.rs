@@ -1,4 +1,4 @@
-//! What whoever watches is told about requests, and the listener where everything that is counted is shown.
+//! HTTP metrics, and the router of the Prometheus listener.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ struct AuthLabels {
     result: &'static str,
 }
 
-/// What is counted of requests, whichever listener they come to.
+/// Request metrics, shared by all listeners.
 #[derive(Debug, Clone)]
 pub struct HttpMetrics {
     requests: Family<ResponseLabels, Counter>,
@@ -58,7 +58,7 @@ impl Default for HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// A request was answered; a stream, when it began.
+    /// Records a response; for streams, when the response begins.
     pub(crate) fn request_finished(
         &self,
         method: &'static str,
@@ -82,7 +82,7 @@ impl HttpMetrics {
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Somebody asked to be let in.
+    /// Records an authentication attempt.
     pub(crate) fn auth_attempt(&self, kind: &'static str, succeeded: bool) {
         let result = if succeeded { "success" } else { "failure" };
         let labels = AuthLabels {
@@ -95,25 +95,25 @@ impl HttpMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "http_requests",
-            "Answers, by route pattern; 499 is a caller who did not wait",
+            "Responses by route pattern; status 499: the client disconnected",
             self.requests.clone(),
         );
         registry.register_with_unit(
             "http_request_duration",
-            "How long answers took; of a stream, until it began",
+            "Duration of requests; for a stream, until the response begins",
             Unit::Seconds,
             self.durations.clone(),
         );
         registry.register(
             "auth_attempts",
-            "Who asked to be let in: by a key or a ticket, with none, or where everybody is",
+            "Authentication attempts by type of credential",
             self.auth_attempts.clone(),
         );
     }
 }
 
-/// The routes of the listener for Prometheus. Everybody who reaches it may look: it shows how many and how long,
-/// and nothing of what is in sandboxes.
+/// Router of the Prometheus listener. It has no authentication: it shows counts and durations, no
+/// contents of sandboxes.
 pub fn exporter(core: &Core, metrics: &HttpMetrics, hosts: BTreeSet<String>) -> Router {
     let mut registry = Registry::with_prefix("atoll");
     core.register(&mut registry);
@@ -136,7 +136,7 @@ async fn show(State(state): State<Arc<(Registry, Config)>>, request: Request) ->
         return ApiError(error).into_response();
     }
     let mut text = String::new();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = prometheus_client::encoding::text::encode(&mut text, registry);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response()
 }

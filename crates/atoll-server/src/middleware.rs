@@ -1,31 +1,26 @@
-//! What is checked before any route: that the request is meant for us, that a browser sends it from a page
-//! that may, and who the caller is.
+//! Middleware of all routes: request log, host and origin checks, and credentials in queries.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use atoll_core::Context;
 use atoll_model::{Code, Error, RequestId};
 use axum::Router;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use crate::cors::check_fetch_metadata;
+use crate::auth::{AuthSlot, take_query_credentials};
 use crate::error::{ApiError, ErrorBody, add_request_id};
-use crate::extract::take_query_params;
-use crate::serve::Connection;
 use crate::sse::end_on_shutdown;
 use crate::websocket::PendingUpgrade;
-use crate::{AppState, AuthMode, Config, HttpMetrics};
+use crate::{AppState, Config, HttpMetrics};
 
-/// Routes that are for everybody and tell nothing.
+/// Health checks, which are logged at debug level only.
 const HEALTH: [&str; 7] = [
     "/health",
     "/healthz",
@@ -36,29 +31,29 @@ const HEALTH: [&str; 7] = [
     "envd:/health",
 ];
 
-/// Whom a request is for.
+/// The interface that a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Surface {
-    /// This server.
+    /// The API of this server.
     Api,
-    /// A sandbox's commands and files, as E2B's clients ask for them.
+    /// Commands and files of a sandbox, as the E2B SDKs request them.
     Envd,
-    /// What listens in a sandbox.
+    /// A port of a sandbox.
     Port,
 }
 
-/// An answer of a program in a sandbox. It is told of, and not signed: its headers are its own, and many servers
-/// name their requests by the same one.
+/// Marks a response of a program in a sandbox. It is logged but not changed: its headers, including
+/// `X-Request-ID`, belong to the program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FromSandbox;
 
-/// Has every request of these routes watched.
+/// Adds request logging, metrics and the request id to a router.
 pub(crate) fn with_request_log(router: Router, app: &AppState, surface: Surface) -> Router {
     router.layer(from_fn_with_state((app.clone(), surface), log_request))
 }
 
-/// Names the request, signs the answer, and tells of it: one line in the log, and what is counted. Neither has anything
-/// of what stands behind the question mark, in headers or in bodies: all of them may be secrets.
+/// Assigns the request id, adds it to the response, and records the request in log and metrics.
+/// Neither contains query parameters, headers or bodies: they may contain secrets.
 async fn log_request(
     State((app, surface)): State<(AppState, Surface)>,
     mut request: Request,
@@ -75,7 +70,7 @@ async fn log_request(
     add_request_id(response, &id)
 }
 
-/// Checks where a request for this server comes from.
+/// Checks host and origin of a request to the API, and moves credentials out of its query.
 pub(crate) async fn check_request(
     State(app): State<AppState>,
     mut request: Request,
@@ -94,24 +89,20 @@ pub(crate) async fn check_request(
     if let Some(upgrade) = upgrade {
         return upgrade.reject(response).await;
     }
-    match slot.0.get() {
+    match slot.caller() {
         Some(context) => end_on_shutdown(response, &app.core, context),
         None => response,
     }
 }
 
-/// Who asks, for who sees the answer.
-#[derive(Debug, Clone, Default)]
-struct AuthSlot(Arc<OnceLock<Context>>);
-
-/// The request is for this server, and from a page that may ask.
+/// Checks `Host` and `Origin`.
 pub(crate) fn check_host_and_origin(request: &Request, config: &Config) -> Result<(), Error> {
     let host = request_authority(request.uri(), request.headers());
     check_host(host.as_deref(), config)?;
     check_origin(request.headers(), host.as_deref(), config)
 }
 
-/// A request that is told of, also if its caller goes away before there is an answer.
+/// Log entry of one request. Dropped without `finish`, it records that the client disconnected.
 struct RequestLog {
     metrics: HttpMetrics,
     span: Span,
@@ -122,7 +113,7 @@ struct RequestLog {
     finished: bool,
 }
 
-/// What is told of a caller who went away.
+/// Status in log and metrics of a request whose client disconnected (as in nginx).
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 impl RequestLog {
@@ -154,9 +145,11 @@ impl RequestLog {
         let _entered = self.span.enter();
         let ms = (elapsed.as_secs_f64() * 1e6).round() / 1e3;
         let code = failure.map(ErrorBody::code);
-        // E2B's clients are told by 502 that a sandbox is gone or a port closed, and what programs answer is theirs.
+        // For E2B clients 502 means that a sandbox is gone or a port closed. Statuses from a port
+        // are the program's own.
         let ours = status >= 500 && status != 502 && self.surface != Surface::Port;
-        // What a caller is told of its own mistake may repeat its words; of ours, not.
+        // Messages of client errors may repeat values of the request; messages of server errors do
+        // not.
         match failure {
             Some(failure) if ours => {
                 tracing::error!(
@@ -168,7 +161,7 @@ impl RequestLog {
                 );
             }
             _ if ours => tracing::error!(status, ms, "request finished"),
-            // Asked all the time by those who only want to know whether there is anybody.
+            // Health checks are frequent.
             _ if HEALTH.contains(&self.route.as_str()) => {
                 tracing::debug!(status, ms, "request finished")
             }
@@ -185,7 +178,7 @@ impl Drop for RequestLog {
     }
 }
 
-/// The pattern of a route: there are as many as we wrote, and no caller's word is in them.
+/// Pattern of the matched route: a bounded set, without values from the request.
 fn route(surface: Surface, request: &Request) -> String {
     let matched = request.extensions().get::<MatchedPath>();
     let matched = matched.map_or("unknown", MatchedPath::as_str);
@@ -196,24 +189,24 @@ fn route(surface: Surface, request: &Request) -> String {
     }
 }
 
-/// A method by its name; there are as many as we know.
+/// Name of the method, from a bounded set.
 fn method(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"];
     let found = KNOWN.into_iter().find(|name| *name == method.as_str());
     found.unwrap_or("OTHER")
 }
 
-/// What server the client means: HTTP/2 says it in the place of the address, HTTP/1 in a header.
+/// Host that the client names: `:authority` in HTTP/2, the `Host` header in HTTP/1.
 pub(crate) fn request_authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
     if let Some(authority) = uri.authority() {
         return Some(authority.as_str().to_owned());
     }
     let host = headers.get(header::HOST)?;
-    // Something that is no text is no name of ours.
+    // A value that is not text matches no host name of this server.
     Some(host.to_str().unwrap_or_default().to_owned())
 }
 
-/// The host part of an authority.
+/// Host of an authority, without the port.
 pub(crate) fn host_of(authority: &str) -> &str {
     if let Some(rest) = authority.strip_prefix('[') {
         return rest.split(']').next().unwrap_or(rest);
@@ -223,11 +216,11 @@ pub(crate) fn host_of(authority: &str) -> &str {
         .map_or(authority, |(host, _)| host)
 }
 
-/// A page elsewhere can make a browser believe that its own name leads here. Addresses cannot be taken over
-/// like that.
+/// Rejects foreign host names, against DNS rebinding. IP addresses and `localhost` cannot be
+/// rebound.
 pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(), Error> {
     let Some(host) = authority.map(host_of) else {
-        // In HTTP/1.0 there need not be one; browsers always send it.
+        // HTTP/1.0 does not require `Host`; browsers always send it.
         return Ok(());
     };
     let host = host.trim_end_matches('.').to_ascii_lowercase();
@@ -247,7 +240,7 @@ pub(crate) fn check_host(authority: Option<&str>, config: &Config) -> Result<(),
     ))
 }
 
-/// Browsers say from which page a request comes.
+/// Rejects origins other than the server's own and the configured ones.
 pub(crate) fn check_origin(
     headers: &HeaderMap,
     own: Option<&str>,
@@ -256,7 +249,7 @@ pub(crate) fn check_origin(
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
     };
-    // Something that is no text is no origin of ours.
+    // A value that is not text matches no configured origin.
     let origin = origin.to_str().unwrap_or_default();
     let same = origin
         .split_once("://")
@@ -266,99 +259,45 @@ pub(crate) fn check_origin(
     }
     Err(Error::new(
         Code::PermissionDenied,
-        "pages of this origin may not use this server",
+        "requests from this origin are not allowed",
     )
     .remedy("have the server's operator list the origin (setting cors-origin)"))
 }
 
-/// The caller, as a route sees it: whoever is not known does not get there.
-#[derive(Debug)]
-pub(crate) struct Authenticated(pub(crate) Context);
-
-impl FromRequestParts<AppState> for Authenticated {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &AppState) -> Result<Self, ApiError> {
-        let request = parts.extensions.get::<RequestId>().cloned();
-        let request = request.unwrap_or_else(RequestId::random);
-        let credentials = parts.extensions.get::<QueryCredentials>();
-        let key = credentials.and_then(|credentials| credentials.key.as_deref());
-        let ticket = credentials.and_then(|credentials| credentials.ticket.as_deref());
-        let credential = header_credential(&parts.headers).or(key);
-        let (kind, context) = match (app.config.auth, credential, ticket) {
-            (_, Some(key), _) => ("key", app.core.authenticate(key, request).await),
-            (_, None, Some(ticket)) => ("ticket", app.core.redeem(ticket, request)),
-            (AuthMode::Trusted, None, None) => ("open", app.core.operator(request).await),
-            (AuthMode::ApiKeys, None, None) => (
-                "none",
-                Err(Error::new(Code::MissingApiKey, "the request has no API key")
-                    .remedy("send the header X-API-Key: atl_…; the first key is in admin.key of the server's data directory")),
-            ),
-        };
-        app.metrics.auth_attempt(kind, context.is_ok());
-        let context = context?;
-        if let Some(connection) = parts.extensions.get::<Connection>() {
-            connection.authenticate();
-        }
-        if let Some(slot) = parts.extensions.get::<AuthSlot>() {
-            let _ = slot.0.set(context.clone());
-        }
-        let span = Span::current();
-        span.record("org", context.org.id.as_str());
-        if let Some(key) = &context.key {
-            span.record("key", key.as_str());
-        }
-        Ok(Self(context))
+/// Rejects cross-site subresource requests (Fetch Metadata). Images, scripts and frames are
+/// requested without an `Origin` header, but with `Sec-Fetch-Site`. Following a link to the server
+/// is allowed.
+pub(crate) fn check_fetch_metadata(request: &Request) -> Result<(), Error> {
+    let headers = request.headers();
+    let header_value = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    let elsewhere = matches!(
+        header_value("sec-fetch-site"),
+        Some(b"cross-site" | b"same-site")
+    );
+    let link = request.method() == Method::GET
+        && header_value("sec-fetch-mode") == Some(b"navigate")
+        && header_value("sec-fetch-dest") == Some(b"document");
+    if headers.contains_key(header::ORIGIN) || !elsewhere || link {
+        return Ok(());
     }
+    Err(Error::new(
+        Code::PermissionDenied,
+        "cross-site subresource requests are not allowed",
+    )
+    .remedy(
+        "use fetch from a page whose origin the server's operator has listed (setting cors-origin)",
+    ))
 }
 
-/// What is shown behind the question mark, by browsers that can send no headers of their own: a key with a
-/// WebSocket, a ticket with that or with anything that is got.
-#[derive(Clone)]
-struct QueryCredentials {
-    key: Option<String>,
-    ticket: Option<String>,
-}
-
-/// Takes it out of the address: it is in no route's way, and in nothing that is written down.
-fn take_query_credentials(request: &mut Request) {
-    if request.method() != Method::GET {
-        return;
-    }
-    let names: &[&str] = if is_websocket(request.headers()) {
-        &["api_key", "ticket"]
-    } else {
-        &["ticket"]
-    };
-    let taken = take_query_params(request.uri_mut(), names);
-    let word = |name: &str| {
-        let mut words = taken.query()?.split('&');
-        let value = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-        value.map(ToOwned::to_owned)
-    };
-    let (key, ticket) = (word("api_key"), word("ticket"));
-    if key.is_some() || ticket.is_some() {
-        request
-            .extensions_mut()
-            .insert(QueryCredentials { key, ticket });
-    }
-}
-
-/// Whether a request is to become a WebSocket.
-pub(crate) fn is_websocket(headers: &HeaderMap) -> bool {
-    let upgrade = headers.get(header::UPGRADE);
-    upgrade.is_some_and(|to| to.as_bytes().eq_ignore_ascii_case(b"websocket"))
-}
-
-/// Address that a request came from over the network; of a reverse proxy, that of the proxy.
+/// Remote IP address of a connection; behind a reverse proxy, the proxy's.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientAddress(pub(crate) IpAddr);
 
-/// A request came over TLS of our own.
+/// Marks a request that came over the server's own TLS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OverTls;
 
-/// Where the caller found this server.
+/// Scheme and authority under which the client reaches this server.
 #[derive(Debug)]
 pub(crate) struct ServerUrl(pub(crate) String);
 
@@ -379,20 +318,11 @@ impl<S: Sync> FromRequestParts<S> for ServerUrl {
     }
 }
 
-fn header_credential(headers: &HeaderMap) -> Option<&str> {
-    if let Some(key) = headers.get("x-api-key") {
-        // Something that is no text is no key, but it is not nothing either.
-        return Some(key.to_str().map_or("", str::trim));
-    }
-    let bearer = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-    let (scheme, token) = bearer.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
+    use crate::AuthMode;
 
     #[test]
     fn only_our_own_pages_and_listed_ones_may_ask() {
@@ -411,7 +341,7 @@ mod tests {
             (b"box.example:80", false),
             (b"null", false),
             (b"", false),
-            // No text at all.
+            // Not UTF-8.
             (b"http://box.example:80\xff", false),
         ] {
             let request = Request::get("/").header("host", "box.example:80");

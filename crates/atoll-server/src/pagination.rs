@@ -1,4 +1,4 @@
-//! Lists in parts: how one is asked for, and how the answer says that there is more.
+//! Cursor pagination: query parameters and the `X-Next-Cursor` header.
 
 use atoll_model::{Error, Page, PageRequest};
 use axum::Json;
@@ -6,17 +6,17 @@ use axum::http::{HeaderMap, HeaderValue};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-/// The longest part of a list.
+/// Largest page.
 const MAX_LIMIT: u32 = 100;
 
-/// Which part of a list.
+/// Query parameters of a paginated list.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct PageQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
 }
@@ -27,7 +27,7 @@ impl PageQuery {
     }
 }
 
-/// How many are asked for.
+/// Checks the page size.
 pub(crate) fn parse_limit(requested: Option<u32>) -> Result<u32, Error> {
     let limit = requested.unwrap_or(MAX_LIMIT);
     if (1..=MAX_LIMIT).contains(&limit) {
@@ -37,19 +37,16 @@ pub(crate) fn parse_limit(requested: Option<u32>) -> Result<u32, Error> {
     Err(Error::invalid("limit", message, "give 1 to 100"))
 }
 
-/// Which part is asked for.
-pub(crate) fn parse_page(
-    requested: Option<u32>,
-    cursor: Option<&String>,
-) -> Result<PageRequest, Error> {
+/// Parses page size and cursor.
+pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Result<PageRequest, Error> {
     let before = cursor.map(|cursor| {
         let parts = cursor.split_once('.');
         let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));
         parsed.ok_or_else(|| {
             Error::invalid(
                 "cursor",
-                "this cursor is not one of ours",
-                "give the X-Next-Cursor of the page before",
+                "invalid cursor",
+                "give the X-Next-Cursor of the previous page",
             )
         })
     });
@@ -59,10 +56,10 @@ pub(crate) fn parse_page(
     })
 }
 
-/// A part of a list, and where the next one begins.
+/// A page as a response, with the cursor of the next page in a header.
 pub(crate) type PageResponse<T> = (HeaderMap, Json<Vec<T>>);
 
-/// A part of a list as an answer.
+/// Builds the response for a page.
 pub(crate) fn page_response<T, V: From<T>>(slice: Page<T>) -> PageResponse<V> {
     let mut headers = HeaderMap::new();
     if let Some((at, id)) = slice.next

@@ -1,11 +1,11 @@
-//! Remedies in words of HTTP: routes, fields and headers. Errors of the parts below this crate are also shown by the
-//! command line and speak of its commands, or of none.
+//! Remedies in HTTP terms: routes, fields and headers. Errors from other crates are also shown by
+//! the CLI, so their remedies name CLI commands or nothing.
 
 use std::borrow::Cow;
 
 use atoll_model::{Code, Error};
 
-/// What a caller over HTTP can do about a failure; `None` if what the error says is right for it.
+/// Remedy for an HTTP client; `None` if the error's own remedy fits.
 pub(crate) fn for_http(error: &Error) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match error.code {
         Code::SandboxStopped => "start it: POST /sandboxes/{id}/start",

@@ -181,13 +181,13 @@ async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
 }
 
 async fn not_found() -> ApiError {
-    ApiError(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs shows them"))
+    ApiError(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs lists the routes"))
 }
 
 async fn method_not_allowed() -> ApiError {
     ApiError(Error::new(
         Code::MethodNotAllowed,
-        "this route does not take that method",
+        "the route does not support this method",
     ))
 }
 

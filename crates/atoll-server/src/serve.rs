@@ -1,4 +1,4 @@
-//! Connections: how many there may be, how long one may keep us waiting, and how they end.
+//! Accept loop and HTTP connections: connection limit, timeouts and graceful shutdown.
 
 mod framing;
 mod request_body;
@@ -36,41 +36,42 @@ use timeouts::{ConnectionTimeout, ConnectionTimer, ResponseBody, TimedIo};
 use transport::Transport;
 use unauthenticated::Unauthenticated;
 
-/// The most that is read at a time, and that waits to be written, of one connection.
+/// Read and write buffer of one connection.
 const BUFFER_BYTES: usize = 256 << 10;
-/// How long the words are with which every HTTP/2 begins.
+/// Length of the HTTP/2 connection preface.
 const PREFACE_LEN: usize = 24;
-/// How long is waited before another try, when the machine can give us no connection.
+/// Delay before `accept` is retried after a failure.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How often it is said that there are none, and after how long without a failure that this is over.
+/// Interval of the log line about failed accepts, and time without a failure after which they count
+/// as resolved.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 const RECOVERY_TIME: Duration = Duration::from_secs(1);
 
-/// Where requests come from.
+/// A listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// Over the network, as they are.
+    /// TCP without TLS.
     Plain(TcpListener),
-    /// Over the network, encrypted.
+    /// TCP with TLS.
     Tls(TcpListener, Tls),
-    /// From this machine.
+    /// Unix socket.
     Unix(UnixListener),
 }
 
-/// What a client may take of us.
+/// Limits for the connections of one listener.
 #[derive(Debug, Clone, Copy)]
 pub struct ConnectionLimits {
-    /// How many connections there may be at once; more wait.
+    /// Maximum number of open connections; further ones wait.
     pub max_connections: u32,
-    /// How long a handshake and the head of a request may take.
+    /// Timeout for a TLS handshake and for a request head.
     pub head_timeout: Duration,
-    /// How long a connection is kept without a request. It is only `head_timeout` before a request on it was authenticated, and while
-    /// all places are taken.
+    /// Timeout for idle connections. Connections without an authenticated request, and all
+    /// connections while no permit is free, have `head_timeout` instead.
     pub idle_timeout: Duration,
-    /// How long a client may keep quiet in the middle of a body.
+    /// Timeout between two chunks of a request body.
     pub body_idle_timeout: Duration,
-    /// File descriptors from this number on are kept back for others than connections. The kernel gives the lowest free
-    /// number: if it gives this one, as many are open.
+    /// Connections do not use file descriptors from this number on. The kernel assigns the lowest
+    /// free number, so this number is assigned only if all lower ones are open.
     pub first_reserved_fd: i32,
 }
 
@@ -80,7 +81,7 @@ impl ConnectionLimits {
     }
 }
 
-/// Serves until it is told to stop, and then until the requests under way are answered.
+/// Serves until `stop` becomes true and all open requests have finished.
 pub async fn serve(
     listener: Listener,
     router: Router,
@@ -104,7 +105,7 @@ pub async fn serve(
                     if limits.is_reserved(&accepted)
                         && !connections.unauthenticated.close_oldest() =>
                 {
-                    failures.record(&io::Error::other("the other descriptors are kept back"));
+                    failures.record(&io::Error::other("the remaining file descriptors are reserved"));
                 }
                 Ok(accepted) => {
                     failures.recovered();
@@ -126,11 +127,11 @@ pub async fn serve(
         }
     }
     drop(listener);
-    // Every connection has given its place back.
+    // All connections have returned their permits.
     let _ = permits.acquire_many(limits.max_connections).await;
 }
 
-/// A client that went before it was let in is its own affair.
+/// Errors of a connection that the client closed before it was accepted.
 fn is_client_abort(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(
@@ -139,11 +140,11 @@ fn is_client_abort(error: &io::Error) -> bool {
     )
 }
 
-/// Connections that the machine cannot give us: said when it begins, now and then while it lasts, and when it is over.
+/// Logs failed accepts: the first, then one per interval, and the recovery.
 #[derive(Debug, Default)]
 struct AcceptFailures {
     attempts: u64,
-    /// When one failed last, and when it was said.
+    /// Times of the last failure and of the last log line.
     times: Option<(Instant, Instant)>,
 }
 
@@ -154,19 +155,19 @@ impl AcceptFailures {
         let logged = self.times.map(|(_, logged)| logged);
         let due = logged.is_none_or(|logged| now >= logged + LOG_INTERVAL);
         if due {
-            tracing::warn!(%error, attempts = self.attempts, "no connection can be taken");
+            tracing::warn!(%error, attempts = self.attempts, "cannot accept connections");
         }
         let logged = logged.filter(|_| !due).unwrap_or(now);
         self.times = Some((now, logged));
     }
 
-    /// One was taken. While there are too few, one is now and then.
+    /// Called after a successful accept. While descriptors are short, single accepts still succeed.
     fn recovered(&mut self) {
         if self
             .times
             .is_some_and(|(last, _)| last.elapsed() >= RECOVERY_TIME)
         {
-            tracing::info!(attempts = self.attempts, "connections are taken again");
+            tracing::info!(attempts = self.attempts, "accepting connections again");
             *self = Self::default();
         }
     }
@@ -209,7 +210,7 @@ async fn accept(listener: &Listener) -> io::Result<Accepted> {
     }
 }
 
-/// What every connection is served with.
+/// What all connections of a listener share.
 struct Connections {
     router: Router,
     builders: Arc<HttpBuilders>,
@@ -220,7 +221,8 @@ struct Connections {
 }
 
 impl Connections {
-    /// A place for the connection that was accepted last: a free one, or that of the oldest unauthenticated one.
+    /// Waits for a permit for an accepted connection. Without a free one, closes the oldest
+    /// unauthenticated connection.
     async fn acquire_permit(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Some(permit);
@@ -229,14 +231,15 @@ impl Connections {
         let mut permit = pin!(permit);
         loop {
             self.unauthenticated.close_oldest();
-            // It takes a moment until a closed one is gone. If there was none, there may be one later.
+            // A closed connection releases its permit with a delay, and there may be none to close
+            // yet.
             if let Ok(permit) = timeout(ACCEPT_RETRY, permit.as_mut()).await {
                 return permit.ok();
             }
         }
     }
 
-    /// Each in a task of its own: one that is slow holds up nobody.
+    /// Serves a connection in its own task.
     fn spawn(&self, listener: &Listener, accepted: Accepted, permit: Option<OwnedSemaphorePermit>) {
         let builders = Arc::clone(&self.builders);
         let acceptor = match listener {
@@ -270,7 +273,7 @@ impl Connections {
                         _ = connection_service.stop.wait_for(|stop| *stop) => return,
                         handshake = timeout(head_timeout, acceptor.accept(stream)) => handshake,
                     };
-                    // Whoever cannot speak TLS, or never does, is told nothing.
+                    // Clients that fail the handshake get no response.
                     let Ok(Ok(stream)) = handshake else { return };
                     match stream.get_ref().1.alpn_protocol() {
                         Some(b"h2") => {
@@ -285,9 +288,9 @@ impl Connections {
                     }
                 }
             };
-            // What goes wrong here is the client's: it broke off, or speaks something else.
+            // Errors here are caused by the client: a broken connection or another protocol.
             if let Err(error) = done {
-                tracing::debug!(%error, "a connection ended");
+                tracing::debug!(%error, "connection failed");
             }
         };
         tokio::spawn(async move {
@@ -300,39 +303,39 @@ impl Connections {
     }
 }
 
-/// The connection a request came over: routes find it among the extensions.
+/// Request extension: the connection of the request.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection(ConnectionTimer);
 
 impl Connection {
-    /// The request was authenticated: by a key, a token, a ticket or a signature.
+    /// Records that a request was authenticated, by a key, token, ticket or signature.
     pub(crate) fn authenticate(&self) {
         self.0.authenticate();
     }
 
-    /// A sandbox serves the request of a visitor without credentials.
+    /// Records that a sandbox serves a request without credentials.
     pub(crate) fn mark_visitor(&self) {
         self.0.mark_visitor();
     }
 
-    /// Has a connection with HTTP/1 closed with a TCP reset. Some clients take a close of another kind, in the middle of a
-    /// response, for a fault of the protocol. With HTTP/2 the stream alone is reset.
+    /// Closes an HTTP/1 connection with a TCP reset: some clients report any other close in the
+    /// middle of a response as a protocol error. In HTTP/2 only the stream is reset.
     pub(crate) fn reset_at_close(&self) {
         self.0.reset_at_close();
     }
 
-    /// Refuses a further connection, to a port, that has taken a descriptor which is kept back.
+    /// Rejects a connection to a port whose descriptor is in the reserved range.
     pub(crate) fn check_descriptor(&self, descriptor: &impl AsRawFd) -> Result<(), Error> {
         if !self.0.limits().is_reserved(descriptor) {
             return Ok(());
         }
-        let message = "the server has no descriptors left for connections to ports";
+        let message = "the server has no file descriptors left for connections to ports";
         Err(Error::new(Code::NoCapacity, message)
-            .remedy("try again; if it goes on, raise the server's limit of open files"))
+            .remedy("retry, or raise the server's limit of open files"))
     }
 }
 
-/// One connection.
+/// Serves the requests of one connection.
 #[derive(Clone)]
 struct ConnectionService {
     router: Router,
@@ -373,7 +376,7 @@ impl ConnectionService {
         Ok(response.map(|body| ResponseBody::new(body, guard, SendProgress::of_current_stream())))
     }
 
-    /// Serves until its client goes or is too slow, or until all is answered that was asked for before the stop.
+    /// Serves until the client disconnects, a timeout expires, or a graceful shutdown is complete.
     async fn run_connection<C: Future<Output = hyper::Result<()>>>(
         mut self,
         connection: C,
@@ -395,7 +398,7 @@ impl ConnectionService {
     }
 }
 
-/// The two HTTPs.
+/// Configured connection builders.
 struct HttpBuilders {
     http1: http1::Builder,
     http2: http2::Builder<StreamExecutor>,
@@ -405,7 +408,7 @@ impl HttpBuilders {
     fn new(limits: ConnectionLimits) -> Self {
         let head_timeout = limits.head_timeout;
         let mut http1 = http1::Builder::new();
-        // How long a head may take, and how long none need come, is watched by ourselves.
+        // `ConnectionTimer` enforces the timeout for heads and idle connections.
         http1
             .header_read_timeout(None)
             .max_header_size(MAX_HEAD_BYTES)
@@ -415,7 +418,7 @@ impl HttpBuilders {
         });
         http2
             .timer(TokioTimer::new())
-            // A client that is not there any more is found out.
+            // Detects clients that are gone.
             .keep_alive_interval(head_timeout)
             .keep_alive_timeout(head_timeout)
             .max_header_list_size(u16::MAX.into());
@@ -445,7 +448,7 @@ impl HttpBuilders {
         mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         connection_service: ConnectionService,
     ) -> hyper::Result<()> {
-        // Only whoever has said its first words is asked whether it is still there.
+        // HTTP/2 pings start only after the preface.
         let mut first = [0; PREFACE_LEN];
         let preface = timeout(
             connection_service.limits.head_timeout,

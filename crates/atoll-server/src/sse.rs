@@ -1,5 +1,6 @@
-//! Server-sent events, and a command's output as such: `stdout`, `stderr`, `exit`, `gap`, `ping`. The `id` of an event
-//! is the position after it: whoever asks for `after=ID` misses nothing and gets nothing twice.
+//! Server-sent events, and the output of a command as events `stdout`, `stderr`, `exit`, `gap` and
+//! `ping`. The `id` of an event is the output position after it: a client that continues with
+//! `after=ID` receives every byte exactly once.
 
 use std::convert::Infallible;
 use std::task::Poll;
@@ -18,16 +19,16 @@ use serde_json::json;
 use crate::api_types::Exit;
 use crate::routes::Encoding;
 
-/// A word now and then, so that nobody in between takes the silence for the end.
+/// Interval of `ping` events, which keep idle connections open in proxies.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What server-sent events are called.
+/// Content type of server-sent events.
 const EVENT_STREAM: &str = "text/event-stream";
 
-/// What is sent then.
+/// Text of a `ping` event.
 pub(crate) const PING_EVENT: &str = "event: ping\ndata: {}\n\n";
 
-/// An answer that goes on.
+/// Response that streams events.
 pub(crate) fn sse_response(
     stream: impl futures_util::Stream<Item = Bytes> + Send + 'static,
 ) -> Response {
@@ -40,8 +41,8 @@ pub(crate) fn sse_response(
     (headers, Body::from_stream(stream)).into_response()
 }
 
-/// Has a stream of events break off when its server ends, so that its client goes on at the next one, and anything that goes
-/// on when its caller's key is worth nothing any more.
+/// Ends event streams when the server shuts down, so that clients reconnect, and any stream when
+/// its caller's key becomes invalid.
 pub(crate) fn end_on_shutdown(response: Response, core: &Core, context: &Context) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
@@ -52,7 +53,7 @@ pub(crate) fn end_on_shutdown(response: Response, core: &Core, context: &Context
     let is_event_stream = kind.is_some_and(|kind| kind == EVENT_STREAM);
     let stream_end = async move {
         match core.notice(&context).await {
-            // It has an end of its own, which is waited for.
+            // Other responses end by themselves; shutdown waits for them.
             Notice::Ending if !is_event_stream => std::future::pending().await,
             stream_end => axum::Error::new(stream_end.error()),
         }
@@ -73,7 +74,7 @@ pub(crate) fn end_on_shutdown(response: Response, core: &Core, context: &Context
     Response::from_parts(parts, Body::from_stream(chunks))
 }
 
-/// The last word of a stream that cannot go on.
+/// Last event of a stream that failed.
 pub(crate) fn error_event(error: &Error) -> String {
     let body = json!({ "error": error.message, "code": error.code.name() });
     format!("event: error\ndata: {body}\n\n")
@@ -108,7 +109,7 @@ pub(crate) fn output_events(
     sse_response(stream)
 }
 
-/// What a stream is called.
+/// Name of an output stream.
 pub(crate) fn stream_name(stream: Stream) -> &'static str {
     match stream {
         Stream::Stdout => "stdout",

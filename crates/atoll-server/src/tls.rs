@@ -1,4 +1,4 @@
-//! The certificate that the server shows, and its key: read again when somebody says so.
+//! TLS certificate and private key, reloaded on request.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-/// A certificate with its key, from two PEM files. Connections that are there keep the one they began with.
+/// Certificate chain and private key from two PEM files. Open connections keep the certificate of
+/// their handshake.
 #[derive(Clone)]
 pub struct Tls {
     certificate: PathBuf,
@@ -28,7 +29,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads both, and checks that they belong together.
+    /// Reads both files and checks that they match.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, Error> {
         let current = read(certificate, key)?;
         Ok(Self {
@@ -38,7 +39,7 @@ impl Tls {
         })
     }
 
-    /// Reads both again. What cannot be read, or does not belong together, leaves the old pair in place.
+    /// Reads both files again. On an error the previous pair stays in use.
     pub fn reload(&self) -> Result<(), Error> {
         let new = Arc::new(read(&self.certificate, &self.key)?);
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
@@ -56,14 +57,14 @@ fn read(certificate: &Path, key: &Path) -> Result<ServerConfig, Error> {
         CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
     let chain = chain.map_err(|error| wrong("tls-cert", certificate, &error))?;
     if chain.is_empty() {
-        return Err(wrong("tls-cert", certificate, &"it has no certificate"));
+        return Err(wrong("tls-cert", certificate, &"the file contains no certificate"));
     }
     let secret =
         PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("tls-key", key, &error))?;
     let provider = Arc::new(aws_lc_rs::default_provider());
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error::new(Code::Internal, format!("TLS cannot be had: {error}")))?
+        .map_err(|error| Error::new(Code::Internal, format!("cannot configure TLS: {error}")))?
         .with_no_client_auth()
         .with_single_cert(chain, secret)
         .map_err(|error| wrong("tls-key", key, &error))?;
@@ -75,6 +76,6 @@ fn wrong(field: &str, path: &Path, why: &dyn fmt::Display) -> Error {
     Error::invalid(
         field,
         format!("--{field} {}: {why}", path.display()),
-        "name a PEM file with the certificate and those that vouch for it, and one with its key",
+        "give a PEM file with the certificate chain, and one with its private key",
     )
 }

@@ -1,6 +1,6 @@
-//! One TCP connection to a port inside a sandbox, as a WebSocket: what is in binary frames goes in and comes out. An
-//! empty frame says that one side sends no more; when both have said so it is over. Neither side is read faster than
-//! the other takes it.
+//! A TCP connection to a port of a sandbox, tunnelled through a WebSocket in binary frames. An
+//! empty frame is the end of one direction; after both the tunnel closes. Each direction has
+//! backpressure.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,41 +20,41 @@ use crate::websocket::{
     CLOSE_TIMEOUT, PING_INTERVAL, PONG_TIMEOUT, StreamEndSignal, close_frame, protocol_close_code,
 };
 
-/// The largest message that is taken.
+/// Largest message that is accepted.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 1 << 20;
-/// The largest that is sent, and the most that is read at a time.
+/// Largest message that is sent, and read buffer.
 pub(crate) const CHUNK_BYTES: usize = 64 << 10;
 
-/// The close code of what is over.
+/// Close code for a stopped sandbox or a failed connection.
 const CLOSE_STOPPED: u16 = 4002;
 
-/// How it ended.
+/// Why the tunnel ended.
 enum End {
-    /// Both have sent all.
+    /// Both sides have sent everything.
     Finished,
-    /// Who came has gone.
+    /// The client disconnected.
     ClientGone,
-    /// The server inside has gone, in this way.
+    /// The connection in the sandbox failed.
     ServerFailed(io::Error),
     Failed(Error),
-    /// We end it.
+    /// The server closes the tunnel.
     Closed(u16, String),
 }
 
-/// What the two directions know of each other.
+/// State shared by both directions.
 #[derive(Debug, Default)]
 struct TunnelState {
-    /// The server has sent all.
+    /// The server in the sandbox has sent everything.
     server_eof: AtomicBool,
-    /// Who came has sent all.
+    /// The client has sent everything.
     client_eof: AtomicBool,
-    /// Something came since somebody last looked.
+    /// A message has arrived since the last check.
     received: AtomicBool,
-    /// What came is not yet taken: nothing more is read until then.
+    /// A message is being written to the server; no further one is read.
     backpressured: AtomicBool,
 }
 
-/// Joins them until both have ended, or one has gone.
+/// Copies in both directions until both have ended or one fails.
 pub(crate) async fn run(
     socket: WebSocket,
     access: Use,
@@ -70,13 +70,14 @@ pub(crate) async fn run(
             end = client_to_server(source, to_server, &state) => end,
             end = server_to_client(&mut sink, from_server, &state, &access) => end,
             (code, reason) = end_signal.close_reason() => End::Closed(code, reason),
-            // Its kernel says goodbye for a server that was killed as for one that has sent all.
+            // The kernel closes the connections of a killed server like those of one that has
+            // finished.
             () = access.runtime().wait_stopped(access.id()) => {
                 End::Failed(SandboxState::Stopped.state_error("used"))
             }
         };
         match first {
-            // Who has sent all may not take any more: no failure.
+            // A server that has sent everything may stop reading.
             End::ServerFailed(_) if state.server_eof.load(Ordering::Relaxed) => End::Finished,
             end => end,
         }
@@ -85,7 +86,7 @@ pub(crate) async fn run(
         End::ClientGone => return,
         End::Finished => close_frame(1000, "over"),
         End::ServerFailed(error) => {
-            let reason = format!("the server in the sandbox broke the connection: {error}");
+            let reason = format!("the connection to the server in the sandbox failed: {error}");
             close_frame(CLOSE_STOPPED, &reason)
         }
         End::Failed(error) => close_frame(error.code.close_code(), &error.message),
@@ -98,7 +99,7 @@ fn invalid_message(message: &str) -> End {
     End::Failed(Error::new(Code::InvalidRequest, message))
 }
 
-/// From who came to the server; when all was sent, only to hear whether they are there.
+/// Copies from the client to the server. After the client's end it only reads pongs.
 async fn client_to_server(
     mut source: SplitStream<WebSocket>,
     mut server: WriteHalf<'_>,
@@ -124,13 +125,13 @@ async fn client_to_server(
                 Ok(())
             }
             Message::Binary(_) if state.client_eof.load(Ordering::Relaxed) => {
-                return invalid_message("an empty frame said that there would be no more");
+                return invalid_message("data after the empty frame that ended the stream");
             }
             Message::Binary(bytes) => {
                 state.backpressured.store(true, Ordering::Relaxed);
                 server.write_all(&bytes).await
             }
-            Message::Text(_) => return invalid_message("a tunnel takes binary frames"),
+            Message::Text(_) => return invalid_message("a tunnel accepts only binary frames"),
             Message::Ping(_) | Message::Pong(_) => Ok(()),
             Message::Close(_) => return End::ClientGone,
         };
@@ -142,7 +143,7 @@ async fn client_to_server(
     End::ClientGone
 }
 
-/// From the server to who came, who is ping_sent now and then whether they are there: until both have sent all.
+/// Copies from the server to the client and sends pings, until both sides have sent everything.
 async fn server_to_client(
     sink: &mut SplitSink<WebSocket, Message>,
     mut server: ReadHalf<'_>,

@@ -1,7 +1,7 @@
-//! WebSockets: a terminal, or a command's output, for as long as somebody is there.
+//! WebSockets for terminals and command output.
 //!
-//! Browsers show a refused upgrade as nothing but "failed". So an upgrade is accepted, and what is wrong is said
-//! by the close code of the table of errors. A page that may not ask at all gets 403 or 421 before that.
+//! Browsers report a rejected upgrade only as "failed". The server therefore accepts the upgrade
+//! and reports the error by its close code. Pages of other origins get 403 or 421 before that.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -27,22 +27,23 @@ use crate::AppState;
 use crate::api_types::Exit;
 use crate::error::ErrorBody;
 
-/// A word now and then, so that nobody in between takes the silence for the end.
+/// Interval of pings, which keep idle connections open in proxies.
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Whoever does not response it for so long is gone.
+/// Timeout for a pong.
 pub(crate) const PONG_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a last word may take.
+/// Timeout for sending a close frame.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long one may take to response it.
+/// Time for which incoming frames are still read after a close frame.
 const CLOSE_DRAIN: Duration = Duration::from_secs(2);
-/// The longest message a client may send: it is in our memory until it is whole.
+/// Largest message from a client. It is buffered in memory.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Read buffer of a WebSocket, for as long as it is open. A larger message gets a buffer of its own size.
+/// Read buffer of an open WebSocket. Larger messages get a buffer of their own.
 const READ_BUFFER: usize = 4 << 10;
-/// Largest frame of terminal output. A WebSocket keeps its write buffer, which has the size of the largest frame that was sent.
+/// Largest frame of terminal output. A WebSocket keeps a write buffer of the size of its largest
+/// frame.
 const MAX_FRAME_BYTES: usize = 8 << 10;
 
-/// A request to go on as a WebSocket, if it is one.
+/// Upgrade request, if the request is one.
 pub(crate) struct Upgrade(pub(crate) Option<WebSocketUpgrade>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
@@ -62,7 +63,7 @@ fn with_limits(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
         .read_buffer_size(READ_BUFFER)
 }
 
-/// A request to go on as a WebSocket, kept for the case that it is refused before it gets to one.
+/// Upgrade request, kept for the case that the request is rejected before its handler runs.
 pub(crate) struct PendingUpgrade(Parts);
 
 impl PendingUpgrade {
@@ -79,7 +80,8 @@ impl PendingUpgrade {
         Some(Self(parts))
     }
 
-    /// Goes on as one, to say what went wrong; if that cannot be, the response stays what it is.
+    /// Accepts the upgrade and closes with the response's error. If the upgrade fails, returns the
+    /// response.
     pub(crate) async fn reject(mut self, response: Response) -> Response {
         let Some(failure) = response.extensions().get::<ErrorBody>().cloned() else {
             return response;
@@ -88,14 +90,15 @@ impl PendingUpgrade {
         let Ok(upgrade) = upgrade else {
             return response;
         };
-        tracing::info!(code = failure.code(), "an upgrade is refused");
+        tracing::info!(code = failure.code(), "WebSocket upgrade rejected");
         with_limits(upgrade).on_upgrade(async move |socket| {
             close(socket, failure.close_code(), failure.message()).await;
         })
     }
 }
 
-/// Ends what has no end of its own: the server does, or the key is worth nothing any more.
+/// Completes when an open stream must end: the server shuts down, or the caller's key became
+/// invalid.
 pub(crate) struct StreamEndSignal(Pin<Box<dyn Future<Output = Notice> + Send>>);
 
 impl StreamEndSignal {
@@ -104,7 +107,7 @@ impl StreamEndSignal {
         Self(Box::pin(async move { core.notice(&caller).await }))
     }
 
-    /// How a WebSocket is told, when it is so far.
+    /// Waits for the signal; returns close code and reason.
     pub(crate) async fn close_reason(&mut self) -> (u16, String) {
         let notice = (&mut self.0).await;
         let error = notice.error();
@@ -115,35 +118,35 @@ impl StreamEndSignal {
     }
 }
 
-/// The server ends.
+/// Close code for a server shutdown (RFC 6455).
 const GOING_AWAY: u16 = 1001;
 
-/// Says what went wrong, and ends.
+/// Closes with an error.
 pub(crate) async fn close_with_error(socket: WebSocket, error: &Error) {
     close(socket, error.code.close_code(), &error.message).await;
 }
 
-/// Ends with a client whose words cannot be taken, and says why; nothing is said to one that is gone.
+/// Closes after a protocol error of the client; does nothing if the client has disconnected.
 async fn close_on_protocol_error(socket: WebSocket, error: axum::Error) {
     if let Some((code, reason)) = protocol_close_code(error) {
         close(socket, code, reason).await;
     }
 }
 
-/// What is wrong with what a client sends, by the codes that all WebSockets have for it; nothing if it is gone.
+/// Close code and reason (RFC 6455) for a protocol error; `None` if the client has disconnected.
 pub(crate) fn protocol_close_code(error: axum::Error) -> Option<(u16, &'static str)> {
     let error = error.into_inner().downcast::<WireError>().ok()?;
     match *error {
-        WireError::Capacity(_) => Some((1009, "a message is longer than is taken")),
-        WireError::Utf8(_) => Some((1007, "a text is not UTF-8")),
+        WireError::Capacity(_) => Some((1009, "a message is too large")),
+        WireError::Utf8(_) => Some((1007, "a text frame is not UTF-8")),
         WireError::Protocol(ProtocolError::ResetWithoutClosingHandshake) => None,
-        WireError::Protocol(_) => Some((1002, "a frame is not as WebSockets have them")),
+        WireError::Protocol(_) => Some((1002, "a frame violates the WebSocket protocol")),
         _ => None,
     }
 }
 
-/// Says the end, and listens for a while: a connection that is closed with a client's words unread takes back what it was
-/// told last.
+/// Sends a close frame and then reads for a while: closing a TCP connection with unread data
+/// discards data in flight to the client, including the close frame.
 async fn close(mut socket: WebSocket, code: u16, reason: &str) {
     let sent = timeout(CLOSE_TIMEOUT, socket.send(close_frame(code, reason))).await;
     if sent.is_ok_and(|sent| sent.is_ok()) {
@@ -152,9 +155,9 @@ async fn close(mut socket: WebSocket, code: u16, reason: &str) {
     }
 }
 
-/// The end, and why.
+/// Close frame with a truncated reason.
 pub(crate) fn close_frame(code: u16, reason: &str) -> Message {
-    // A reason has 123 bytes.
+    // RFC 6455 allows 123 bytes.
     let mut end = reason.len().min(123);
     while !reason.is_char_boundary(end) {
         end -= 1;
@@ -166,7 +169,7 @@ pub(crate) fn close_frame(code: u16, reason: &str) -> Message {
     Message::Close(Some(frame))
 }
 
-/// When somebody was last heard, and when to ask.
+/// Ping timer of a connection.
 struct Keepalive {
     last_received: Instant,
     ping_sent: bool,
@@ -193,7 +196,8 @@ impl Keepalive {
             }
     }
 
-    /// Asks whether somebody is there, and says whether that makes sense; who is not listened to need not response.
+    /// Sends a ping; returns `false` if the last one was not answered in time. While incoming
+    /// frames are not read, no pong is expected.
     async fn ping(&mut self, socket: &mut WebSocket, listening: bool) -> bool {
         if !listening {
             self.received();
@@ -206,7 +210,7 @@ impl Keepalive {
     }
 }
 
-/// What a client says about its terminal.
+/// Text message of a terminal client.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum TerminalMessage {
@@ -214,8 +218,8 @@ enum TerminalMessage {
     Ping,
 }
 
-/// Joins a client with a terminal: what it shows first, then what comes. Binary frames are keys and output;
-/// text that says so is a change of size, other text is keys too.
+/// Connects a client to a terminal: first a replay of the screen, then output. Binary frames are
+/// input and output. Text frames are control messages if they parse as such, and input otherwise.
 pub(crate) async fn terminal(
     mut socket: WebSocket,
     access: Use,
@@ -240,7 +244,7 @@ pub(crate) async fn terminal(
                         return;
                     }
                 }
-                // Too slow: what it missed is not worth telling, what it shows is.
+                // The client is too slow: skip the missed output and replay the screen.
                 Ok(Some(OutputChunk::Gap { .. })) => match exec.attach() {
                     Ok(attachment) => {
                         output = attachment.output;
@@ -303,7 +307,7 @@ async fn send_output(socket: &mut WebSocket, bytes: impl Into<Bytes>) -> Result<
     Ok(())
 }
 
-/// Keys for a program that has just ended are nobody's fault.
+/// Input for a process that has just exited is not an error.
 fn ignore_stdin_closed(done: Result<(), Error>) -> Result<(), Error> {
     done.or_else(|error| match error.code {
         Code::StdinClosed => Ok(()),
@@ -311,15 +315,15 @@ fn ignore_stdin_closed(done: Result<(), Error>) -> Result<(), Error> {
     })
 }
 
-/// What a client typed, until the program has it. Nothing else it says is heard meanwhile; but it is told what the program
-/// says, who may wait for just that.
+/// Input that is being written to the process. Meanwhile no further frames are read, but output is
+/// still sent: the process may wait for its output to be read.
 #[derive(Default)]
 struct PendingInput<'a>(Option<BoxFuture<'a, Result<(), Error>>>);
 
 impl<'a> PendingInput<'a> {
     fn begin(&mut self, access: &'a Use, exec: &'a ExecHandle, keys: Bytes) {
         self.0 = Some(Box::pin(async move {
-            // Input is a use: a paused one goes on.
+            // Input resumes a paused sandbox.
             access.wake().await?;
             exec.write_stdin(&keys).await
         }));
@@ -329,7 +333,7 @@ impl<'a> PendingInput<'a> {
         self.0.is_none()
     }
 
-    /// How it went, once it is over.
+    /// Result of the write, when it has finished.
     async fn completed(&mut self) -> Result<(), Error> {
         let Some(input) = &mut self.0 else {
             return std::future::pending().await;
@@ -340,7 +344,7 @@ impl<'a> PendingInput<'a> {
     }
 }
 
-/// A program has ended: by itself, or with its sandbox.
+/// Closes after the process has exited, by itself or with its sandbox.
 async fn close_after_exit(socket: WebSocket, access: &Use) {
     let is = access.runtime().get(access.id()).map(|info| info.state);
     let lives = |state| matches!(state, SandboxState::Running | SandboxState::Paused);
@@ -350,7 +354,7 @@ async fn close_after_exit(socket: WebSocket, access: &Use) {
     close_with_error(socket, &SandboxState::Stopped.state_error("used")).await;
 }
 
-/// A size that a terminal can have.
+/// Clamps a size to the supported range.
 pub(crate) fn clamp_size(columns: u16, rows: u16) -> TerminalSize {
     TerminalSize {
         rows: rows.clamp(1, 500),
@@ -358,7 +362,7 @@ pub(crate) fn clamp_size(columns: u16, rows: u16) -> TerminalSize {
     }
 }
 
-/// What the first byte of a frame says.
+/// Meaning of the first byte of a frame.
 mod frame_type {
     pub(super) const STDIN: u8 = 0;
     pub(super) const STDOUT: u8 = 1;
@@ -367,8 +371,8 @@ mod frame_type {
     pub(super) const LIVE: u8 = 4;
 }
 
-/// Sends a command's output from a position on, and takes its input. The first byte of a frame says what the rest
-/// is; a gap is told as text.
+/// Sends the output of a command from a position on, and accepts its input. The first byte of a
+/// binary frame is its type; gaps are reported as text frames.
 pub(crate) async fn output(
     mut socket: WebSocket,
     access: Use,
@@ -377,7 +381,7 @@ pub(crate) async fn output(
     mut end_signal: StreamEndSignal,
 ) {
     let mut reader = exec.output(after);
-    // What was written before now has been told when the position is here.
+    // Position at which the client has caught up with the output written so far.
     let end = exec.output_range().1;
     let mut live = false;
     let (mut keepalive, mut input) = (Keepalive::new(), PendingInput::default());
@@ -443,7 +447,7 @@ pub(crate) async fn output(
                             }
                             _ => Err(Error::invalid(
                                 "frame",
-                                "a frame begins with 0 and goes on with input",
+                                "a binary frame must begin with byte 0, followed by input",
                                 "send 0 alone to close the input",
                             )),
                         };

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::AppState;
 use crate::error::{ApiError, add_challenge};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 
 /// A refusal on its way out.
 #[derive(Debug)]

@@ -54,7 +54,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for LenientJson<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, E2bError> {
         let bytes = axum::body::to_bytes(request.into_body(), MAX_BODY_BYTES).await;
         let bytes = bytes.map_err(|_| {
-            let message = "the body is larger than 1 MiB, or broke off";
+            let message = "the body is larger than 1 MiB or incomplete";
             E2bError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
         })?;
         let bytes = if bytes.is_empty() { b"{}" } else { &bytes[..] };

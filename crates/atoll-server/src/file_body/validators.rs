@@ -1,21 +1,22 @@
-//! Whether a file is still the one that somebody has: its mark and its time, as RFC 9110 (13) has them.
+//! Validators and conditional requests (RFC 9110, section 13): `ETag` and `Last-Modified` of a
+//! file.
 
 use atoll_model::{FileEntry, FileKind};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use jiff::Timestamp;
 use jiff::fmt::rfc2822::{DateTimeParser, DateTimePrinter};
 
-/// One version of a file.
+/// Validators of one version of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Validators {
     etag: String,
     last_modified: String,
-    /// In seconds since 1970: HTTP knows no smaller ones.
+    /// In seconds since 1970, the resolution of HTTP dates.
     modified: i64,
 }
 
 impl Validators {
-    /// What the kernel makes up as it is read has none: neither its size nor its time says when it changes.
+    /// `None` for generated files (`/proc`): neither size nor time reflects their changes.
     pub(super) fn from_entry(entry: &FileEntry) -> Option<Self> {
         if entry.kind != FileKind::File || entry.size == 0 {
             return None;
@@ -31,7 +32,7 @@ impl Validators {
         })
     }
 
-    /// Says which one an answer is about.
+    /// Adds `ETag` and `Last-Modified`.
     pub(super) fn write_headers(&self, headers: &mut HeaderMap) {
         for (name, value) in [
             (header::ETAG, &self.etag),
@@ -43,7 +44,8 @@ impl Validators {
         }
     }
 
-    /// Whether it is the one that a request's sender has: by its mark, or, if no mark is named, by its time.
+    /// Whether a conditional request matches this version. `If-None-Match` takes precedence over
+    /// `If-Modified-Since`.
     pub(super) fn is_not_modified(&self, headers: &HeaderMap) -> bool {
         if headers.contains_key(header::IF_NONE_MATCH) {
             let named = headers.get_all(header::IF_NONE_MATCH).into_iter();
@@ -58,18 +60,18 @@ impl Validators {
     }
 }
 
-/// Whether a part of a file may be put together with what a request's sender has.
+/// Whether `If-Range` matches, so that a range may be sent. True without that header.
 pub(super) fn if_range_matches(validators: Option<&Validators>, headers: &HeaderMap) -> bool {
     let Some(validator) = header_str(headers, &header::IF_RANGE) else {
         return true;
     };
-    // A time is good only if it is the very one.
+    // A date must match exactly.
     validators.is_some_and(|validators| {
         validator == validators.etag || parse_http_date(validator) == Some(validators.modified)
     })
 }
 
-/// Whether it depends on what the sender has what is answered.
+/// Whether the request has conditional headers.
 pub(super) fn has_conditions(headers: &HeaderMap) -> bool {
     let names = [
         header::IF_NONE_MATCH,
@@ -83,7 +85,7 @@ fn header_str<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> 
     headers.get(name).map(|value| value.to_str().unwrap_or("?"))
 }
 
-/// In seconds since 1970.
+/// Parses an HTTP date into seconds since 1970.
 fn parse_http_date(text: &str) -> Option<i64> {
     let time = DateTimeParser::new().parse_timestamp(text.trim()).ok()?;
     Some(time.as_second())

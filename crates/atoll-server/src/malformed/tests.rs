@@ -169,7 +169,7 @@ fn a_request_without_fields_says_that_it_has_none() {
     let refused = read_object::<Nothing>(br#"{"timeout":5}"#).unwrap_err();
     let (message, remedy, _) = told(refused);
     assert_eq!(message, "timeout: this request has no such field");
-    assert_eq!(remedy, "leave it out: there is no field here");
+    assert_eq!(remedy, "leave it out: this request has none");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::error::ApiResult;
 use crate::extract::{
     EmptyBody, IdempotencyHeader, IdempotentJson, JsonBody, Path, Query, RawBytes,
 };
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::{self, PageQuery, PageResponse};
 use crate::sse;
 use crate::websocket::{self, StreamEndSignal, Upgrade};

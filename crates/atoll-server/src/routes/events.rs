@@ -15,7 +15,7 @@ use crate::AppState;
 use crate::api_types::Time;
 use crate::error::ApiResult;
 use crate::extract::{Path, Query};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination;
 use crate::sse;
 

@@ -18,7 +18,7 @@ use crate::AppState;
 use crate::api_types::{Exit, Time};
 use crate::error::ApiResult;
 use crate::extract::{Path, Query, checked_limit};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::sse;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

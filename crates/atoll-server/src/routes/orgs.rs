@@ -15,7 +15,7 @@ use crate::AppState;
 use crate::api_types::Time;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, Query, double_option};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::{self, PageQuery, PageResponse};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

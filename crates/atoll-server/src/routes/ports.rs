@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 use crate::AppState;
 use crate::error::ApiResult;
 use crate::extract::Path;
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::serve::Connection;
 use crate::tunnel;
 use crate::websocket::{self, StreamEndSignal, Upgrade};

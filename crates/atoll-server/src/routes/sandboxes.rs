@@ -19,7 +19,7 @@ use crate::AppState;
 use crate::api_types::Sandbox;
 use crate::error::ApiResult;
 use crate::extract::{EmptyBody, JsonBody, Path};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()

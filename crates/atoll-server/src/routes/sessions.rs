@@ -15,7 +15,7 @@ use crate::AppState;
 use crate::api_types::{CommandHistory, Sandbox};
 use crate::error::ApiResult;
 use crate::extract::{Path, Query};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

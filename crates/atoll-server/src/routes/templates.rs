@@ -18,7 +18,7 @@ use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JsonBody, Path, Query, checked_limit, is_json};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::PageResponse;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -205,7 +205,7 @@ async fn forward_body(body: RawBody, sender: template::ArchiveSender) -> Result<
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk
-            .map_err(|_| Error::invalid("body", "the body broke off", "send it again, whole"))?;
+            .map_err(|_| Error::invalid("body", "the body is incomplete", "send the whole body again"))?;
         if !sender.send(chunk.to_vec()).await {
             break;
         }

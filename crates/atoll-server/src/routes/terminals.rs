@@ -20,7 +20,7 @@ use crate::AppState;
 use crate::api_types::terminal_name;
 use crate::error::ApiResult;
 use crate::extract::{IdempotencyHeader, IdempotentJson, JsonBody, Path, Query};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 use crate::websocket::{self, StreamEndSignal, Upgrade};
 

@@ -11,7 +11,7 @@ use super::{Created, created};
 use crate::AppState;
 use crate::api_types::Time;
 use crate::extract::JsonBody;
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(ticket))

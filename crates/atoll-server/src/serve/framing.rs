@@ -1,20 +1,22 @@
-//! Strict framing of HTTP/1 messages (RFC 9112). A message that two parsers can read in two ways is refused with 400: bare line
-//! feeds, `Content-Length` with `Transfer-Encoding`, several of either, codings other than `chunked`, and a `Host` that is missing
-//! or there twice. The HTTP library accepts these, and hides some of them from routes.
+//! Strict framing of HTTP/1 messages (RFC 9112). A message that two parsers may read differently
+//! gets 400: bare line feeds, `Content-Length` together with `Transfer-Encoding`, either of them
+//! repeated, codings other than `chunked`, a missing or repeated `Host`. hyper accepts these and
+//! hides some of them from routes.
 //!
-//! [`Framing`] follows the bytes of a connection: heads and trailers line by line, bodies by their length or chunks. At a fault
-//! it cuts the bytes off. In a head it puts bytes there that no head may contain: the HTTP library answers 400, after the
-//! responses to earlier requests, and closes. In a body the read fails. No byte after a fault reaches the HTTP library.
+//! [`Framing`] scans the bytes of a connection: heads and trailers by line, bodies by length or
+//! chunks. It truncates the stream at a violation. In a head it appends bytes that no head may
+//! contain: hyper responds with 400, after the responses to earlier requests, and closes. In a body
+//! the read fails. No byte after a violation reaches hyper.
 
 use std::io;
 
 use tokio::io::ReadBuf;
 
-/// The largest head, and the largest trailer section.
+/// Maximum size of a head or trailer section.
 pub(super) const MAX_HEAD_BYTES: usize = u16::MAX as usize;
-/// The longest line with the size of a chunk.
+/// Maximum length of a chunk size line.
 const MAX_CHUNK_LINE_BYTES: usize = 4 << 10;
-/// A head that ends with this is invalid, whatever is before it.
+/// A head that ends with these bytes is invalid, whatever comes before.
 const INVALID: &[u8] = b"\0\r\n\r\n";
 
 /// Part of the stream that the next byte belongs to.
@@ -31,7 +33,7 @@ enum Part {
     Trailers,
 }
 
-/// A violation, at this offset of the scanned bytes.
+/// A violation and its offset in the scanned bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Violation {
     at: usize,
@@ -42,7 +44,7 @@ struct Violation {
 /// The framing fields of one head.
 #[derive(Debug, Default)]
 struct Head {
-    /// After the request line; `true` for HTTP/1.1.
+    /// Set by the request line; `true` for HTTP/1.1.
     version_11: Option<bool>,
     host: bool,
     length: Option<u64>,
@@ -54,18 +56,18 @@ struct Head {
 pub(super) struct Framing {
     part: Part,
     head: Head,
-    /// Bytes of the line so far.
+    /// The current line so far.
     line: Vec<u8>,
-    /// Bytes of the head, the trailers or the chunk size line so far.
+    /// Size of the current head, trailer section or chunk size line so far.
     size: usize,
     end: End,
 }
 
-/// Whether more bytes are passed on.
+/// Whether more bytes are forwarded.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Open,
-    /// These bytes are still to be passed on, then end of stream.
+    /// Forward these bytes, then end of stream.
     Closing(&'static [u8]),
     Failed(&'static str),
 }
@@ -81,7 +83,7 @@ impl Framing {
         }
     }
 
-    /// Once a fault was found: passes on what stands for the rest of the stream. `None` while there was none.
+    /// After a violation, supplies the replacement for the rest of the stream; `None` before.
     pub(super) fn poll_ended(&mut self, buffer: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
         match self.end {
             End::Open => None,
@@ -95,12 +97,12 @@ impl Framing {
         }
     }
 
-    /// Scans what was read behind the first `before` bytes of a buffer, and cuts it off at a fault.
+    /// Scans the bytes after the first `before` of a buffer, and truncates it at a violation.
     pub(super) fn check(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
         let Err(violation) = self.scan(buffer.filled().get(before..).unwrap_or_default()) else {
             return Ok(());
         };
-        tracing::debug!(reason = violation.reason, "a malformed request is refused");
+        tracing::debug!(reason = violation.reason, "malformed request rejected");
         buffer.set_filled(before + violation.at);
         self.line = Vec::new();
         self.end = if violation.in_head {
@@ -108,7 +110,7 @@ impl Framing {
         } else {
             End::Failed(violation.reason)
         };
-        // A read of no bytes would be the end of the stream.
+        // An empty read would mean end of stream.
         match self.poll_ended(buffer) {
             Some(Err(_)) if violation.at > 0 => Ok(()),
             ended => ended.unwrap_or(Ok(())),
@@ -135,7 +137,7 @@ impl Framing {
                     self.size += taken;
                     if self.size > self.max_bytes() {
                         if part == Part::Head {
-                            // The HTTP library has all of it, and answers 431.
+                            // hyper has received more than its limit and responds with 431.
                             self.end = End::Closing(&[]);
                             return Ok(());
                         }
@@ -159,7 +161,7 @@ impl Framing {
         Ok(())
     }
 
-    /// Most bytes that the current part may have.
+    /// Maximum size of the current part.
     fn max_bytes(&self) -> usize {
         match self.part {
             Part::ChunkSize => MAX_CHUNK_LINE_BYTES,
@@ -168,7 +170,7 @@ impl Framing {
         }
     }
 
-    /// Takes the line that has just ended.
+    /// Processes the line that has just ended.
     fn end_line(&mut self) -> Result<(), &'static str> {
         let mut line = std::mem::take(&mut self.line);
         let text = line.strip_suffix(b"\r\n").ok_or("a bare line feed")?;
@@ -197,7 +199,7 @@ impl Framing {
                 let next = std::mem::take(&mut self.head).body()?;
                 self.part = next;
                 self.size = 0;
-                // Idle connections keep no memory.
+                // Idle connections keep no buffer.
                 return Ok(());
             }
         };
@@ -223,12 +225,12 @@ impl Head {
         let (name, value) = field(text)?;
         if name.eq_ignore_ascii_case(b"host") {
             if std::mem::replace(&mut self.host, true) {
-                return Err("Host is there twice");
+                return Err("repeated Host");
             }
         } else if name.eq_ignore_ascii_case(b"content-length") {
             let length = digits(value, 10).ok_or("Content-Length is not a number")?;
             if self.length.replace(length).is_some() {
-                return Err("Content-Length is there twice");
+                return Err("repeated Content-Length");
             }
         } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
             if !version_11 {
@@ -238,7 +240,7 @@ impl Head {
                 return Err("Transfer-Encoding is not chunked");
             }
             if std::mem::replace(&mut self.chunked, true) {
-                return Err("Transfer-Encoding is there twice");
+                return Err("repeated Transfer-Encoding");
             }
         }
         Ok(())
@@ -250,7 +252,7 @@ impl Head {
             return Err("Host is missing");
         }
         match (self.length, self.chunked) {
-            (Some(_), true) => Err("Content-Length and Transfer-Encoding are both there"),
+            (Some(_), true) => Err("both Content-Length and Transfer-Encoding"),
             (None, true) => Ok(Part::ChunkSize),
             (None | Some(0), false) => Ok(Part::Head),
             (Some(length), false) => Ok(Part::Body(length)),
@@ -274,7 +276,7 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Without optional white space around it.
+/// Trims optional whitespace.
 fn trim(mut value: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] | [rest @ .., b' ' | b'\t'] = value {
         value = rest;
@@ -293,7 +295,7 @@ fn chunk_size(line: &[u8]) -> Result<u64, &'static str> {
     size.ok_or("the size of a chunk is not a number")
 }
 
-/// An unsigned number without sign or white space.
+/// Parses an unsigned number without sign or whitespace.
 fn digits(text: &[u8], radix: u32) -> Option<u64> {
     let text = str::from_utf8(text).ok()?;
     let all = !text.is_empty() && text.chars().all(|digit| digit.is_digit(radix));

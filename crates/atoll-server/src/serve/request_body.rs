@@ -1,5 +1,5 @@
-//! Bodies whose senders may not keep quiet for ever, but where that is what they are for; and what is left of a body
-//! that nobody read to its end.
+//! Request bodies with an idle timeout. The rest of a body that its handler did not read is drained
+//! (lingering close).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::timeouts::RequestGuard;
 
-/// How much of a body that nobody wants is still taken, and for how long.
+/// Limits for draining an unread body.
 const MAX_DRAIN: usize = 64 << 20;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whether the sender of a request's body may keep quiet for as long as it likes: routes find it among the
-/// extensions. Whether the sender is still there, TCP finds out.
+/// Request extension by which a handler disables the body's idle timeout, for streams of user
+/// input. TCP keepalive still detects dead clients.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IdleExemption(Arc<AtomicBool>);
 
@@ -32,9 +32,9 @@ impl IdleExemption {
     }
 }
 
-/// A body as it comes from outside.
+/// Request body with an idle timeout.
 pub(super) struct RequestBody {
-    /// Until it is over.
+    /// `None` after the end of the body or an error.
     body: Option<hyper::body::Incoming>,
     drains: bool,
     idle_timeout: Duration,
@@ -44,14 +44,15 @@ pub(super) struct RequestBody {
     request: RequestGuard,
 }
 
-/// The body of a request whose sender may keep quiet for so long.
+/// Wraps the body of a request.
 pub(super) fn with_idle_timeout(
     request: Request<hyper::body::Incoming>,
     idle_timeout: Duration,
     exemption: &IdleExemption,
     guard: &RequestGuard,
 ) -> Request<Body> {
-    // In HTTP/2 a body that is not wanted ends alone; and who waits to be asked for it is not asked.
+    // In HTTP/2 only the stream ends. A client that sent `Expect: 100-continue` has not sent the
+    // body.
     let drains =
         request.version() < Version::HTTP_2 && !request.headers().contains_key(header::EXPECT);
     request.map(|body| {
@@ -70,8 +71,8 @@ pub(super) fn with_idle_timeout(
     })
 }
 
-/// An answer that is sent before its request is over would end the connection with it: the sender, who sees a whole
-/// answer, may already have sent its next request there.
+/// Without draining, hyper closes the connection after a response that precedes the end of the
+/// request body, although the client may have sent its next request already.
 impl Drop for RequestBody {
     fn drop(&mut self) {
         let Some(mut body) = self.body.take().filter(|_| self.drains) else {
@@ -118,13 +119,13 @@ impl HttpBody for RequestBody {
         let timer = this
             .timer
             .get_or_insert_with(|| Box::pin(sleep(idle_timeout)));
-        // From the last piece on.
+        // The timeout restarts with each chunk.
         if !std::mem::replace(&mut this.waiting, true) {
             timer.as_mut().reset(Instant::now() + idle_timeout);
         }
         ready!(timer.as_mut().poll(context));
         this.body = None;
-        Poll::Ready(Some(Err("nothing more of the body came".into())))
+        Poll::Ready(Some(Err("timeout while reading the body".into())))
     }
 
     fn is_end_stream(&self) -> bool {

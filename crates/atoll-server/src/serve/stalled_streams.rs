@@ -1,5 +1,5 @@
-//! Answers in HTTP/2 that nobody takes. Their connection goes on, with other answers on it: whoever opens no window for
-//! one of them loses that one. What is sent over a connection of its own is watched there.
+//! Resets HTTP/2 streams whose client opens no flow-control window for the response. The connection
+//! and its other streams continue. HTTP/1 responses have a write timeout instead.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,20 +8,20 @@ use axum::body::Bytes;
 use hyper::rt::Executor;
 use tokio::time::{Instant, sleep_until};
 
-/// The most that is given to HTTP/2 at a time: it keeps what it was given for as long as its connection lives.
+/// Largest chunk passed to hyper at once: the connection keeps a buffer of that size.
 const CHUNK_BYTES: usize = 16 << 10;
 
 tokio::task_local! {
-    /// The answer that this task sends.
+    /// Progress of the response that the current task sends.
     static PROGRESS: SendProgress;
 }
 
-/// Since when somebody could take the last piece of an answer, and has not.
+/// Time since when the current chunk of a response waits for window; `None` if none waits.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SendProgress(Arc<Mutex<Option<Instant>>>);
 
 impl SendProgress {
-    /// Of the answer to the request that this task serves, in HTTP/2.
+    /// Progress of the current HTTP/2 stream; `None` in HTTP/1.
     pub(super) fn of_current_stream() -> Option<Self> {
         PROGRESS.try_with(Self::clone).ok()
     }
@@ -30,23 +30,23 @@ impl SendProgress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A piece is there to be taken.
+    /// A chunk was passed to hyper.
     pub(super) fn offered(&self) {
         *self.offered_at() = Some(Instant::now());
     }
 
-    /// All is taken.
+    /// The chunk was sent.
     pub(super) fn accepted(&self) {
         *self.offered_at() = None;
     }
 
-    /// Waits until a piece is not taken for so long.
+    /// Completes when a chunk has waited for this long.
     async fn stalled(&self, stall_timeout: Duration) {
         let mut check_at = Instant::now() + stall_timeout;
         loop {
             sleep_until(check_at).await;
             let now = Instant::now();
-            // One that is offered meanwhile is not late before the next look.
+            // A chunk offered meanwhile cannot stall before the next check.
             let stalled_at = self.offered_at().unwrap_or(now) + stall_timeout;
             if stalled_at <= now {
                 return;
@@ -56,12 +56,12 @@ impl SendProgress {
     }
 }
 
-/// Cuts a piece off what is to be sent.
+/// Splits off the next chunk.
 pub(super) fn take_chunk(bytes: &mut Bytes) -> Bytes {
     bytes.split_to(bytes.len().min(CHUNK_BYTES))
 }
 
-/// Runs the streams of a connection, each in a task of its own, until nobody takes its answer for too long.
+/// Runs each HTTP/2 stream in a task and drops streams that stall.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StreamExecutor {
     pub(super) stall_timeout: Duration,
@@ -76,8 +76,8 @@ where
         tokio::spawn(async move {
             tokio::select! {
                 () = PROGRESS.scope(progress.clone(), stream) => {}
-                // Without the task that sends it the stream is reset.
-                () = progress.stalled(stall_timeout) => tracing::debug!("nobody takes an answer"),
+                // Dropping the task resets the stream.
+                () = progress.stalled(stall_timeout) => tracing::debug!("HTTP/2 stream stalled"),
             }
         });
     }

@@ -1,9 +1,8 @@
-//! How far a connection is: nobody may be slow with the head of a request, and nobody keeps a connection for ever
-//! that carries none.
+//! Connection timeouts: a limit for reading a request head, and one for idle connections.
 //!
 //! ```text
-//!            bytes come           its head is whole
-//! begin ──▶ Head ◀──────── Idle      Head ──▶ Busy ──▶ Idle, when bodies and answers of all requests are over
+//!            first byte              end of head
+//! accept ──▶ Head ◀──────── Idle     Head ──▶ Busy ──▶ Idle, after the last body and response
 //! ```
 
 use std::io;
@@ -27,22 +26,22 @@ use super::unauthenticated::{Entry, Unauthenticated};
 
 #[derive(Debug, Clone, Copy)]
 enum Phase {
-    /// A head is waited for, or has begun, since then.
+    /// Waiting for a request head, or reading one, since this time.
     Head(Instant),
-    /// Nothing is asked for, since then.
+    /// No request since this time.
     Idle(Instant),
-    /// So many requests are under way. How long they take is not decided here.
+    /// Number of open requests. Their duration is not limited here.
     Busy(u32),
 }
 
-/// What took too long.
+/// The timeout that expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionTimeout {
     Head,
     Idle,
 }
 
-/// How far one connection is.
+/// Timeout state of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionTimer(Arc<Shared>);
 
@@ -50,15 +49,15 @@ pub(super) struct ConnectionTimer(Arc<Shared>);
 struct Shared {
     phase: Mutex<Phase>,
     limits: ConnectionLimits,
-    /// All places there are.
+    /// Permits of the listener.
     permits: Arc<Semaphore>,
     /// A request was authenticated.
     authenticated: AtomicBool,
-    /// A sandbox serves a request without a key; until no request is under way.
+    /// A sandbox serves a request without credentials. Reset when no request is open.
     serves_visitor: AtomicBool,
-    /// HTTP has ended with a response 101.
+    /// The connection was upgraded with status 101.
     upgraded: AtomicBool,
-    /// It is closed with a TCP reset.
+    /// The connection closes with a TCP reset.
     resets_at_close: AtomicBool,
     closed: Notify,
     entry: Entry,
@@ -85,14 +84,15 @@ impl ConnectionTimer {
         })
     }
 
-    /// A request on it was authenticated: it may be idle for longer, and is not closed for a new connection.
+    /// Records an authenticated request: the connection gets the long idle timeout and is not
+    /// closed in favour of a new one.
     pub(super) fn authenticate(&self) {
         if !self.0.authenticated.swap(true, Ordering::Relaxed) {
             self.0.entry.remove();
         }
     }
 
-    /// A sandbox serves the request that is under way.
+    /// Records that a sandbox serves a request without credentials.
     pub(super) fn mark_visitor(&self) {
         self.0.serves_visitor.store(true, Ordering::Relaxed);
     }
@@ -102,7 +102,7 @@ impl ConnectionTimer {
             && !self.0.serves_visitor.load(Ordering::Relaxed)
     }
 
-    /// Has the task that serves it end.
+    /// Makes the task that serves the connection end.
     pub(super) fn close(&self) {
         self.0.closed.notify_one();
     }
@@ -116,17 +116,17 @@ impl ConnectionTimer {
         &self.0.limits
     }
 
-    /// The bytes after the upgrade are not HTTP.
+    /// Records an upgrade: the following bytes are not HTTP.
     pub(super) fn upgrade(&self) {
         self.0.upgraded.store(true, Ordering::Relaxed);
     }
 
-    /// Has it closed with a TCP reset.
+    /// Makes the connection close with a TCP reset.
     pub(super) fn reset_at_close(&self) {
         self.0.resets_at_close.store(true, Ordering::Relaxed);
     }
 
-    /// The task that serves it has ended.
+    /// Called when the task that serves the connection has ended.
     pub(super) fn deregister(&self) {
         self.0.entry.remove();
     }
@@ -136,12 +136,12 @@ impl ConnectionTimer {
         phase.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first words are said, in a language whose heads come in pieces that only it can tell from others.
+    /// Records the HTTP/2 preface. hyper reads the heads of the multiplexed streams.
     pub(super) fn preface_received(&self) {
         *self.phase() = Phase::Idle(Instant::now());
     }
 
-    /// Bytes came: if nothing was under way, they are the begin of a head.
+    /// Records received bytes. On an idle connection they begin a request head.
     fn bytes_received(&self) {
         let mut phase = self.phase();
         if let Phase::Idle(_) = *phase {
@@ -149,7 +149,7 @@ impl ConnectionTimer {
         }
     }
 
-    /// A request is under way until this and all its clones are dropped.
+    /// Opens a request, until the guard and its clones are dropped.
     pub(super) fn begin_request(&self) -> RequestGuard {
         let mut phase = self.phase();
         *phase = match *phase {
@@ -159,13 +159,13 @@ impl ConnectionTimer {
         RequestGuard(self.clone())
     }
 
-    /// Waits until something takes too long. Idleness is for as long as there are places for others, and for clients whose
-    /// requests were authenticated.
+    /// Waits until a timeout expires. The idle timeout applies to authenticated connections while
+    /// permits are free, and `head_timeout` to others.
     pub(super) async fn next_timeout(&self, idle: Duration) -> ConnectionTimeout {
         let head_timeout = self.0.limits.head_timeout;
         let mut check_at = Instant::now() + head_timeout;
         loop {
-            // A phase that begins meanwhile is not over before the next look.
+            // A phase that begins meanwhile cannot time out before the next check.
             sleep_until(check_at).await;
             let now = Instant::now();
             let is_full = self.0.permits.available_permits() == 0;
@@ -188,7 +188,7 @@ impl ConnectionTimer {
     }
 }
 
-/// A request under way.
+/// An open request.
 #[derive(Debug)]
 pub(super) struct RequestGuard(ConnectionTimer);
 
@@ -213,12 +213,12 @@ impl Drop for RequestGuard {
     }
 }
 
-/// An answer: its request is under way until it is sent or given up.
+/// Response body. Keeps the request open until it is sent or dropped.
 pub(super) struct ResponseBody {
     body: Body,
-    /// What of it is not given away yet, where that goes in pieces.
+    /// Rest of the current chunk, in HTTP/2.
     rest: Bytes,
-    /// Whether it is taken, where nobody else watches that.
+    /// Detects stalled streams in HTTP/2.
     progress: Option<SendProgress>,
     _request: RequestGuard,
 }
@@ -233,7 +233,7 @@ impl ResponseBody {
         }
     }
 
-    /// What is next, in pieces.
+    /// The next frame, with data split into chunks.
     fn poll_chunk(
         &mut self,
         context: &mut Context<'_>,
@@ -263,7 +263,7 @@ impl HttpBody for ResponseBody {
         let Some(progress) = self.progress.clone() else {
             return Pin::new(&mut self.body).poll_frame(context);
         };
-        // Whoever asks for more has taken what was there.
+        // hyper polls again only after it has sent the previous chunk.
         progress.accepted();
         let next = self.poll_chunk(context);
         if next.is_ready() {
@@ -294,14 +294,14 @@ impl<S: Transport> Drop for TimedIo<S> {
     }
 }
 
-/// A connection on which every byte that comes is noticed, and checked while it is HTTP. It keeps its place also when it goes
-/// on as something else, and is over when its client takes nothing of what is sent for too long.
+/// Byte stream of a connection that reports received bytes to the timer, checks HTTP framing and
+/// applies a write timeout. It holds the permit, also after an upgrade.
 pub(super) struct TimedIo<S: Transport> {
     stream: S,
     timer: ConnectionTimer,
     framing: Framing,
     _permit: Option<OwnedSemaphorePermit>,
-    /// Runs while something waits to be taken.
+    /// Runs while a write is pending.
     write_timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -320,7 +320,7 @@ impl<S: Transport> TimedIo<S> {
         }
     }
 
-    /// Has who waits to write wait no longer than a client may keep quiet.
+    /// Fails a write that is pending for longer than the body idle timeout.
     fn with_write_timeout<T>(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! What connections are made of.
+//! Byte streams that a connection runs on.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -6,13 +6,13 @@ use tokio_rustls::server::TlsStream;
 
 /// A byte stream to a client.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
-    /// Has a TCP connection closed with a reset when it is dropped; of others nothing changes.
+    /// Makes a TCP connection close with a reset when it is dropped; no effect on Unix sockets.
     fn reset_at_close(&self);
 }
 
 impl Transport for TcpStream {
     fn reset_at_close(&self) {
-        // A connection that is closed already needs none.
+        // Fails only if the connection is closed already.
         let _ = self.set_zero_linger();
     }
 }

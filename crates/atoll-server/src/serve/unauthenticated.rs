@@ -1,5 +1,5 @@
-//! Connections on which no request was authenticated yet. When a listener has no place left for a new connection, the oldest of
-//! them is closed: clients without a key cannot keep clients with a key out.
+//! List of connections without an authenticated request. When a listener has no permit left, the
+//! oldest of them is closed, so that clients without a key cannot lock out clients with a key.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,9 +19,9 @@ pub(super) struct Unauthenticated(Arc<Mutex<List>>);
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    /// By age.
+    /// Ordered by age.
     connections: BTreeMap<u64, ConnectionTimer>,
-    /// Closed since the last log line.
+    /// Number closed since the last log line.
     closed: u64,
     logged: Option<Instant>,
 }
@@ -31,7 +31,7 @@ impl Unauthenticated {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the connection that `timer` makes for its entry.
+    /// Registers the connection that `timer` creates for its entry.
     pub(super) fn add(&self, timer: impl FnOnce(Entry) -> ConnectionTimer) -> ConnectionTimer {
         let mut list = self.list();
         let number = list.next;
@@ -44,7 +44,7 @@ impl Unauthenticated {
         timer
     }
 
-    /// Closes the oldest connection, if there is any; not one over which a sandbox serves a visitor just now.
+    /// Closes the oldest closable connection; `false` if there is none.
     pub(super) fn close_oldest(&self) -> bool {
         let mut list = self.list();
         let oldest = list
@@ -63,14 +63,14 @@ impl Unauthenticated {
             list.logged = Some(Instant::now());
             tracing::warn!(
                 closed,
-                "no connection is left: the oldest ones without an authenticated request are closed"
+                "connection limit reached: the oldest connections without an authenticated request are closed"
             );
         }
         true
     }
 }
 
-/// Place of a connection in the list.
+/// Registration of a connection in the list.
 #[derive(Debug)]
 pub(super) struct Entry {
     list: Unauthenticated,

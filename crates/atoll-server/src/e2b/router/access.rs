@@ -10,8 +10,8 @@ use axum::http::{HeaderMap, Method};
 
 use super::target::{ENVD, Target};
 use super::{envd, header_value};
-use crate::cors::check_fetch_metadata;
-use crate::middleware::{check_origin, is_websocket, request_authority};
+use crate::auth::is_websocket;
+use crate::middleware::{check_fetch_metadata, check_origin, request_authority};
 use crate::{AppState, AuthMode};
 
 /// The decision about a request.

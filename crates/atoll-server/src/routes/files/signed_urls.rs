@@ -18,7 +18,8 @@ use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, Query};
-use crate::middleware::{Authenticated, ServerUrl};
+use crate::auth::Authenticated;
+use crate::middleware::ServerUrl;
 use crate::serve::Connection;
 
 /// How long a link is good if nobody says, in seconds.

@@ -13,7 +13,7 @@ use crate::AppState;
 use crate::error::ApiError;
 use crate::extract::{Path, take_query_params};
 use crate::malformed::read_query;
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 
 /// Whose rights count.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]

@@ -15,7 +15,7 @@ use crate::AppState;
 use crate::api_types::Sandbox;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, double_option};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 
 /// What of a sandbox changes: what is left out stays.
 #[derive(Debug, Deserialize, ToSchema)]

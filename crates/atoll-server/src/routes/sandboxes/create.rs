@@ -15,7 +15,7 @@ use super::parse_seconds;
 use crate::AppState;
 use crate::api_types::Sandbox;
 use crate::extract::{IdempotencyHeader, IdempotentJson};
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::routes::{Created, created};
 
 /// What a sandbox is to be: everything may be left out.

@@ -16,7 +16,7 @@ use crate::api_types::Sandbox;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::with_query;
 use crate::malformed::read_query;
-use crate::middleware::Authenticated;
+use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 
 /// Characters of `q`.

@@ -312,7 +312,7 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     // A connection that cannot be accepted, so that the log says so.
     let waiting = TcpStream::connect(&client.address).await.unwrap();
     let logged = |words: &str| server.log().matches(words).count();
-    let refused = async { while logged("no connection can be taken") == 0 {} };
+    let refused = async { while logged("cannot accept connections") == 0 {} };
     tokio::time::timeout(DEADLINE, refused).await.unwrap();
     spare(&server, None);
     drop(waiting);
@@ -329,12 +329,12 @@ async fn g04_a_server_without_descriptors_answers_and_gets_over_it_heavy() {
     tokio::time::timeout(DEADLINE, working).await.unwrap();
     // The log says so now and then, not at every attempt, and that it is over.
     let over = async {
-        while logged("connections are taken again") == 0 {
+        while logged("accepting connections again") == 0 {
             client.attempt("GET", "/sandboxes", "").await;
         }
     };
     tokio::time::timeout(DEADLINE, over).await.unwrap();
-    let told = logged("no connection can be taken");
+    let told = logged("cannot accept connections");
     assert!((1..10).contains(&told), "{told} times");
     assert_eq!(client.line(&id, "echo hello").await, "hello\n");
     let told = client

@@ -107,6 +107,6 @@ fn invalid_gzip() -> Error {
     Error::invalid(
         "body",
         "the body is not whole gzip data",
-        "send it again, whole",
+        "send the whole body again",
     )
 }

@@ -83,7 +83,7 @@ async fn write_form_files(
         }
         let chunks = part.map_err(|error| {
             let message = format!("the form cannot be read: {error}");
-            Error::invalid("body", message, "send it again, whole")
+            Error::invalid("body", message, "send the whole body again")
         });
         written.push(write_file(target, &file_path, attributes.clone(), chunks).await?);
     }
