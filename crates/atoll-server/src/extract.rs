@@ -94,11 +94,12 @@ async fn read_json_bytes(request: Request) -> Result<axum::body::Bytes, ApiError
         return Ok(axum::body::Bytes::from_static(b"{}"));
     }
     if !has_json_type {
-        return Err(
-            Error::new(Code::UnsupportedMediaType, "Content-Type is not application/json")
-                .remedy("send the header Content-Type: application/json")
-                .into(),
-        );
+        return Err(Error::new(
+            Code::UnsupportedMediaType,
+            "Content-Type is not application/json",
+        )
+        .remedy("send the header Content-Type: application/json")
+        .into());
     }
     Ok(bytes)
 }

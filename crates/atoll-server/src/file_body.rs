@@ -228,5 +228,9 @@ pub(crate) async fn copy_stream(
 }
 
 fn body_incomplete() -> Error {
-    Error::invalid("body", "the body is incomplete", "send the whole body again")
+    Error::invalid(
+        "body",
+        "the body is incomplete",
+        "send the whole body again",
+    )
 }

@@ -181,7 +181,9 @@ async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
 }
 
 async fn not_found() -> ApiError {
-    ApiError(Error::new(Code::NotFound, "there is no such route").remedy("GET /docs lists the routes"))
+    ApiError(
+        Error::new(Code::NotFound, "there is no such route").remedy("GET /docs lists the routes"),
+    )
 }
 
 async fn method_not_allowed() -> ApiError {

@@ -105,7 +105,9 @@ pub async fn serve(
                     if limits.is_reserved(&accepted)
                         && !connections.unauthenticated.close_oldest() =>
                 {
-                    failures.record(&io::Error::other("the remaining file descriptors are reserved"));
+                    failures.record(&io::Error::other(
+                        "the remaining file descriptors are reserved",
+                    ));
                 }
                 Ok(accepted) => {
                     failures.recovered();

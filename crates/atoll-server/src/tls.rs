@@ -57,7 +57,11 @@ fn read(certificate: &Path, key: &Path) -> Result<ServerConfig, Error> {
         CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect);
     let chain = chain.map_err(|error| wrong("tls-cert", certificate, &error))?;
     if chain.is_empty() {
-        return Err(wrong("tls-cert", certificate, &"the file contains no certificate"));
+        return Err(wrong(
+            "tls-cert",
+            certificate,
+            &"the file contains no certificate",
+        ));
     }
     let secret =
         PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("tls-key", key, &error))?;

@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::AppState;
-use crate::error::{ApiError, add_challenge};
 use crate::auth::Authenticated;
+use crate::error::{ApiError, add_challenge};
 
 /// A refusal on its way out.
 #[derive(Debug)]

@@ -18,11 +18,11 @@ use utoipa_axum::routes;
 
 use crate::AppState;
 use crate::api_types::{BinaryBody, Command, Exit};
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{
     EmptyBody, IdempotencyHeader, IdempotentJson, JsonBody, Path, Query, RawBytes,
 };
-use crate::auth::Authenticated;
 use crate::pagination::{self, PageQuery, PageResponse};
 use crate::sse;
 use crate::websocket::{self, StreamEndSignal, Upgrade};

@@ -13,9 +13,9 @@ use utoipa_axum::routes;
 
 use crate::AppState;
 use crate::api_types::Time;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{Path, Query};
-use crate::auth::Authenticated;
 use crate::pagination;
 use crate::sse;
 

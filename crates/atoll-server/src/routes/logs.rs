@@ -16,9 +16,9 @@ use utoipa_axum::routes;
 
 use crate::AppState;
 use crate::api_types::{Exit, Time};
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{Path, Query, checked_limit};
-use crate::auth::Authenticated;
 use crate::sse;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

@@ -13,9 +13,9 @@ use utoipa_axum::routes;
 use super::{Created, created};
 use crate::AppState;
 use crate::api_types::Time;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, Query, double_option};
-use crate::auth::Authenticated;
 use crate::pagination::{self, PageQuery, PageResponse};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

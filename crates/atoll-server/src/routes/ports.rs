@@ -13,9 +13,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::AppState;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::Path;
-use crate::auth::Authenticated;
 use crate::serve::Connection;
 use crate::tunnel;
 use crate::websocket::{self, StreamEndSignal, Upgrade};

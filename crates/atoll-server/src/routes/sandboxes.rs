@@ -17,9 +17,9 @@ pub(super) use list::read_states;
 
 use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{EmptyBody, JsonBody, Path};
-use crate::auth::Authenticated;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new()

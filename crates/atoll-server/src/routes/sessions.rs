@@ -13,9 +13,9 @@ use super::events::{self, EventView};
 use super::sandboxes::read_states;
 use crate::AppState;
 use crate::api_types::{CommandHistory, Sandbox};
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{Path, Query};
-use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {

@@ -16,9 +16,9 @@ use utoipa_axum::routes;
 use super::{Created, created};
 use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
+use crate::auth::Authenticated;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::{JsonBody, Path, Query, checked_limit, is_json};
-use crate::auth::Authenticated;
 use crate::pagination::PageResponse;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -204,8 +204,13 @@ async fn make(
 async fn forward_body(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk
-            .map_err(|_| Error::invalid("body", "the body is incomplete", "send the whole body again"))?;
+        let chunk = chunk.map_err(|_| {
+            Error::invalid(
+                "body",
+                "the body is incomplete",
+                "send the whole body again",
+            )
+        })?;
         if !sender.send(chunk.to_vec()).await {
             break;
         }

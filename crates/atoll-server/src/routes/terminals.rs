@@ -18,9 +18,9 @@ use utoipa_axum::routes;
 use super::commands::{cursor_of, with_context};
 use crate::AppState;
 use crate::api_types::terminal_name;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{IdempotencyHeader, IdempotentJson, JsonBody, Path, Query};
-use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 use crate::websocket::{self, StreamEndSignal, Upgrade};
 

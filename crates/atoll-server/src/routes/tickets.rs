@@ -10,8 +10,8 @@ use utoipa_axum::routes;
 use super::{Created, created};
 use crate::AppState;
 use crate::api_types::Time;
-use crate::extract::JsonBody;
 use crate::auth::Authenticated;
+use crate::extract::JsonBody;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(ticket))

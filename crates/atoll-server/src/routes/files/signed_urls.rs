@@ -16,9 +16,9 @@ use super::target::{AuthorityParam, FileTarget};
 use super::tree::EntryView;
 use crate::AppState;
 use crate::api_types::{BinaryBody, Time};
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, Query};
-use crate::auth::Authenticated;
 use crate::middleware::ServerUrl;
 use crate::serve::Connection;
 

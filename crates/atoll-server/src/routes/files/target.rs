@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::AppState;
+use crate::auth::Authenticated;
 use crate::error::ApiError;
 use crate::extract::{Path, take_query_params};
 use crate::malformed::read_query;
-use crate::auth::Authenticated;
 
 /// Whose rights count.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]

@@ -13,9 +13,9 @@ use super::create::{parse_policy, rename_error_fields, with_limits};
 use super::parse_seconds;
 use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, double_option};
-use crate::auth::Authenticated;
 
 /// What of a sandbox changes: what is left out stays.
 #[derive(Debug, Deserialize, ToSchema)]

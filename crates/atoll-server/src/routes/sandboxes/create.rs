@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 use super::parse_seconds;
 use crate::AppState;
 use crate::api_types::Sandbox;
-use crate::extract::{IdempotencyHeader, IdempotentJson};
 use crate::auth::Authenticated;
+use crate::extract::{IdempotencyHeader, IdempotentJson};
 use crate::routes::{Created, created};
 
 /// What a sandbox is to be: everything may be left out.

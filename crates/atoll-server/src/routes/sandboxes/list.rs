@@ -13,10 +13,10 @@ use utoipa::IntoParams;
 
 use crate::AppState;
 use crate::api_types::Sandbox;
+use crate::auth::Authenticated;
 use crate::error::{ApiError, ApiResult};
 use crate::extract::with_query;
 use crate::malformed::read_query;
-use crate::auth::Authenticated;
 use crate::pagination::{self, PageResponse};
 
 /// Characters of `q`.

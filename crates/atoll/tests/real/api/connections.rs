@@ -256,7 +256,10 @@ async fn input_that_is_typed_may_be_silent_and_a_message_may_not() {
     // Meanwhile one that is not typed is given up.
     let half = head("SendInput", "content-length: 9\r\n");
     let answer = say(&server, half.as_bytes()).await;
-    assert!(answer.contains("timeout while reading the body"), "{answer}");
+    assert!(
+        answer.contains("timeout while reading the body"),
+        "{answer}"
+    );
     let data = json!({ "data": { "input": { "stdin": "dHlwZWQ=" } } });
     stream.write_all(&chunk(data)).await.unwrap();
     stream.write_all(b"0\r\n\r\n").await.unwrap();
