@@ -35,14 +35,15 @@ impl Store {
     /// Stores the time.
     pub async fn record_clock(&self, record: &ClockRecord) -> Result<()> {
         let _time = self.time("record_clock");
-        upsert(record).execute(&self.write).await?;
+        upsert(record).execute(&*self.writer()).await?;
         Ok(())
     }
 
     /// Stores that deadlines are held, with a `held` event for each of these sandboxes.
     pub async fn hold_deadlines(&self, record: &ClockRecord, rows: &[SandboxRow]) -> Result<()> {
         let _time = self.time("hold_deadlines");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         upsert(record).execute(&mut *transaction).await?;
         for row in rows {
             let mut payload = crate::sandboxes::event_data(row, row.state);
@@ -63,7 +64,8 @@ impl Store {
         rows: &[SandboxRow],
     ) -> Result<()> {
         let _time = self.time("shift_deadlines");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         let shifted = sqlx::query(SHIFT_DEADLINES).bind(by);
         shifted.execute(&mut *transaction).await?;
         upsert(record).execute(&mut *transaction).await?;

@@ -13,8 +13,13 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use crate::clock::ClockRecord;
 use crate::{Error, MIGRATOR, Result, Store, decode_text};
 
+/// Largest file that is checked completely. Of a larger one the tables are left out that only the history is read from.
+const MAX_CHECKED_BYTES: u64 = 256 << 20;
+const HISTORY: [&str; 2] = ["commands", "events"];
+
 const TABLES: &str = "SELECT name FROM sqlite_master WHERE type = 'table'";
 const VERSION: &str = "SELECT COALESCE(MAX(version), 0) FROM _sqlx_migrations";
+const SANDBOXES: &str = "SELECT id FROM sandboxes";
 const READ: &str = "SELECT id FROM instance";
 const CLAIM: &str = "INSERT INTO instance (one, id) VALUES (1, $1) ON CONFLICT (one) DO NOTHING";
 
@@ -29,13 +34,15 @@ pub enum DatabaseFile {
     Database(Identity),
 }
 
-/// Instance and last time that a database records. Databases of old versions have neither.
+/// What identifies a database. Databases of old versions have neither instance nor clock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Identity {
     /// Id of the instance that the database belongs to.
     pub instance: Option<InstanceId>,
     /// The last recorded time.
     pub clock: Option<ClockRecord>,
+    /// Ids of all sandboxes that have a row, deleted ones too.
+    pub sandboxes: HashSet<String>,
 }
 
 /// Reads the identity of a database without changing the file.
@@ -61,14 +68,15 @@ pub async fn inspect(path: &Path) -> Result<DatabaseFile> {
         .read_only(true)
         .immutable(complete);
     let mut connection = SqliteConnection::connect_with(&options).await?;
-    let found = identify(&mut connection).await;
+    let is_large = metadata.len() > MAX_CHECKED_BYTES;
+    let found = identify(&mut connection, is_large).await;
     let closed = connection.close().await;
     let found = found?;
     closed?;
     Ok(found)
 }
 
-async fn identify(connection: &mut SqliteConnection) -> Result<DatabaseFile> {
+async fn identify(connection: &mut SqliteConnection, is_large: bool) -> Result<DatabaseFile> {
     let tables: Vec<String> = sqlx::query_scalar(TABLES)
         .fetch_all(&mut *connection)
         .await?;
@@ -89,7 +97,16 @@ async fn identify(connection: &mut SqliteConnection) -> Result<DatabaseFile> {
     if Some(version) > known {
         return Err(Error::Newer);
     }
-    let mut identity = Identity::default();
+    for table in &tables {
+        if !(is_large && HISTORY.contains(&table.as_str())) {
+            check_table(connection, table).await?;
+        }
+    }
+    let ids = sqlx::query_scalar(SANDBOXES);
+    let mut identity = Identity {
+        sandboxes: ids.fetch_all(&mut *connection).await?.into_iter().collect(),
+        ..Identity::default()
+    };
     if tables.contains("instance") {
         let id = sqlx::query_scalar::<_, String>(READ);
         let id = id.fetch_optional(&mut *connection).await?;
@@ -102,11 +119,22 @@ async fn identify(connection: &mut SqliteConnection) -> Result<DatabaseFile> {
     Ok(DatabaseFile::Database(identity))
 }
 
+/// Looks for damaged pages of a table and of its indices.
+async fn check_table(connection: &mut SqliteConnection, table: &str) -> Result<()> {
+    let check = format!("PRAGMA quick_check(\"{table}\")");
+    let found = sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(check));
+    let found = found.fetch_all(&mut *connection).await?;
+    match found.first() {
+        Some(first) if first != "ok" => Err(Error::Malformed(format!("{table}: {first}"))),
+        _ => Ok(()),
+    }
+}
+
 impl Store {
     /// Records the instance unless one is recorded already. Returns the recorded one.
     pub async fn claim_instance(&self, id: &InstanceId) -> Result<InstanceId> {
         let query = sqlx::query(CLAIM).bind(id.as_str());
-        query.execute(&self.write).await?;
+        query.execute(&*self.writer()).await?;
         let recorded = sqlx::query_scalar::<_, String>(READ);
         decode_text("instance", recorded.fetch_one(&self.write).await?)
     }

@@ -74,6 +74,9 @@ pub enum Error {
         /// Cause of the decoding error.
         reason: String,
     },
+    /// Pages of the file are damaged.
+    #[error("the database is damaged: {0}")]
+    Malformed(String),
     /// The database was written by a newer version.
     #[error("the database was written by a newer version")]
     Newer,
@@ -108,7 +111,7 @@ impl Error {
 
     /// Whether the file's content is invalid, so that a retry would fail in the same way.
     pub fn is_corrupt(&self) -> bool {
-        matches!(self, Self::Corrupt { .. })
+        matches!(self, Self::Corrupt { .. } | Self::Malformed(_))
             || matches!(
                 self.sqlite_code(),
                 Some(SQLITE_ERROR | SQLITE_CORRUPT | SQLITE_NOTADB)
@@ -174,6 +177,11 @@ impl Store {
     /// Age of the oldest commit that is not on the disk. Zero if there is none.
     pub fn oldest_unsynced(&self) -> Duration {
         self.committed.oldest()
+    }
+
+    /// Syncs everything that was committed before the call.
+    pub async fn sync(&self) -> Result<()> {
+        self.committed.sync_now().await
     }
 
     /// The writing connection, for one statement or transaction. Dropping the guard schedules a sync of the commit.

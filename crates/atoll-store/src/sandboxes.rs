@@ -220,7 +220,8 @@ impl Store {
     /// Inserts the row of a sandbox that exists in the runtime already.
     pub async fn adopt_sandbox(&self, row: &SandboxRow, at: i64) -> Result<()> {
         let _time = self.time("adopt_sandbox");
-        let mut transaction = self.write.begin().await?;
+        let writer = self.writer();
+        let mut transaction = writer.begin().await?;
         let query = sqlx::query(ADOPT)
             .bind(row.id.as_str())
             .bind(row.session.as_str())

@@ -20,6 +20,7 @@ const SYNC_DELAY: Duration = Duration::from_millis(400);
 /// Handle of the sync task.
 #[derive(Debug, Clone)]
 pub(crate) struct CommitSync {
+    wal: Arc<PathBuf>,
     unsynced: Unsynced,
     /// Wakes the task. The task ends when the last sender is dropped.
     wake: Arc<Sender<()>>,
@@ -49,9 +50,12 @@ impl CommitSync {
         synced.map_err(sqlx::Error::Io)?;
         let (wake, woken) = channel(1);
         let unsynced = Unsynced::default();
-        tokio::spawn(run(wal, unsynced.clone(), woken));
-        let wake = Arc::new(wake);
-        Ok(Self { unsynced, wake })
+        tokio::spawn(run(wal.clone(), unsynced.clone(), woken));
+        Ok(Self {
+            wal: Arc::new(wal),
+            unsynced,
+            wake: Arc::new(wake),
+        })
     }
 
     /// Records that there may be a new commit, and wakes the task.
@@ -64,6 +68,14 @@ impl CommitSync {
 
     pub(crate) fn oldest(&self) -> Duration {
         self.unsynced.age()
+    }
+
+    /// Syncs everything that was committed before the call.
+    pub(crate) async fn sync_now(&self) -> Result<()> {
+        let wal = Arc::clone(&self.wal);
+        let done = tokio::task::spawn_blocking(move || sync(&wal)).await;
+        let done = done.map_err(io::Error::other).and_then(|done| done);
+        Ok(done.map_err(sqlx::Error::Io)?)
     }
 }
 
@@ -95,5 +107,31 @@ async fn run(wal: PathBuf, unsynced: Unsynced, mut woken: Receiver<()>) {
             is_synced = matches!(result, Ok(Ok(())));
             unsynced.end(is_synced);
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// In the quickest of several rounds: others may use the disk meanwhile.
+    #[tokio::test]
+    async fn a_commit_is_synced_within_a_second() {
+        let mut quickest = Duration::MAX;
+        let directory = tempfile::tempdir().unwrap();
+        let database = directory.path().join("atoll.db");
+        let committed = CommitSync::open(&database).await.unwrap();
+        for _ in 0..5 {
+            committed.note();
+            let begin = Instant::now();
+            while !committed.oldest().is_zero() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            quickest = quickest.min(begin.elapsed());
+        }
+        assert!(quickest < Duration::from_secs(1), "{quickest:?}");
     }
 }

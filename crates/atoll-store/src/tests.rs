@@ -3,6 +3,7 @@
 mod history;
 mod instance;
 mod orgs;
+mod sync;
 
 use std::collections::BTreeMap;
 

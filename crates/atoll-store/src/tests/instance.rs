@@ -1,5 +1,6 @@
 //! Inspection of a database before anything is changed.
 
+use std::collections::HashSet;
 use std::fs;
 
 use atoll_model::InstanceId;
@@ -35,6 +36,7 @@ async fn a_database_knows_its_instance_and_is_not_changed_by_a_look() {
     let known = DatabaseFile::Database(Identity {
         instance: Some(first),
         clock: None,
+        sandboxes: HashSet::new(),
     });
     // While it is only in the log, and when it is in the file.
     assert_eq!(inspect(&path).await.unwrap(), known);
