@@ -11,7 +11,7 @@ use atoll_model::{
     Code, Error, Lifetime, PortAccess, SandboxId, SandboxInfo, SandboxSpec, SandboxState, SessionId,
 };
 use atoll_store::{SandboxRow, Store};
-use atoll_worker::LocalRuntime;
+use atoll_worker::{LocalRuntime, Recovered};
 
 use crate::clock::Clock;
 use crate::ledger::{Entry, Ledger, happened};
@@ -153,8 +153,8 @@ async fn adopt(
     Ok(row)
 }
 
-/// A sandbox that the runtime set aside because nothing can be read from its record: after a power cut it may be empty or
-/// torn. The row knows the rest, but for the variables.
+/// Recovers a sandbox whose files were set aside: by an earlier start whose database did not have its row, or by this one,
+/// because a power cut left its record empty, torn or older than its create. The row has everything but the variables.
 async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<SandboxInfo>, Error> {
     if row.state == SandboxState::Failed {
         return Ok(None);
@@ -167,10 +167,15 @@ async fn recover(runtime: &LocalRuntime, row: &SandboxRow) -> Result<Option<Sand
         durable: row.durable,
         ..SandboxSpec::default()
     };
-    if !runtime.recover(&row.id, spec, row.created_at).await? {
-        return Ok(None);
+    match runtime.recover(&row.id, spec, row.created_at).await? {
+        None => return Ok(None),
+        Some(Recovered::Intact) => {
+            tracing::warn!(sandbox = %row.id, "recovered from the files that were set aside");
+        }
+        Some(Recovered::WithoutRecord) => {
+            tracing::warn!(sandbox = %row.id, "its record was lost: it is recovered without its variables");
+        }
     }
-    tracing::warn!(sandbox = %row.id, "its record was lost: it is recovered without its variables");
     runtime.get(&row.id).map(Some)
 }
 

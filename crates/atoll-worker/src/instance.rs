@@ -248,15 +248,18 @@ pub(crate) fn remove_directory(path: &Path) -> Result<(), Error> {
     tree::remove(parent.as_fd(), name).map_err(|error| host_file_error("remove", path, &error))
 }
 
-/// Number of sandboxes in a data directory, by their records. Warm sandboxes do not count: they
-/// belong to no caller.
-pub fn count_recorded(data: &Path) -> usize {
+/// Sandboxes in a data directory, by their records. Warm sandboxes are left out: they belong to no
+/// caller.
+pub fn recorded(data: &Path) -> Vec<SandboxId> {
     let entries = fs::read_dir(data.join("sandboxes")).into_iter().flatten();
     let is_recorded = |entry: &fs::DirEntry| match Record::read(&entry.path()) {
         Ok(record) => record.is_some_and(|record| !record.is_pooled),
         Err(_) => true,
     };
-    entries.flatten().filter(is_recorded).count()
+    let recorded = entries.flatten().filter(is_recorded);
+    recorded
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 /// Directory of the sandboxes that users kept with `atoll run --keep`.

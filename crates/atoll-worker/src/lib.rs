@@ -43,7 +43,7 @@ pub use reserve::Reserve;
 pub use run_to_completion::{RunToCompletion, run_to_completion};
 pub use runtime::{
     BeforeCreate, Config, ForegroundGuard, HistoryFlush, LocalRuntime, PlanOverride, PortWatch,
-    check_host,
+    Recovered, check_host,
 };
 pub use screen::{Screen, Size};
 pub use storage::Storage;

@@ -42,6 +42,7 @@ use crate::syncer::Syncer;
 use crate::template;
 use crate::trash::Trash;
 use crate::warm_pool::WarmPool;
+pub use adopt::Recovered;
 pub use config::{Config, PlanOverride};
 pub use connection::PortWatch;
 pub use create::BeforeCreate;

@@ -28,14 +28,18 @@ use crate::trash::{Item, LeftoverProcesses};
 
 impl LocalRuntime {
     /// Adopts the sandboxes of the last server.
-    pub(super) async fn adopt_all(&self, mut inventory: Inventory) -> Result<(), Error> {
+    pub(super) async fn adopt_all(
+        &self,
+        mut inventory: Inventory,
+        acknowledged: HashSet<SandboxId>,
+    ) -> Result<(), Error> {
         let keepers = std::mem::take(&mut inventory.keepers);
         lock(&self.shared.incompatible_keepers).clone_from(&inventory.incompatible);
         let runtime = self.clone();
         let handle = tokio::runtime::Handle::current();
         let unacknowledged = run_blocking(move || {
             let _entered = handle.enter();
-            runtime.adopt_inventory(inventory)
+            runtime.adopt_inventory(inventory, &acknowledged)
         })
         .await?;
         for keeper in keepers {
@@ -50,7 +54,11 @@ impl LocalRuntime {
     }
 
     /// Returns the sandboxes that were never acknowledged; their processes still run.
-    fn adopt_inventory(&self, inventory: Inventory) -> Result<Vec<Item>, Error> {
+    fn adopt_inventory(
+        &self,
+        inventory: Inventory,
+        acknowledged: &HashSet<SandboxId>,
+    ) -> Result<Vec<Item>, Error> {
         let instance = &self.shared.instance;
         let sandboxes = instance.sandboxes();
         // Before anything is changed: an I/O error does not mean that there is no record.
@@ -70,7 +78,12 @@ impl LocalRuntime {
             .collect();
         for (id, path, record) in records {
             let found = found.remove(id.as_str());
+            let is_warm = matches!(&record, Some(Ok(record)) if record.pooled);
             match record {
+                // A power cut undid its last record. The control plane recovers it.
+                _ if acknowledged.contains(&id) && (is_warm || record.is_none()) => {
+                    self.move_corrupt_to_orphaned(&id, &path);
+                }
                 Some(Ok(record)) => {
                     unacknowledged.extend(self.adopt_one(
                         path,
@@ -221,15 +234,15 @@ impl LocalRuntime {
         }
     }
 
-    /// Restores a sandbox whose record was lost in a power failure as a stopped one, from its row.
-    /// False if it has no files. Its variables are lost, and its layer is the template's current
-    /// one.
+    /// Restores a sandbox whose files were set aside as a stopped one. If its record cannot be
+    /// parsed, or is that of a warm sandbox, it gets a new one from `spec`, without variables.
+    /// `None` if it has no files.
     pub async fn recover(
         &self,
         id: &SandboxId,
         spec: SandboxSpec,
         created_at: i64,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Recovered>, Error> {
         let (runtime, id) = (self.clone(), id.clone());
         run_blocking(move || runtime.recover_files(id, spec, created_at)).await
     }
@@ -239,32 +252,34 @@ impl LocalRuntime {
         id: SandboxId,
         spec: SandboxSpec,
         created_at: i64,
-    ) -> Result<bool, Error> {
+    ) -> Result<Option<Recovered>, Error> {
         let instance = &self.shared.instance;
         let orphaned = crate::orphans::directory(&instance.directory).join(id.as_str());
         let path = instance.sandbox(&id);
+        let former = match Record::read(&orphaned) {
+            Ok(former) => former,
+            Err(RecordError::Corrupt) => None,
+            Err(RecordError::Unknown(error)) => return Err(error),
+        };
         match fs::rename(&orphaned, &path) {
             Ok(()) => crate::orphans::remove_marker(&path),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(host_file_error("move to", &path, &error)),
         }
-        let info = SandboxInfo {
-            id: id.clone(),
-            template: spec.template.clone(),
-            state: SandboxState::Stopped,
-            reason: Some(StopReason::HostRestart),
-            limits: spec.limits,
-            network: spec.network,
-            created_at,
-            timings: Timings::default(),
+        let (record, recovered) = match former {
+            Some(former) if !former.pooled => (former.stopped(), Recovered::Intact),
+            former => {
+                let mut record = new_record(id.clone(), spec, created_at);
+                record.layer = former.and_then(|former| former.layer);
+                (record, Recovered::WithoutRecord)
+            }
         };
-        let record = Record::new(info, spec, IdRange { base: 0, count: 0 });
         record.write(&path)?;
         self.shared.note_record(&id);
         let execs = Arc::new(self.shared.table(&id, &path, false));
         let entry = SandboxEntry::new(EntryState::Stopped(Box::new(record), execs));
         lock(&self.shared.sandboxes).insert(id, entry);
-        Ok(true)
+        Ok(Some(recovered))
     }
 
     /// Adopts the network links of running sandboxes. A link that no longer exists is created
@@ -349,6 +364,29 @@ impl LocalRuntime {
         let _ = group.kill();
         let _ = group.remove();
     }
+}
+
+/// How a sandbox was restored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovered {
+    /// With its own record.
+    Intact,
+    /// With a new record: its variables are lost.
+    WithoutRecord,
+}
+
+fn new_record(id: SandboxId, spec: SandboxSpec, created_at: i64) -> Record {
+    let info = SandboxInfo {
+        id,
+        template: spec.template.clone(),
+        state: SandboxState::Stopped,
+        reason: Some(StopReason::HostRestart),
+        limits: spec.limits,
+        network: spec.network,
+        created_at,
+        timings: Timings::default(),
+    };
+    Record::new(info, spec, IdRange { base: 0, count: 0 })
 }
 
 /// A record that cannot be parsed.

@@ -1,12 +1,13 @@
 //! Settings of a runtime.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use atoll_jail::plan::Plan;
-use atoll_model::{Bytes, Limits};
+use atoll_model::{Bytes, Limits, SandboxId};
 
 use crate::exec::budget;
 use crate::network;
@@ -50,6 +51,10 @@ pub struct Config {
     pub output_window: Bytes,
     /// Whether commands are written to a journal beside the sandbox's files.
     pub journal: bool,
+    /// Sandboxes whose create the control plane has acknowledged. They keep their files even if a
+    /// power failure left no record, or that of a warm sandbox: see
+    /// [`LocalRuntime::recover`](crate::LocalRuntime::recover).
+    pub acknowledged: HashSet<SandboxId>,
     /// See [`PlanOverride`].
     pub plan_override: Option<PlanOverride>,
 }
@@ -85,6 +90,7 @@ impl Config {
             response_timeout: Duration::from_secs(30),
             output_window: budget::DEFAULT_WINDOW,
             journal: false,
+            acknowledged: HashSet::new(),
             plan_override: None,
         }
     }

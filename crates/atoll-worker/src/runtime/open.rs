@@ -73,7 +73,7 @@ impl LocalRuntime {
         let defer_background_work = runtime.defer_background_work();
         if let Some(inventory) = inventory {
             let begin = std::time::Instant::now();
-            runtime.adopt_all(inventory).await?;
+            runtime.adopt_all(inventory, config.acknowledged).await?;
             let is_live = |entry: &&Arc<SandboxEntry>| matches!(entry.state(), EntryState::Live(_));
             let adopted = runtime.sandboxes().values().filter(is_live).count();
             runtime

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::path::Path;
 
 use atoll_jail::plan::IdRange;
-use atoll_model::{Error, SandboxInfo, SandboxSpec};
+use atoll_model::{Error, SandboxInfo, SandboxSpec, SandboxState, StopReason};
 use serde::{Deserialize, Serialize};
 
 use super::network::LinkRecord;
@@ -67,6 +67,18 @@ impl Record {
             base: self.id_base,
             count: self.id_count,
         }
+    }
+
+    /// The record of the same sandbox after its processes have ended without a caller's request.
+    pub(crate) fn stopped(mut self) -> Self {
+        let reason = if self.boot == boot() {
+            StopReason::Exited
+        } else {
+            StopReason::HostRestart
+        };
+        self.info.state = SandboxState::Stopped;
+        self.info.reason.get_or_insert(reason);
+        self
     }
 
     /// Writes it to a directory, atomically.
