@@ -257,6 +257,15 @@ impl Core {
         Ok(keys.iter().any(known))
     }
 
+    /// Whether a key is one of this server's, revoked or not. Does not count as a use of it.
+    pub async fn is_known_key(&self, secret: &str) -> Result<bool, Error> {
+        let Some(hash) = hash(secret) else {
+            return Ok(false);
+        };
+        let found = self.inner.store.key_by_hash(&hash).await;
+        Ok(found.map_err(error::store)?.is_some())
+    }
+
     /// The org whose keys are meant: the caller's, or for an admin any.
     async fn org_of_keys(&self, context: &Context, org: Option<&str>) -> Result<OrgId, Error> {
         context.require(Scope::Sandboxes)?;

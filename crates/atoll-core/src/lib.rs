@@ -160,6 +160,11 @@ impl Core {
         self.inner.store.ping().await.map_err(error::store)
     }
 
+    /// Brings everything that was committed to the store so far to the disk.
+    pub async fn sync(&self) -> Result<(), Error> {
+        self.inner.store.sync().await.map_err(error::store)
+    }
+
     /// Ends everything but the sandboxes.
     pub async fn close(self) -> Result<(), Error> {
         // For the next server. The one before is at most a minute old.

@@ -18,7 +18,7 @@ use std::time::Duration;
 use atoll_core::{Core, KeyRequest, Signer};
 use atoll_model::{Code, Error, InstanceId, RequestId, Scope};
 use atoll_server::{AuthMode, Config as ServerConfig, HttpMetrics, Listener, Tls};
-use atoll_store::{DatabaseFile, Store};
+use atoll_store::Store;
 use atoll_worker::instance::DataLock;
 use atoll_worker::{Config as RuntimeConfig, LocalRuntime, network};
 use clap::Args;
@@ -89,10 +89,10 @@ impl Serve {
             })
             .build();
         let runtime = runtime.map_err(|error| failed("start threads", &error))?;
-        let (lock, found) = runtime.block_on(settings.lock())?;
+        let lock = runtime.block_on(settings.lock())?;
         ensure_base(&config)?;
         settings.watching.log();
-        runtime.block_on(settings.serve(&config, lock, &found, tls, authorities))?;
+        runtime.block_on(settings.serve(&config, lock, tls, authorities))?;
         runtime.shutdown_background();
         Ok(ExitCode::SUCCESS)
     }
@@ -100,22 +100,21 @@ impl Serve {
 
 impl Complete {
     /// Locks the data directory and checks its database, before anything else is done.
-    async fn lock(&self) -> Result<(DataLock, DatabaseFile), Error> {
+    async fn lock(&self) -> Result<DataLock, Error> {
         let lock = taken::lock(&self.data).await?;
         let unknown = if self.rules.adopt_orphans {
             Unknown::Adopt
         } else {
             Unknown::Refuse
         };
-        let found = database::check(&self.data, unknown).await?;
-        Ok((lock, found))
+        database::check(&self.data, unknown).await?;
+        Ok(lock)
     }
 
     async fn serve(
         &self,
         config: &Config,
         lock: DataLock,
-        found: &DatabaseFile,
         tls: Option<Tls>,
         authorities: Vec<String>,
     ) -> Result<(), Error> {
@@ -148,11 +147,12 @@ impl Complete {
         };
         // Before the sandboxes: a database that cannot be opened leaves them as they are.
         let store = open_store(&config.data).await?;
+        let sandboxes = RuntimeConfig {
+            acknowledged: database::acknowledged(&config.data, &store).await?,
+            ..sandboxes
+        };
         let sandboxes = LocalRuntime::open_locked(sandboxes, lock).await?;
         let opening = sandboxes.defer_background_work();
-        if !matches!(found, DatabaseFile::Database(_)) {
-            retire_key(&config.data)?;
-        }
         let core = Core::open(store, sandboxes, signer(&config.data)?, self.rules).await?;
         let socket = operators_socket(&config.data)?;
         let http_metrics = HttpMetrics::default();
@@ -247,13 +247,14 @@ impl Complete {
         }
     }
 
-    /// Makes the first key at the first start, and says how to begin.
+    /// Makes the first key, unless `admin.key` has a key of this database or an admin's key was ever used: an operator who
+    /// removes the file after that wants no other. Says how to begin.
     async fn greet(&self, core: &Core, config: &Config, at: SocketAddr) -> Result<(), Error> {
         let file = config.data.join("admin.key");
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let url = format!("{scheme}://{at}");
-        // Once: who takes the file away does not want another.
-        if !file.exists() && !core.has_admin_key().await? {
+        if !core.has_admin_key().await? && !is_known(core, &file).await? {
+            retire_key(&config.data)?;
             let operator = core.operator(RequestId::random()).await?;
             let request = KeyRequest {
                 org: None,
@@ -262,6 +263,8 @@ impl Complete {
                 expires_at: None,
             };
             let made = core.make_key(&operator, request).await?;
+            // A power cut must not leave a file with a key that the database lost.
+            core.sync().await?;
             write_whole(&file, &made.secret)?;
             if std::io::stdout().is_terminal() {
                 say(&format!("key      {}", made.secret));
@@ -321,7 +324,16 @@ fn write_whole(file: &Path, line: &str) -> Result<(), Error> {
     written.map_err(|error| failed(&format!("write {}", file.display()), &error))
 }
 
-/// Renames the admin's key of a database that is lost: the new database does not know it, and gets one of its own.
+/// Whether a file has a key of the database.
+async fn is_known(core: &Core, file: &Path) -> Result<bool, Error> {
+    match std::fs::read_to_string(file) {
+        Ok(secret) => core.is_known_key(secret.trim()).await,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(failed(&format!("read {}", file.display()), &error)),
+    }
+}
+
+/// Renames an admin's key that the database does not have: the database it was made for is lost.
 fn retire_key(data: &Path) -> Result<(), Error> {
     let key = data.join("admin.key");
     match std::fs::rename(&key, data.join("admin.key.old")) {
@@ -339,6 +351,8 @@ async fn open_store(data: &Path) -> Result<Store, Error> {
         let recorded = database::instance_of(data);
         let proposed = recorded.clone().unwrap_or_else(InstanceId::random);
         let instance = store.claim_instance(&proposed).await?;
+        // A power cut must not leave a file that names an instance which the database lost.
+        store.sync().await?;
         Ok((store, instance, recorded))
     };
     let opened = open.await;

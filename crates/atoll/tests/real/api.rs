@@ -29,6 +29,7 @@ mod places;
 mod pressure;
 mod private;
 mod quota;
+mod records;
 mod retention;
 mod scarce;
 mod soak;

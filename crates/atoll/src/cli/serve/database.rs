@@ -1,10 +1,11 @@
 //! Whether the database of a data directory belongs to it. Checked before anything is changed.
 
+use std::collections::HashSet;
 use std::path::Path;
 
-use atoll_model::{Code, Error, InstanceId};
-use atoll_store::{DatabaseFile, inspect};
-use atoll_worker::instance::count_recorded;
+use atoll_model::{Code, Error, InstanceId, SandboxId, SandboxState};
+use atoll_store::{DatabaseFile, Store, inspect};
+use atoll_worker::instance;
 
 /// The database, in a data directory.
 pub(crate) const DATABASE: &str = "atoll.db";
@@ -35,10 +36,10 @@ pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<DatabaseFile,
     if unknown == Unknown::Adopt {
         return Ok(found);
     }
-    let (recorded, sandboxes) = (instance_of(data), count_recorded(data));
-    let lost = |state| match (sandboxes, &recorded) {
+    let (recorded, sandboxes) = (instance_of(data), instance::recorded(data));
+    let lost = |state| match (sandboxes.len(), &recorded) {
         (0, None) => Ok(()),
-        _ => Err(lost(&path, state, sandboxes)),
+        (count, _) => Err(lost(&path, state, count)),
     };
     match &found {
         DatabaseFile::Missing => lost("missing")?,
@@ -48,6 +49,10 @@ pub(crate) async fn check(data: &Path, unknown: Unknown) -> Result<DatabaseFile,
                 && ours != theirs
             {
                 return Err(foreign(&path, ours, theirs));
+            }
+            let has_row = |id: &SandboxId| identity.sandboxes.contains(id.as_str());
+            if recorded.is_none() && !sandboxes.is_empty() && !sandboxes.iter().any(has_row) {
+                return Err(stranger(&path, sandboxes.len()));
             }
         }
     }
@@ -82,6 +87,30 @@ fn foreign(path: &Path, ours: &InstanceId, theirs: &InstanceId) -> Error {
          the sandboxes that it does not know. Nothing was changed",
         restore(path)
     ))
+}
+
+fn stranger(path: &Path, sandboxes: usize) -> Error {
+    let message = format!(
+        "the database {} has no row of any sandbox of its data directory, which has {sandboxes}",
+        path.display()
+    );
+    Error::new(Code::Conflict, message).remedy(format!(
+        "put the right one back, {}, or start once with --adopt-orphans, which goes on with this database and adopts \
+         the sandboxes. Nothing was changed",
+        restore(path)
+    ))
+}
+
+/// The sandboxes whose create was acknowledged to a caller, so far as the database has it.
+pub(super) async fn acknowledged(data: &Path, store: &Store) -> Result<HashSet<SandboxId>, Error> {
+    let rows = store.living().await;
+    let rows = rows.map_err(|error| unusable(data, &error))?.into_iter();
+    let acknowledged = rows.filter(|row| match row.state {
+        SandboxState::Creating => row.started_at.is_some(),
+        SandboxState::Failed => false,
+        _ => true,
+    });
+    Ok(acknowledged.map(|row| row.id).collect())
 }
 
 /// A database that cannot be opened, and what to do about it.

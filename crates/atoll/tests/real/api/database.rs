@@ -117,6 +117,115 @@ async fn a_database_that_is_not_the_directorys_own_stops_the_start_and_nothing_c
     server.close().await;
 }
 
+/// Overwrites the first page of a table with what is no page.
+fn overwrite_table(database: &Path, table: &str) {
+    const DAMAGE: &str = "
+import sqlite3, sys
+path, table = sys.argv[1:]
+known = sqlite3.connect(path)
+[page] = known.execute('SELECT rootpage FROM sqlite_master WHERE name = ?', [table]).fetchone()
+[size] = known.execute('PRAGMA page_size').fetchone()
+known.close()
+with open(path, 'r+b') as file:
+    file.seek((page - 1) * size)
+    file.write(b'x' * size)
+";
+    let mut python = std::process::Command::new("python3");
+    atoll_testkit::run(python.args(["-c", DAMAGE]).arg(database).arg(table));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_with_damaged_pages_stops_the_start_before_sandboxes_are_touched() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    client.line(&id, "echo kept > ~/f").await;
+    server.end();
+    let data = server.data();
+    let database = data.join("atoll.db");
+    let good = fs::read(&database).unwrap();
+    for table in ["sandboxes", "keys", "events"] {
+        overwrite_table(&database, table);
+        let before = files(&data);
+        let said = refused(&data);
+        for words in [
+            "damaged",
+            table,
+            "atoll backup restore",
+            "Nothing was changed",
+        ] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!(files(&data), before, "{table}");
+        assert_eq!(doctor(&data, "database")["ok"], false);
+        fs::write(&database, &good).unwrap();
+    }
+    server.kill_and_start();
+    let client = server.client();
+    let info = client.get(&format!("/sandboxes/{id}")).await.json();
+    assert_eq!(info["state"], "running", "{info}");
+    assert_eq!(client.line(&id, "cat ~/f").await, "kept\n");
+    server.close().await;
+}
+
+/// A data directory of a version that recorded no instance, with the database of another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_without_a_row_of_any_sandbox_is_refused() {
+    let mut server = Server::start().await;
+    let client = server.client();
+    let id = client.sandbox(&json!({ "timeout": 0 })).await;
+    server.end();
+    let data = server.data();
+    let (database, instance) = (data.join("atoll.db"), data.join("instance-id"));
+    let good = fs::read(&database).unwrap();
+    let foreign = "UPDATE instance SET id = 'inst_aaaaabbbbbcccccddddd'";
+    for statements in [
+        "DELETE FROM instance; DELETE FROM events; DELETE FROM sandboxes",
+        "DELETE FROM events; DELETE FROM sandboxes",
+        &format!("{foreign}; DELETE FROM events; DELETE FROM sandboxes"),
+    ] {
+        let _ = fs::remove_file(&instance);
+        server.sql(statements);
+        let before = files(&data);
+        let said = refused(&data);
+        for words in ["has no row", "--adopt-orphans", "Nothing was changed"] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!(files(&data), before);
+        fs::write(&database, &good).unwrap();
+    }
+    server.kill_and_start();
+    let client = server.client();
+    assert_eq!(client.line(&id, "echo on").await, "on\n");
+    server.close().await;
+}
+
+/// A power cut, or the end of a start with `--adopt-orphans` at the wrong moment, leaves a key that no row knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_admin_key_that_the_database_lost_is_replaced() {
+    let mut server = Server::start().await;
+    server.end();
+    let data = server.data();
+    let lost = fs::read_to_string(data.join("admin.key")).unwrap();
+    server.sql("DELETE FROM keys");
+    server.kill_and_start();
+    let made = fs::read_to_string(data.join("admin.key")).unwrap();
+    assert_ne!(made, lost);
+    assert_eq!(
+        fs::read_to_string(data.join("admin.key.old")).unwrap(),
+        lost
+    );
+    assert_eq!(server.client().get("/sandboxes").await.status, 200);
+    // The same key is kept from now on, and none is made for an operator who removed it.
+    server.kill_and_start();
+    assert_eq!(fs::read_to_string(data.join("admin.key")).unwrap(), made);
+    fs::remove_file(data.join("admin.key")).unwrap();
+    server.kill_and_start();
+    assert!(!data.join("admin.key").exists());
+    fs::write(data.join("admin.key"), made).unwrap();
+    server.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_of_an_older_version_is_taken_over() {
     let mut server = Server::start().await;
