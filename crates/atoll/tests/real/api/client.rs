@@ -103,6 +103,11 @@ impl Server {
         &self.places[0]
     }
 
+    /// Where it shows metrics.
+    pub fn metrics_address(&self) -> &str {
+        &self.places[1]
+    }
+
     pub fn data(&self) -> PathBuf {
         self.data.clone()
     }

@@ -164,6 +164,9 @@ async fn malformed_heads_are_refused_over_tcp_and_the_operators_socket() {
     refuses_all(tcp, &envd, "502").await;
     let port = format!("Host: 8000-{id}.{DOMAIN}\r\n");
     refuses_all(tcp, &port, "502").await;
+    // The listener for metrics, which has no route for health.
+    let metrics = async || TcpStream::connect(server.metrics_address()).await.unwrap();
+    refuses_all(metrics, "Host: localhost\r\n", "404").await;
     // Other requests go on.
     assert_eq!(client.line(&id, "echo works").await, "works\n");
     server.close().await;

@@ -123,17 +123,13 @@ async fn a_server_that_is_asked_to_end_answers_what_it_was_asked_before() {
         .await;
     let begin = std::time::Instant::now();
     tokio::task::block_in_place(|| server.end());
-    // Not before it was answered, and not much later.
+    // Not before it was answered.
     let answer = tokio::time::timeout(DEADLINE, waiting)
         .await
         .unwrap()
         .unwrap();
     assert_eq!(answer.json()["stdout"], "answered\n", "{answer:?}");
-    assert!(
-        begin.elapsed() < Duration::from_secs(20),
-        "{:?}",
-        begin.elapsed()
-    );
+    assert!(begin.elapsed() < DEADLINE, "{:?}", begin.elapsed());
     server.kill_and_start();
     server.close().await;
 }

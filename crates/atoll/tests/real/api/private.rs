@@ -104,6 +104,25 @@ async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
             "envs": { "TOKEN": "sesame-of-the-command" },
         });
         let exec = client.post(&commands, &asked).await.json()["execID"].clone();
+        // Another one has its input in the request, and a terminal has variables.
+        let line = "cat > got; touch has-read; until [ -e go ]; do sleep 0.05; done";
+        let asked = json!({ "cmd": line, "cwd": "/home/user", "stdin": "sesame-of-the-request" });
+        let waiting = tokio::spawn({
+            let (client, commands) = (client.clone(), commands.clone());
+            async move { client.attempt("POST", &commands, asked.to_string()).await }
+        });
+        client
+            .line(&id, "until [ -e ~/has-read ]; do sleep 0.01; done")
+            .await;
+        let asked = json!({ "envs": { "TOKEN": "sesame-of-the-terminal" } });
+        let made = client.post(&format!("/sandboxes/{id}/pty"), &asked).await;
+        assert_eq!(made.status, 201, "{made:?}");
+        assert!(
+            with(&server, &id, "sesame-of-the-request").len() <= 1,
+            "{ending}"
+        );
+        let terminals = with(&server, &id, "sesame-of-the-terminal");
+        assert_eq!(terminals, Vec::<PathBuf>::new(), "{ending}");
         let path = format!("{commands}/{}", exec.as_str().unwrap());
         let secret = "sesame-of-the-input";
         let given = client
@@ -134,6 +153,10 @@ async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
                 assert_eq!(client.post(&stop, &json!({})).await.status, 200);
             }
         }
+        if ending != "stopped with the sandbox" {
+            client.line(&id, "touch ~/go").await;
+        }
+        waiting.await.unwrap();
         wait_for("the input to be gone", DEADLINE, || {
             let left = ours(&server.data().join("sandboxes").join(&id));
             let kept = |path: &PathBuf| {
@@ -143,6 +166,9 @@ async fn variables_and_input_of_a_command_are_gone_from_the_disk_with_it() {
             !left.iter().any(kept)
         });
         assert_eq!(with(&server, &id, "sesame-of-the"), Vec::<PathBuf>::new());
+        if ending != "stopped with the sandbox" {
+            client.line(&id, "rm ~/go ~/has-read").await;
+        }
     }
     server.close().await;
 }

@@ -4,14 +4,14 @@ use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use atoll_testkit::Scratch;
 
 use super::Server;
 use super::client::clear;
 use crate::cli::atoll;
-use crate::world::{World, private};
+use crate::world::{DEADLINE, World, private};
 
 fn serve(data: &Path, at: &str) -> Child {
     let mut command = atoll(&["serve", "--listen", at, "--metrics-listen", "off"]);
@@ -111,7 +111,7 @@ async fn what_somebody_keeps_is_told_soon() {
     let refused = serve(&scratch.join("data"), &at)
         .wait_with_output()
         .unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(20), "{refused:?}");
+    assert!(begin.elapsed() < DEADLINE, "{refused:?}");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(5), "{said}");
     assert!(said.contains(&format!("cannot listen on {at}")), "{said}");

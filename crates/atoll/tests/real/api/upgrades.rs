@@ -97,6 +97,7 @@ impl Counter {
         let ended = tokio::time::timeout(DEADLINE, reading).await;
         let ended = ended.unwrap_or_else(|_| panic!("{}: {wanted} lines do not come", self.number));
         assert!(!ended, "{}: it ended", self.number);
+        assert!(lines(output) >= wanted, "{}: its output ended", self.number);
         assert_eq!(client.line(&self.id, "echo on").await, "on\n");
         if let Some(terminal) = &self.terminal {
             let mut socket = open(client, terminal).await;

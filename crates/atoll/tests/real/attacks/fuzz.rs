@@ -19,6 +19,8 @@ use kernel_log::KernelLog;
 
 const PIDS: u32 = 64;
 const MEMORY: u64 = 128 << 20;
+/// The kernel charges memory in batches for each processor, and may be above the limit for a moment.
+const CHARGED_AHEAD: u64 = 4 << 20;
 /// At least so many calls are made. A second is enough on an idle machine.
 const CALLS: u64 = 20_000;
 /// The longest run of the probe. Its calls may end or stop the probe itself: then another run follows.
@@ -96,7 +98,7 @@ async fn run(
     (id, neighbour): (&SandboxId, &SandboxId),
     user: &str,
     words: &[&str],
-    log: &mut KernelLog,
+    log: &KernelLog,
 ) -> (ExecResult, Vec<Duration>) {
     // A probe that was stopped ends at its deadline.
     let spec = probe_spec(words).user(user).deadline(3 * RUN);
@@ -107,7 +109,8 @@ async fn run(
         latencies.push(latency(world, neighbour).await);
         let usage = world.runtime.usage(id).expect("it runs");
         assert!(usage.pids <= u64::from(PIDS), "{} processes", usage.pids);
-        assert!(usage.memory <= Bytes(MEMORY), "{} of memory", usage.memory);
+        let most = Bytes(MEMORY + CHARGED_AHEAD);
+        assert!(usage.memory <= most, "{} of memory", usage.memory);
         log.check();
         // The neighbour does not compete for the whole machine.
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -145,7 +148,7 @@ async fn check_random_calls(user: &str) {
     let seed = number("ATOLL_FUZZ_SEED").unwrap_or_else(random_seed);
     println!("as {user}: ATOLL_FUZZ_SEED={seed} repeats it");
     let length = Duration::from_secs(number("ATOLL_FUZZ_SECONDS").unwrap_or(60));
-    let mut log = KernelLog::open();
+    let log = KernelLog::open();
     let world = World::open().await;
     let tag = world.runtime.tag().to_owned();
     let neighbour = world.sandbox(Kind::Static).await;
@@ -183,7 +186,7 @@ async fn check_random_calls(user: &str) {
             seed.wrapping_add(found.runs as u64).to_string(),
         );
         let words = ["b06-fuzz", &seconds, &seed, &numbers];
-        let (finished, latencies) = run(&world, (&id, &neighbour), user, &words, &mut log).await;
+        let (finished, latencies) = run(&world, (&id, &neighbour), user, &words, &log).await;
         found.add(&finished);
         busy.extend(latencies);
     }
