@@ -76,6 +76,11 @@ pub struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
+    /// Half of the connections: visitors of ports cannot keep clients with a key out.
+    fn max_visitors(&self) -> usize {
+        (self.max_connections as usize / 2).max(1)
+    }
+
     fn is_reserved(&self, descriptor: &impl AsRawFd) -> bool {
         descriptor.as_raw_fd() >= self.first_reserved_fd
     }
@@ -94,6 +99,7 @@ pub async fn serve(
         builders: Arc::new(HttpBuilders::new(limits)),
         limits,
         permits: Arc::clone(&permits),
+        visitor_permits: Arc::new(Semaphore::new(limits.max_visitors())),
         unauthenticated: Unauthenticated::default(),
         stop: stop.clone(),
     };
@@ -218,6 +224,8 @@ struct Connections {
     builders: Arc<HttpBuilders>,
     limits: ConnectionLimits,
     permits: Arc<Semaphore>,
+    /// Connections that visitors of ports without a credential may have.
+    visitor_permits: Arc<Semaphore>,
     unauthenticated: Unauthenticated,
     stop: watch::Receiver<bool>,
 }
@@ -248,7 +256,8 @@ impl Connections {
             Listener::Tls(_, tls) => Some(tls.acceptor()),
             Listener::Plain(_) | Listener::Unix(_) => None,
         };
-        let timer = ConnectionTimer::new(self.limits, &self.permits, &self.unauthenticated);
+        let permits = (&self.permits, &self.visitor_permits);
+        let timer = ConnectionTimer::new(self.limits, permits, &self.unauthenticated);
         let mut connection_service = ConnectionService {
             router: self.router.clone(),
             over_tls: acceptor.is_some(),
@@ -300,7 +309,7 @@ impl Connections {
                 () = timer.closed() => {}
                 () = serving => {}
             }
-            timer.deregister();
+            timer.end();
         });
     }
 }
@@ -315,9 +324,16 @@ impl Connection {
         self.0.authenticate();
     }
 
-    /// Records that a sandbox serves a request without credentials.
-    pub(crate) fn mark_visitor(&self) {
-        self.0.mark_visitor();
+    /// Records that a sandbox serves a request without credentials: the connection is not closed
+    /// for a new one meanwhile. Fails if visitors have all connections that they may have.
+    pub(crate) fn serve_visitor(&self) -> Result<(), Error> {
+        if self.0.serve_visitor() {
+            return Ok(());
+        }
+        let message =
+            "the server has no connections left for visitors of ports without a credential";
+        Err(Error::new(Code::NoCapacity, message)
+            .remedy("try again after the seconds of Retry-After, or send a credential"))
     }
 
     /// Closes an HTTP/1 connection with a TCP reset: some clients report any other close in the

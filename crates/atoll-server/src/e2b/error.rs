@@ -75,7 +75,7 @@ impl From<Error> for E2bError {
         Self {
             status,
             message: full_message(&error),
-            retry_after: (status == StatusCode::TOO_MANY_REQUESTS).then_some(1),
+            retry_after: error.code.retry_after(),
             sandbox_ended: is_sandbox_ended(error.code),
         }
     }

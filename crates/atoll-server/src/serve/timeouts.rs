@@ -13,6 +13,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
+use futures_util::task::AtomicWaker;
 use hyper::body::{Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -53,10 +54,17 @@ struct Shared {
     permits: Arc<Semaphore>,
     /// A request was authenticated.
     authenticated: AtomicBool,
-    /// A sandbox serves a request without credentials. Reset when no request is open.
-    serves_visitor: AtomicBool,
+    /// Connections that visitors of ports may have.
+    visitor_permits: Arc<Semaphore>,
+    /// Held while a sandbox serves a request without credentials. Released when no request is open;
+    /// of an upgraded connection, when it is closed.
+    visitor_permit: Mutex<Option<OwnedSemaphorePermit>>,
     /// The connection was upgraded with status 101.
     upgraded: AtomicBool,
+    /// See [`ConnectionTimer::close`].
+    closing: AtomicBool,
+    /// Wakes the reader of an upgraded connection.
+    reader: AtomicWaker,
     /// The connection closes with a TCP reset.
     resets_at_close: AtomicBool,
     closed: Notify,
@@ -66,7 +74,7 @@ struct Shared {
 impl ConnectionTimer {
     pub(super) fn new(
         limits: ConnectionLimits,
-        permits: &Arc<Semaphore>,
+        (permits, visitor_permits): (&Arc<Semaphore>, &Arc<Semaphore>),
         unauthenticated: &Unauthenticated,
     ) -> Self {
         unauthenticated.add(|entry| {
@@ -75,8 +83,11 @@ impl ConnectionTimer {
                 limits,
                 permits: Arc::clone(permits),
                 authenticated: AtomicBool::new(false),
-                serves_visitor: AtomicBool::new(false),
+                visitor_permits: Arc::clone(visitor_permits),
+                visitor_permit: Mutex::default(),
                 upgraded: AtomicBool::new(false),
+                closing: AtomicBool::new(false),
+                reader: AtomicWaker::new(),
                 resets_at_close: AtomicBool::new(false),
                 closed: Notify::new(),
                 entry,
@@ -92,19 +103,33 @@ impl ConnectionTimer {
         }
     }
 
-    /// Records that a sandbox serves a request without credentials.
-    pub(super) fn mark_visitor(&self) {
-        self.0.serves_visitor.store(true, Ordering::Relaxed);
+    fn visitor_permit(&self) -> MutexGuard<'_, Option<OwnedSemaphorePermit>> {
+        let permit = self.0.visitor_permit.lock();
+        permit.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a sandbox serves a request without credentials. False if visitors have all
+    /// connections that they may have.
+    pub(super) fn serve_visitor(&self) -> bool {
+        if self.0.authenticated.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut permit = self.visitor_permit();
+        if permit.is_none() {
+            *permit = Arc::clone(&self.0.visitor_permits).try_acquire_owned().ok();
+        }
+        permit.is_some()
     }
 
     pub(super) fn is_closable(&self) -> bool {
-        !self.0.authenticated.load(Ordering::Relaxed)
-            && !self.0.serves_visitor.load(Ordering::Relaxed)
+        !self.0.authenticated.load(Ordering::Relaxed) && self.visitor_permit().is_none()
     }
 
-    /// Makes the task that serves the connection end.
+    /// Makes the task that serves the connection end. After an upgrade, reads from it fail.
     pub(super) fn close(&self) {
+        self.0.closing.store(true, Ordering::Release);
         self.0.closed.notify_one();
+        self.0.reader.wake();
     }
 
     /// Waits for [`ConnectionTimer::close`].
@@ -121,14 +146,27 @@ impl ConnectionTimer {
         self.0.upgraded.store(true, Ordering::Relaxed);
     }
 
+    fn is_upgraded(&self) -> bool {
+        self.0.upgraded.load(Ordering::Relaxed)
+    }
+
     /// Makes the connection close with a TCP reset.
     pub(super) fn reset_at_close(&self) {
         self.0.resets_at_close.store(true, Ordering::Relaxed);
     }
 
-    /// Called when the task that serves the connection has ended.
-    pub(super) fn deregister(&self) {
+    /// Called when the task that serves the connection has ended. An upgraded connection continues,
+    /// and can be closed as before.
+    pub(super) fn end(&self) {
+        if !self.is_upgraded() {
+            self.deregister();
+        }
+    }
+
+    /// Called when the connection is closed.
+    fn deregister(&self) {
         self.0.entry.remove();
+        drop(self.visitor_permit().take());
     }
 
     fn phase(&self) -> MutexGuard<'_, Phase> {
@@ -204,7 +242,9 @@ impl Drop for RequestGuard {
         if let Phase::Busy(count) = *phase {
             *phase = match count {
                 0 | 1 => {
-                    self.0.0.serves_visitor.store(false, Ordering::Relaxed);
+                    if !self.0.is_upgraded() {
+                        drop(self.0.visitor_permit().take());
+                    }
                     Phase::Idle(Instant::now())
                 }
                 count => Phase::Busy(count - 1),
@@ -291,6 +331,7 @@ impl<S: Transport> Drop for TimedIo<S> {
         if self.timer.0.resets_at_close.load(Ordering::Relaxed) {
             self.stream.reset_at_close();
         }
+        self.timer.deregister();
     }
 }
 
@@ -349,11 +390,15 @@ impl<S: Transport> AsyncRead for TimedIo<S> {
             return Poll::Ready(ended);
         }
         let before = buffer.filled().len();
+        if self.timer.is_upgraded() {
+            self.timer.0.reader.register(context.waker());
+            if self.timer.0.closing.load(Ordering::Acquire) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            }
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
         self.timer.bytes_received();
-        if self.timer.0.upgraded.load(Ordering::Relaxed) {
-            return Poll::Ready(Ok(()));
-        }
         Poll::Ready(self.framing.check(buffer, before))
     }
 }
