@@ -10,7 +10,7 @@ use crate::ledger::unknown;
 use crate::{Context, Core, Use};
 
 /// The longest a link is good, in seconds.
-const LONGEST: u32 = 86_400;
+pub(crate) const LONGEST: u32 = 86_400;
 
 /// What signs links, and knows its own signatures.
 pub struct Signer {

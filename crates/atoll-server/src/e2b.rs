@@ -19,4 +19,4 @@ mod ports;
 mod router;
 
 pub(crate) use control::routes as control;
-pub(crate) use router::{SandboxRouter, route_to_sandbox};
+pub(crate) use router::{ENVD, LINK, SandboxRouter, route_to_sandbox};

@@ -8,7 +8,7 @@ use atoll_model::{Code, Error, RequestId};
 use axum::Router;
 use axum::extract::{FromRequestParts, MatchedPath, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use tracing::field::Empty;
@@ -297,6 +297,12 @@ pub(crate) struct ClientAddress(pub(crate) IpAddr);
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OverTls;
 
+/// Whether a request came over TLS, to this server or to a proxy in front of it.
+pub(crate) fn is_over_tls(headers: &HeaderMap, extensions: &Extensions) -> bool {
+    let forwarded_proto = headers.get("x-forwarded-proto");
+    extensions.get::<OverTls>().is_some() || forwarded_proto.is_some_and(|scheme| scheme == "https")
+}
+
 /// Scheme and authority under which the client reaches this server.
 #[derive(Debug)]
 pub(crate) struct ServerUrl(pub(crate) String);
@@ -305,9 +311,7 @@ impl<S: Sync> FromRequestParts<S> for ServerUrl {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let forwarded_proto = parts.headers.get("x-forwarded-proto");
-        let encrypted = parts.extensions.get::<OverTls>().is_some();
-        let scheme = if encrypted || forwarded_proto.is_some_and(|scheme| scheme == "https") {
+        let scheme = if is_over_tls(&parts.headers, &parts.extensions) {
             "https"
         } else {
             "http"

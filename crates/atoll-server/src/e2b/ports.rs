@@ -5,7 +5,7 @@ mod credentials;
 
 use std::future;
 
-use atoll_core::{Core, Door, Doorstep, Use};
+use atoll_core::{Core, Doorstep, Use};
 use atoll_model::Error;
 use axum::Extension;
 use axum::body::Body;
@@ -44,13 +44,12 @@ pub(super) async fn forward(
     mut request: Request,
 ) -> Response {
     let id = sandbox.id().to_string();
-    let has_token = router::presents_token(&sandbox, Door::Ports, request.headers());
     let connection = request.extensions().get::<Connection>().cloned();
     if let Some(connection) = &connection {
-        if caller.0.is_some() || has_token {
+        if caller.context.is_some() || caller.by_token {
             connection.authenticate();
-        } else {
-            connection.mark_visitor();
+        } else if let Err(error) = connection.serve_visitor() {
+            return E2bError::from(error).into_response();
         }
     }
     prepare_request(&sandbox, &mut request);
@@ -78,8 +77,8 @@ pub(super) async fn forward(
 }
 
 /// Completes when the caller's key is not accepted any more, or the server shuts down; never for a caller without one.
-async fn stream_end(core: Core, PortCaller(caller): PortCaller) {
-    match caller {
+async fn stream_end(core: Core, caller: PortCaller) {
+    match caller.context {
         Some(caller) => {
             core.notice(&caller).await;
         }

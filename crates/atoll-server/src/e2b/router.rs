@@ -9,7 +9,7 @@ use std::sync::Arc;
 use atoll_core::{Context, Door, Doorstep};
 use atoll_model::{Error, SandboxId, SandboxState};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json, Router};
@@ -19,13 +19,15 @@ use tower::ServiceExt as _;
 use super::error::{CallFailed, E2bError, SandboxEnded};
 use super::{envd, ports};
 use crate::middleware::{
-    ClientAddress, FromSandbox, Surface, check_host, check_origin, host_of, request_authority,
-    with_request_log,
+    ClientAddress, FromSandbox, Surface, check_host, check_origin, host_of, is_over_tls,
+    request_authority, with_request_log,
 };
 use crate::sse::end_on_shutdown;
 use crate::{AppState, Config, cors};
+pub(crate) use access::LINK;
 use access::{PresentedCredentials, Verdict, authorize};
-pub(super) use target::{ENVD, Target};
+pub(crate) use target::ENVD;
+pub(super) use target::Target;
 use target::{InvalidTarget, host, is_subdomain};
 
 /// What stands before every route.
@@ -121,6 +123,10 @@ async fn resolve_target(
         Err(refusal) => return refusal.into_response(),
     };
     let shown = PresentedCredentials::from_request(&app, &target, found.as_ref(), &request);
+    let by_token = shown.token;
+    // Of a host that is this port's alone: a cookie is for a host.
+    let link = shown.link.clone().filter(|_| target.by_host);
+    let is_over_tls = is_over_tls(request.headers(), request.extensions());
     let verdict = match authorize(&app, target.port, found.as_ref(), shown).await {
         Ok(verdict) => verdict,
         Err(error) => return E2bError::from(error).into_response(),
@@ -136,8 +142,14 @@ async fn resolve_target(
     tracing::Span::current().record("org", sandbox.org().as_str());
     request.extensions_mut().insert(target);
     request.extensions_mut().insert(sandbox.clone());
-    request.extensions_mut().insert(PortCaller(context.clone()));
-    let response = next.run(request).await;
+    request.extensions_mut().insert(PortCaller {
+        context: context.clone(),
+        by_token,
+    });
+    let mut response = next.run(request).await;
+    if let Some(cookie) = link.and_then(|link| access::cookie(&link, is_over_tls)) {
+        response.headers_mut().append(header::SET_COOKIE, cookie);
+    }
     if ended_during_call(&sandbox, &response) {
         return not_found(sandbox.id().as_str());
     }
@@ -162,9 +174,14 @@ fn find_sandbox(
     envd::signature::find_sandbox(&app.core, client, request.method(), request.uri()).map(Some)
 }
 
-/// The key or ticket that admitted a request to a port; `None` where none was needed.
+/// What admitted a request to a port.
 #[derive(Debug, Clone)]
-pub(super) struct PortCaller(pub(super) Option<Context>);
+pub(super) struct PortCaller {
+    /// Of a key or ticket.
+    pub(super) context: Option<Context>,
+    /// The sandbox's token, or a signed link.
+    pub(super) by_token: bool,
+}
 
 /// Who does not name a sandbox by the host asks by a name of ours, as everybody does; commands and files are for pages
 /// of listed origins only. Who may see what is served on a port is up to the program there.

@@ -120,7 +120,11 @@ struct Signature {
 
 impl Signature {
     fn is_made_by(&self, sandbox: &Doorstep) -> bool {
-        let hash = self.before.clone().chain_update(sandbox.token(Door::Agent));
+        self.is_made_by_token(sandbox.token(Door::Agent))
+    }
+
+    fn is_made_by_token(&self, token: &str) -> bool {
+        let hash = self.before.clone().chain_update(token);
         let hash = hash.chain_update(&self.after).finalize();
         hash.as_slice().ct_eq(&self.claimed).into()
     }
@@ -134,11 +138,16 @@ pub(in crate::e2b) fn is_signed(uri: &Uri) -> bool {
 
 /// Whether a query has a signature by a sandbox's token, for reading or for writing.
 pub(in crate::e2b) fn is_signed_by(sandbox: &Doorstep, query: &str) -> bool {
+    is_signed_by_token(sandbox.token(Door::Agent), query)
+}
+
+/// The same for a token. Takes as long whether or not the token is that of a sandbox.
+pub(in crate::e2b) fn is_signed_by_token(token: &str, query: &str) -> bool {
     let signed = |query: SignedQuery| {
         let methods = [Method::GET, Method::POST];
-        methods
-            .iter()
-            .any(|method| query.is_signed_by(sandbox, method))
+        let mut signatures = methods.iter().map(|method| query.signature(method));
+        signatures
+            .any(|signature| signature.is_some_and(|signature| signature.is_made_by_token(token)))
     };
     SignedQuery::parse(query).is_ok_and(signed)
 }

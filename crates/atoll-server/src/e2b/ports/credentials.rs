@@ -1,11 +1,12 @@
 //! Removes credentials of this server from a request before a program in a sandbox sees it: API keys, tickets, access
 //! tokens and signatures, in whichever header, cookie or query parameter they are. Everything else passes as it came.
 
-use atoll_core::{Door, Doorstep, is_digits, is_key, is_ticket};
+use atoll_core::{Door, Doorstep, is_digits, is_key, is_port_link, is_ticket};
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use subtle::ConstantTimeEq as _;
 
 use crate::e2b::envd::signature;
@@ -17,6 +18,14 @@ const SERVER_HEADERS: [&str; 3] = [
     "e2b-sandbox-id",
     "e2b-sandbox-port",
 ];
+
+/// Decodes with padding and without: programs accept both.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// Removes the credentials from the headers of a request.
 pub(super) fn strip_headers(sandbox: &Doorstep, headers: &mut HeaderMap) {
@@ -82,7 +91,7 @@ fn holds_credential(sandbox: &Doorstep, name: &HeaderName, text: &str) -> bool {
             let basic = text
                 .split_once(' ')
                 .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("basic"));
-            let basic = basic.and_then(|(_, coded)| STANDARD.decode(coded.trim()).ok());
+            let basic = basic.and_then(|(_, coded)| BASE64.decode(coded.trim()).ok());
             has_credential(text)
                 || basic.is_some_and(|bytes| has_credential(&String::from_utf8_lossy(&bytes)))
         }
@@ -132,10 +141,11 @@ fn decode(value: &str) -> String {
     pair.map_or_else(|| value.to_owned(), |(_, value)| value)
 }
 
-/// Whether a word is a key, a ticket, or an access token of this sandbox.
+/// Whether a word is a key, a ticket, a link to a port, or an access token of this sandbox.
 fn is_credential(sandbox: &Doorstep, word: &str) -> bool {
     let is_token = |door| sandbox.token(door).as_bytes().ct_eq(word.as_bytes()).into();
     is_key(word)
         || is_ticket(word)
+        || is_port_link(word)
         || is_digits(word) && [Door::Agent, Door::Ports].into_iter().any(is_token)
 }

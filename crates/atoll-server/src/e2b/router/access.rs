@@ -3,16 +3,21 @@
 //! An unknown sandbox, one of another org and a private one get the same answer, so a caller without a credential learns
 //! nothing from it. Credentials are therefore checked whether or not the sandbox exists, and before it is used.
 
-use atoll_core::{Context, Door, Doorstep, is_key, is_ticket};
+use atoll_core::{Context, Door, Doorstep, is_key, is_ticket, port_link_expiry};
 use atoll_model::{Category, Error, PortAccess, RequestId, SandboxId, Scope};
 use axum::extract::Request;
-use axum::http::{HeaderMap, Method};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 
 use super::target::{ENVD, Target};
 use super::{envd, header_value};
 use crate::auth::is_websocket;
 use crate::middleware::{check_fetch_metadata, check_origin, request_authority};
 use crate::{AppState, AuthMode};
+
+/// Query parameter and cookie with a signed link to a port.
+pub(crate) const LINK: &str = "atoll_token";
+/// How many cookies of that name are looked at: each costs a hash.
+const MAX_COOKIES: usize = 4;
 
 /// The decision about a request.
 pub(super) enum Verdict {
@@ -26,8 +31,10 @@ pub(super) enum Verdict {
 
 /// The credentials of a request, read before anything is waited for.
 pub(super) struct PresentedCredentials {
-    /// The token for the port, or a signature by it.
-    token: bool,
+    /// The token for the port, a signature by it, or a signed link to the port.
+    pub(super) token: bool,
+    /// The signed link among the query's parameters, if it is valid.
+    pub(super) link: Option<String>,
     key: Option<String>,
     ticket: Option<String>,
     /// It needs none: everybody on the machine is let in, and no page elsewhere sends it.
@@ -50,15 +57,21 @@ impl PresentedCredentials {
         let ticket = parameter("ticket").filter(|_| request.method() == Method::GET);
         let id = request.extensions().get::<RequestId>().cloned();
         let private = access_of(found) == PortAccess::Private;
+        let link = parameter(LINK).filter(|link| is_link(app, target, link));
         Self {
             token: match target.port {
                 ENVD => {
                     private
                         && (presents_token(app, target, Door::Agent, headers)
-                            || is_signed(found, request))
+                            || is_signed(app, target, request))
                 }
-                _ => presents_token(app, target, Door::Ports, headers),
+                _ => {
+                    link.is_some()
+                        || presents_token(app, target, Door::Ports, headers)
+                        || presents_link(app, target, headers)
+                }
             },
+            link,
             key: key.filter(|key| is_key(key)),
             ticket: ticket.filter(|ticket| is_ticket(ticket)),
             open: app.config.auth == AuthMode::Trusted && is_own_page(app, request),
@@ -121,18 +134,52 @@ fn access_of(found: Option<&Doorstep>) -> PortAccess {
 /// Whether a request shows the token of a door. Takes as long for a sandbox that does not exist.
 fn presents_token(app: &AppState, target: &Target, door: Door, headers: &HeaderMap) -> bool {
     let token = header_value(headers, door.header());
-    let id = target.sandbox.as_deref().unwrap_or_default();
-    match (token, id.parse::<SandboxId>()) {
+    match (token, id_of(target)) {
         (Some(token), Ok(id)) => app.core.opens(&id, door, token),
         _ => false,
     }
 }
 
-/// Whether a request is for a file, by a link that the sandbox's token signed.
-fn is_signed(found: Option<&Doorstep>, request: &Request) -> bool {
+/// Whether a request is for a file, by a link that the sandbox's token signed. Takes as long for a sandbox that does not exist.
+fn is_signed(app: &AppState, target: &Target, request: &Request) -> bool {
     let query = request.uri().query().unwrap_or_default();
+    let Ok(id) = id_of(target) else {
+        return false;
+    };
     request.uri().path() == "/files"
-        && found.is_some_and(|sandbox| envd::signature::is_signed_by(sandbox, query))
+        && envd::signature::is_signed_by_token(&app.core.token(&id, Door::Agent), query)
+}
+
+/// Whether a header or a cookie has a signed link to the port.
+fn presents_link(app: &AppState, target: &Target, headers: &HeaderMap) -> bool {
+    let header = header_value(headers, Door::Ports.header());
+    let cookies = headers.get_all(header::COOKIE).iter();
+    let cookies = cookies.filter_map(|value| value.to_str().ok());
+    let cookies = cookies.flat_map(|value| value.split(';'));
+    let cookies = cookies.filter_map(|cookie| {
+        let (name, value) = cookie.split_once('=')?;
+        (name.trim() == LINK).then_some(value.trim())
+    });
+    let mut links = header.into_iter().chain(cookies.take(MAX_COOKIES));
+    links.any(|link| is_link(app, target, link))
+}
+
+/// Whether a text is a signed link to the port. Takes as long for a sandbox that does not exist.
+fn is_link(app: &AppState, target: &Target, link: &str) -> bool {
+    let id = id_of(target);
+    id.is_ok_and(|id| app.core.is_opened_by_link(&id, target.port, link))
+}
+
+fn id_of(target: &Target) -> Result<SandboxId, impl Sized> {
+    target.sandbox.as_deref().unwrap_or_default().parse()
+}
+
+/// Has a browser send a link with the requests that follow.
+pub(super) fn cookie(link: &str, is_over_tls: bool) -> Option<HeaderValue> {
+    let left = port_link_expiry(link)? - jiff::Timestamp::now().as_second();
+    let secure = if is_over_tls { "; Secure" } else { "" };
+    let text = format!("{LINK}={link}; Path=/; Max-Age={left}; HttpOnly; SameSite=Lax{secure}");
+    HeaderValue::from_str(&text).ok()
 }
 
 /// The API key among the headers. The program behind the port may use the same headers for keys of its own.

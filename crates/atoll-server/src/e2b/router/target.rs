@@ -9,7 +9,7 @@ use crate::e2b::envd;
 use crate::middleware::{host_of, request_authority};
 
 /// Where E2B's own daemon listens: here it is this server.
-pub(in crate::e2b) const ENVD: u16 = 49983;
+pub(crate) const ENVD: u16 = 49983;
 
 /// What a request is for.
 #[derive(Debug, Clone, PartialEq, Eq)]

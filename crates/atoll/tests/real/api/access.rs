@@ -40,6 +40,7 @@ pub const ROUTES: &[(&str, &str, Needs)] = &[
     ("PUT", "/sandboxes/ID/network", Needs::All),
     ("GET", "/sandboxes/ID/ports", Needs::Read),
     ("GET", "/sandboxes/ID/ports/7/tunnel", Needs::All),
+    ("POST", "/sandboxes/ID/ports/7/url", Needs::All),
     ("GET", "/sandboxes/ID/metrics", Needs::Read),
     ("GET", "/sandboxes/ID/logs", Needs::Read),
     ("GET", "/sandboxes/ID/commands", Needs::Read),

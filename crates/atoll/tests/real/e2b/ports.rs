@@ -7,6 +7,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use crate::api::{Answer, Client, Server};
+use crate::world::DEADLINE;
 
 pub(super) const PORT: u16 = 8000;
 pub(super) const DOMAIN: &str = "sandboxes.example.com";
@@ -221,5 +222,41 @@ async fn who_asks_a_port_wakes_only_what_wants_to_be_woken() {
         let expected = if wakes { "running" } else { "paused" };
         assert_eq!(state.json()["state"], expected);
     }
+    server.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn visitors_without_a_credential_leave_half_of_the_connections_to_others() {
+    const PLACES: usize = 8;
+    let server = Server::start_with(&["--max-connections", &PLACES.to_string()]).await;
+    let client = server.client();
+    let (id, _) = serving(&client, json!({ "templateID": "base", "timeout": 100 })).await;
+    let mut visitors = Vec::new();
+    for _ in 0..PLACES / 2 {
+        let request = format!("ws://{}/socket", client.address);
+        let mut request = request.into_client_request().unwrap();
+        let headers = request.headers_mut();
+        headers.insert("e2b-sandbox-id", id.parse().unwrap());
+        headers.insert("e2b-sandbox-port", PORT.into());
+        let (socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+        visitors.push(socket);
+    }
+    let refused = ask(&client, &id, PORT, &[]).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert_eq!(refused.headers["retry-after"], "5");
+    // With a key there is room, for the API and for the same port.
+    let key = client.key.clone().unwrap();
+    let admitted = ask(&client, &id, PORT, &[("x-api-key", &key)]).await;
+    assert_eq!(admitted.status, 200, "{admitted:?}");
+    assert_eq!(client.get("/sandboxes").await.status, 200);
+    // Those who visit stay, and one who goes makes room.
+    for visitor in &mut visitors {
+        visitor.send(Message::text("hello")).await.unwrap();
+        let back = visitor.next().await.unwrap().unwrap();
+        assert_eq!(back.into_text().unwrap().as_str(), "hello");
+    }
+    drop(visitors.pop());
+    let admitted = async { while ask(&client, &id, PORT, &[]).await.status != 200 {} };
+    tokio::time::timeout(DEADLINE, admitted).await.unwrap();
     server.close().await;
 }

@@ -237,6 +237,100 @@ async fn where_everybody_is_let_in_a_page_elsewhere_is_not() {
     server.close().await;
 }
 
+/// Creates a signed link to a port.
+async fn link(client: &Client, id: &str, port: u16, seconds: u32) -> Value {
+    let path = format!("/sandboxes/{id}/ports/{port}/url");
+    let made = client.post(&path, &json!({ "expiresIn": seconds })).await;
+    assert_eq!(made.status, 200, "{made:?}");
+    made.json()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_signed_link_opens_one_port_of_one_sandbox_until_a_time() {
+    let server = Server::start_with(&["--domain", DOMAIN]).await;
+    let client = server.client();
+    let id = private(&client).await;
+    let made = link(&client, &id, PORT, 60).await;
+    let token = made["token"].as_str().unwrap();
+    let (_, port) = client.address.rsplit_once(':').unwrap();
+    let expected = format!("http://{PORT}-{id}.{DOMAIN}:{port}/?atoll_token={token}");
+    assert_eq!(made["url"], expected);
+    let cookie = format!("a=1; atoll_token={token}; b=2");
+    let query = format!("/page?a=1&atoll_token={token}&b=2");
+    // The program sees nothing of the link, whichever way it comes.
+    for by_host in [false, true] {
+        let at = (PORT, by_host);
+        let first = ask(&client, &id, at, &query, &[]).await;
+        assert_eq!(
+            (first.status, &first.json()["path"]),
+            (200, &json!("/page?a=1&b=2"))
+        );
+        let set = first
+            .headers
+            .get("set-cookie")
+            .map(|set| set.to_str().unwrap());
+        // A cookie is for a host: by headers all sandboxes have the same.
+        assert_eq!(set.is_some(), by_host, "{set:?}");
+        if let Some(set) = set {
+            assert!(
+                set.starts_with(&format!("atoll_token={token}; Path=/; Max-Age=")),
+                "{set}"
+            );
+            assert!(set.ends_with("; HttpOnly; SameSite=Lax"), "{set}");
+        }
+        for shown in [
+            ("cookie", cookie.as_str()),
+            ("e2b-traffic-access-token", token),
+        ] {
+            let next = ask(&client, &id, at, "/next", &[shown]).await;
+            assert_eq!((next.status, &next.json()["path"]), (200, &json!("/next")));
+            assert!(!next.headers.contains_key("set-cookie"));
+        }
+        // Neither for another port nor for another sandbox nor changed.
+        let unknown = ask(&client, "i0123456789abcdefghij", at, &query, &[]).await;
+        let unknown = comparable(&unknown, "i0123456789abcdefghij");
+        let other = client.sandbox(&json!({ "timeout": 0 })).await;
+        let (until, code) = token.rsplit_once('_').unwrap();
+        let changed = format!("/page?atoll_token={until}0_{code}");
+        for (id, port, path) in [
+            (&other, PORT, &query),
+            (&id, 8001, &query),
+            (&id, PORT, &changed),
+        ] {
+            let refused = ask(&client, id, (port, by_host), path, &[]).await;
+            assert_eq!(comparable(&refused, id), unknown, "{port} {path}");
+        }
+    }
+    // A WebSocket is a request too.
+    let request = format!("ws://{}/socket?atoll_token={token}", client.address);
+    let mut request = request.into_client_request().unwrap();
+    let host = format!("{PORT}-{id}.{DOMAIN}");
+    request.headers_mut().insert("host", host.parse().unwrap());
+    let (mut socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+    socket.send(Message::text("hello")).await.unwrap();
+    let back = socket.next().await.unwrap().unwrap();
+    assert_eq!(back.into_text().unwrap().as_str(), "hello");
+
+    let short = link(&client, &id, PORT, 1).await;
+    let path = format!("/?atoll_token={}", short["token"].as_str().unwrap());
+    let over = async { while ask(&client, &id, (PORT, true), &path, &[]).await.status == 200 {} };
+    tokio::time::timeout(DEADLINE, over).await.unwrap();
+    // Signing needs the right to use ports, and a port that a program can have.
+    let reader = client.with_key(Some(&key(&client, "sandbox:read").await));
+    let here = format!("/sandboxes/{id}/ports");
+    for (client, port, body, status) in [
+        (&reader, "8000", json!({}), 403),
+        (&client, "0", json!({}), 400),
+        (&client, "49983", json!({}), 400),
+        (&client, "8000", json!({ "expiresIn": 0 }), 400),
+        (&client, "8000", json!({ "expiresIn": 86_401 }), 400),
+    ] {
+        let refused = client.post(&format!("{here}/{port}/url"), &body).await;
+        assert_eq!(refused.status, status, "{port} {body}: {refused:?}");
+    }
+    server.close().await;
+}
+
 /// Answers every request with its own head.
 const ECHO: &str = "
 import socket
@@ -283,6 +377,12 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
     let ticket = ticket(&client).await;
     let (bearer, basic) = (format!("Bearer {key}"), base64(&format!("{key}:")));
     let basic = format!("Basic {basic}");
+    let padded = base64(&format!("{key}:x"));
+    let unpadded = padded.trim_end_matches('=');
+    assert_ne!(unpadded, padded);
+    let unpadded = format!("Basic {unpadded}");
+    let signed = self::link(&client, &id, PORT, 60).await;
+    let signed = signed["token"].as_str().unwrap();
     let encoded = key.replace('a', "%61").replace("tl_", "%74l_");
     let cookies = format!("a=1; atoll={key};  b=\"two\"; t={ticket}; c={digest}=");
     let referer = format!("http://page.test/x?a=1&api_key={other}&b=%20");
@@ -321,6 +421,8 @@ async fn programs_in_a_sandbox_never_see_credentials_of_the_server() {
     for (name, sent, expected) in [
         ("authorization", bearer.as_str(), None),
         ("authorization", &basic, None),
+        ("authorization", &unpadded, None),
+        ("x-anything", signed, None),
         (
             "authorization",
             "Bearer its.own-token",
