@@ -78,7 +78,7 @@ impl LocalRuntime {
             .collect();
         for (id, path, record) in records {
             let found = found.remove(id.as_str());
-            let is_warm = matches!(&record, Some(Ok(record)) if record.pooled);
+            let is_warm = matches!(&record, Some(Ok(record)) if record.is_pooled);
             match record {
                 // A power cut undid its last record. The control plane recovers it.
                 _ if acknowledged.contains(&id) && (is_warm || record.is_none()) => {
@@ -259,7 +259,7 @@ impl LocalRuntime {
         let former = match Record::read(&orphaned) {
             Ok(former) => former,
             Err(RecordError::Corrupt) => None,
-            Err(RecordError::Unknown(error)) => return Err(error),
+            Err(RecordError::Io(error)) => return Err(error),
         };
         match fs::rename(&orphaned, &path) {
             Ok(()) => crate::orphans::remove_marker(&path),
@@ -267,7 +267,7 @@ impl LocalRuntime {
             Err(error) => return Err(host_file_error("move to", &path, &error)),
         }
         let (record, recovered) = match former {
-            Some(former) if !former.pooled => (former.stopped(), Recovered::Intact),
+            Some(former) if !former.is_pooled => (former.stopped(), Recovered::Intact),
             former => {
                 let mut record = new_record(id.clone(), spec, created_at);
                 record.layer = former.and_then(|former| former.layer);

@@ -71,7 +71,7 @@ impl Record {
 
     /// The record of the same sandbox after its processes have ended without a caller's request.
     pub(crate) fn stopped(mut self) -> Self {
-        let reason = if self.boot == boot() {
+        let reason = if self.boot_id == host_boot_id() {
             StopReason::Exited
         } else {
             StopReason::HostRestart
