@@ -28,9 +28,9 @@ fn record(at: i64) -> ClockRecord {
 async fn every_kind_of_write_starts_a_sync() {
     let (_directory, store) = store().await;
     let org = org("first");
-    store.add_org(&org).await.unwrap();
+    store.insert_org(&org).await.unwrap();
     let sandbox = row(&org, 1);
-    store.add_sandbox(&sandbox, None, None).await.unwrap();
+    store.insert_sandbox(&sandbox, None, None).await.unwrap();
     for write in [
         "record_clock",
         "hold_deadlines",

@@ -103,7 +103,7 @@ fn stranger(path: &Path, sandboxes: usize) -> Error {
 
 /// The sandboxes whose create was acknowledged to a caller, so far as the database has it.
 pub(super) async fn acknowledged(data: &Path, store: &Store) -> Result<HashSet<SandboxId>, Error> {
-    let rows = store.living().await;
+    let rows = store.active_sandboxes().await;
     let rows = rows.map_err(|error| unusable(data, &error))?.into_iter();
     let acknowledged = rows.filter(|row| match row.state {
         SandboxState::Creating => row.started_at.is_some(),
