@@ -38,7 +38,10 @@ pub(crate) fn parse_limit(requested: Option<u32>) -> Result<u32, Error> {
 }
 
 /// Parses page size and cursor.
-pub(crate) fn parse_page(requested: Option<u32>, cursor: Option<&String>) -> Result<PageRequest, Error> {
+pub(crate) fn parse_page(
+    requested: Option<u32>,
+    cursor: Option<&String>,
+) -> Result<PageRequest, Error> {
     let before = cursor.map(|cursor| {
         let parts = cursor.split_once('.');
         let parsed = parts.and_then(|(time, id)| Some((time.parse().ok()?, id.to_owned())));

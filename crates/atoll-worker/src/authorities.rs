@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::host_file_error;
 use crate::instance::{private_directory, remove_directory};
-use crate::sandbox::lock;
+use crate::sync::lock;
 use crate::template::Template;
 
 /// Variables that name a certificate bundle to trust.

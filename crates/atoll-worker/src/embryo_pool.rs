@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
 
 use crate::runtime::RuntimeState;
-use crate::sandbox::{Embryo, lock};
+use crate::sandbox::Embryo;
+use crate::sync::lock;
 
 /// The embryos of a runtime.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use crate::sandbox::lock;
+use crate::sync::lock;
 
 /// Time without activity after which background work may begin.
 const QUIESCENCE: Duration = Duration::from_millis(10);

@@ -4,7 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_jail::wire::{Channel, FromInit, Part, Size, ToInit};
@@ -13,6 +13,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use crate::keeper::{register_channel, send, step_error};
+use crate::sync::lock;
 
 /// Time for PID 1 to apply a new size. It has little to do but may get little CPU time.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -105,7 +106,7 @@ impl InitChannel {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     /// Ignores all further messages.
@@ -228,7 +229,7 @@ async fn receive_loop(
     pending: Arc<Mutex<Pending>>,
     ready: watch::Sender<Option<Result<(), Error>>>,
 ) {
-    let lock = || pending.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || lock(&pending);
     while let Ok(mut readable) = channel.readable().await {
         let Ok(received) = readable.try_io(|channel| channel.get_ref().receive_hostile()) else {
             continue;

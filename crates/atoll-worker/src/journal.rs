@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::exec::ExecState;
 use crate::exec::table::ExecTable;
-use crate::sandbox::lock;
+use crate::sync::lock;
 use crate::syncer::Syncer;
 
 /// Delay of the timer's flush: longer than the interval at which the control plane reads journals,

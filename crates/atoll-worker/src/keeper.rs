@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Child;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_jail::ids::Ranges;
 use atoll_jail::plan::IdRange;
@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 
 use crate::error::{internal, jail};
-use crate::sandbox::lock;
+use crate::sync::lock;
 
 type Spawned = Result<(i32, Option<OwnedFd>), Fault>;
 
@@ -126,7 +126,7 @@ impl Keeper {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 
     /// Has the keeper clone a PID 1 in `cgroup`. `control` is PID 1's end of its socket, `ours` the
@@ -289,7 +289,7 @@ async fn receive_loop(
     channel: Arc<AsyncFd<Channel<ToKeeper, FromKeeper>>>,
     pending: Arc<Mutex<Pending>>,
 ) {
-    let lock = || pending.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || lock(&pending);
     while let Ok(mut ready) = channel.readable().await {
         let Ok(received) = ready.try_io(|channel| channel.get_ref().receive()) else {
             continue;

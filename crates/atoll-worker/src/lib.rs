@@ -26,6 +26,7 @@ mod samples;
 mod sandbox;
 mod screen;
 pub mod storage;
+mod sync;
 mod syncer;
 pub mod template;
 mod trash;

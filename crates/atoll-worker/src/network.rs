@@ -35,7 +35,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use atoll_jail::netns;
 use atoll_model::{Code, EgressException, Error, NetworkPolicy};
@@ -226,8 +226,4 @@ pub async fn dial(namespace: OwnedFd, address: SocketAddr) -> Result<TcpStream, 
         Ok(None) => Ok(stream),
         Ok(Some(error)) | Err(error) => Err(refused(error)),
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

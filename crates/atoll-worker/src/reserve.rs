@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use atoll_model::{Bytes, Code, Error};
 
-use crate::sandbox::lock;
 use crate::storage::Space;
+use crate::sync::lock;
 
 /// Cache lifetime of the memory reading, so that concurrent creates read it once.
 const CACHE_TTL: Duration = Duration::from_millis(100);

@@ -14,7 +14,7 @@ use atoll_model::{Bytes, Error, Limits, Sample, SandboxId, SandboxState, Timer};
 use crate::LocalRuntime;
 use crate::exec::now;
 use crate::runtime::{EntryState, RuntimeState, SandboxEntry, not_found};
-use crate::sandbox::lock;
+use crate::sync::lock;
 
 /// Interval between two samples of a sandbox.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);

@@ -18,7 +18,7 @@ mod warm;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use atoll_jail::cgroup::SandboxCgroup;
@@ -36,6 +36,7 @@ use crate::keeper::{InitProcess, Keeper};
 use crate::metrics::Metrics;
 use crate::network::Link;
 use crate::runtime::RuntimeState;
+use crate::sync::lock;
 use crate::template::Template;
 pub(crate) use embryo::Embryo;
 use exec_cgroups::Leaves;
@@ -345,10 +346,6 @@ fn variables(
     let all = template.meta.env.iter().chain(&spec.environment);
     let bytes = all.map(|(name, value)| (name.clone().into_bytes(), value.clone().into_bytes()));
     Ok(Arc::new(authorities.chain(bytes).collect()))
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs blocking work on a blocking thread.

@@ -17,7 +17,8 @@ use tokio::sync::Notify;
 
 use crate::error::host_file_error;
 use crate::runtime::RuntimeState;
-use crate::sandbox::{Record, lock, run_blocking};
+use crate::sandbox::{Record, run_blocking};
+use crate::sync::lock;
 
 /// Delay after a change, so that one sync covers several.
 const BATCH_DELAY: Duration = Duration::from_millis(400);

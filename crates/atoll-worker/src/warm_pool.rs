@@ -15,7 +15,8 @@ use atoll_model::{SandboxId, SandboxSpec};
 use tokio::sync::{MutexGuard, Notify};
 
 use crate::runtime::RuntimeState;
-use crate::sandbox::{Sandbox, lock};
+use crate::sandbox::Sandbox;
+use crate::sync::lock;
 use crate::template::BASE;
 
 /// Number of templates besides `base` that have warm sandboxes.

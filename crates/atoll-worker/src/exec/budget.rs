@@ -12,7 +12,7 @@ use atoll_model::Bytes;
 
 use crate::storage::Space;
 
-/// How much of a command's output is retention.
+/// Retained output of each command, unless configured.
 pub(crate) const DEFAULT_WINDOW: Bytes = Bytes(64 << 20);
 /// The smallest window: more than two pipes hold.
 pub(crate) const MIN_WINDOW: Bytes = Bytes(1 << 20);
@@ -65,7 +65,7 @@ impl Budget {
         self.retention.window.0.saturating_mul(WINDOWS_PER_SANDBOX)
     }
 
-    /// How much of a command's output is retention now.
+    /// Window of each command, under the current pressure.
     pub(super) fn window(&self) -> u64 {
         let Bytes(window) = self.retention.window;
         let min = MIN_WINDOW.0.min(window);

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use atoll_model::Stream;
@@ -23,6 +23,7 @@ use rustix::pipe::SpliceFlags;
 use tokio::sync::{Notify, watch};
 
 use super::budget::Budget;
+use crate::sync::lock;
 
 /// Old bytes are punched out in steps of at least this size.
 const PUNCH_BYTES: u64 = 1 << 20;
@@ -225,11 +226,11 @@ impl OutputLog {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     fn readers(&self) -> MutexGuard<'_, Readers> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.readers)
     }
 
     /// Moves at most `max` bytes from the pipe to the end of the log.

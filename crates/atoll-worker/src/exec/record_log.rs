@@ -11,11 +11,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 
 use atoll_model::{Error, ExecId};
 
 use crate::error::host_file_error;
+use crate::sync::lock;
 
 #[cfg(test)]
 mod tests;
@@ -49,7 +50,7 @@ static OPEN_LOGS: LazyLock<Mutex<HashMap<PathBuf, Weak<RecordLog>>>> =
     LazyLock::new(Mutex::default);
 
 fn open_logs() -> MutexGuard<'static, HashMap<PathBuf, Weak<RecordLog>>> {
-    OPEN_LOGS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&OPEN_LOGS)
 }
 
 impl RecordLog {
@@ -82,7 +83,7 @@ impl RecordLog {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Appends a line about a command.

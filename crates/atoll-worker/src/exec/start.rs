@@ -78,7 +78,7 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
         .await
         .inspect_err(|_| StdinQueue::remove_files(&stem));
     let (spawned, record, streams) = spawned?;
-    let shared = Arc::new(ExecState {
+    let state = Arc::new(ExecState {
         id,
         pid: spawned.pid,
         started_at: record.started_at,
@@ -97,12 +97,12 @@ pub(crate) async fn start(sandbox: Arc<Sandbox>, spec: ExecSpec) -> Result<Start
         killed: AtomicBool::default(),
         spec,
     });
-    let control = ExecHandle::new(Arc::clone(&shared), Some(Arc::clone(&sandbox)));
-    sandbox.execs.add(Arc::clone(&shared));
+    let control = ExecHandle::new(Arc::clone(&state), Some(Arc::clone(&sandbox)));
+    sandbox.execs.add(Arc::clone(&state));
     drop(reservation);
     ExecTask {
         sandbox,
-        shared,
+        exec: state,
         stdout: Some(streams.stdout),
         stderr: streams.stderr,
         stdin: streams.stdin,

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use atoll_model::{Code, Error};
 use rustix::pipe::SpliceFlags;
@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 
 use crate::error::internal;
 use crate::keeper::register_fd;
+use crate::sync::lock;
 use crate::syncer::create_private;
 
 /// Extensions of its files: accepted bytes, and a marker that stdin was closed.
@@ -122,7 +123,7 @@ impl StdinQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The open file, to be held by the keeper.

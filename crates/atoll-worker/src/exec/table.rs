@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use atoll_model::{Code, Error, ExecId, ExecInfo};
@@ -28,6 +28,7 @@ use super::record::ExecRecord;
 use super::record_log::RecordLog;
 use super::{ExecState, output_log::OutputLog};
 use crate::journal::JournalNotifier;
+use crate::sync::lock;
 
 /// Bytes of command lines and variables: of all running commands, and of all ended ones.
 const MAX_SPEC_BYTES: usize = 16 << 20;
@@ -160,7 +161,7 @@ impl ExecTable {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inner)
     }
 
     /// Like [`Self::inner`], with commands of earlier servers read in.

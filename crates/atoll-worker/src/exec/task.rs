@@ -33,7 +33,7 @@ pub(super) type Pipe = AsyncFd<OwnedFd>;
 /// State of a command's task.
 pub(super) struct ExecTask {
     pub(super) sandbox: Arc<Sandbox>,
-    pub(super) shared: Arc<ExecState>,
+    pub(super) exec: Arc<ExecState>,
     pub(super) stdout: Option<Pipe>,
     pub(super) stderr: Option<Pipe>,
     pub(super) stdin: Option<OwnedFd>,
@@ -102,7 +102,7 @@ impl ExecTask {
     async fn run(self) {
         let Self {
             sandbox,
-            shared,
+            exec,
             stdout,
             stderr,
             stdin,
@@ -111,12 +111,12 @@ impl ExecTask {
             oom_kills_at_start,
         } = self;
         let feeding = stdin.map(|pipe| {
-            let (shared, sandbox) = (Arc::clone(&shared), Arc::clone(&sandbox));
+            let (exec, sandbox) = (Arc::clone(&exec), Arc::clone(&sandbox));
             Arc::clone(&sandbox).spawn(async move {
-                if let Some(input) = &shared.input {
+                if let Some(input) = &exec.input {
                     input.splice_into(pipe).await;
                     sandbox
-                        .release_now(super::stdin_request_id(shared.request))
+                        .release_now(super::stdin_request_id(exec.request))
                         .await;
                 }
             })
@@ -137,95 +137,93 @@ impl ExecTask {
                 inherited: false,
             },
         ];
-        let recorded = shared.progress.borrow().status;
+        let recorded = exec.progress.borrow().status;
         if recorded.is_none() {
-            let present = sandbox.metrics.track_active(shared.terminal.is_some());
+            let present = sandbox.metrics.track_active(exec.terminal.is_some());
             let (mut timed_out, mut killed) = (false, false);
-            let mut deadline = Deadline::new(&shared, sandbox.state.subscribe());
+            let mut deadline = Deadline::new(&exec, sandbox.state.subscribe());
             let raw = loop {
                 tokio::select! {
                     biased;
                     raw = &mut ended => break raw,
                     () = deadline.reached(), if !killed => {
                         timed_out = true;
-                        killed = shared.leaf.as_ref().is_none_or(|leaf| leaf.kill().is_ok());
+                        killed = exec.leaf.as_ref().is_none_or(|leaf| leaf.kill().is_ok());
                         if !killed {
                             // `cgroup.kill` needs a descriptor, and the process may have none left.
                             tokio::time::sleep(RETRY_INTERVAL).await;
                         }
                     }
-                    () = pump_once(&shared.log, &mut pumps) => {
+                    () = pump_once(&exec.log, &mut pumps) => {
                         sandbox.execs.drop_output_over_budget();
-                        update_screen(&shared).await;
+                        update_screen(&exec).await;
                     }
                 }
             };
             for pump in &mut pumps {
-                pump.drain(&shared.log).await;
+                pump.drain(&exec.log).await;
             }
-            if shared.terminal.is_some() {
-                pumps[0].drain_closing_terminal(&shared.log).await;
+            if exec.terminal.is_some() {
+                pumps[0].drain_closing_terminal(&exec.log).await;
             }
-            update_screen(&shared).await;
+            update_screen(&exec).await;
             // If PID 1 died without a report, the kernel killed the command with it.
             let mut status = decode_wait_status(raw.unwrap_or(9));
             status.timed_out = timed_out;
             let killed = status.signal == Some(9) || status.code == Some(137);
-            let killed_by_request = timed_out || shared.killed.load(Ordering::Relaxed);
+            let killed_by_request = timed_out || exec.killed.load(Ordering::Relaxed);
             status.oom_killed =
                 killed && !killed_by_request && sandbox.claim_oom_kill(oom_kills_at_start);
             let ended_at = super::now();
-            shared.progress.send_modify(|progress| {
+            exec.progress.send_modify(|progress| {
                 (progress.status, progress.ended_at) = (Some(status), Some(ended_at));
             });
             drop(present);
-            if shared.terminal.is_none() {
-                sandbox.metrics.observe_exec(shared.started_at);
+            if exec.terminal.is_none() {
+                sandbox.metrics.observe_exec(exec.started_at);
             }
             // Lets waiting clients run before the cleanup.
             tokio::task::yield_now().await;
             if let Some(feeding) = feeding {
                 feeding.abort();
-                sandbox.release(super::stdin_request_id(shared.request));
+                sandbox.release(super::stdin_request_id(exec.request));
             }
-            shared.discard_stdin();
+            exec.discard_stdin();
             // If this fails, PID 1 keeps the status for the next server.
-            if shared
+            if exec
                 .with_record(|record| record.write_end(status, ended_at))
                 .is_ok()
             {
-                sandbox.ack_exec_end(shared.request);
+                sandbox.ack_exec_end(exec.request);
             }
-            if let Some(leaf) = &shared.leaf {
+            if let Some(leaf) = &exec.leaf {
                 sandbox.retire_leaf(Arc::clone(leaf));
             }
             sandbox.execs.mark_dirty();
         } else {
             // The previous server was killed before it did this.
-            shared.discard_stdin();
+            exec.discard_stdin();
         }
         // Descendants that still run may write.
         while pumps.iter().any(|pump| pump.pipe.is_some()) {
-            pump_once(&shared.log, &mut pumps).await;
+            pump_once(&exec.log, &mut pumps).await;
             sandbox.execs.drop_output_over_budget();
         }
-        shared
-            .progress
-            .send_modify(|progress| progress.closed = true);
-        if let Some(terminal) = &shared.terminal {
+        exec.progress.send_modify(|progress| progress.closed = true);
+        if let Some(terminal) = &exec.terminal {
             terminal.close();
-            sandbox.release_now(shared.request).await;
+            sandbox.release_now(exec.request).await;
         } else {
-            sandbox.release(shared.request);
+            sandbox.release(exec.request);
         }
         sandbox.execs.evict_ended();
     }
 }
 
 /// Feeds new output of a terminal to its screen.
-async fn update_screen(shared: &ExecState) {
-    if let Some(terminal) = &shared.terminal {
-        while terminal.update_screen(&shared.log).unwrap_or(false) {
+async fn update_screen(exec: &ExecState) {
+    if let Some(terminal) = &exec.terminal {
+        while terminal.update_screen(&exec.log).unwrap_or(false) {
             tokio::task::yield_now().await;
         }
     }
@@ -310,7 +308,7 @@ impl OutputPump {
 /// Deadline of a command. The clock stops while the sandbox is paused; both transitions are
 /// recorded, so that a later server continues with the remaining time.
 struct Deadline {
-    shared: Arc<ExecState>,
+    exec: Arc<ExecState>,
     state: watch::Receiver<SandboxState>,
     clock: Option<DeadlineClock>,
 }
@@ -323,11 +321,11 @@ enum DeadlineClock {
 }
 
 impl Deadline {
-    fn new(shared: &Arc<ExecState>, state: watch::Receiver<SandboxState>) -> Self {
-        let left = shared.with_record(|record| record.clock.map(|clock| clock.left()));
+    fn new(exec: &Arc<ExecState>, state: watch::Receiver<SandboxState>) -> Self {
+        let left = exec.with_record(|record| record.clock.map(|clock| clock.left()));
         Self {
             clock: left.map(|left| DeadlineClock::Until(Instant::now() + left)),
-            shared: Arc::clone(shared),
+            exec: Arc::clone(exec),
             state,
         }
     }
@@ -369,7 +367,7 @@ impl Deadline {
 
     fn set(&mut self, running: DeadlineClock, clock: Clock) {
         self.clock = Some(running);
-        let _ = self.shared.with_record(|record| record.write_clock(clock));
+        let _ = self.exec.with_record(|record| record.write_clock(clock));
     }
 }
 

@@ -14,8 +14,8 @@ use super::output_log::OutputLog;
 use super::task::{Pipe, TerminalPump};
 use crate::error::{internal, jail};
 use crate::keeper::register_fd;
-use crate::sandbox::lock;
 use crate::screen::{Screen, Size};
+use crate::sync::lock;
 
 /// Bytes fed to the screen before other tasks get their turn: some escape sequences are expensive.
 const BATCH_BYTES: usize = 16 << 10;

@@ -16,8 +16,9 @@ use super::firewall::{self, Compiled, InitialState, RulesetConfig};
 use super::link_reaper::LinkReaper;
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, Ipv6, LinkNames};
-use super::{Config, inventory, lock, remove_leftovers, ruleset_watcher};
+use super::{Config, inventory, remove_leftovers, ruleset_watcher};
 use crate::error::internal;
+use crate::sync::lock;
 
 /// The policy of a link; `None` once the link is being removed. A late change must not apply to the
 /// next sandbox with the same address.

@@ -11,12 +11,13 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use atoll_jail::claims::Claims;
 use atoll_model::{Code, Error, SANDBOX_RANGE};
 
 use crate::error::jail;
+use crate::sync::lock;
 
 const BLOCK: u32 = 64;
 const BLOCKS: u32 = (1 << 17) / BLOCK;
@@ -47,7 +48,7 @@ impl Addresses {
 
     /// Marks these addresses as used and keeps their blocks; releases all other blocks.
     pub(super) fn inherit(&self, used: &BTreeSet<Ipv4Addr>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         let blocks: BTreeSet<u32> = used
             .iter()
             .map(|address| number(*address) / BLOCK)
@@ -65,7 +66,7 @@ impl Addresses {
         &self,
         is_named: impl Fn(&RangeInclusive<Ipv4Addr>) -> Result<bool, Error>,
     ) -> Result<Ipv4Addr, Error> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         if let Some(address) = free.pop_front() {
             return Ok(address);
         }
@@ -88,14 +89,14 @@ impl Addresses {
 
     /// Releases all blocks. The kernel must not have rules or links with their addresses.
     pub(super) fn release_all(&self) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         free.clear();
         self.claims.release_all();
     }
 
     /// Releases an address that no rule and no link uses.
     pub(super) fn release(&self, address: Ipv4Addr) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.free);
         free.push_back(address);
     }
 }

@@ -11,7 +11,7 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use atoll_model::EgressException;
@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use self::message::{AnswerCheck, Query, Status, truncated};
+use crate::sync::lock;
 
 /// The DNS port.
 pub(super) const PORT: u16 = 53;
@@ -140,10 +141,7 @@ impl Shared {
         if let Resolvers::Fixed(resolvers) = &self.resolvers {
             return resolvers.clone();
         }
-        let mut read = self
-            .host_resolvers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut read = lock(&self.host_resolvers);
         match &*read {
             Some((when, resolvers)) if when.elapsed() < Duration::from_secs(5) => resolvers.clone(),
             _ => {
@@ -157,10 +155,7 @@ impl Shared {
 
     /// Admits a query or a connection; `None` beyond the limits.
     fn try_acquire(self: &Arc<Self>, sandbox: IpAddr) -> Option<QueryPermit> {
-        let mut in_flight = self
-            .in_flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = lock(&self.in_flight);
         let all: usize = in_flight.values().sum();
         let own = in_flight.get(&sandbox).copied().unwrap_or_default();
         if own >= MAX_PER_SANDBOX || all >= MAX_IN_FLIGHT {
@@ -176,11 +171,7 @@ struct QueryPermit(Arc<Shared>, IpAddr);
 
 impl Drop for QueryPermit {
     fn drop(&mut self) {
-        let mut in_flight = self
-            .0
-            .in_flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut in_flight = lock(&self.0.in_flight);
         if let Some(own) = in_flight.get_mut(&self.1) {
             *own -= 1;
             if *own == 0 {

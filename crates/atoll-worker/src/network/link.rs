@@ -13,9 +13,10 @@ use super::active::{ActiveNetwork, LinkPolicy};
 use super::firewall::{self, Compiled};
 use super::link_reaper::RemovedLink;
 use super::netlink::{ROUTE, Socket};
-use super::{lock, veth};
+use super::veth;
 use crate::error::{internal, jail};
 use crate::sandbox::run_blocking;
+use crate::sync::lock;
 
 /// A sandbox's link. It is removed when dropped, except after [`Link::keep_on_drop`].
 #[derive(Debug)]

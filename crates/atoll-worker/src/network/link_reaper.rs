@@ -8,7 +8,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use super::conntrack;
 use super::firewall::{self, Compiled};
 use super::netlink::{ROUTE, Socket};
 use super::veth::{self, LinkNames};
+use crate::sync::lock;
 
 /// Delay in which further links join a batch.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
@@ -59,7 +60,7 @@ impl LinkReaper {
 
     /// Queues a link for removal.
     pub(super) fn remove(&self, link: RemovedLink) {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = lock(&self.queue);
         if let Some(queue) = &*queue {
             // After [`Self::finish`] everything is removed by the instance's end.
             let _ = queue.send(link);
@@ -68,17 +69,9 @@ impl LinkReaper {
 
     /// Removes all queued links and ends the thread.
     pub(super) fn finish(&self) {
-        let queue = self
-            .queue
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let queue = lock(&self.queue).take();
         drop(queue);
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }

@@ -23,7 +23,8 @@ use crate::error::host_file_error;
 use crate::exec::stdin::StdinQueue;
 use crate::keeper::SurvivingSandbox;
 use crate::keeper::previous::Inventory;
-use crate::sandbox::{Record, RecordError, Sandbox, host_boot_id, lock, run_blocking};
+use crate::sandbox::{Record, RecordError, Sandbox, host_boot_id, run_blocking};
+use crate::sync::lock;
 use crate::trash::{Item, LeftoverProcesses};
 
 impl LocalRuntime {

@@ -8,7 +8,8 @@ use super::{EntryState, LocalRuntime, SandboxEntry};
 use crate::embryo_pool::EmbryoPool;
 use crate::error::internal;
 use crate::keeper::Keeper;
-use crate::sandbox::{lock, run_blocking};
+use crate::sandbox::run_blocking;
+use crate::sync::lock;
 use crate::warm_pool::WarmPool;
 
 impl LocalRuntime {

@@ -12,7 +12,8 @@ use tokio::sync::watch;
 
 use super::{EntryState, LocalRuntime};
 use crate::network::{self, ports};
-use crate::sandbox::{lock, run_blocking};
+use crate::sandbox::run_blocking;
+use crate::sync::lock;
 
 /// Poll interval for listening ports while a client watches them.
 const PERIOD: Duration = Duration::from_millis(250);

@@ -8,7 +8,8 @@ use super::not_found;
 use super::unadoptable::Unadoptable;
 use crate::exec::table::ExecTable;
 use crate::samples::Samples;
-use crate::sandbox::{Record, Sandbox, lock};
+use crate::sandbox::{Record, Sandbox};
+use crate::sync::lock;
 
 /// A sandbox in any state.
 #[derive(Debug)]

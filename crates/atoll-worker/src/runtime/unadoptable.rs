@@ -17,7 +17,8 @@ use crate::error::jail;
 use crate::exec::table::ExecTable;
 use crate::keeper::previous::IncompatibleKeeper;
 use crate::network::Link;
-use crate::sandbox::{LinkRecord, Record, lock, run_blocking};
+use crate::sandbox::{LinkRecord, Record, run_blocking};
+use crate::sync::lock;
 
 /// Interval between two checks whether the processes are gone.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use atoll_jail::cgroup::{End, Leaf};
 use atoll_model::Error;
 
-use super::{Sandbox, lock};
+use super::Sandbox;
 use crate::error::jail;
+use crate::sync::lock;
 
 /// Leaves of a sandbox; all are removed with it.
 #[derive(Debug, Default)]

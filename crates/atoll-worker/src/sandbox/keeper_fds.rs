@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use atoll_model::Error;
 
-use super::{Sandbox, lock};
+use super::Sandbox;
+use crate::sync::lock;
 
 /// Request ids to release; sent with the next message to PID 1 or to the keeper.
 #[derive(Debug, Default)]

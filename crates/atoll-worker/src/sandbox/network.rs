@@ -11,11 +11,12 @@ use atoll_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Record, Sandbox, lock};
+use super::{Record, Sandbox};
 use crate::error::jail;
 use crate::files;
 use crate::network::Link;
 use crate::runtime::RuntimeState;
+use crate::sync::lock;
 
 /// Configuration of name servers.
 const RESOLV_CONF: &[u8] = b"/etc/resolv.conf";

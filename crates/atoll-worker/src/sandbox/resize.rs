@@ -10,9 +10,10 @@ use atoll_jail::plan::{self, IdRange, Size};
 use atoll_jail::{rootfs, wire};
 use atoll_model::{Bytes, Code, Error, Limits, SandboxId, SandboxSpec, SandboxState};
 
-use super::{Record, Sandbox, lock, planned, run_blocking};
+use super::{Record, Sandbox, planned, run_blocking};
 use crate::error::jail;
 use crate::runtime::RuntimeState;
+use crate::sync::lock;
 use atoll_jail::cgroup::SandboxCgroup;
 
 /// Checks limits against the maximum and this host.

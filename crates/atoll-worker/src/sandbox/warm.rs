@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use atoll_model::{Error, Network, SandboxSpec, Timings};
 
-use super::{Record, Sandbox, lock, variables};
+use super::{Record, Sandbox, variables};
 use crate::runtime::RuntimeState;
+use crate::sync::lock;
 
 impl Sandbox {
     /// Whether it is alive and from the current layer of this template.

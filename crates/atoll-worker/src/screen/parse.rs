@@ -87,20 +87,20 @@ enum State {
     #[default]
     Ground,
     Escape,
-    /// ESC and a byte intermediate.
+    /// ESC and an intermediate byte.
     Intermediate,
     Csi,
     /// A control sequence that is ignored.
     Ignored,
     Osc,
-    /// Any other string: nothing in it is for a screen of cells.
+    /// Any other string (DCS, SOS, PM, APC), which is ignored.
     IgnoredString,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Parser {
     state: State,
-    /// The bytes of what has begun and not ended, but those that took effect already.
+    /// Bytes of the unfinished sequence or character, without control characters that took effect.
     pending: Vec<u8>,
     sequence: Sequence,
 }

@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::{Disk, Space};
 use crate::error::{host_file_error, internal, jail};
-use crate::sandbox::lock;
+use crate::sync::lock;
 
 /// The group of all sandboxes.
 const ALL: u64 = btrfs::group(0);
