@@ -72,7 +72,7 @@ pub(crate) fn add_challenge(headers: &mut HeaderMap, code: Code) {
 
 /// JSON body of an error response.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-#[schema(as = ApiError)]
+#[schema(as = Failure)]
 pub(crate) struct ErrorBody {
     /// Message for people.
     error: String,

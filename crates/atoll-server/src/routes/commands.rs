@@ -219,7 +219,7 @@ async fn run(
     let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
     let input = (!request.background).then(|| request.stdin.unwrap_or_default());
-    // A caller who goes away end_signal nothing: a command that is about to begin does, and has its deadline.
+    // A caller that disconnects ends nothing: a command that is about to start does start, and has its deadline.
     let work = async move {
         let exec = access.runtime().exec(access.id(), spec).await?;
         let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
@@ -337,7 +337,7 @@ struct Signal {
 
 /// Send a signal
 ///
-/// 9 end_signal everything the command started.
+/// 9 ends everything the command started.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/signal", request_body = Signal, responses((status = 204)))]
 async fn signal(
     State(app): State<AppState>,

@@ -192,7 +192,7 @@ impl From<LogLine> for LogLineView {
 
 /// Get logs
 ///
-/// What all commands of the sandbox wrote, line by line. With `follow_logs`, server-sent events `stdout`, `stderr`, `gap` and
+/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap` and
 /// `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
 #[utoipa::path(get, path = "/sandboxes/{id}/logs", params(LogsQuery),
     responses((status = 200, content(([LogLineView] = "application/json"), (String = "text/event-stream")),

@@ -292,7 +292,7 @@ async fn resize(
 
 /// End a terminal
 ///
-/// Its program end_signal, with everything that it started.
+/// Its program ends, with everything that it started.
 #[utoipa::path(delete, path = "/sandboxes/{id}/pty/{pty}", responses((status = 204)))]
 async fn end(
     State(app): State<AppState>,

@@ -38,6 +38,7 @@ pub(super) async fn pack(
 /// The result of unpacking an archive.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = UnpackSummary)]
 pub(super) struct UnpackSummaryView {
     /// Entries that are there now.
     entries: u64,

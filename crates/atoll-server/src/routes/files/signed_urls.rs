@@ -43,6 +43,7 @@ pub(super) struct CreateSignedUrl {
 /// A URL that permits one action on one file until a time, without a key.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
+#[schema(as = SignedUrl)]
 pub(super) struct SignedUrlView {
     url: String,
     expires_at: Time,
