@@ -28,6 +28,8 @@ mod mcp;
 mod org;
 mod ports;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod remedies;
 mod remote;
 mod rm;

@@ -68,7 +68,7 @@ function className(code) {
 function errors() {
     const codes = api.components.schemas.Code.enum;
     const rows = new Map(
-        [...meanings.matchAll(/^\| `([A-Z_]+)` \| (\d+) \| \d+ \| (.*?) \|/gm)].map(([, code, status, meaning]) => [code, { status, meaning }]),
+        [...meanings.matchAll(/^\| `([A-Z_]+)` \| (\d+) \| \d+ \| \d+ \| (.*?) \|/gm)].map(([, code, status, meaning]) => [code, { status, meaning }]),
     );
     const classes = codes.map((code) => {
         const row = rows.get(code);

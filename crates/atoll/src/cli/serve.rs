@@ -430,3 +430,9 @@ impl Asked {
 fn failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(Code::Internal, format!("cannot {what}: {error}"))
 }
+
+/// The settings, as options of a command.
+#[cfg(test)]
+pub(super) fn settings_command() -> clap::Command {
+    <Settings as Args>::augment_args(clap::Command::new("serve"))
+}

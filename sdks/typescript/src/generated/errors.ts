@@ -2,40 +2,40 @@
 
 import { AtollError, UnauthenticatedError } from "../error.js";
 
-/** A value is missing, of the wrong form or out of range; the message names it. */
+/** A field is missing, of the wrong type or out of range. */
 export class InvalidRequestError extends AtollError {}
 
-/** The template of a new sandbox is not there. */
+/** The template of a create is not known. */
 export class UnknownTemplateError extends AtollError {}
 
 /** The user is not known in the sandbox. */
 export class UnknownUserError extends AtollError {}
 
-/** The working directory is not there, or the user may not enter it. */
+/** The working directory is not there. */
 export class CwdNotFoundError extends AtollError {}
 
 /** The program is not there or cannot be run. */
 export class ProgramNotFoundError extends AtollError {}
 
-/** The path is a directory, device, socket or FIFO. */
+/** Neither a regular file nor a link to one. */
 export class NotAFileError extends AtollError {}
 
-/** The path, or a part of it, is not a directory. */
+/** Not a directory. */
 export class NotADirectoryError extends AtollError {}
 
-/** The body is not called JSON. */
+/** The body is not of the kind this route takes. */
 export class UnsupportedMediaTypeError extends AtollError {}
 
-/** The `Range` of a download lies outside the file; `details` has its size. */
+/** The file has no such part. */
 export class RangeNotSatisfiableError extends AtollError {}
 
-/** The request is for a host name that this server does not have. */
+/** The request is for a host that we do not serve. */
 export class MisdirectedRequestError extends AtollError {}
 
-/** The route does not take that method. */
+/** There is no such method here. */
 export class MethodNotAllowedError extends AtollError {}
 
-/** A body that is not a file is larger than 1 MiB. */
+/** The request is too large. */
 export class PayloadTooLargeError extends AtollError {}
 
 /** The request has no API key. */
@@ -44,70 +44,70 @@ export class MissingApiKeyError extends UnauthenticatedError {}
 /** The API key is unknown, expired or revoked. */
 export class InvalidApiKeyError extends UnauthenticatedError {}
 
-/** The ticket is unknown, used or older than 30 s. */
+/** The ticket is unknown, used or expired. */
 export class InvalidTicketError extends UnauthenticatedError {}
 
-/** The key's scope does not allow this; or the sandbox's file system refuses it: permissions, or read-only. */
+/** The key's scope, the origin of the page or the permissions of a file refuse it. */
 export class PermissionDeniedError extends AtollError {}
 
-/** There is no such route. */
+/** No such route. */
 export class NotFoundError extends AtollError {}
 
-/** Your org has no such key, or it was revoked before. */
+/** No such key. */
 export class KeyNotFoundError extends AtollError {}
 
-/** There is no such org, or it is not yours to see. */
+/** No such org. */
 export class OrgNotFoundError extends AtollError {}
 
-/** There is no such session in the history. */
+/** No such session in the history. */
 export class SessionNotFoundError extends AtollError {}
 
-/** The sandbox has no such terminal. */
+/** No such terminal. */
 export class TerminalNotFoundError extends AtollError {}
 
-/** There is no sandbox of that id. */
+/** No such sandbox. */
 export class SandboxNotFoundError extends AtollError {}
 
-/** There is no such file in the sandbox. */
+/** No such file. */
 export class FileNotFoundError extends AtollError {}
 
-/** The sandbox has no command of that id, pid or tag; the oldest of those that ended are forgotten. */
+/** No such command. */
 export class ExecNotFoundError extends AtollError {}
 
-/** There is no template of that name. */
+/** No such template. */
 export class TemplateNotFoundError extends AtollError {}
 
-/** It is there already, in use, or not empty; or a helper was killed inside. */
+/** It is already there, or in use. */
 export class ConflictError extends AtollError {}
 
-/** The file is there already. */
+/** The file is already there. */
 export class FileExistsError extends AtollError {}
 
-/** The sandbox has no processes; its files are there. */
+/** The sandbox does not run. */
 export class SandboxStoppedError extends AtollError {}
 
-/** All processes of the sandbox stand still. */
+/** The sandbox is paused. */
 export class SandboxPausedError extends AtollError {}
 
-/** The command's standard input was closed, or was never open. */
+/** The command's standard input is closed, or was never open. */
 export class StdinClosedError extends AtollError {}
 
-/** The same idempotency key came before with another request. */
+/** The same idempotency key came with another request. */
 export class IdempotencyMismatchError extends AtollError {}
 
 /** The sandbox could not be made or was lost. */
 export class SandboxFailedError extends AtollError {}
 
-/** The key sends more requests a second than the server's `--rate-limit`. */
+/** The key sends more requests than it may. */
 export class RateLimitedError extends AtollError {}
 
-/** A limit is reached: the org's number of sandboxes at once (`details` has `max`); or the sandbox's number of processes, 256 commands, 20 terminals or 64 watches at once; or too much was asked for at once. */
+/** A limit of the sandbox or the org is reached. */
 export class QuotaExceededError extends AtollError {}
 
-/** Something of Atoll's own failed; the message names the step. */
+/** Something of ours failed. */
 export class InternalError extends AtollError {}
 
-/** This machine lacks what was asked for; the message names the feature. */
+/** This host lacks what was asked for. */
 export class UnsupportedByHostError extends AtollError {}
 
 /** The machine cannot take more. */
@@ -116,7 +116,7 @@ export class NoCapacityError extends AtollError {}
 /** Somebody inside did not answer in time. */
 export class ProviderTimeoutError extends AtollError {}
 
-/** The disk of the data directory is full or down to the host's reserve, or the sandbox's own limit is reached. */
+/** The disk is full. */
 export class DiskFullError extends AtollError {}
 
 /** The class of each code. */

@@ -137,8 +137,7 @@ async fn metrics_move_with_what_happens() {
     }
     assert!(shown.ends_with("# EOF\n"));
     let documented = std::fs::read_to_string(
-        std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../../docs/operations/monitoring.md"),
+        std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md"),
     )
     .unwrap();
     for line in shown.lines().filter(|line| line.starts_with("# TYPE ")) {
@@ -146,7 +145,7 @@ async fn metrics_move_with_what_happens() {
         let name = name.strip_prefix("atoll_").unwrap();
         assert!(
             documented.contains(&format!("`{name}`")),
-            "{name} is missing in docs/operations/monitoring.md"
+            "{name} is missing in docs/reference/metrics.md"
         );
     }
 

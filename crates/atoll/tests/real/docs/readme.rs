@@ -1,4 +1,4 @@
-//! What README.md shows of a server and its clients is run, against a real one.
+//! The examples of docs/quickstart.md for a server and its clients are run against a real server.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -17,14 +17,18 @@ use crate::world::{self, DEADLINE};
 
 /// The one block of this kind that has these words.
 fn block(kind: &str, words: &str) -> String {
-    let text = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let text = std::fs::read_to_string(root().join("docs/quickstart.md")).unwrap();
     let begin = format!("```{kind}\n");
     let blocks = text.split(&begin).skip(1);
     let mut found = blocks
         .map(|rest| rest.split("```").next().unwrap())
         .filter(|block| block.contains(words));
     let block = found.next().unwrap().to_owned();
-    assert_eq!(found.next(), None, "{words} is twice in README.md");
+    assert_eq!(
+        found.next(),
+        None,
+        "{words} occurs twice in docs/quickstart.md"
+    );
     block
 }
 
