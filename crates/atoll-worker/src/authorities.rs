@@ -130,7 +130,7 @@ impl Authorities {
             return Ok(Some(Arc::clone(layer)));
         }
         let directory = self.server_directory().join(id);
-        let failed = |error: std::io::Error| host_file_error("make", &directory, &error);
+        let failed = |error: std::io::Error| host_file_error("create", &directory, &error);
         // An earlier attempt may have left a part.
         remove_directory(&directory)?;
         private_directory(&directory)?;

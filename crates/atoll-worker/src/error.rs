@@ -9,8 +9,8 @@ use atoll_model::{Code, Error};
 /// is out of file descriptors, it is `NoCapacity` instead.
 pub(crate) fn internal(step: &str, error: &(dyn std::error::Error + 'static)) -> Error {
     if is_out_of_fds(error) {
-        return Error::new(Code::NoCapacity, "the server has no descriptors left")
-            .remedy("try again; if it goes on, raise the server's limit of open files");
+        return Error::new(Code::NoCapacity, "the server is out of file descriptors")
+            .remedy("try again; if it persists, raise the server's limit of open files (LimitNOFILE)");
     }
     Error::new(Code::Internal, with_causes(step, error))
 }
@@ -31,9 +31,9 @@ fn is_out_of_fds(error: &(dyn std::error::Error + 'static)) -> bool {
 pub(crate) fn too_many_processes() -> Error {
     Error::new(
         Code::QuotaExceeded,
-        "the sandbox has no room for another process",
+        "the sandbox is at its process limit",
     )
-    .remedy("end some of its processes, or give it more pids")
+    .remedy("end some of its processes, or raise its pids limit")
 }
 
 fn with_causes(step: &str, error: &(dyn std::error::Error + 'static)) -> String {
@@ -61,7 +61,7 @@ pub(crate) fn jail(error: &atoll_jail::Error) -> Error {
             format!("this host cannot provide {feature}: {why}"),
         )
         .remedy(format!(
-            "{remedy}; atoll doctor shows everything this host can do"
+            "{remedy}; atoll doctor lists what this host supports"
         ))
         .detail("feature", *feature),
         atoll_jail::Error::Step { source, .. } if is_disk_full(source) => Error::new(
@@ -108,7 +108,7 @@ pub(crate) fn sandbox_file_error(errno: i32, path: &[u8]) -> Error {
             Code::PermissionDenied,
             "read-only in the sandbox".to_owned(),
         ),
-        Errno::EXIST => (Code::FileExists, "already there".to_owned()),
+        Errno::EXIST => (Code::FileExists, "file exists".to_owned()),
         Errno::NOTDIR => (Code::NotADirectory, "not a directory".to_owned()),
         Errno::ISDIR => (Code::NotAFile, "a directory".to_owned()),
         Errno::NOTEMPTY => (Code::Conflict, "the directory is not empty".to_owned()),
@@ -117,7 +117,7 @@ pub(crate) fn sandbox_file_error(errno: i32, path: &[u8]) -> Error {
         Errno::LOOP => (Code::InvalidRequest, "too many symbolic links".to_owned()),
         Errno::NOTSUP => (
             Code::InvalidRequest,
-            "its file system has no extended attributes".to_owned(),
+            "its file system does not support extended attributes".to_owned(),
         ),
         Errno::INVAL | Errno::XDEV | Errno::BUSY | Errno::TXTBSY => {
             (Code::InvalidRequest, error.to_string())
@@ -138,23 +138,23 @@ fn remedy(errno: rustix::io::Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::NOENT => "check the path: a relative one starts at the user's home",
         Errno::ACCESS | Errno::PERM => {
-            "do it as another user of the sandbox, such as root, or in another place"
+            "use another user of the sandbox, such as root, or another path"
         }
-        Errno::ROFS => "choose another place",
+        Errno::ROFS => "choose another path",
         Errno::EXIST => "choose another name, or remove it first",
         Errno::NOTDIR => NAME_A_DIRECTORY,
         Errno::ISDIR => "name a regular file",
         Errno::NOTEMPTY => "remove it recursively",
         Errno::NOSPC | Errno::DQUOT => "remove something there, or give the sandbox more disk",
-        Errno::NAMETOOLONG => "choose a shorter one",
-        Errno::LOOP => "name the file itself",
-        Errno::NOTSUP => "leave them out, or choose another place",
-        Errno::XDEV => "copy it, and remove it here",
-        Errno::BUSY | Errno::TXTBSY => "stop what uses it",
+        Errno::NAMETOOLONG => "choose a shorter name",
+        Errno::LOOP => "use the path of the file itself",
+        Errno::NOTSUP => "leave them out, or choose another path",
+        Errno::XDEV => "copy it and remove the original",
+        Errno::BUSY | Errno::TXTBSY => "stop the process that uses it",
         _ => return None,
     })
 }
 
 /// Remedy for operations that need a directory.
 pub(crate) const NAME_A_DIRECTORY: &str =
-    "name a directory; all parts of a path but the last are directories";
+    "use a directory; every component of a path but the last has to be one";

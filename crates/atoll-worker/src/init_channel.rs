@@ -152,7 +152,7 @@ impl InitChannel {
         self.pending().sizes.remove(&request);
         match outcome {
             Ok(Ok(0)) => Ok(()),
-            Ok(Ok(errno)) => Err(step_error("tell programs the new size", errno)),
+            Ok(Ok(errno)) => Err(step_error("apply the new size", errno)),
             Ok(Err(error)) => Err(error),
             Err(_) => {
                 let message =

@@ -106,7 +106,7 @@ impl Instance {
             (Some(tag), Some(lock)) => (tag, File::from(lock)),
             (tag, None) => register_persistent(&registry, data, tag)?,
             (None, Some(_)) => {
-                let message = format!("{} has lost its tag", data.display());
+                let message = format!("the file tag is missing in {}", data.display());
                 return Err(Error::new(Code::Internal, message));
             }
         };
@@ -193,14 +193,14 @@ fn sandbox_memory(memory: u64) -> u64 {
 pub fn data_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::MetadataExt;
     private_directory(path)?;
-    let found = fs::metadata(path).map_err(|error| host_file_error("look at", path, &error))?;
+    let found = fs::metadata(path).map_err(|error| host_file_error("examine", path, &error))?;
     if !found.is_dir() || found.mode() & 0o077 != 0 || found.uid() != 0 {
         let message = format!(
-            "the data directory {} is open to others than root",
+            "the data directory {} is accessible to users other than root",
             path.display()
         );
         let remedy = format!(
-            "chown root {0} && chmod 700 {0}, or choose another by ATOLL_DATA_DIR",
+            "chown root {0} && chmod 700 {0}, or choose another with ATOLL_DATA_DIR",
             path.display()
         );
         return Err(Error::invalid("data directory", message, remedy));
@@ -215,7 +215,7 @@ pub(crate) fn private_directory(path: &Path) -> Result<(), Error> {
         .create(path)
     {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            Err(host_file_error("make", path, &error))
+            Err(host_file_error("create", path, &error))
         }
         _ => Ok(()),
     }

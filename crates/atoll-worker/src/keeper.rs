@@ -253,11 +253,11 @@ pub(crate) fn register_channel<S, R>(
 }
 
 /// Registers the owner of a descriptor with tokio.
-#[allow(unsafe_code, reason = "tokio asks for a promise that it cannot check")]
+#[allow(unsafe_code, reason = "the caller has to guarantee that the descriptor stays open")]
 pub(crate) fn register_fd<T: AsRawFd>(owner: T, interest: Interest) -> Result<AsyncFd<T>, Error> {
     // SAFETY: channels and owned descriptors keep the same descriptor open until they are dropped.
     unsafe { AsyncFd::register_with_interest(owner, interest) }
-        .map_err(|error| internal("watch a descriptor", &error.into_parts().1))
+        .map_err(|error| internal("register a descriptor", &error.into_parts().1))
 }
 
 /// Sends a message; waits for space in the socket.
@@ -279,7 +279,7 @@ where
                 let ready = socket.writable().await;
                 drop(ready.map_err(|error| internal("wait for a socket", &error))?);
             }
-            Err(error) => return Err(internal("the sandbox cannot be reached", &error)),
+            Err(error) => return Err(internal("send a message to the sandbox", &error)),
             Ok(()) => return Ok(()),
         }
     }

@@ -86,34 +86,34 @@ impl LocalRuntime {
         metrics.operations.register(
             registry,
             "engine_op_duration",
-            "How long the runtime took for an operation",
+            "Duration of a runtime operation",
         );
         let mut latency_histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         };
         latency_histogram(
             "exec_duration",
-            "From the begin of a command to its end",
+            "Duration of a command from start to end",
             &metrics.execs,
         );
         latency_histogram(
             "sampling_duration",
-            "One look at what all sandboxes use",
+            "Duration of one pass that samples the usage of all sandboxes",
             &metrics.sampling,
         );
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| {
             registry.register(name, help, gauge.clone());
         };
-        gauge("execs_active", "Commands that run", &metrics.commands);
+        gauge("execs_active", "Running commands", &metrics.commands);
         gauge("pty_sessions_active", "Open terminals", &metrics.terminals);
         gauge(
             "adopted_sandboxes",
-            "Sandboxes of the server before that this one goes on with",
+            "Sandboxes of the previous server that this one adopted",
             &metrics.adopted,
         );
         registry.register_with_unit(
             "adoption",
-            "How long it took at the start to go on with them",
+            "Duration of the adoption at the start",
             Unit::Seconds,
             metrics.adoption.clone(),
         );
@@ -140,26 +140,26 @@ impl Collector for HostCollector {
         let all = [
             (
                 "pool_warm",
-                "Complete sandboxes that wait",
+                "Warm sandboxes in the pool",
                 shared.warm_pool.len() as f64,
             ),
             (
                 "pool_embryos",
-                "Prepared places that wait",
+                "Embryos in the pool",
                 shared.embryo_pool.len() as f64,
             ),
             (
                 "worker_utilization",
-                "The part of this machine's memory that is in use: 0 to 1",
+                "Fraction of this machine's memory that is in use, 0 to 1",
                 utilization(&read("/proc/meminfo")),
             ),
             (
                 "process_resident_memory_bytes",
-                "Memory of the server itself",
+                "Resident memory of the server process",
                 memory,
             ),
-            ("process_threads", "Threads of the server itself", threads),
-            ("process_open_fds", "Open files of the server itself", files),
+            ("process_threads", "Threads of the server process", threads),
+            ("process_open_fds", "Open file descriptors of the server process", files),
         ];
         for (name, help, value) in all {
             let gauge = ConstGauge::new(value);

@@ -58,11 +58,11 @@ impl Admission {
         Err(Error::new(
             Code::NoCapacity,
             format!(
-                "{free} of memory are left, which are the host's reserve ({})",
+                "only {free} of memory is available, and {} is reserved for the host",
                 self.memory
             ),
         )
-        .remedy("try again later; or stop, pause or delete sandboxes: what they use is free then")
+        .remedy("try again later, or stop or delete sandboxes to free memory")
         .detail("resource", "memory"))
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct RuntimeState {
     pub(crate) authorities: Authorities,
     pub(crate) response_timeout: Duration,
     /// Limits for the stored output of execs.
-    kept: OutputRetention,
+    output_retention: OutputRetention,
     pub(crate) syncer: Arc<Syncer>,
     /// `None` if the runtime was opened without a journal.
     pub(crate) journals: Option<Arc<Journals>>,
@@ -212,7 +212,7 @@ impl LocalRuntime {
         match self.entry(id)?.state() {
             EntryState::Live(sandbox) => Ok(sandbox.pid),
             EntryState::Unadoptable(sandbox) => Err(sandbox.error()),
-            state => Err(state.sandbox_state().state_error("found among processes")),
+            state => Err(state.sandbox_state().state_error("looked up by pid")),
         }
     }
 }

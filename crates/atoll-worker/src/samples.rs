@@ -176,7 +176,7 @@ impl SandboxEntry {
 }
 
 /// Samples all running sandboxes every [`SAMPLE_INTERVAL`] until the runtime is dropped.
-pub(crate) async fn watch(shared: Weak<RuntimeState>) {
+pub(crate) async fn run(shared: Weak<RuntimeState>) {
     let mut clock = tokio::time::interval(SAMPLE_INTERVAL);
     clock.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -262,12 +262,12 @@ impl Sandbox {
             SandboxState::Running => Error::new(
                 Code::Timeout,
                 format!(
-                    "the sandbox did not answer within {:?}",
+                    "the sandbox did not respond within {:?}",
                     self.response_timeout
                 ),
             )
             .remedy(
-                "something inside stops its processes; end that, or stop and start the sandbox",
+                "a program in the sandbox may have stopped its processes: end it, or stop and start the sandbox",
             ),
             state => state.state_error("used"),
         }
@@ -306,14 +306,14 @@ impl Sandbox {
     /// Opens a PTY: the server's end, and the program's.
     pub(crate) fn open_terminal(&self) -> Result<(OwnedFd, OwnedFd), Error> {
         let Some(terminals) = &self.terminals else {
-            return Err(Error::new(Code::Internal, "the sandbox has no terminals"));
+            return Err(Error::new(Code::Internal, "the sandbox has no devpts"));
         };
         match atoll_jail::terminal::open(terminals.as_fd(), self.ids) {
             Err(atoll_jail::Error::Step { source, .. })
                 if source.kind() == std::io::ErrorKind::StorageFull =>
             {
-                let message = "the sandbox has no more terminals";
-                Err(Error::new(Code::QuotaExceeded, message).remedy("end programs that hold some"))
+                let message = "the sandbox has no free terminal";
+                Err(Error::new(Code::QuotaExceeded, message).remedy("end programs that have terminals open"))
             }
             opened => opened.map_err(|error| jail(&error)),
         }
@@ -354,7 +354,7 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
 ) -> Result<T, Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(error) => Err(internal("a worker thread failed", &error)),
+        Err(error) => Err(internal("a blocking thread panicked", &error)),
     }
 }
 

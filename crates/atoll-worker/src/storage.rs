@@ -94,7 +94,7 @@ pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {
     use std::os::unix::fs::PermissionsExt;
     let made = fs::create_dir(path)
         .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o755)));
-    made.map_err(|error| host_file_error("make", path, &error))
+    made.map_err(|error| host_file_error("create", path, &error))
 }
 
 /// Opens what an instance's sandboxes are on, making it if there is none.
@@ -175,7 +175,7 @@ impl Space {
     /// That of a path.
     pub fn of(path: &Path) -> Result<Self, Error> {
         let found = rustix::fs::statvfs(path)
-            .map_err(|error| host_file_error("look at the disk of", path, &error.into()))?;
+            .map_err(|error| host_file_error("examine the disk of", path, &error.into()))?;
         let size = found.f_blocks * found.f_frsize;
         Ok(Self {
             size: Bytes(size),

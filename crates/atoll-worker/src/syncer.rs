@@ -113,7 +113,7 @@ impl Syncer {
             drop(shared);
             let failed = syncer.sync(directory).await.err();
             if let Some(error) = failed.as_ref().filter(|_| !is_failing) {
-                tracing::warn!(%error, "records of sandboxes cannot be synced: a power cut may undo the last changes");
+                tracing::warn!(%error, "cannot sync sandbox records: a power failure may undo the last changes");
             }
             is_failing = failed.is_some();
         }

@@ -108,7 +108,7 @@ impl TemplateStore {
         // Mode 700: layers contain setuid files that other users of the host must not reach.
         match rustix::fs::mkdir(&path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed("make the directory", path)(error)),
+            Err(error) => return Err(failed("create the directory", path)(error)),
         }
         let dir = rustix::fs::open(&path, OPEN_DIRECTORY, Mode::empty())
             .map_err(failed("open", &path))?;
@@ -358,12 +358,12 @@ impl TemplateStore {
 
 /// Checks the form of a template name.
 fn check_name(name: &str) -> Result<(), Error> {
-    let begins =
+    let starts_well =
         name.starts_with(|first: char| first.is_ascii_lowercase() || first.is_ascii_digit());
-    let fits = |byte: u8| {
+    let is_allowed = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-')
     };
-    if begins && name.len() <= 63 && name.bytes().all(fits) {
+    if starts_well && name.len() <= 63 && name.bytes().all(is_allowed) {
         Ok(())
     } else {
         Err(Error::Name(name.to_owned()))

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 mod tests;
 
 /// Number of times one removal may find a directory refilled before it fails.
-const MOST_RETRIES: u32 = 1000;
+const MAX_RETRIES: u32 = 1000;
 
 /// Disk usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     if name.is_empty() || name == "." || name == ".." || name.as_bytes().contains(&b'/') {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "this is not the name of one entry",
+            "this is not a single file name",
         ));
     }
     let name = CString::new(name.as_bytes())?;
@@ -55,7 +55,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
         }
         match rustix::fs::unlinkat(parent, &name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(Errno::NOTEMPTY | Errno::EXIST) if retries < MOST_RETRIES => retries += 1,
+            Err(Errno::NOTEMPTY | Errno::EXIST) if retries < MAX_RETRIES => retries += 1,
             Err(error) => return Err(error.into()),
         }
     }
@@ -66,21 +66,21 @@ pub fn remove_contents(dir: BorrowedFd<'_>) -> io::Result<()> {
     let top = rustix::fs::openat(dir, c".", DIRECTORY, Mode::empty())?;
     let mut walk = Walk::new(top)?;
     let mut retries = 0;
-    let left = sweep_directory(walk.here.as_fd())?;
-    walk.enter(left);
+    let remaining = remove_entries(walk.here.as_fd())?;
+    walk.enter(remaining);
     while let Some(step) = walk.step()? {
         match step {
             Step::Down => {
-                let left = sweep_directory(walk.here.as_fd())?;
-                walk.enter(left);
+                let remaining = remove_entries(walk.here.as_fd())?;
+                walk.enter(remaining);
             }
             Step::Up(name) => match rustix::fs::unlinkat(&walk.here, &name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 // Some file systems return only a part of a directory that shrinks while it is
                 // read.
-                Err(Errno::NOTEMPTY | Errno::EXIST) if retries < MOST_RETRIES => {
+                Err(Errno::NOTEMPTY | Errno::EXIST) if retries < MAX_RETRIES => {
                     retries += 1;
-                    walk.again(name);
+                    walk.revisit(name);
                 }
                 Err(error) => return Err(error.into()),
             },
@@ -134,8 +134,8 @@ fn open_child(parent: BorrowedFd<'_>, name: &CStr) -> rustix::io::Result<OwnedFd
 }
 
 /// Unlinks all files and removes empty directories; returns the remaining directories.
-fn sweep_directory(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
-    let mut left = Vec::new();
+fn remove_entries(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+    let mut remaining = Vec::new();
     for_each_entry(dir, |name, kind| {
         if kind != FileType::Directory {
             match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
@@ -146,12 +146,12 @@ fn sweep_directory(dir: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
         }
         match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(Errno::NOTEMPTY | Errno::EXIST) => left.push(name.to_owned()),
+            Err(Errno::NOTEMPTY | Errno::EXIST) => remaining.push(name.to_owned()),
             Err(error) => return Err(error.into()),
         }
         Ok(())
     })?;
-    Ok(left)
+    Ok(remaining)
 }
 
 fn measure_directory(
@@ -243,7 +243,7 @@ impl Walk {
     }
 
     /// Visits the subdirectory `name` of `here` once more.
-    fn again(&mut self, name: CString) {
+    fn revisit(&mut self, name: CString) {
         if let Some(level) = self.levels.last_mut() {
             level.pending.push(name);
         }

@@ -57,7 +57,7 @@ pub(crate) async fn watch(
     let permit = permit.map_err(|_| {
         let message = format!("this sandbox has {MAX_WATCHES} watches already");
         Error::new(Code::QuotaExceeded, message)
-            .remedy("end some, or watch one directory with all below it")
+            .remedy("end some, or use one recursive watch")
     })?;
     let mut watch = Watch {
         call: HelperCall::start(sandbox, caller, work, None).await?,
@@ -128,7 +128,7 @@ impl Watch {
             Ok(result) => result,
             Err(_) => Err(Error::new(
                 Code::Timeout,
-                "the sandbox told changes for two minutes and no end",
+                "the sandbox reported changes for two minutes without an end",
             )
             .remedy("watch a smaller directory")),
         }

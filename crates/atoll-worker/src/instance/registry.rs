@@ -53,7 +53,7 @@ pub(super) fn register(
             return Ok((tag, file));
         }
     }
-    Err(Error::new(Code::NoCapacity, "no free instance tag was found").remedy("run atoll gc"))
+    Err(Error::new(Code::NoCapacity, "no instance tag is free").remedy("run atoll gc"))
 }
 
 /// Locks the entry of a dead instance; `None` if the instance lives or is not registered.
@@ -113,7 +113,7 @@ fn wait_for_lock(file: &File, tag: &str) -> Result<(), Error> {
     let until = Instant::now() + KEEPER_EXIT_TIMEOUT;
     while file.try_lock().is_err() {
         if Instant::now() >= until {
-            let message = format!("the keeper of instance {tag} lives but does not answer");
+            let message = format!("the keeper of instance {tag} runs but does not respond");
             return Err(Error::new(Code::Conflict, message)
                 .detail("tag", tag)
                 .remedy(format!("end the process \"atoll-keeper {tag}\" first")));
@@ -169,7 +169,7 @@ fn try_lock_data(data: &Path) -> Result<File, Error> {
         let message = format!("{} is served by process {}", data.display(), holder.trim());
         return Err(Error::new(Code::Conflict, message)
             .detail("pid", holder.trim())
-            .remedy("end that one first, or choose another data directory"));
+            .remedy("end that process first, or choose another data directory"));
     }
     let written = file
         .set_len(0)

@@ -154,7 +154,7 @@ fn handshake(directory: BorrowedFd<'_>, socket: &str) -> Result<Handshake, Error
             message: FromKeeper::Hello(version),
             descriptors,
         }) => Handshake::Incompatible(version, descriptors),
-        Some(_) => return Err(Error::new(Code::Internal, "a keeper did not greet us")),
+        Some(_) => return Err(Error::new(Code::Internal, "a keeper sent an unexpected first message")),
     })
 }
 
@@ -256,7 +256,7 @@ fn receive(channel: &Channel<ToKeeper, FromKeeper>) -> Result<Option<Packet<From
     match channel.receive() {
         Err(error) if atoll_jail::keeper::is_gone(&error) => Ok(None),
         Err(error) if is_timeout(&error) => Err(no_response()),
-        received => received.map_err(|error| internal("take the keeper over", &error)),
+        received => received.map_err(|error| internal("adopt the keeper", &error)),
     }
 }
 
@@ -268,7 +268,7 @@ fn is_timeout(error: &std::io::Error) -> bool {
 fn no_response() -> Error {
     Error::new(
         Code::Timeout,
-        "the keeper of the running sandboxes does not answer",
+        "the keeper of the running sandboxes does not respond",
     )
-    .remedy("see whether the process atoll-keeper is stopped, and start atoll again")
+    .remedy("check whether the process atoll-keeper is stopped (SIGSTOP), then start atoll again")
 }

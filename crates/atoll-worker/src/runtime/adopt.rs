@@ -410,7 +410,7 @@ fn read_all(sandboxes: &Path) -> Result<Vec<StoredRecord>, Error> {
             Err(RecordError::Corrupt) => Some(Err(CorruptRecord)),
             Err(RecordError::Io(error)) => {
                 return Err(
-                    error.remedy("nothing was changed: see to the disk, and start atoll again")
+                    error.remedy("nothing was changed: check the disk, then start atoll again")
                 );
             }
         };

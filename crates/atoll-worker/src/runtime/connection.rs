@@ -16,7 +16,7 @@ use crate::sandbox::run_blocking;
 use crate::sync::lock;
 
 /// Poll interval for listening ports while a client watches them.
-const PERIOD: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 impl LocalRuntime {
     /// Changes a sandbox's network policy. When this returns the policy is in force, and
@@ -55,18 +55,18 @@ impl LocalRuntime {
         network: Network,
         policy: NetworkPolicy,
     ) -> Result<SandboxInfo, Error> {
-        let wanted = SandboxSpec {
+        let spec = SandboxSpec {
             network,
             policy,
             ..SandboxSpec::default()
         };
-        wanted.check_network()?;
-        self.shared.network.check(&wanted.policy)?;
+        spec.check_network()?;
+        self.shared.network.check(&spec.policy)?;
         let _time = self.time("set_network");
         self.transition(id, move |runtime, entry, state| async move {
             let SandboxSpec {
                 network, policy, ..
-            } = wanted;
+            } = spec;
             match state {
                 EntryState::Live(sandbox) => match (sandbox.info().network, network) {
                     (Network::Internet, Network::Internet) => sandbox.set_policy(policy).await,
@@ -134,7 +134,7 @@ impl LocalRuntime {
         Ok(PortWatch {
             socket: Arc::new(Mutex::new(socket)),
             known: None,
-            news: VecDeque::new(),
+            events: VecDeque::new(),
             exit_status: sandbox.exit_status.clone(),
         })
     }
@@ -146,7 +146,7 @@ fn has_network(info: &SandboxInfo) -> Result<(), Error> {
         Network::Internet => Ok(()),
         Network::None => Err(Error::invalid(
             "policy",
-            "a policy is about the network internet, and this sandbox has none",
+            "a policy needs the network internet, and this sandbox has no network",
             "make a sandbox with the network internet",
         )),
     }
@@ -158,7 +158,7 @@ pub struct PortWatch {
     socket: Arc<Mutex<ports::SockDiag>>,
     /// Ports at the last poll; `None` before the first.
     known: Option<BTreeSet<SocketAddr>>,
-    news: VecDeque<PortEvent>,
+    events: VecDeque<PortEvent>,
     exit_status: watch::Receiver<Option<i32>>,
 }
 
@@ -166,13 +166,13 @@ impl PortWatch {
     /// Waits for the next event; `None` once the sandbox has no processes.
     pub async fn next(&mut self) -> Result<Option<PortEvent>, Error> {
         loop {
-            if let Some(event) = self.news.pop_front() {
+            if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
             }
             if self.known.is_some() {
                 tokio::select! {
                     _ = self.exit_status.wait_for(Option::is_some) => return Ok(None),
-                    () = tokio::time::sleep(PERIOD) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
             let socket = Arc::clone(&self.socket);
@@ -181,7 +181,7 @@ impl PortWatch {
             let known = self.known.replace(now.clone()).unwrap_or_default();
             let closed = known.difference(&now).copied().map(PortEvent::Closed);
             let opened = now.difference(&known).copied().map(PortEvent::Opened);
-            self.news.extend(closed.chain(opened));
+            self.events.extend(closed.chain(opened));
         }
     }
 }

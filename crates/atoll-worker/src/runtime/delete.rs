@@ -108,7 +108,7 @@ impl LocalRuntime {
 fn cannot_keep() -> Error {
     Error::invalid(
         "keep",
-        "what a sandbox wrote to an image cannot be kept beside it",
-        "download what you need, or use storage = plain",
+        "files in a storage image cannot be kept",
+        "download the files, or use storage = plain",
     )
 }

@@ -64,8 +64,8 @@ impl LocalRuntime {
         path: &[u8],
         prefix: &str,
     ) -> Result<FileDetails, Error> {
-        let asked = (path, 0, 1);
-        let (all, _) = files::describe(self.find(id)?, caller, asked, prefix).await?;
+        let query = (path, 0, 1);
+        let (all, _) = files::describe(self.find(id)?, caller, query, prefix).await?;
         all.into_iter()
             .next()
             .ok_or_else(|| Error::new(Code::Internal, "the sandbox did not describe the file"))
@@ -80,11 +80,11 @@ impl LocalRuntime {
         (path, depth, limit): (&[u8], u32, u32),
         prefix: &str,
     ) -> Result<(Vec<FileDetails>, bool), Error> {
-        let asked = (path, depth.max(1), limit);
-        files::describe(self.find(id)?, caller, asked, prefix).await
+        let query = (path, depth.max(1), limit);
+        files::describe(self.find(id)?, caller, query, prefix).await
     }
 
-    async fn work(&self, id: &SandboxId, caller: &RunAs, work: FileOp) -> Result<(), Error> {
+    async fn run(&self, id: &SandboxId, caller: &RunAs, work: FileOp) -> Result<(), Error> {
         files::call(self.find(id)?, caller, work, 1)
             .await
             .map(|_| ())
@@ -137,7 +137,7 @@ impl LocalRuntime {
         mode: u32,
         parents: bool,
     ) -> Result<(), Error> {
-        self.work(
+        self.run(
             id,
             caller,
             FileOp::Mkdir {
@@ -157,7 +157,7 @@ impl LocalRuntime {
         path: &[u8],
         recursive: bool,
     ) -> Result<(), Error> {
-        self.work(
+        self.run(
             id,
             caller,
             FileOp::Remove {
@@ -177,7 +177,7 @@ impl LocalRuntime {
         to: &[u8],
         replace: bool,
     ) -> Result<(), Error> {
-        self.work(
+        self.run(
             id,
             caller,
             FileOp::Rename {
@@ -198,7 +198,7 @@ impl LocalRuntime {
         to: &[u8],
         replace: bool,
     ) -> Result<(), Error> {
-        self.work(
+        self.run(
             id,
             caller,
             FileOp::Copy {
@@ -218,7 +218,7 @@ impl LocalRuntime {
         path: &[u8],
         mode: u32,
     ) -> Result<(), Error> {
-        self.work(
+        self.run(
             id,
             caller,
             FileOp::Chmod {
@@ -243,7 +243,7 @@ impl LocalRuntime {
             owner: owner.into(),
             group: group.into(),
         };
-        self.work(id, caller, work).await
+        self.run(id, caller, work).await
     }
 
     /// Reads a file, or a directory recursively, as a tar archive.
@@ -272,9 +272,9 @@ impl LocalRuntime {
         id: &SandboxId,
         caller: &RunAs,
         path: &[u8],
-        wanted: SearchQuery,
+        query: SearchQuery,
     ) -> Result<(Vec<SearchHit>, bool), Error> {
-        files::search(self.find(id)?, caller, path, wanted).await
+        files::search(self.find(id)?, caller, path, query).await
     }
 
     /// Watches a directory; every change after this returns is reported.

@@ -19,7 +19,7 @@ const EXEC_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl RuntimeState {
     /// Notifier that marks a sandbox's journal as dirty; `None` without a journal.
-    fn mark(&self, id: &SandboxId) -> Option<JournalNotifier> {
+    fn journal_notifier(&self, id: &SandboxId) -> Option<JournalNotifier> {
         self.journals.as_ref().map(|journals| JournalNotifier {
             id: id.clone(),
             journals: Arc::clone(journals),
@@ -30,7 +30,7 @@ impl RuntimeState {
     /// The exec table of a sandbox directory. `complete` means that the sandbox is new and no
     /// journal rows exist.
     pub(crate) fn table(&self, id: &SandboxId, directory: &Path, complete: bool) -> ExecTable {
-        ExecTable::new(directory.join("execs"), complete, self.mark(id)).with_retention(self.kept)
+        ExecTable::new(directory.join("execs"), complete, self.journal_notifier(id)).with_retention(self.output_retention)
     }
 }
 

@@ -100,7 +100,7 @@ impl LocalRuntime {
         let warm_pool = tokio::spawn(WarmPool::run(Arc::clone(&self.shared)));
         lock(&self.shared.background_tasks).extend([embryo_pool, warm_pool]);
         if is_persistent {
-            tokio::spawn(samples::watch(Arc::downgrade(&self.shared)));
+            tokio::spawn(samples::run(Arc::downgrade(&self.shared)));
             tokio::spawn(Syncer::run(Arc::downgrade(&self.shared)));
         }
         self.start_journals();
@@ -127,7 +127,7 @@ impl RuntimeState {
             warm_pool: WarmPool::new(config.warm_count),
             network: parts.network,
             response_timeout: config.response_timeout,
-            kept: OutputRetention {
+            output_retention: OutputRetention {
                 window: config.output_window.max(budget::MIN_WINDOW),
                 reserve: config.reserve.disk,
             },

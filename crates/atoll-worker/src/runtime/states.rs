@@ -187,8 +187,8 @@ async fn sync_files(shared: &RuntimeState, id: &SandboxId) -> Result<(), Error> 
     if shared.instance.data_lock.is_none() {
         return Ok(());
     }
-    let place = shared.instance.disk.place(id);
-    shared.syncer.sync_files(place).await
+    let path = shared.instance.disk.place(id);
+    shared.syncer.sync_files(path).await
 }
 
 /// Syncs a sandbox's record, if the instance is persistent.

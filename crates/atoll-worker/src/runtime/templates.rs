@@ -39,9 +39,9 @@ impl LocalRuntime {
     ) -> Result<TemplateInfo, Error> {
         let (shared, name) = (Arc::clone(&self.shared), name.to_owned());
         run_blocking(move || {
-            let place = shared.templates.path();
-            let space = Space::of(place)?;
-            space.require(place)?;
+            let path = shared.templates.path();
+            let space = Space::of(path)?;
+            space.require(path)?;
             let max_bytes = options.max_bytes.min(space.left().0);
             let options = TemplateOptions {
                 max_bytes,
@@ -56,7 +56,7 @@ impl LocalRuntime {
     /// Removes a template that no sandbox uses. Its warm sandboxes are discarded first.
     pub async fn remove_template(&self, name: &str) -> Result<(), Error> {
         let shared = Arc::clone(&self.shared);
-        let _none_is_made = WarmPool::evict_template(&shared, name).await;
+        let _no_refill = WarmPool::evict_template(&shared, name).await;
         let (shared, name) = (Arc::clone(&shared), name.to_owned());
         run_blocking(move || Ok(shared.templates.remove(&name)?)).await
     }

@@ -44,7 +44,7 @@ impl Unadoptable {
     ) -> Self {
         let (id, ids) = (&record.info.id, record.ids());
         shared.instance.ranges.inherit(ids);
-        let remedy = "its programs continue; to use it here, stop it and start it again";
+        let remedy = "its programs keep running; to use it with this version, stop and start it";
         let reason = reason.remedy(remedy).detail("sandboxID", id.as_str());
         Self {
             group: shared.instance.cgroups.group(id.as_str(), ids),
@@ -63,7 +63,7 @@ impl Unadoptable {
         version: u32,
     ) -> Self {
         let message = format!(
-            "the sandbox was made by another version of atoll (protocol {version}), which this one cannot speak with"
+            "the sandbox was created by another version of atoll (protocol {version}), which this version does not support"
         );
         Self::new(
             shared,

@@ -110,17 +110,17 @@ impl Sandbox {
     }
 
     async fn ready(&self) -> Result<(), Error> {
-        let mut dying = self.exit_status.clone();
+        let mut exit_status = self.exit_status.clone();
         tokio::select! {
             ready = self.init.ready() => ready,
             // Its last message may not have been read yet.
-            () = async { let _ = dying.wait_for(Option::is_some).await; } => {
+            () = async { let _ = exit_status.wait_for(Option::is_some).await; } => {
                 self.init.ready().await?;
                 Err(sandbox_ended())
             }
             () = tokio::time::sleep(START_TIMEOUT) => {
                 Err(Error::new(Code::Timeout, format!("the sandbox was not ready after {START_TIMEOUT:?}"))
-                    .remedy("try again; if it happens often this machine is overloaded"))
+                    .remedy("try again; if it happens often, this machine is overloaded"))
             }
         }
     }
@@ -135,12 +135,12 @@ impl Sandbox {
     ) -> Result<Arc<Self>, Error> {
         let ids = shared.instance.ranges.claim();
         let ids = ids.map_err(|error| jail(&error))?;
-        let made = async {
+        let embryo = async {
             let planned = PlannedSandbox::new(shared, id, ids, spec, template, origin)?;
             let embryo = Embryo::create(shared, &planned, begin).await?;
             Ok((embryo, planned))
         };
-        match made.await {
+        match embryo.await {
             Ok((embryo, planned)) => embryo.start(shared, planned, begin).await,
             Err(error) => {
                 shared.instance.ranges.release(ids);

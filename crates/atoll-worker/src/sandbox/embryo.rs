@@ -52,8 +52,8 @@ impl Embryo {
             let shared = Arc::clone(shared);
             run_blocking(move || PlannedSandbox::for_embryo(&shared)).await?
         };
-        let made = Self::spawn(shared, &planned, None, Instant::now()).await;
-        made.inspect_err(|_| shared.instance.ranges.release(planned.ids))
+        let embryo = Self::spawn(shared, &planned, None, Instant::now()).await;
+        embryo.inspect_err(|_| shared.instance.ranges.release(planned.ids))
     }
 
     async fn spawn(
@@ -163,11 +163,11 @@ impl Embryo {
                 .init
                 .send(&ToInit::Boot(planned.plan.boot()), &[])
                 .await?;
-            self.limit(shared, planned).await?;
+            self.apply_limits(shared, planned).await?;
             let ready = std::mem::take(&mut self.files.mounts);
             self.files.mounts = slot::prepare_mounts(&planned.plan, ready)?;
         }
-        let root = self.root(planned)?;
+        let root = self.mount_root(planned)?;
         let link = network::attach(shared, self.process.init_process.pid, &planned.spec);
         let (root, link) = tokio::join!(spawn_blocking_first(shared, root), link);
         let attached = self.wait_attached().await;
@@ -181,16 +181,16 @@ impl Embryo {
         };
         self.process.timings.root = begin.elapsed();
 
-        let mut handed = vec![root.as_fd()];
-        handed.extend(self.files.mounts.iter().map(AsFd::as_fd));
-        if let Err(error) = self.process.init.send(&ToInit::Go, &handed).await {
+        let mut mounts = vec![root.as_fd()];
+        mounts.extend(self.files.mounts.iter().map(AsFd::as_fd));
+        if let Err(error) = self.process.init.send(&ToInit::Go, &mounts).await {
             return Err(self.process.init.startup_error().await.unwrap_or(error));
         }
         Ok(environment)
     }
 
     /// Applies the spec's limits if they differ from the defaults, which an embryo is created with.
-    async fn limit(
+    async fn apply_limits(
         &self,
         shared: &Arc<RuntimeState>,
         planned: &PlannedSandbox,
@@ -206,7 +206,7 @@ impl Embryo {
     }
 
     /// Blocking work that mounts the root.
-    fn root(
+    fn mount_root(
         &mut self,
         planned: &PlannedSandbox,
     ) -> Result<impl FnOnce() -> Result<MountedRoot, Error> + Send + 'static, Error> {
@@ -214,7 +214,7 @@ impl Embryo {
             fd.try_clone()
                 .map_err(|error| internal("copy a descriptor", &error))
         };
-        let (layer, directory) = (copy(&planned.template.root)?, copy(&self.files.opened)?);
+        let (layer, directory) = (copy(&planned.template.root)?, copy(&self.files.storage_dir)?);
         let authorities = planned.authorities.as_deref();
         let authorities = authorities.map(|authorities| copy(authorities.root()));
         let layers: Vec<OwnedFd> = authorities
@@ -323,6 +323,6 @@ async fn spawn_blocking_first<A: Send + 'static, B>(
         drop(second);
         drop(cleanup);
     });
-    let ended = |_| Err(Error::new(Code::Internal, "a thread ended before its work"));
-    receiver.await.unwrap_or_else(ended)
+    let lost = |_| Err(Error::new(Code::Internal, "a thread ended before its work"));
+    receiver.await.unwrap_or_else(lost)
 }

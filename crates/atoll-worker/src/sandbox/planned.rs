@@ -107,7 +107,7 @@ fn check_mounts(spec: &SandboxSpec) -> Result<(), Error> {
             return Err(Error::invalid(
                 "mount",
                 format!("the mount target {target:?} is not an absolute path below /"),
-                "write --mount /on/the/host:/in/the/sandbox",
+                "use --mount /on/the/host:/in/the/sandbox",
             ));
         }
         if source.to_str().is_none() {
@@ -139,7 +139,7 @@ fn template_error(error: &template::Error) -> Error {
         }
         template::Error::LayerMissing { name } => {
             Error::new(Code::UnknownTemplate, error.to_string())
-                .remedy("its own files are there: delete it, or put the layer back")
+                .remedy("its own files exist: delete it, or restore the layer")
                 .detail("template", name)
         }
         error => internal("the template cannot be used", error),

@@ -78,7 +78,7 @@ impl Process {
     ) -> Result<(InitChannel, InitProcess), Error> {
         let cgroup = group.open().map_err(|error| jail(&error))?;
         let (outside, inside) =
-            wire::pair().map_err(|error| internal("make a sandbox's socket", &error))?;
+            wire::pair().map_err(|error| internal("create a sandbox's socket", &error))?;
         let init = InitChannel::new(outside)?;
         if let Some(boot) = boot {
             init.send(&boot, &[]).await?;

@@ -67,11 +67,11 @@ fn resize_error(error: &atoll_jail::Error, used: u64) -> Error {
             if source.kind() == std::io::ErrorKind::ResourceBusy =>
         {
             let message = format!(
-                "the sandbox uses {} of memory, more than it would have",
+                "the sandbox uses {} of memory, more than the new limit",
                 Bytes(used)
             );
             Error::new(Code::Conflict, message)
-                .remedy("end some of its programs, or choose more memory")
+                .remedy("end some of its programs, or choose a higher limit")
                 .detail("field", "memory")
         }
         error => jail(error),

@@ -19,7 +19,7 @@ use crate::storage;
 pub(super) struct SlotFiles {
     id: SandboxId,
     pub(super) directory: PathBuf,
-    pub(super) opened: OwnedFd,
+    pub(super) storage_dir: OwnedFd,
     /// Mounts that PID 1 cannot make itself, in the plan's order.
     pub(super) mounts: Vec<OwnedFd>,
     /// Whether the files existed before, as at a restart.
@@ -37,8 +37,8 @@ impl SlotFiles {
         let directory = shared.instance.sandbox(&id);
         let disk = &shared.instance.disk;
         let prepared = (|| {
-            let make = |path: &Path| {
-                fs::create_dir(path).map_err(|error| host_file_error("make", path, &error))
+            let create_dir = |path: &Path| {
+                fs::create_dir(path).map_err(|error| host_file_error("create", path, &error))
             };
             let files = disk.place(&id);
             if preexisting {
@@ -54,17 +54,17 @@ impl SlotFiles {
                     disk.make(&id, size)?;
                 }
             } else {
-                make(&directory)?;
-                make(&directory.join("execs"))?;
+                create_dir(&directory)?;
+                create_dir(&directory.join("execs"))?;
                 disk.make(&id, size)?;
             }
             Ok((open_directory(&files)?, prepare_mounts(plan, Vec::new())?))
         })();
         match prepared {
-            Ok((opened, mounts)) => Ok(Self {
+            Ok((storage_dir, mounts)) => Ok(Self {
                 id,
                 directory,
-                opened,
+                storage_dir,
                 mounts,
                 preexisting,
             }),
@@ -83,7 +83,7 @@ impl SlotFiles {
         if self.preexisting {
             return;
         }
-        let held = (self.opened, self.mounts);
+        let held = (self.storage_dir, self.mounts);
         let _ = tokio::task::spawn_blocking(move || drop(held)).await;
         remove_files(shared, &self.id, &self.directory).await;
     }
@@ -93,7 +93,7 @@ impl SlotFiles {
 fn make_if_absent(path: &Path) -> Result<(), Error> {
     match storage::make_directory(path) {
         Err(_) if path.is_dir() => Ok(()),
-        made => made,
+        created => created,
     }
 }
 

@@ -155,7 +155,7 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
     }
     let new = file.with_extension("btrfs.new");
     let made = File::create(&new).and_then(|made| made.set_len(size));
-    made.map_err(|error| host_file_error("make", &new, &error))?;
+    made.map_err(|error| host_file_error("create", &new, &error))?;
     let program = maker().unwrap_or_else(|| MAKER.into());
     let done = Command::new(&program)
         .args(["--quiet", "--force", "--nodiscard"])
@@ -176,7 +176,7 @@ fn make(directory: &Path, file: &Path) -> Result<(), Error> {
         let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
         return Err(Error::new(Code::Internal, format!("{MAKER}: {why}")));
     }
-    fs::rename(&new, file).map_err(|error| host_file_error("make", file, &error))
+    fs::rename(&new, file).map_err(|error| host_file_error("create", file, &error))
 }
 
 impl Top {

@@ -283,14 +283,14 @@ fn make_directories(
         let gid = accounts.gid(group).unwrap_or(0);
         layer_path::make_directories(layer, name.as_bytes())
             .and_then(|dir| layer_path::set_owner_and_mode(&dir, uid, gid, *mode))
-            .map_err(failed("make the directory", format!("/{name}")))?;
+            .map_err(failed("create the directory", format!("/{name}")))?;
     }
     for (name, target) in LINKS {
         meter.entry()?;
         let (directory, last) = name.rsplit_once('/').unwrap_or(("", name));
         layer_path::open_directory(layer, directory.as_bytes())
             .and_then(|dir| rustix::fs::symlinkat(*target, dir, last))
-            .map_err(failed("make the link", format!("/{name}")))?;
+            .map_err(failed("create the link", format!("/{name}")))?;
     }
     add_python_link(layer, meter)
 }
@@ -305,7 +305,7 @@ fn add_python_link(layer: &OwnedFd, meter: &mut BuildMeter<'_>) -> Result<(), Er
     meter.entry()?;
     layer_path::make_directories(layer, b"usr/local/bin")
         .and_then(|dir| rustix::fs::symlinkat("/usr/bin/python3", dir, "python"))
-        .map_err(failed("make the link", format!("/{NAME}")))
+        .map_err(failed("create the link", format!("/{NAME}")))
 }
 
 fn write_files(
@@ -334,7 +334,7 @@ fn write_files(
         write("etc/sudoers", SUDOERS, 0o440, 0)?;
         layer_path::make_directories(layer, b"etc/sudoers.d")
             .and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, 0o750))
-            .map_err(failed("make the directory", "/etc/sudoers.d"))?;
+            .map_err(failed("create the directory", "/etc/sudoers.d"))?;
     }
     let programs = layer_path::open_directory(layer, b"usr/sbin");
     if exists(layer, "var/lib/dpkg")

@@ -40,10 +40,10 @@ impl<'a> Build<'a> {
         // Under `.lock`, so that a sweep does not find the directory before its lock is held.
         let names = store.lock_names(FlockOperation::LockExclusive)?;
         rustix::fs::mkdirat(&store.dir, &name, Mode::RWXU)
-            .map_err(failed("make the directory", &path))?;
+            .map_err(failed("create the directory", &path))?;
         let dir = rustix::fs::openat(&store.dir, &name, OPEN_DIRECTORY, Mode::empty())
             .map_err(failed("open", &path))?;
-        let lock = create_lock(&dir, "lock").map_err(failed("make the lock of", &path))?;
+        let lock = create_lock(&dir, "lock").map_err(failed("create the lock of", &path))?;
         flock(&lock, FlockOperation::LockExclusive).map_err(failed("lock", &path))?;
         drop(names);
         let build = Self {
@@ -54,7 +54,7 @@ impl<'a> Build<'a> {
             published: false,
         };
         rustix::fs::mkdirat(&build.dir, "layer", Mode::RWXU)
-            .map_err(failed("make a layer in", &path))?;
+            .map_err(failed("create a layer in", &path))?;
         rustix::fs::fchmod(build.layer()?, Mode::from(0o755))
             .map_err(failed("set the mode of the layer in", path))?;
         Ok(build)

@@ -68,7 +68,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
     ) -> Result<(), Error> {
         let to = layer_path::make_directories(self.layer, path.as_bytes())
-            .map_err(failed("make the directory", path))?;
+            .map_err(failed("create the directory", path))?;
         let mut at = path.as_bytes().to_vec();
         self.copy(&Pair { from, to: &to }, name, &mut at, rules, 0)
     }
@@ -81,7 +81,7 @@ impl<'a, 'b> Copier<'a, 'b> {
         rules: &Rules,
     ) -> Result<(), Error> {
         let to = layer_path::make_directories(self.layer, path.as_bytes())
-            .map_err(failed("make the directory", path))?;
+            .map_err(failed("create the directory", path))?;
         let mut at = path.as_bytes().to_vec();
         self.walk(&Pair { from, to: &to }, &mut at, rules, 0)
     }
@@ -156,17 +156,17 @@ impl<'a, 'b> Copier<'a, 'b> {
         level: usize,
     ) -> Result<(), Error> {
         if level >= MAX_DEPTH {
-            let why =
-                format!("it is more than {MAX_DEPTH} directories deep; make the tree flatter");
+            let reason =
+                format!("it is more than {MAX_DEPTH} directories deep; use a flatter tree");
             return Err(Error::Refused {
                 entry: display_path(at).display().to_string(),
-                why,
+                reason,
             });
         }
         self.meter.entry()?;
         match rustix::fs::mkdirat(pair.to, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(failed("make the directory", display_path(at))(error)),
+            Err(error) => return Err(failed("create the directory", display_path(at))(error)),
         }
         let to = layer_path::open_directory(pair.to, name.to_bytes())
             .map_err(failed("open", display_path(at)))?;
@@ -220,7 +220,7 @@ impl<'a, 'b> Copier<'a, 'b> {
             owner,
             &times(stat),
         )
-        .map_err(failed("make the link", display_path(at)))
+        .map_err(failed("create the link", display_path(at)))
     }
 
     fn file(
@@ -240,11 +240,11 @@ impl<'a, 'b> Copier<'a, 'b> {
         };
         let now = rustix::fs::fstat(&from).map_err(failed("examine", display_path(at)))?;
         if (now.st_dev, now.st_ino) != (stat.st_dev, stat.st_ino) {
-            let why = "it was replaced while it was copied; try again when nothing writes there"
+            let reason = "it was replaced while it was copied; try again when no program writes there"
                 .to_owned();
             return Err(Error::Refused {
                 entry: display_path(at).display().to_string(),
-                why,
+                reason,
             });
         }
         let size = u64::try_from(stat.st_size).unwrap_or(0);

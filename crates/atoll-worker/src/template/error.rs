@@ -13,17 +13,17 @@ pub enum Error {
     Name(String),
     /// The name is reserved for the template that is built from this machine.
     #[error(
-        "\"base\" is made from this machine's own system: choose another name, or rebuild \"base\" on this machine"
+        "\"base\" is built from this machine's own system: choose another name, or rebuild \"base\" on this machine"
     )]
     Reserved,
     /// The user cannot have an account.
     #[error(
-        "user {0:?} cannot be: a name is 1 to 32 of a-z 0-9 _ - and begins with a letter or _, ids are below 65536, \
+        "user {0:?} is invalid: a name is 1 to 32 of a-z 0-9 _ - and begins with a letter or _, ids are below 65536, \
          and a home is an absolute path without `..`, colons and line ends"
     )]
     User(String),
     /// There is no such template.
-    #[error("no template is called {name:?}; {}", known_names(.known))]
+    #[error("there is no template {name:?}; {}", known_names(.known))]
     Unknown {
         /// The requested name.
         name: String,
@@ -48,7 +48,7 @@ pub enum Error {
         sandboxes: Vec<String>,
     },
     /// The layer that a sandbox was created from is gone; the template's name may have another one.
-    #[error("the layer of template {name:?} that the sandbox was made from is gone")]
+    #[error("the layer of template {name:?} that the sandbox was created from no longer exists")]
     LayerMissing {
         /// Name of the template.
         name: String,
@@ -67,24 +67,24 @@ pub enum Error {
     },
     /// The host has no system that `base` can be built from.
     #[error(
-        "{0} is not there, so no template can be made from this machine's system: add one from an archive instead"
+        "{0} does not exist, so no template can be built from this machine's system: add one from an archive instead"
     )]
     Host(PathBuf),
     /// An entry of an archive or a directory is not allowed.
-    #[error("entry {entry:?} is refused: {why}")]
+    #[error("entry {entry:?} is not allowed: {reason}")]
     Refused {
         /// Its name in the archive.
         entry: String,
         /// Reason and remedy.
-        why: String,
+        reason: String,
     },
     /// The archive cannot be read.
-    #[error("{path} cannot be read as a tar archive: {why}")]
+    #[error("{path} cannot be read as a tar archive: {reason}")]
     Archive {
         /// The archive.
         path: PathBuf,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
     /// The tree is larger than allowed.
     #[error("the template would be larger than {0} bytes: remove files from it, or allow more")]
@@ -141,7 +141,7 @@ fn in_use_by(sandboxes: &[String]) -> String {
 
 fn known_names(known: &[String]) -> String {
     if known.is_empty() {
-        "there are none yet".to_owned()
+        "there are no templates yet".to_owned()
     } else {
         format!("there are: {}", known.join(", "))
     }

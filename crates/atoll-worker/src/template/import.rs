@@ -71,7 +71,7 @@ pub(super) fn archive(
     let max_bytes = meter.max_bytes();
     let path = match input {
         ArchiveSource::File(path) => path,
-        ArchiveSource::Stream(_) => Path::new("what was sent"),
+        ArchiveSource::Stream(_) => Path::new("the uploaded archive"),
     };
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::FileTooLarge => Error::TooLarge(max_bytes),
@@ -80,11 +80,11 @@ pub(super) fn archive(
         }
         io::ErrorKind::UnexpectedEof => Error::Archive {
             path: path.to_owned(),
-            why: "it ends too early; copy it again".to_owned(),
+            reason: "it ends too early; copy it again".to_owned(),
         },
         _ => Error::Archive {
             path: path.to_owned(),
-            why: error.to_string(),
+            reason: error.to_string(),
         },
     };
     let entries = match input {
@@ -103,10 +103,10 @@ pub(super) fn archive(
         empty = false;
         match unpacking.create_entry(&entry, &mut entries) {
             Ok(()) => {}
-            Err(EntryError::Refused(why)) => {
+            Err(EntryError::Refused(reason)) => {
                 return Err(Error::Refused {
                     entry: String::from_utf8_lossy(&entry.name).into_owned(),
-                    why,
+                    reason,
                 });
             }
             Err(EntryError::Read(error)) => return Err(unreadable(error)),
@@ -116,7 +116,7 @@ pub(super) fn archive(
     if empty {
         return Err(Error::Archive {
             path: path.to_owned(),
-            why: "nothing is in it; give a tar archive of a root file system".to_owned(),
+            reason: "it is empty; use a tar archive of a root file system".to_owned(),
         });
     }
     unpacking.set_directory_times();
@@ -130,9 +130,9 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
     for (name, mode) in MOUNT_POINTS {
         // A symlink of that name may stay: the sandbox mounts without following symlinks.
         if rustix::fs::mkdirat(layer, *name, Mode::RWXU).is_ok() {
-            let made = layer_path::open_directory(layer, name.as_bytes());
-            made.and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, *mode))
-                .map_err(failed("make", *name))?;
+            let opened = layer_path::open_directory(layer, name.as_bytes());
+            opened.and_then(|dir| layer_path::set_owner_and_mode(&dir, 0, 0, *mode))
+                .map_err(failed("create", *name))?;
         }
     }
     for (name, line) in account_lines(user) {
@@ -140,9 +140,9 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
             .map_err(failed("add the user to", format!("/{name}")))?;
     }
     let home = user.home.strip_prefix("/").unwrap_or(&user.home);
-    let home = Name::parse(home.as_os_str().as_encoded_bytes()).map_err(|why| Error::Refused {
+    let home = Name::parse(home.as_os_str().as_encoded_bytes()).map_err(|reason| Error::Refused {
         entry: user.home.display().to_string(),
-        why: why.to_owned(),
+        reason: reason.to_owned(),
     })?;
     if home.is_root()
         || !matches!(
@@ -154,7 +154,7 @@ pub(super) fn complete(layer: &OwnedFd, user: &User) -> Result<(), Error> {
     }
     layer_path::make_directories(layer, home.bytes())
         .and_then(|dir| layer_path::set_owner_and_mode(&dir, user.uid, user.gid, 0o755))
-        .map_err(failed("make the home directory", &user.home))
+        .map_err(failed("create the home directory", &user.home))
 }
 
 /// Adds a line to an account file, unless the file is absent or not regular, or has the name or the
@@ -204,12 +204,12 @@ impl From<Errno> for EntryError {
         }
         Self::Refused(match error {
             Errno::LOOP => {
-                "a symlink stands in the way to it, which could lead out of the template".to_owned()
+                "a parent directory is a symlink, which could lead out of the template".to_owned()
             }
-            Errno::NOTDIR => "a file stands in the way to it".to_owned(),
+            Errno::NOTDIR => "a parent directory is a file".to_owned(),
             Errno::XDEV => "it leads out of the template".to_owned(),
             Errno::NAMETOOLONG => {
-                "its name is too long for a file system (255 bytes a part, 4,095 in all)".to_owned()
+                "its name is too long for a file system (255 bytes per component, 4,095 in total)".to_owned()
             }
             error => io::Error::from(error).to_string(),
         })
@@ -227,7 +227,7 @@ struct Unpacking<'a, 'b> {
 
 impl Unpacking<'_, '_> {
     fn create_entry(&mut self, entry: &Entry, contents: &mut Entries) -> Result<(), EntryError> {
-        let name = Name::parse(&entry.name).map_err(|why| EntryError::Refused(why.to_owned()))?;
+        let name = Name::parse(&entry.name).map_err(|reason| EntryError::Refused(reason.to_owned()))?;
         if name.is_root() {
             // The layer's own directory stays owned by root with mode 755, even if the archive has
             // a private one.
@@ -250,13 +250,13 @@ impl Unpacking<'_, '_> {
 
     fn directory(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         let (parent, last) = self.parent(name)?;
-        let made = replace_existing(parent, last, || {
+        let created = replace_existing(parent, last, || {
             match rustix::fs::mkdirat(parent, last, Mode::RWXU) {
                 Err(Errno::EXIST) if is_directory(parent, last) => Ok(()),
                 answer => answer,
             }
         });
-        made?;
+        created?;
         let dir = layer_path::open_directory(parent, last)?;
         layer_path::set_owner_and_mode(&dir, entry.uid, entry.gid, entry.mode)?;
         self.directory_times
@@ -280,12 +280,12 @@ impl Unpacking<'_, '_> {
     fn hard_link(&mut self, name: &Name, entry: &Entry) -> Result<(), EntryError> {
         let missing = || {
             EntryError::Refused(format!(
-                "it is a hard link to {:?}, which the archive does not have before it",
+                "it is a hard link to {:?}, which does not come before it in the archive",
                 display_name(&entry.link)
             ))
         };
         let target = Name::parse(&entry.link)
-            .map_err(|why| EntryError::Refused(format!("as a hard link's target: {why}")))?;
+            .map_err(|reason| EntryError::Refused(format!("as a hard link's target: {reason}")))?;
         let (directory, file) = target.split();
         let from =
             layer_path::open_directory(self.layer, directory).map_err(|error| match error {
@@ -324,9 +324,9 @@ impl Unpacking<'_, '_> {
             .and_then(|()| self.meter.bytes(entry.size))
             .map_err(EntryError::Build)?;
         let (parent, last) = self.parent(name)?;
-        let mut made = None;
+        let mut created = None;
         replace_existing(parent, last, || {
-            made = Some(rustix::fs::openat(
+            created = Some(rustix::fs::openat(
                 parent,
                 last,
                 NEW_FILE,
@@ -334,10 +334,10 @@ impl Unpacking<'_, '_> {
             )?);
             Ok(())
         })?;
-        let Some(made) = made else {
+        let Some(created) = created else {
             return Err(Errno::EXIST.into());
         };
-        let mut file = File::from(made);
+        let mut file = File::from(created);
         if let Some(pieces) = &entry.pieces {
             rustix::fs::ftruncate(&file, entry.size)?;
             for (offset, length) in pieces {
@@ -398,14 +398,14 @@ impl Unpacking<'_, '_> {
 fn replace_existing(
     parent: &OwnedFd,
     last: &[u8],
-    mut make: impl FnMut() -> rustix::io::Result<()>,
+    mut create: impl FnMut() -> rustix::io::Result<()>,
 ) -> Result<(), EntryError> {
-    match make() {
+    match create() {
         Err(Errno::EXIST) => {}
         answer => return Ok(answer?),
     }
     match rustix::fs::unlinkat(parent, last, AtFlags::empty()) {
-        Ok(()) => Ok(make()?),
+        Ok(()) => Ok(create()?),
         Err(Errno::ISDIR) => Err(EntryError::Refused(
             "a directory of that name came before it".to_owned(),
         )),
@@ -421,9 +421,9 @@ fn is_directory(parent: &OwnedFd, last: &[u8]) -> bool {
 /// Copies the next `length` bytes of contents.
 fn copy_contents(contents: &mut Entries, length: u64, file: &mut File) -> Result<(), EntryError> {
     let mut buffer = vec![0; 1 << 17];
-    let mut left = length;
-    while left > 0 {
-        let size = usize::try_from(left)
+    let mut remaining = length;
+    while remaining > 0 {
+        let size = usize::try_from(remaining)
             .unwrap_or(usize::MAX)
             .min(buffer.len());
         let read = contents
@@ -434,7 +434,7 @@ fn copy_contents(contents: &mut Entries, length: u64, file: &mut File) -> Result
                 Some(errno) => Errno::from_raw_os_error(errno).into(),
                 None => EntryError::Refused(format!("it cannot be written: {error}")),
             })?;
-        left -= read as u64;
+        remaining -= read as u64;
     }
     Ok(())
 }

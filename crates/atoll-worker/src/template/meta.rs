@@ -181,7 +181,7 @@ impl TemplateInfo {
             .map_err(|error| failed("describe", &path)(std::io::Error::from(error)))?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let file = rustix::fs::openat(dir, NEW, flags, Mode::from(0o644))
-            .map_err(failed("make", &path))?;
+            .map_err(failed("create", &path))?;
         let mut file = File::from(file);
         file.write_all(&text)
             .and_then(|()| file.sync_all())

@@ -146,7 +146,7 @@ fn entries_that_lead_out_are_refused_by_name() {
         (
             "hard link to nothing",
             &[link(Link, "evil", "nothing")],
-            "does not have",
+            "does not come before it",
         ),
         (
             "hard link to a directory",
@@ -156,7 +156,7 @@ fn entries_that_lead_out_are_refused_by_name() {
         (
             "file in the way",
             &[file("a"), file("a/b")],
-            "file stands in the way",
+            "parent directory is a file",
         ),
         (
             "directory in the way",
@@ -169,7 +169,7 @@ fn entries_that_lead_out_are_refused_by_name() {
             "directory",
         ),
     ];
-    for (what, entries, why) in cases {
+    for (what, entries, reason) in cases {
         let fixture = Fixture::new();
         fs::write(fixture.path("outside"), "outside").unwrap();
         let error = fixture
@@ -180,7 +180,7 @@ fn entries_that_lead_out_are_refused_by_name() {
             matches!(&error, Error::Refused { entry, .. } if entry == last),
             "{what}: {error}"
         );
-        assert!(error.to_string().contains(why), "{what}: {error}");
+        assert!(error.to_string().contains(reason), "{what}: {error}");
         assert!(fixture.entries().is_empty(), "{what}");
         let mut left: Vec<_> = fs::read_dir(fixture.temp.path())
             .unwrap()
@@ -355,16 +355,16 @@ fn damaged_and_foreign_archives_are_refused() {
         (b"PK\x03\x04", "zip"),
         (b"\x1f\x8bnonsense", "cannot be read"),
         (impossible.as_bytes(), "impossible"),
-        (b"", "nothing is in it"),
-        (&pack(&[]), "nothing is in it"),
+        (b"", "it is empty"),
+        (&pack(&[]), "it is empty"),
     ];
-    for (archive, why) in cases {
+    for (archive, reason) in cases {
         let fixture = Fixture::new();
         let error = fixture
             .unpack(archive, &TemplateOptions::default())
             .unwrap_err();
         assert!(matches!(error, Error::Archive { .. }), "{error}");
-        assert!(error.to_string().contains(why), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
         assert!(fixture.entries().is_empty());
     }
 }

@@ -138,13 +138,13 @@ fn a_login_shell_of_base_asks_nobody_who_it_is() {
     // Both shells give the same result; `sh`, which has no `EUID`, runs `id`.
     for shell in ["bash", "sh"] {
         let line = format!(". {}; echo $PATH", profile.display());
-        let said = Command::new(shell)
+        let output = Command::new(shell)
             .args(["-c", &line])
             .env_remove("EUID")
             .output()
             .unwrap();
         assert_eq!(
-            String::from_utf8(said.stdout).unwrap(),
+            String::from_utf8(output.stdout).unwrap(),
             "/root\n",
             "{shell}"
         );

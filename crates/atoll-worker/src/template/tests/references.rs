@@ -48,12 +48,12 @@ fn a_layer_stays_for_sandboxes_of_a_data_directory_elsewhere() {
     assert!(leased.is_replaced());
     drop(leased);
     // A record that cannot be read counts as an error, not as absent.
-    let kept = fs::read(&record).unwrap();
+    let contents = fs::read(&record).unwrap();
     fs::remove_file(&record).unwrap();
     fs::create_dir(&record).unwrap();
     assert!(matches!(fixture.store.sweep(), Err(Error::Io { .. })));
     fs::remove_dir(&record).unwrap();
-    fs::write(&record, kept).unwrap();
+    fs::write(&record, contents).unwrap();
     assert_eq!(fixture.store.sweep().unwrap(), 0);
     // Without the data directory its references are gone.
     fs::remove_dir_all(&data).unwrap();

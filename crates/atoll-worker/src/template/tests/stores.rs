@@ -55,7 +55,7 @@ fn unknown_template_is_told_with_the_known_ones() {
     let error = fixture.store.get("three").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "no template is called \"three\"; there are: one, two"
+        "there is no template \"three\"; there are: one, two"
     );
 }
 
