@@ -1,4 +1,4 @@
-//! How things that several routes tell of look on the wire: camelCase with `ID`, times in RFC 3339 with microseconds.
+//! JSON types that several routes return: camelCase with `ID`, times in RFC 3339 with microseconds.
 
 use std::collections::BTreeMap;
 
@@ -42,23 +42,23 @@ pub(crate) struct BinaryBody(());
 pub(crate) struct Sandbox {
     #[serde(rename = "sandboxID")]
     id: SandboxId,
-    /// This life of it in the history.
+    /// The session of this sandbox in the history.
     #[serde(rename = "sessionID")]
     session: SessionId,
     #[serde(rename = "templateID")]
     template: String,
-    /// Another name for it, in paths too.
+    /// A second name, accepted in paths instead of the id.
     #[serde(skip_serializing_if = "Option::is_none")]
     alias: Option<String>,
     state: SandboxState,
-    /// The same, with `failed` spelled `error`.
+    /// The same as `state`, except that `failed` is spelled `error`.
     status: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<StopReason>,
-    /// Why it could not be made.
+    /// Why the create failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// Words of the caller's own.
+    /// Key-value pairs of the caller.
     metadata: BTreeMap<String, String>,
     cpu_count: f64,
     /// In mebibytes.
@@ -70,35 +70,35 @@ pub(crate) struct Sandbox {
     /// Processes and threads.
     pids: u32,
     network: Network,
-    /// `fsync` inside waits for the disk.
+    /// `fsync` in the sandbox waits for the disk.
     durable: bool,
     created_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     started_at: Option<Time>,
-    /// `null` is without end, or not while it does not run.
+    /// When the timeout ends; `null` if there is none or the sandbox does not run.
     end_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stopped_at: Option<Time>,
-    /// When its files are deleted, if it stays stopped.
+    /// When a stopped sandbox is deleted.
     #[serde(skip_serializing_if = "Option::is_none")]
     delete_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     deleted_at: Option<Time>,
-    /// In seconds; 0 is without end.
+    /// In seconds; 0: no timeout.
     timeout: u32,
     on_timeout: ExpiryAction,
     /// In seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_timeout: Option<u32>,
     on_idle: ExpiryAction,
-    /// A use of it while it is paused lets it go on.
+    /// Activity resumes the sandbox while it is paused.
     auto_resume: bool,
-    /// Told by the request that makes it.
+    /// Only in the response of the request that creates the sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<CreateTimings>,
 }
 
-/// How long the stages of a create took, in milliseconds.
+/// Durations of the stages of a create, in milliseconds.
 #[derive(Debug, Serialize, ToSchema)]
 struct CreateTimings {
     slot: f64,
@@ -148,7 +148,7 @@ impl From<SandboxView> for Sandbox {
             created_at: Time(row.created_at),
             started_at: row.started_at.map(Time),
             end_at: row.end_at.filter(|_| !stopped).map(Time),
-            // One that is paused has only stood still since.
+            // A paused sandbox has a stop time, but has not stopped.
             stopped_at: row.stopped_at.filter(|_| !has_processes).map(Time),
             delete_at: row.end_at.filter(|_| stopped).map(Time),
             deleted_at: row.deleted_at.map(Time),
@@ -162,20 +162,20 @@ impl From<SandboxView> for Sandbox {
     }
 }
 
-/// How a command ended.
+/// Exit status of a command.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Exit {
     /// 124 after a deadline, 137 after an OOM kill, 128 + n after signal n.
     #[serde(rename = "exitCode")]
     code: i32,
-    /// What ended it.
+    /// The signal that killed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
-    /// The kernel killed something of it for want of memory.
+    /// The kernel killed one of its processes because memory ran out.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     oom_killed: bool,
-    /// Its deadline came first.
+    /// Its deadline was exceeded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     timed_out: bool,
 }
@@ -191,7 +191,7 @@ impl From<ExecStatus> for Exit {
     }
 }
 
-/// What was run, and its result once it has ended.
+/// A command, with its exit status once it has exited.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CommandSummary {
@@ -209,22 +209,22 @@ struct CommandSummary {
     started_at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     ended_at: Option<Time>,
-    /// Once it has ended.
+    /// Only after it has exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
-    /// What ended it.
+    /// The signal that killed it.
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
-    /// The kernel killed something of it for want of memory.
+    /// The kernel killed one of its processes because memory ran out.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     oom_killed: bool,
-    /// Its deadline came first.
+    /// Its deadline was exceeded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     timed_out: bool,
 }
 
 impl CommandSummary {
-    /// That of nothing in particular.
+    /// A summary without program, directory and user.
     fn new(started_at: i64, ended_at: Option<i64>, status: Option<ExecStatus>) -> Self {
         let exit = status.map(Exit::from);
         Self {
@@ -244,16 +244,16 @@ impl CommandSummary {
     }
 }
 
-/// A command. Its variables are not told.
+/// A command, without its environment variables.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Command {
     #[serde(rename = "execID")]
     id: ExecId,
-    /// Inside the sandbox.
+    /// In the sandbox's PID namespace.
     pid: i32,
     #[serde(flatten)]
     summary: CommandSummary,
-    /// From which position on its output is whole, if the first of it is not kept any more.
+    /// Position of the first byte of output that is still stored, if earlier output was discarded.
     #[serde(rename = "truncatedBefore", skip_serializing_if = "Option::is_none")]
     truncated_before: Option<u64>,
 }
@@ -295,22 +295,22 @@ impl From<ExecInfo> for Command {
     }
 }
 
-/// A command or a terminal of a session's history.
+/// A command or a terminal in a session's history.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CommandHistory {
-    /// Of a command.
+    /// Only for commands.
     #[serde(rename = "execID", skip_serializing_if = "Option::is_none")]
     exec: Option<ExecId>,
-    /// Of a terminal.
+    /// Only for terminals.
     #[serde(rename = "ptyID", skip_serializing_if = "Option::is_none")]
     pty: Option<String>,
     #[serde(flatten)]
     summary: CommandSummary,
-    /// The line was longer than is kept.
+    /// The command line was truncated.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
-    /// How much it had written when it ended.
+    /// Size of its output when it exited.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_bytes: Option<i64>,
 }
@@ -337,7 +337,7 @@ impl From<CommandRow> for CommandHistory {
     }
 }
 
-/// What a terminal is called.
+/// Id of the terminal that runs as this command.
 pub(crate) fn terminal_name(exec: &ExecId) -> String {
     exec.as_str().replacen("exec_", "pty_", 1)
 }

@@ -1,6 +1,5 @@
-//! The API's description, OpenAPI 3.1, and the page that shows it. A handler says what is its own: its path, what it
-//! takes and what it answers. What follows from where it stands is added here: its name and group, what its path's
-//! parts mean, what can go wrong there, and what is true of every answer.
+//! The OpenAPI 3.1 document of the API. Handlers declare path, parameters and successful responses;
+//! this module adds operation ids, tags, path parameters, error responses and common headers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -19,28 +18,28 @@ use utoipa_axum::routes;
 use crate::error::ErrorBody;
 use crate::{AppState, docs_page, routes};
 
-/// Groups, in the order in which one meets them.
+/// Tags in the order of the document.
 const TAGS: &[(&str, &str)] = &[
     (
         "sandboxes",
-        "Isolated Linux environments, what they use and what they write.",
+        "Isolated Linux environments, their metrics and logs.",
     ),
-    ("commands", "Run in a sandbox: waited for, or followed."),
-    ("files", "Of a sandbox, as raw bytes."),
-    ("terminals", "Commands with a screen, which many can share."),
-    ("ports", "Servers in a sandbox, and a way to them."),
-    ("templates", "What sandboxes start from."),
-    ("events", "What happens to sandboxes."),
+    ("commands", "Processes in a sandbox, in the foreground or background."),
+    ("files", "Files of a sandbox, as raw bytes."),
+    ("terminals", "Commands with a PTY, which several clients can share."),
+    ("ports", "Listening ports in a sandbox, and tunnels to them."),
+    ("templates", "Root file systems for sandboxes."),
+    ("events", "Changes of sandboxes."),
     (
         "sessions",
-        "What there was of sandboxes, also of deleted ones.",
+        "History of sandboxes, including deleted ones.",
     ),
-    ("keys", "By which callers are known; tickets for browsers."),
-    ("orgs", "Whose sandboxes they are."),
-    ("server", "The server itself, for everybody."),
+    ("keys", "API keys, and tickets for browsers."),
+    ("orgs", "Owners of sandboxes and keys."),
+    ("server", "The server itself, without authentication."),
 ];
 
-/// What a part of a path is, by the word before it.
+/// Pattern and description of path parameters, by the preceding path segment.
 const PATH_PARAMS: &[(&str, &str, &str)] = &[
     (
         "sandboxes",
@@ -68,7 +67,7 @@ const PATH_PARAMS: &[(&str, &str, &str)] = &[
     ("orgs", "^org_[a-z0-9]{20}$", "The id of an org"),
 ];
 
-/// What can go wrong, by how a path begins.
+/// Error codes by prefix of the path.
 const ERRORS_BY_PREFIX: &[(&str, &[Code])] = &[
     (
         "/",
@@ -113,7 +112,7 @@ const ERRORS_BY_PREFIX: &[(&str, &[Code])] = &[
     ("/orgs/{id}", &[Code::OrgNotFound]),
 ];
 
-/// What else can go wrong with single routes.
+/// Further error codes of single routes.
 const ERRORS_BY_ROUTE: &[(&str, &str, &[Code])] = &[
     (
         "post",
@@ -193,7 +192,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
 
 /// OpenAPI
 ///
-/// This description, for programs.
+/// The OpenAPI document of this API.
 #[utoipa::path(get, path = "/openapi.json", security(()), responses((status = 200, body = Object)))]
 async fn description() -> impl IntoResponse {
     let kind = (header::CONTENT_TYPE, "application/json");
@@ -202,25 +201,25 @@ async fn description() -> impl IntoResponse {
 
 /// Reference
 ///
-/// This description, for people.
+/// The OpenAPI document as an HTML page.
 #[utoipa::path(get, path = "/docs", security(()), responses((status = 200, content_type = "text/html", body = String)))]
 async fn page() -> impl IntoResponse {
     docs_page::respond()
 }
 
-/// Every route of the API, as an OpenAPI document.
+/// The OpenAPI document of all routes.
 pub fn openapi() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         let document = build_document(&routes::openapi());
-        // A value is always text.
+        // Cannot fail for a JSON value.
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
-        // As everybody else spells it.
+        // The format registry spells it `uint`.
         text.replace("\"u-int", "\"uint")
     });
     &TEXT
 }
 
-/// Names the operations of a router after their group.
+/// Sets tag and operation id prefix of a router's operations.
 pub(crate) fn with_tag(name: &str, mut router: OpenApiRouter<AppState>) -> OpenApiRouter<AppState> {
     let paths = &mut router.get_openapi_mut().paths.paths;
     for operation in paths.values_mut().flat_map(operations) {
@@ -242,7 +241,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     all.into_iter().flatten()
 }
 
-/// Adds what follows from where each route stands.
+/// Adds path parameters, error responses and metadata to the document.
 fn build_document(routes: &OpenApi) -> Value {
     let mut document = json!(routes);
     let mut responses_by_name = BTreeMap::new();
@@ -269,7 +268,7 @@ fn build_document(routes: &OpenApi) -> Value {
     });
     document["servers"] = json!([
         { "url": "/" },
-        { "url": "/api", "description": "The same, but `/sessions`" },
+        { "url": "/api", "description": "The same routes, except `/sessions`" },
     ]);
     document["security"] = json!([{ "key": [] }, { "bearer": [] }]);
     document["tags"] = TAGS
@@ -284,7 +283,7 @@ fn build_document(routes: &OpenApi) -> Value {
     });
     components["headers"] = json!({
         "X-Request-ID": {
-            "description": "The request's name in our logs",
+            "description": "Id of the request, as in the server's log",
             "schema": { "type": "string", "pattern": "^req_[a-z0-9]{20}$" },
             "required": true,
         },
@@ -294,7 +293,7 @@ fn build_document(routes: &OpenApi) -> Value {
             "required": true,
         },
         "X-Next-Cursor": {
-            "description": "There is more: the `cursor` of the next page",
+            "description": "Cursor of the next page; missing on the last page",
             "schema": { "type": "string" },
         },
     });
@@ -307,7 +306,7 @@ fn build_document(routes: &OpenApi) -> Value {
     document
 }
 
-/// A JSON body that needs no field need not come at all.
+/// Marks a JSON body without required fields as optional.
 fn make_body_optional(operation: &mut Value, schemas: &Value) {
     let body = "/requestBody/content/application~1json/schema/$ref";
     let name = operation.pointer(body).and_then(Value::as_str);
@@ -335,7 +334,7 @@ fn path_params(path: &str) -> Vec<Value> {
     params.collect()
 }
 
-/// Adds to an operation what its answers have in common with others.
+/// Adds common headers, default descriptions and error responses to an operation.
 fn add_common_responses(
     method: &str,
     path: &str,
@@ -392,16 +391,16 @@ fn add_common_responses(
     }
 }
 
-/// What an answer is whose handler says nothing about it.
+/// Description of a response whose handler gives none.
 fn default_description(status: &str) -> &'static str {
     match status {
-        "201" => "Made",
+        "201" => "Created",
         "204" => "Done",
         _ => "OK",
     }
 }
 
-/// The failures of an operation, by status.
+/// Error codes of an operation, by status.
 fn error_codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTreeSet<Code>> {
     let mut all = BTreeSet::new();
     for (begin, some) in ERRORS_BY_PREFIX {
@@ -421,7 +420,7 @@ fn error_codes(method: &str, path: &str, operation: &Value) -> BTreeMap<u16, BTr
         }
     }
     let body = operation.pointer("/requestBody/content/application~1json");
-    // What takes no body takes an empty object.
+    // A POST without parameters accepts an empty object.
     let empty = method == "post" && operation.get("requestBody").is_none();
     if body.is_some() || empty {
         all.extend([

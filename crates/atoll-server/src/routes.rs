@@ -1,4 +1,5 @@
-//! Every route. Each stands once below `/` and once below `/api`, but `/sessions`, whose other place is another's.
+//! The router: all routes, below `/` and below `/api`. `/sessions` exists only below `/`;
+//! `/api/sessions` is not part of this API.
 
 mod commands;
 mod events;
@@ -47,7 +48,7 @@ fn api() -> OpenApiRouter<AppState> {
         .merge(with_tag("templates", templates::routes()))
 }
 
-/// Routes of the server itself, in both places too.
+/// Routes about the server itself, below `/` and below `/api`.
 fn server() -> OpenApiRouter<AppState> {
     let server = OpenApiRouter::new()
         .routes(routes!(health))
@@ -57,12 +58,12 @@ fn server() -> OpenApiRouter<AppState> {
     with_tag("server", server)
 }
 
-/// Routes below `/` alone. `/api/sessions` is not this one.
+/// Routes below `/` only.
 fn root_only() -> OpenApiRouter<AppState> {
     with_tag("sessions", sessions::routes())
 }
 
-/// What the routes say of themselves.
+/// The OpenAPI declarations of all routes.
 pub(crate) fn openapi() -> utoipa::openapi::OpenApi {
     api().merge(root_only()).merge(server()).into_openapi()
 }
@@ -85,7 +86,7 @@ pub(crate) fn all(app: &AppState) -> Router {
     let router = router
         .layer(from_fn_with_state(app.clone(), middleware::check_request))
         .with_state(app.clone());
-    // What is for a sandbox goes there before any of these routes is looked at.
+    // Requests for sandboxes are routed before the routes of the API.
     Router::new()
         .fallback_service(middleware::with_request_log(router, app, Surface::Api))
         .layer(from_fn_with_state(
@@ -102,7 +103,7 @@ struct Health {
 
 /// Health
 ///
-/// The server is there.
+/// Returns 200 while the server runs.
 #[utoipa::path(get, path = "/health", security(()), responses((status = 200, body = Health)))]
 async fn health() -> Json<Health> {
     Json(Health {
@@ -111,7 +112,7 @@ async fn health() -> Json<Health> {
     })
 }
 
-/// Health, by another name
+/// Health (alias)
 #[utoipa::path(get, path = "/healthz", security(()), responses((status = 200, body = Health)))]
 async fn healthz() -> Json<Health> {
     health().await
@@ -121,7 +122,7 @@ async fn healthz() -> Json<Health> {
 struct Readiness {
     /// `ready` or `not_ready`.
     status: &'static str,
-    /// What is missing.
+    /// Why the server is not ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     pool: PoolStatus,
@@ -129,14 +130,14 @@ struct Readiness {
     journals: Option<JournalStatus>,
 }
 
-/// How much of the history of commands is not written yet.
+/// State of the asynchronous write of the command history.
 #[derive(Debug, Serialize, ToSchema)]
 struct JournalStatus {
-    /// Sandboxes with something to be written.
+    /// Sandboxes with entries that are not written yet.
     behind: usize,
-    /// What could not be written, and was tried again.
+    /// Failed writes; each was retried.
     failures: u64,
-    /// Commands that were forgotten before they could be written.
+    /// Commands that were discarded before they were written.
     lost: u64,
 }
 
@@ -150,20 +151,20 @@ impl From<JournalHealth> for JournalStatus {
     }
 }
 
-/// Sandboxes that are prepared in advance.
+/// Sizes of the warm pool.
 #[derive(Debug, Serialize, ToSchema)]
 struct PoolStatus {
-    /// Whole sandboxes.
+    /// Complete sandboxes without an owner.
     warm: usize,
-    /// Half-made ones.
+    /// Unconfigured init processes.
     embryos: usize,
 }
 
 /// Readiness
 ///
-/// The server can do its work.
+/// Returns 200 if the server can create sandboxes and reach its database.
 #[utoipa::path(get, path = "/readyz", security(()),
-    responses((status = 200, body = Readiness), (status = 503, description = "Not now", body = Readiness)))]
+    responses((status = 200, body = Readiness), (status = 503, description = "Not ready", body = Readiness)))]
 async fn ready(State(app): State<AppState>) -> (StatusCode, Json<Readiness>) {
     let (warm, embryos) = app.core.runtime().pool_sizes();
     let error = app.core.is_ready().await.err();
@@ -193,7 +194,7 @@ async fn method_not_allowed() -> ApiError {
     ))
 }
 
-/// A route that makes something.
+/// Result of a route that creates a resource.
 pub(crate) type Created<T> = ApiResult<(StatusCode, Json<T>)>;
 
 pub(crate) fn created<T>(created: impl Into<T>) -> (StatusCode, Json<T>) {

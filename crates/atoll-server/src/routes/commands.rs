@@ -1,4 +1,4 @@
-//! Commands: run and waited for, or started and followed.
+//! Commands: run, list, wait, signal, input and output.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -27,9 +27,9 @@ use crate::pagination::{self, PageQuery, PageResponse};
 use crate::sse;
 use crate::websocket::{self, StreamEndSignal, Upgrade};
 
-/// How long a command that is waited for may take if nothing is said.
+/// Deadline of a foreground command without `timeout`.
 const DEFAULT_DEADLINE: Duration = Duration::from_mins(1);
-/// How much of each stream an answer has at most.
+/// Largest stdout and stderr in a response.
 const MAX_INLINE_BYTES: usize = 10 << 20;
 
 pub(super) fn routes() -> OpenApiRouter<AppState> {
@@ -43,44 +43,45 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(output))
 }
 
-/// How bytes become JSON.
+/// Encoding of output in JSON.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Encoding {
-    /// As text; what is none becomes U+FFFD.
+    /// UTF-8; invalid bytes become U+FFFD.
     #[default]
     Text,
-    /// Exactly.
+    /// Base64, lossless.
     Base64,
 }
 
-/// A command as it is asked for.
+/// Request to run a command.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewCommand)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RunCommand {
-    /// A line for `/bin/sh`; with `args`, a program.
+    /// A command line for `/bin/sh`; with `args`, a program.
     #[schema(min_length = 1, example = "make test")]
     cmd: String,
     args: Option<Vec<String>>,
-    /// Variables that win over the sandbox's.
+    /// Environment variables, added to those of the sandbox.
     #[serde(default)]
     envs: BTreeMap<String, String>,
-    /// The user's home if nothing is said.
+    /// Working directory; default: the user's home.
     cwd: Option<String>,
-    /// Name or number; the template's if nothing is said.
+    /// Name or UID; default: the template's user.
     user: Option<String>,
-    /// When it is ended with everything it started, in seconds; 0 is never. 60 if nothing is said and it is waited for.
+    /// Deadline in seconds, after which the command and its descendants are killed; 0: none.
+    /// Default: 60 in the foreground, none in the background.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: Option<f64>,
-    /// Answer at once, with its id.
+    /// Respond at once with the command's id.
     #[serde(default)]
     background: bool,
-    /// A name to find it by: `tag:NAME` stands for its id.
+    /// A name for the command: `tag:NAME` is accepted instead of its id.
     tag: Option<String>,
-    /// All its input; not in the background.
+    /// The whole input; only in the foreground.
     stdin: Option<String>,
-    /// Input comes by `…/stdin`.
+    /// Keep stdin open for `…/stdin`.
     #[serde(default)]
     open_stdin: bool,
     #[serde(default)]
@@ -107,7 +108,7 @@ impl RunCommand {
         if self.stdin.is_some() && self.background {
             return Err(Error::invalid(
                 "stdin",
-                "stdin goes with a command that is waited for",
+                "stdin is only for foreground commands",
                 "start it with openStdin and write to …/stdin",
             ));
         }
@@ -131,13 +132,13 @@ impl RunCommand {
             Error::invalid(
                 "timeout",
                 format!("timeout is {seconds}"),
-                "give seconds above 0, or 0 for no end",
+                "give seconds above 0, or 0 for no deadline",
             )
         })
     }
 }
 
-/// A command with variables, a directory and a user of its own, where they are given.
+/// Adds environment variables, directory and user to a command.
 pub(super) fn with_context(
     mut spec: ExecSpec,
     envs: &BTreeMap<String, String>,
@@ -156,7 +157,7 @@ pub(super) fn with_context(
     }
 }
 
-/// Bytes of a stream in an answer, and whether they are not exactly those.
+/// Encodes output; returns whether bytes were replaced.
 fn encode_text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
     match encoding {
         Encoding::Base64 => (
@@ -170,7 +171,7 @@ fn encode_text(bytes: Vec<u8>, encoding: Encoding) -> (String, bool) {
     }
 }
 
-/// A command that has ended.
+/// A command that has exited.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct CommandResult {
@@ -185,10 +186,10 @@ struct CommandResult {
     /// In milliseconds.
     #[serde(rename = "durationMs")]
     duration: f64,
-    /// Some bytes were no text: ask for base64.
+    /// Output contained invalid UTF-8, which was replaced; request base64 instead.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     lossy: bool,
-    /// There is more: `…/output` has it.
+    /// Output was truncated; `…/output` has all of it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     truncated: bool,
 }
@@ -198,16 +199,16 @@ struct CommandResult {
 struct StartedCommand {
     #[serde(rename = "execID")]
     id: ExecId,
-    /// Inside the sandbox.
+    /// In the sandbox's PID namespace.
     pid: i32,
 }
 
 /// Run a command
 ///
-/// Waits for its end and tells what it wrote; in the background, answers at once. Asked for again by the same key it is the
-/// same command, for as long as that is remembered.
+/// Waits until the command exits and returns its output. In the background, responds at once. While
+/// the command is listed, a repeated idempotency key returns it and starts nothing.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands", params(IdempotencyHeader), request_body = RunCommand,
-    responses((status = 200, description = "It has ended", body = CommandResult), (status = 202, description = "It runs in the background", body = StartedCommand)))]
+    responses((status = 200, description = "The command has exited", body = CommandResult), (status = 202, description = "The command runs in the background", body = StartedCommand)))]
 async fn run(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
@@ -219,7 +220,8 @@ async fn run(
     let access = app.core.enter(&caller, &id, Scope::Sandboxes).await?;
     let begin = Instant::now();
     let input = (!request.background).then(|| request.stdin.unwrap_or_default());
-    // A caller that disconnects ends nothing: a command that is about to start does start, and has its deadline.
+    // Runs to completion even if the client disconnects: the command starts, and its deadline
+    // applies.
     let work = async move {
         let exec = access.runtime().exec(access.id(), spec).await?;
         let (id, pid) = (exec.control.id().clone(), exec.control.info().pid);
@@ -250,7 +252,7 @@ async fn run(
 
 /// List commands
 ///
-/// Those that run and the last that have ended, newest first.
+/// Running commands and the most recent ones that have exited, newest first.
 #[utoipa::path(get, path = "/sandboxes/{id}/commands", params(PageQuery), responses((status = 200, body = [Command])))]
 async fn list(
     State(app): State<AppState>,
@@ -266,12 +268,12 @@ async fn list(
     )))
 }
 
-/// Where a command stands in a list.
+/// Pagination key of a command.
 pub(super) fn cursor_of(info: &ExecInfo) -> (i64, String) {
     (info.started_at, info.id.to_string())
 }
 
-/// A command by its id; one by its pid or tag has its own prefix.
+/// Finds a command by id, `pid:N` or `tag:NAME`.
 fn find(access: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
     let runtime = access.runtime();
     if let Some(pid) = name.strip_prefix("pid:").and_then(|pid| pid.parse().ok()) {
@@ -282,7 +284,7 @@ fn find(access: &atoll_core::Use, name: &str) -> Result<ExecHandle, Error> {
     }
     let unknown = |_| {
         Error::new(Code::ExecNotFound, "there is no such command")
-            .remedy("list the sandbox's commands: the oldest of those that ended are forgotten")
+            .remedy("list the sandbox's commands: the oldest exited ones are removed")
     };
     runtime.find_exec(access.id(), &name.parse().map_err(unknown)?)
 }
@@ -302,14 +304,14 @@ async fn read(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct WaitQuery {
-    /// In seconds.
+    /// Maximum time to wait, in seconds.
     #[param(minimum = 0, maximum = 3600, default = 60)]
     timeout: Option<f64>,
 }
 
-/// Wait for the end
+/// Wait for a command
 ///
-/// At most a minute or as long as is said; one that is not done then is told as it is.
+/// Returns when the command exits or the timeout expires, with its current state.
 #[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/wait", params(WaitQuery), responses((status = 200, body = Command)))]
 async fn wait(
     State(app): State<AppState>,
@@ -337,7 +339,7 @@ struct Signal {
 
 /// Send a signal
 ///
-/// 9 ends everything the command started.
+/// Signal 9 kills the command and all its descendants.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/signal", request_body = Signal, responses((status = 204)))]
 async fn signal(
     State(app): State<AppState>,
@@ -363,21 +365,22 @@ async fn signal(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct StdinQuery {
-    /// How many bytes of input came before.
+    /// Number of input bytes before this body.
     #[serde(default)]
     offset: u64,
 }
 
-/// How much of the input the command's pipe has taken.
+/// Progress of stdin.
 #[derive(Debug, Serialize, ToSchema)]
 struct StdinOffset {
-    /// The bytes of all input so far: the next `offset`.
+    /// Number of input bytes accepted so far: the next `offset`.
     taken: u64,
 }
 
 /// Write input
 ///
-/// From an offset on: what was taken before is not taken twice; the answer says how much is.
+/// Writes from an offset on. Bytes that were accepted before are skipped; the response says how
+/// many are accepted in total.
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin", params(StdinQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = StdinOffset)))]
 async fn write(
@@ -392,7 +395,7 @@ async fn write(
     Ok(Json(StdinOffset { taken }))
 }
 
-/// Close the input
+/// Close stdin
 #[utoipa::path(post, path = "/sandboxes/{id}/commands/{exec}/stdin/close", responses((status = 204)))]
 async fn close(
     State(app): State<AppState>,
@@ -409,7 +412,7 @@ async fn close(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct OutputQuery {
-    /// The position to begin at: bytes of both streams together.
+    /// Start position, in bytes of both streams together.
     #[serde(default)]
     after: u64,
     #[serde(default)]
@@ -418,11 +421,12 @@ struct OutputQuery {
 
 /// Follow the output
 ///
-/// Server-sent events `stdout`, `stderr`, `exit`, `gap` and `ping`; an event's `id` is the position after it, and
-/// `Last-Event-ID` stands for `after`. As a WebSocket, the first byte of a frame says what the rest is: 0 input, 1 stdout,
-/// 2 stderr, 3 the exit, 4 that all from before has been told.
+/// Server-sent events `stdout`, `stderr`, `exit`, `gap` and `ping`. The `id` of an event is the
+/// position after it; the header `Last-Event-ID` overrides `after`. As a WebSocket, the first byte
+/// of a binary frame is its type: 0 input, 1 stdout, 2 stderr, 3 exit status, 4 all earlier output
+/// has been sent.
 #[utoipa::path(get, path = "/sandboxes/{id}/commands/{exec}/output", params(OutputQuery),
-    responses((status = 200, content_type = "text/event-stream", body = String), (status = 101, description = "It goes on as a WebSocket")))]
+    responses((status = 200, content_type = "text/event-stream", body = String), (status = 101, description = "Upgraded to a WebSocket")))]
 async fn output(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
@@ -437,7 +441,7 @@ async fn output(
         Ok((access, exec))
     };
     if let Some(upgrade) = upgrade {
-        // Its input goes the same way.
+        // The WebSocket also accepts input.
         let found = caller.require(Scope::Sandboxes).and_then(|()| found());
         let end_signal = StreamEndSignal::new(&app, &caller);
         return Ok(upgrade.on_upgrade(move |socket| async move {
@@ -450,7 +454,7 @@ async fn output(
         }));
     }
     let (access, exec) = found()?;
-    // A browser that lost the stream says how far it had come.
+    // `EventSource` sends the last id when it reconnects.
     let last = headers
         .get("last-event-id")
         .and_then(|last| last.to_str().ok()?.parse().ok());

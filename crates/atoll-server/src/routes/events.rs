@@ -1,4 +1,4 @@
-//! What happened to the caller's sandboxes.
+//! Events of the caller's sandboxes.
 
 use atoll_model::{Event, EventId, SandboxId};
 use axum::Json;
@@ -25,22 +25,22 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(list))
 }
 
-/// Something that happened to a sandbox.
+/// An event of a sandbox.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Event)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct EventView {
     #[serde(rename = "eventID")]
     id: EventId,
-    /// Counts up: `after` goes on behind it.
+    /// Sequence number, increasing; the value for `after`.
     number: i64,
-    /// Such as `sandbox.created`.
+    /// For example `sandbox.created`.
     #[serde(rename = "type")]
     kind: String,
     #[serde(rename = "sandboxID")]
     sandbox: SandboxId,
     at: Time,
-    /// What there is to say about it.
+    /// Details, depending on the type.
     #[schema(value_type = Object)]
     data: serde_json::Value,
 }
@@ -62,14 +62,14 @@ impl From<Event> for EventView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FollowEventsQuery {
-    /// The number to go on behind; without it only what is to come is told.
+    /// Sequence number of the last known event. Default: only future events.
     after: Option<i64>,
 }
 
 /// Follow events
 ///
-/// Server-sent events: those after a number, then those to come. An event's `id` is its number; `Last-Event-ID` stands
-/// for `after`.
+/// Server-sent events: past events after `after`, then future ones. The `id` of an event is its
+/// sequence number; the header `Last-Event-ID` overrides `after`.
 #[utoipa::path(get, path = "/events", params(FollowEventsQuery),
     responses((status = 200, content_type = "text/event-stream", body = String)))]
 async fn follow(
@@ -108,7 +108,7 @@ fn sse_event(event: Event) -> String {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListEventsQuery {
-    /// The number to go on behind.
+    /// Sequence number of the last known event.
     #[serde(default)]
     pub(super) after: i64,
     #[param(minimum = 1, maximum = 100, default = 100)]
@@ -117,7 +117,7 @@ pub(super) struct ListEventsQuery {
 
 /// List events
 ///
-/// What happened to a sandbox.
+/// Events of a sandbox, oldest first.
 #[utoipa::path(get, path = "/sandboxes/{id}/events", params(ListEventsQuery),
     responses((status = 200, body = [EventView])))]
 async fn list(

@@ -1,4 +1,4 @@
-//! Files of a sandbox: raw bytes in and out, what can be said about them as JSON, and changes of the tree.
+//! Files of a sandbox: contents, metadata, changes, archives, search, watches and signed URLs.
 
 mod archive;
 mod change;

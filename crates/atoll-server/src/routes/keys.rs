@@ -1,4 +1,4 @@
-//! Keys of the caller's org, or for an admin of any.
+//! API keys of the caller's org; admins may choose another org.
 
 use atoll_core::KeyRequest;
 use atoll_model::{Error, Key, KeyId, OrgId, Scope};
@@ -24,7 +24,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(revoke))
 }
 
-/// A key, and its secret when it is made.
+/// An API key. The secret is present only in the response that creates it.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 #[serde(rename_all = "camelCase")]
@@ -34,7 +34,7 @@ struct KeyView {
     #[serde(rename = "orgID")]
     org: OrgId,
     name: String,
-    /// The first characters of its secret, to tell it by.
+    /// First characters of the secret, for recognition.
     prefix: String,
     scope: Scope,
     created_at: Time,
@@ -44,7 +44,7 @@ struct KeyView {
     last_used_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
     revoked_at: Option<Time>,
-    /// The secret: told once, by the request that makes it.
+    /// The secret; returned once, by the request that creates the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
 }
@@ -70,7 +70,7 @@ impl KeyView {
 #[schema(as = NewKey)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct CreateKey {
-    /// Whose it is to be: the caller's org if nothing is said, another for an admin.
+    /// Org of the key; default: the caller's. Another org requires an admin.
     #[serde(rename = "orgID")]
     org: Option<String>,
     #[schema(
@@ -79,16 +79,16 @@ struct CreateKey {
         pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
     )]
     name: String,
-    /// `sandbox:*` if nothing is said; no more than the maker's own.
+    /// At most the caller's scope; default `sandbox:*`.
     scope: Option<Scope>,
-    /// From when on it is not accepted.
+    /// When the key expires.
     #[schema(format = DateTime)]
     expires_at: Option<String>,
 }
 
-/// Make a key
+/// Create a key
 ///
-/// Its secret is in this answer and never told again.
+/// Only this response contains the secret.
 #[utoipa::path(post, path = "/keys", request_body = CreateKey, responses((status = 201, body = KeyView)))]
 async fn make(
     State(app): State<AppState>,
@@ -101,7 +101,7 @@ async fn make(
             Error::invalid(
                 "expiresAt",
                 format!("{text:?} is not a time"),
-                "write it like 2027-01-31T12:00:00Z",
+                "write it in RFC 3339, such as 2027-01-31T12:00:00Z",
             )
         })
     });
@@ -120,20 +120,20 @@ async fn make(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListKeysQuery {
-    /// Whose: the caller's org if nothing is said, another for an admin.
+    /// Org of the keys; default: the caller's. Another org requires an admin.
     #[serde(rename = "orgID")]
     #[param(rename = "orgID")]
     org: Option<String>,
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
 }
 
 /// List keys
 ///
-/// Those of the org, newest first.
+/// Keys of one org, newest first.
 #[utoipa::path(get, path = "/keys", params(ListKeysQuery), responses((status = 200, body = [KeyView])))]
 async fn list(
     State(app): State<AppState>,
@@ -155,7 +155,7 @@ impl From<Key> for KeyView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct OrgQuery {
-    /// Whose: the caller's org if nothing is said, another for an admin.
+    /// Org of the key; default: the caller's. Another org requires an admin.
     #[serde(rename = "orgID")]
     #[param(rename = "orgID")]
     org: Option<String>,

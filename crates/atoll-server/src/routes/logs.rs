@@ -27,28 +27,28 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(logs))
 }
 
-/// What a sandbox used at a moment. The names are E2B's where it has one.
+/// Resource usage of a sandbox at one time. Names are E2B's where E2B has one.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Sample)]
 #[serde(rename_all = "camelCase")]
 struct SampleView {
     timestamp: Time,
-    /// In seconds since 1970.
+    /// Unix time in seconds.
     timestamp_unix: i64,
     cpu_count: f64,
-    /// Since the sample before: 100 is all of its processors.
+    /// CPU usage since the previous sample; 100 is all CPUs of the sandbox.
     cpu_used_pct: f64,
-    /// Since it was started.
+    /// CPU time since the sandbox was started.
     cpu_seconds: f64,
     /// In bytes, without `memCache`.
     mem_used: u64,
-    /// Contents of files that are kept as long as there is room, in bytes.
+    /// Page cache, in bytes.
     mem_cache: u64,
-    /// The most that it can have, in bytes.
+    /// Memory limit, in bytes.
     mem_total: u64,
-    /// In bytes, when it was last measured.
+    /// In bytes, at the last measurement.
     disk_used: Option<u64>,
-    /// The most that it can have, in bytes.
+    /// Disk limit, in bytes.
     disk_total: u64,
     /// Processes and threads.
     pids: u32,
@@ -76,13 +76,13 @@ impl From<Sample> for SampleView {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct MetricsQuery {
-    /// In seconds since 1970, or in RFC 3339.
+    /// Unix time in seconds, or RFC 3339.
     start: Option<String>,
-    /// In seconds since 1970, or in RFC 3339.
+    /// Unix time in seconds, or RFC 3339.
     end: Option<String>,
 }
 
-/// A time as seconds since 1970 or in RFC 3339; in microseconds since 1970.
+/// Parses Unix seconds or RFC 3339 into microseconds since 1970.
 fn parse_time(field: &str, text: &str) -> Result<i64, Error> {
     let seconds = text.parse::<i64>().ok();
     let seconds = seconds.map(|seconds| seconds.saturating_mul(1_000_000));
@@ -98,7 +98,7 @@ fn parse_time(field: &str, text: &str) -> Result<i64, Error> {
 
 /// Get metrics
 ///
-/// What the sandbox used in the last hour, oldest first.
+/// Resource usage in the last hour, oldest first.
 #[utoipa::path(get, path = "/sandboxes/{id}/metrics", params(MetricsQuery), responses((status = 200, body = [SampleView])))]
 async fn metrics(
     State(app): State<AppState>,
@@ -115,31 +115,31 @@ async fn metrics(
     Ok(Json(samples.into_iter().map(SampleView::from).collect()))
 }
 
-/// How many lines an answer has at most.
+/// Maximum number of lines in a response.
 const MAX_LINES: u32 = 1000;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct LogsQuery {
-    /// The `X-Next-Cursor` of the part before, or the `id` of an event.
+    /// The `X-Next-Cursor` of the previous page, or the `id` of an event.
     #[param(pattern = r"^(exec_[a-z0-9]{20})?(\.exec_[a-z0-9]{20}:[0-9]{1,19})*$")]
     after: Option<String>,
     #[param(minimum = 1, maximum = 1000, default = 1000)]
     limit: Option<u32>,
-    /// Go on with what is to come, as server-sent events.
+    /// Continue with future output, as server-sent events.
     #[serde(default)]
     follow: bool,
 }
 
-/// A line of a command, or what else there is to say of it.
+/// A line of output, a gap or an exit status.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = LogLine)]
 #[serde(rename_all = "camelCase")]
 struct LogLineView {
     #[serde(rename = "execID")]
     exec: ExecId,
-    /// When the command began.
+    /// Start time of the command.
     started_at: Time,
     #[schema(pattern = "^(stdout|stderr|gap|exit)$")]
     stream: &'static str,
@@ -151,16 +151,16 @@ struct LogLineView {
 #[schema(as = LogContent)]
 #[serde(untagged)]
 enum LogContent {
-    /// Of `stdout` or `stderr`.
+    /// A line of `stdout` or `stderr`.
     Written {
-        /// Where it begins in the command's output.
+        /// Position in the command's output.
         position: u64,
-        /// With its end, as far as it was written.
+        /// The line with its newline, if that was written.
         text: String,
     },
-    /// These bytes are kept no more.
+    /// These bytes of output are no longer stored.
     Gap { from: u64, to: u64 },
-    /// The command has ended.
+    /// The command has exited.
     Exit(Exit),
 }
 
@@ -192,11 +192,11 @@ impl From<LogLine> for LogLineView {
 
 /// Get logs
 ///
-/// What all commands of the sandbox wrote, line by line. With `follow`, server-sent events `stdout`, `stderr`, `gap` and
-/// `ping`, whose data are such lines; `Last-Event-ID` stands for `after`.
+/// Output of all commands of the sandbox, line by line. With `follow`, server-sent events `stdout`,
+/// `stderr`, `gap` and `ping` with such lines; the header `Last-Event-ID` overrides `after`.
 #[utoipa::path(get, path = "/sandboxes/{id}/logs", params(LogsQuery),
     responses((status = 200, content(([LogLineView] = "application/json"), (String = "text/event-stream")),
-        headers(("X-Next-Cursor" = String, description = "There may be more: the `after` of the next part")))))]
+        headers(("X-Next-Cursor" = String, description = "The `after` of the next page; missing on the last page")))))]
 async fn logs(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
@@ -205,7 +205,7 @@ async fn logs(
     headers: HeaderMap,
 ) -> ApiResult {
     let limit = checked_limit(query.limit, MAX_LINES, MAX_LINES)? as usize;
-    // A browser that lost the stream says how far it had come.
+    // `EventSource` sends the last id when it reconnects.
     let last = headers.get("last-event-id");
     let last = last.and_then(|last| Some(last.to_str().ok()?.to_owned()));
     let after = last.filter(|_| query.follow).or(query.after);
@@ -238,7 +238,7 @@ fn open_logs(
     access.runtime().logs(access.id(), after)
 }
 
-/// Server-sent events: what was written, then what is. The `id` of each is where to go on after it.
+/// Streams past and future lines. The `id` of an event is the cursor after it.
 fn follow_logs(logs: LogFollower) -> Response {
     let events = futures_util::stream::unfold(Some(logs), |logs| async {
         let mut logs = logs?;

@@ -1,4 +1,4 @@
-//! Orgs: made, changed and removed by an admin.
+//! Orgs, managed by admins.
 
 use atoll_core::OrgRequest;
 use atoll_model::{Org, OrgId};
@@ -32,9 +32,9 @@ struct OrgView {
     #[serde(rename = "orgID")]
     id: OrgId,
     name: String,
-    /// At once; `null` is as many as the machine holds.
+    /// Maximum number of sandboxes at the same time; `null`: no limit.
     max_sandboxes: Option<u32>,
-    /// The longest lifetime in seconds; `null` is no end.
+    /// Maximum timeout in seconds; `null`: no limit.
     max_timeout: Option<u32>,
     created_at: Time,
 }
@@ -51,7 +51,7 @@ impl From<Org> for OrgView {
     }
 }
 
-/// An org that is to be made.
+/// Request to create an org.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewOrg)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -62,17 +62,17 @@ struct CreateOrg {
         pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
     )]
     name: String,
-    /// At once; `null` is as many as the machine holds.
+    /// Maximum number of sandboxes at the same time; `null`: no limit.
     #[serde(default, deserialize_with = "double_option")]
     #[schema(maximum = 4_294_967_295_i64, default = 5)]
     max_sandboxes: Option<Option<u32>>,
-    /// The longest lifetime in seconds; `null` is no end.
+    /// Maximum timeout in seconds; `null`: no limit.
     #[serde(default, deserialize_with = "double_option")]
     #[schema(minimum = 1, maximum = 4_294_967_295_i64, default = 3600)]
     max_timeout: Option<Option<u32>>,
 }
 
-/// What of an org changes: what is left out stays.
+/// Changes of an org; omitted fields stay unchanged.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = OrgChange, example = json!({"maxSandboxes": 50}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -83,17 +83,17 @@ struct UpdateOrg {
         pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$"
     )]
     name: Option<String>,
-    /// At once; `null` is as many as the machine holds.
+    /// Maximum number of sandboxes at the same time; `null`: no limit.
     #[serde(default, deserialize_with = "double_option")]
     #[schema(maximum = 4_294_967_295_i64)]
     max_sandboxes: Option<Option<u32>>,
-    /// The longest lifetime in seconds; `null` is no end.
+    /// Maximum timeout in seconds; `null`: no limit.
     #[serde(default, deserialize_with = "double_option")]
     #[schema(minimum = 1, maximum = 4_294_967_295_i64)]
     max_timeout: Option<Option<u32>>,
 }
 
-/// Make an org
+/// Create an org
 #[utoipa::path(post, path = "/orgs", request_body = CreateOrg, responses((status = 201, body = OrgView)))]
 async fn make(
     State(app): State<AppState>,
@@ -110,7 +110,7 @@ async fn make(
 
 /// List orgs
 ///
-/// All of them for an admin, newest first; the caller's own for others.
+/// Admins see all orgs, newest first; others see their own.
 #[utoipa::path(get, path = "/orgs", params(PageQuery), responses((status = 200, body = [OrgView])))]
 async fn list(
     State(app): State<AppState>,
@@ -131,7 +131,7 @@ async fn read(
     Ok(Json(app.core.org(&caller, &id).await?.into()))
 }
 
-/// Change an org
+/// Update an org
 #[utoipa::path(patch, path = "/orgs/{id}", request_body = UpdateOrg, responses((status = 200, body = OrgView)))]
 async fn change(
     State(app): State<AppState>,
@@ -148,9 +148,9 @@ async fn change(
     Ok(Json(changed.into()))
 }
 
-/// Remove an org
+/// Delete an org
 ///
-/// Its keys are revoked, and its history is removed. An org with sandboxes that are not deleted is not removed.
+/// Revokes its keys and deletes its history. Fails while the org has sandboxes.
 #[utoipa::path(delete, path = "/orgs/{id}", responses((status = 204)))]
 async fn remove(
     State(app): State<AppState>,

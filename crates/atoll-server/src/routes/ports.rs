@@ -1,4 +1,4 @@
-//! Ports of a sandbox's servers: which there are, and a way to them.
+//! Ports that are listened on in a sandbox, and TCP tunnels to them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(sign))
 }
 
-/// Something that listens in a sandbox.
+/// A listening socket in a sandbox.
 #[derive(Debug, Serialize, ToSchema)]
 struct Port {
     port: u16,
@@ -48,7 +48,7 @@ impl From<SocketAddr> for Port {
 
 /// List ports
 ///
-/// On which something listens.
+/// Lists listening ports. Resumes a paused sandbox.
 #[utoipa::path(get, path = "/sandboxes/{id}/ports", responses((status = 200, body = [Port])))]
 async fn list(
     State(app): State<AppState>,
@@ -68,9 +68,10 @@ fn parse_port(port: &str) -> Result<u16, Error> {
 
 /// Tunnel to a port
 ///
-/// A WebSocket whose binary frames are the bytes of a TCP connection. Who comes without one is told what one would be told.
+/// A WebSocket whose binary frames carry the bytes of a TCP connection. A plain `GET` returns the
+/// error that the WebSocket would close with, as JSON.
 #[utoipa::path(get, path = "/sandboxes/{id}/ports/{port}/tunnel", operation_id = "tunnel",
-    responses((status = 101, description = "The connection, as a WebSocket")))]
+    responses((status = 101, description = "The tunnel, as a WebSocket")))]
 async fn open_tunnel(
     State(app): State<AppState>,
     Authenticated(caller): Authenticated,
@@ -92,7 +93,7 @@ async fn open_tunnel(
         dialled?;
         return Err(Error::invalid(
             "Upgrade",
-            "a tunnel is a WebSocket, and this request is none",
+            "this route requires a WebSocket upgrade",
             "connect with ws://…/ports/PORT/tunnel",
         )
         .into());

@@ -1,4 +1,4 @@
-//! Sandboxes.
+//! Sandboxes: lifecycle and timeouts.
 
 mod change;
 mod create;
@@ -35,16 +35,16 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(change::read_network, change::network))
 }
 
-/// Seconds on the wire: 0 is without end.
+/// Parses seconds; 0 means no timeout.
 fn parse_seconds(field: &str, seconds: i64) -> Result<Option<u32>, Error> {
     match u32::try_from(seconds) {
         Ok(0) => Ok(None),
-        // A hundred years.
+        // 100 years.
         Ok(seconds) if seconds <= 3_155_760_000 => Ok(Some(seconds)),
         _ => Err(Error::invalid(
             field,
             format!("{field} is {seconds}"),
-            "give seconds from 1 on, or 0 for no end",
+            "give at least 1 second, or 0 for no timeout",
         )),
     }
 }
@@ -61,7 +61,7 @@ async fn read(
 
 /// Delete a sandbox
 ///
-/// With its files.
+/// Deletes its files too.
 #[utoipa::path(delete, path = "/sandboxes/{id}", responses((status = 204)))]
 async fn delete(
     State(app): State<AppState>,
@@ -75,14 +75,14 @@ async fn delete(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Timeout {
-    /// In seconds from now; 0 is without end, as far as the org allows.
+    /// In seconds from now; 0: no timeout, if the org permits that.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: i64,
 }
 
 /// Set the timeout
 ///
-/// How long it has from now on.
+/// Counts from now.
 #[utoipa::path(post, path = "/sandboxes/{id}/timeout", request_body = Timeout, responses((status = 200, body = Sandbox)))]
 async fn timeout(
     State(app): State<AppState>,
@@ -96,7 +96,7 @@ async fn timeout(
 
 /// Keep alive
 ///
-/// Counts as a use: it is not idle.
+/// Counts as activity: resets the idle timer.
 #[utoipa::path(post, path = "/sandboxes/{id}/keepalive", responses((status = 200, body = Sandbox)))]
 async fn keep_alive(
     State(app): State<AppState>,
@@ -109,7 +109,7 @@ async fn keep_alive(
 
 /// Stop
 ///
-/// Its processes end, its files stay.
+/// Ends all processes; files are kept.
 #[utoipa::path(post, path = "/sandboxes/{id}/stop", responses((status = 200, body = Sandbox)))]
 async fn stop(
     State(app): State<AppState>,
@@ -122,7 +122,7 @@ async fn stop(
 
 /// Start
 ///
-/// Makes a stopped one run again.
+/// Starts a stopped sandbox.
 #[utoipa::path(post, path = "/sandboxes/{id}/start", responses((status = 200, body = Sandbox)))]
 async fn start(
     State(app): State<AppState>,
@@ -135,7 +135,7 @@ async fn start(
 
 /// Restart
 ///
-/// Stops it and starts it.
+/// Stops and starts the sandbox.
 #[utoipa::path(post, path = "/sandboxes/{id}/restart", responses((status = 200, body = Sandbox)))]
 async fn restart(
     State(app): State<AppState>,
@@ -148,7 +148,7 @@ async fn restart(
 
 /// Pause
 ///
-/// Its processes stand still, and so do its clocks.
+/// Freezes all processes; memory is kept and the timeout is suspended.
 #[utoipa::path(post, path = "/sandboxes/{id}/pause", responses((status = 200, body = Sandbox)))]
 async fn pause(
     State(app): State<AppState>,
@@ -162,14 +162,14 @@ async fn pause(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Resume {
-    /// In seconds from now; what was left if nothing is said.
+    /// In seconds from now; default: the remaining time.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     timeout: Option<i64>,
 }
 
 /// Resume
 ///
-/// Lets a paused one go on.
+/// Resumes a paused sandbox.
 #[utoipa::path(post, path = "/sandboxes/{id}/resume", request_body = Resume, responses((status = 200, body = Sandbox)))]
 async fn resume(
     State(app): State<AppState>,

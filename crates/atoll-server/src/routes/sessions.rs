@@ -1,4 +1,4 @@
-//! The history of sandboxes, which outlives them: what was run in each, and what happened to it.
+//! Sessions: the history of sandboxes, which is kept after their deletion.
 
 use atoll_core::{Context, SandboxView, SessionView};
 use atoll_model::CommandKind;
@@ -27,7 +27,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(list_events))
 }
 
-/// A session: a sandbox, and how much there is of its history.
+/// A session: a sandbox and the size of its history.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Session {
@@ -53,20 +53,20 @@ impl From<SessionView> for Session {
 struct ListSessionsQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
-    /// Only sandboxes in this state; `error` is `failed`.
+    /// Only sandboxes in this state; `error` is an alias of `failed`.
     #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     state: Option<String>,
-    /// The same as `state`.
+    /// Alias of `state`.
     #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     status: Option<String>,
 }
 
 /// List sessions
 ///
-/// Of all sandboxes that ever were, newest first.
+/// Sessions of all sandboxes, including deleted ones, newest first.
 #[utoipa::path(get, path = "/sessions", params(ListSessionsQuery),
     responses((status = 200, body = [Sandbox])))]
 async fn list(
@@ -97,7 +97,7 @@ async fn read(
 struct SessionCommandsQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
 }
@@ -118,7 +118,7 @@ impl SessionCommandsQuery {
 
 /// List commands of a session
 ///
-/// Newest first; their output is not kept.
+/// Newest first, without their output.
 #[utoipa::path(get, path = "/sessions/{id}/commands", params(SessionCommandsQuery),
     responses((status = 200, body = [CommandHistory])))]
 async fn commands(
@@ -149,7 +149,7 @@ async fn terminals(
 
 /// List events of a session
 ///
-/// What happened to the sandbox.
+/// Events of its sandbox, oldest first.
 #[utoipa::path(get, path = "/sessions/{id}/events", operation_id = "events", params(events::ListEventsQuery),
     responses((status = 200, body = [EventView])))]
 async fn list_events(

@@ -1,4 +1,4 @@
-//! Templates: what sandboxes start from.
+//! Templates: root file systems for sandboxes.
 
 use atoll_core::TemplateView;
 use atoll_model::{Code, Error, Scope};
@@ -35,17 +35,17 @@ struct Template {
     id: String,
     /// The same as `templateID`.
     name: String,
-    /// Sandboxes start from it if nothing is said.
+    /// Sandboxes use this template by default.
     default: bool,
-    /// What it was made from.
+    /// Origin of its files.
     source: String,
-    /// Whom commands run as.
+    /// Default user of commands.
     user: String,
-    /// Programs may become root.
+    /// The user may become root with `sudo`.
     sudo: bool,
-    /// Of its files, in bytes.
+    /// Total size of its files, in bytes.
     size: u64,
-    /// Files, directories and links.
+    /// Number of files, directories and links.
     files: u64,
     created_at: Time,
 }
@@ -74,7 +74,7 @@ impl From<TemplateView> for Template {
 struct ListTemplatesQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before: the name of its last one.
+    /// The `X-Next-Cursor` of the previous page: the name of its last template.
     cursor: Option<String>,
 }
 
@@ -92,7 +92,7 @@ async fn list(
     let mut all = app.core.templates(&caller).await?;
     let begin = match &query.cursor {
         None => 0,
-        // After one that has gone meanwhile comes nothing.
+        // If the template was deleted meanwhile, the rest of the list is empty.
         Some(last) => {
             let place = all.iter().position(|template| template.name == *last);
             place.map_or(all.len(), |place| place + 1)
@@ -123,7 +123,7 @@ async fn read(
 
 /// Delete a template
 ///
-/// One that no sandbox needs.
+/// Fails while a sandbox uses the template.
 #[utoipa::path(delete, path = "/templates/{name}", responses((status = 204)))]
 async fn remove(
     State(app): State<AppState>,
@@ -134,7 +134,7 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// How a template that is sent is to be.
+/// Query of a template upload.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -145,24 +145,24 @@ struct CreateTemplateQuery {
         nullable = false
     )]
     name: Option<String>,
-    /// One that is there may go.
+    /// Overwrite the template if it exists.
     #[serde(default)]
     replace: bool,
-    /// Programs may become root.
+    /// The user may become root with `sudo`.
     #[param(default = true)]
     sudo: Option<bool>,
 }
 
-/// A template that is not sent but made here.
+/// Request to build a template on the server, which is not supported.
 #[derive(Debug, Deserialize)]
 struct BuildRequest {
     #[serde(rename = "name")]
     _name: String,
 }
 
-/// Make a template
+/// Create a template
 ///
-/// From a tar archive of a root file system, plain or packed by gzip or zstd.
+/// From a tar archive of a root file system, optionally compressed with gzip or zstd.
 #[utoipa::path(post, path = "/templates", params(CreateTemplateQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 201, body = Template)))]
 async fn make(
@@ -171,14 +171,14 @@ async fn make(
     Query(query): Query<CreateTemplateQuery>,
     request: Request,
 ) -> Created<Template> {
-    // Before anything of it is read.
+    // Checked before the body is read.
     caller.require(Scope::Admin)?;
     if is_json(request.headers()) {
         let JsonBody(BuildRequest { .. }) = JsonBody::from_request(request, &app).await?;
         return Err(ApiError(
             Error::new(
                 Code::UnsupportedByHost,
-                "templates from Dockerfiles, images and snapshots cannot be made here",
+                "templates cannot be built from Dockerfiles, images or snapshots",
             )
             .remedy("send a tar archive of a root file system: POST /templates?name=NAME"),
         ));
@@ -193,14 +193,14 @@ async fn make(
     };
     let (sender, stream) = template::archive_channel();
     let added = app.core.add_template(&caller, &name, stream, options);
-    // Both at once: what is sent is unpacked as it comes.
+    // The archive is unpacked while it is received.
     let (sent, added) = tokio::join!(forward_body(request.into_body(), sender), added);
     let template = added?;
     sent?;
     Ok(created(template))
 }
 
-/// Sends a body to be unpacked. If it breaks off, so does what is unpacked.
+/// Forwards a body to the unpacker. If the body is incomplete, unpacking fails.
 async fn forward_body(body: RawBody, sender: template::ArchiveSender) -> Result<(), Error> {
     let mut chunks = body.into_data_stream();
     while let Some(chunk) = chunks.next().await {

@@ -1,4 +1,4 @@
-//! Terminals: commands with a screen. `pty_X` is the command `exec_X`.
+//! Terminals: commands with a PTY. The terminal `pty_X` is the command `exec_X`.
 
 use std::collections::BTreeMap;
 
@@ -31,23 +31,23 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(resize))
 }
 
-/// A terminal as it is asked for.
+/// Request to create a terminal.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[schema(as = NewTerminal)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct CreateTerminal {
-    /// 1 to 500; what is beyond is taken for that.
+    /// Clamped to 1–500.
     #[schema(maximum = 65535, default = 80)]
     cols: Option<u16>,
-    /// 1 to 500; what is beyond is taken for that.
+    /// Clamped to 1–500.
     #[schema(maximum = 65535, default = 24)]
     rows: Option<u16>,
-    /// The program: a shell by default.
+    /// Program; default: a login shell.
     shell: Option<String>,
-    /// The program's arguments.
+    /// Arguments of the program.
     #[serde(default)]
     args: Vec<String>,
-    /// A name to find it by: `tag:NAME` stands for its id.
+    /// A name for the terminal: `tag:NAME` is accepted instead of its id.
     tag: Option<String>,
     cwd: Option<String>,
     user: Option<String>,
@@ -60,10 +60,10 @@ impl CreateTerminal {
         let mut spec = match &self.shell {
             Some(shell) => ExecSpec::argv([shell].into_iter().chain(&self.args)),
             None if !self.args.is_empty() => {
-                let message = "args are those of a program";
-                return Err(Error::invalid("args", message, "name it: shell"));
+                let message = "args without shell";
+                return Err(Error::invalid("args", message, "give the program in shell"));
             }
-            // The best there is, as a login would give.
+            // A login shell: bash if it exists.
             None => ExecSpec::shell(
                 "if [ -x /bin/bash ]; then exec /bin/bash -l; else exec /bin/sh; fi",
             ),
@@ -84,7 +84,7 @@ impl CreateTerminal {
 fn find(access: &Use, pty: &str) -> Result<ExecHandle, Error> {
     let unknown = || {
         Error::new(Code::TerminalNotFound, "there is no such terminal")
-            .remedy("GET …/pty lists those that there are")
+            .remedy("GET …/pty lists the open terminals")
     };
     let exec = if let Some(tag) = pty.strip_prefix("tag:") {
         access.runtime().find_exec_by_tag(access.id(), tag)
@@ -124,19 +124,19 @@ struct Terminal {
     #[serde(rename = "ptyID")]
     #[schema(pattern = "^pty_[a-z0-9]{20}$")]
     id: String,
-    /// The same as `ptyID`.
+    /// Alias of `ptyID`.
     #[serde(rename = "sessionID")]
     session: String,
     #[serde(rename = "sandboxID")]
     sandbox: SandboxId,
-    /// Inside the sandbox.
+    /// In the sandbox's PID namespace.
     pid: i32,
     cols: u16,
     rows: u16,
 }
 
 fn terminal_view(access: &Use, info: &ExecInfo) -> Terminal {
-    // As it is now, not as it was made.
+    // The current size, not the initial one.
     let exec = access.runtime().find_exec(access.id(), &info.id);
     let joined = exec.and_then(|exec| exec.attach());
     let size = joined.map_or(info.spec.terminal.unwrap_or_default(), |joined| joined.size);
@@ -151,9 +151,10 @@ fn terminal_view(access: &Use, info: &ExecInfo) -> Terminal {
     }
 }
 
-/// Make a terminal
+/// Create a terminal
 ///
-/// Asked for again by the same key it is the same terminal, for as long as that is remembered.
+/// While the terminal's command is listed, a repeated idempotency key returns it and starts
+/// nothing.
 #[utoipa::path(post, path = "/sandboxes/{id}/pty", params(IdempotencyHeader), request_body = CreateTerminal, responses((status = 201, body = Terminal)))]
 async fn make(
     State(app): State<AppState>,
@@ -171,22 +172,22 @@ async fn make(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct ListTerminalsQuery {
-    /// Of the new terminal of a WebSocket.
+    /// Width of the terminal that a WebSocket creates.
     #[param(maximum = 65535, default = 80)]
     cols: Option<u16>,
-    /// Of the new terminal of a WebSocket.
+    /// Height of the terminal that a WebSocket creates.
     #[param(maximum = 65535, default = 24)]
     rows: Option<u16>,
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
 }
 
 /// List terminals
 ///
-/// Newest first. As a WebSocket: makes a terminal and joins it.
+/// Newest first. As a WebSocket: creates a terminal and attaches to it.
 #[utoipa::path(get, path = "/sandboxes/{id}/pty", params(ListTerminalsQuery),
     responses((status = 200, body = [Terminal]), (status = 101, description = "A new terminal, as a WebSocket")))]
 async fn list(
@@ -223,8 +224,9 @@ async fn list(
 
 /// Get a terminal
 ///
-/// As a WebSocket: joins it. First comes what its screen shows, then what it writes; binary frames are keys and output, the text
-/// `{"type": "resize", "cols": 100, "rows": 30}` changes its size.
+/// As a WebSocket: attaches to the terminal. The server first sends the current screen, then
+/// output. Binary frames are input and output; the text frame `{"type": "resize", "cols": 100,
+/// "rows": 30}` changes the size.
 #[utoipa::path(get, path = "/sandboxes/{id}/pty/{pty}",
     responses((status = 200, body = Terminal), (status = 101, description = "The terminal, as a WebSocket")))]
 async fn join(
@@ -264,15 +266,15 @@ fn upgrade_to_terminal(
     })
 }
 
-/// A terminal's size.
+/// Size of a terminal.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = TerminalSize)]
 #[serde(deny_unknown_fields)]
 struct ResizeRequest {
-    /// 1 to 500; what is beyond is taken for that.
+    /// Clamped to 1–500.
     #[schema(maximum = 65535)]
     cols: u16,
-    /// 1 to 500; what is beyond is taken for that.
+    /// Clamped to 1–500.
     #[schema(maximum = 65535)]
     rows: u16,
 }
@@ -290,9 +292,9 @@ async fn resize(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// End a terminal
+/// Close a terminal
 ///
-/// Its program ends, with everything that it started.
+/// Kills its program and all its descendants.
 #[utoipa::path(delete, path = "/sandboxes/{id}/pty/{pty}", responses((status = 204)))]
 async fn end(
     State(app): State<AppState>,

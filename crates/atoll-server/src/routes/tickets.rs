@@ -1,4 +1,4 @@
-//! Tickets: `?ticket=` instead of a key, once.
+//! Tickets: one-time credentials for URLs, as `?ticket=` instead of a key.
 
 use atoll_core::MadeTicket;
 use axum::extract::State;
@@ -17,7 +17,7 @@ pub(super) fn routes() -> OpenApiRouter<AppState> {
     OpenApiRouter::new().routes(routes!(ticket))
 }
 
-/// There is nothing to say about one.
+/// Request for a ticket; it has no fields.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewTicket)]
 #[serde(deny_unknown_fields)]
@@ -27,7 +27,7 @@ struct CreateTicket {}
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 struct Ticket {
-    /// The secret: told once.
+    /// The secret; returned once.
     ticket: String,
     expires_at: Time,
 }
@@ -41,9 +41,10 @@ impl From<MadeTicket> for Ticket {
     }
 }
 
-/// Make a ticket
+/// Create a ticket
 ///
-/// What a browser shows as `?ticket=` instead of a key, where it can send no headers: good once, within 30 seconds.
+/// For browser requests that cannot set headers: `?ticket=` replaces the key once, within 30
+/// seconds.
 #[utoipa::path(post, path = "/tickets", request_body = CreateTicket, responses((status = 201, body = Ticket)))]
 async fn ticket(
     State(app): State<AppState>,

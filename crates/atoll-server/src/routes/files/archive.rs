@@ -17,7 +17,7 @@ use crate::file_body::{body_chunks, copy_stream, download_response};
 
 /// Read an archive
 ///
-/// A file, or a directory with all that is below, as tar.
+/// Returns a file, or a directory with its contents, as tar.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/archive", params(PathQuery, RunAsQuery),
     responses((status = 200, content_type = "application/x-tar", body = BinaryBody)))]
 pub(super) async fn pack(
@@ -40,13 +40,13 @@ pub(super) async fn pack(
 #[serde(rename_all = "camelCase")]
 #[schema(as = UnpackSummary)]
 pub(super) struct UnpackSummaryView {
-    /// Entries that are there now.
+    /// Entries that were unpacked.
     entries: u64,
-    /// Of their contents.
+    /// Size of their contents.
     bytes: u64,
-    /// Entries that were left out.
+    /// Entries that were skipped.
     skipped: u64,
-    /// The first of them.
+    /// The first skipped entries.
     skipped_entries: Vec<SkippedEntry>,
 }
 
@@ -77,7 +77,7 @@ impl From<UnpackSummary> for UnpackSummaryView {
 
 /// Write an archive
 ///
-/// Unpacks tar below a directory, which is made if it is missing.
+/// Unpacks a tar archive into a directory, which is created if it does not exist.
 #[utoipa::path(put, path = "/sandboxes/{id}/files/archive", params(PathQuery, RunAsQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = UnpackSummaryView)))]
 pub(super) async fn unpack(
@@ -89,9 +89,9 @@ pub(super) async fn unpack(
     if headers.contains_key(header::CONTENT_ENCODING) {
         return Err(Error::new(
             Code::UnsupportedMediaType,
-            "archives are taken without a Content-Encoding",
+            "archives must not have a Content-Encoding",
         )
-        .remedy("leave out the header Content-Encoding, and send the tar archive itself")
+        .remedy("remove the header Content-Encoding and send the plain tar archive")
         .into());
     }
     let unpacking = target.runtime();

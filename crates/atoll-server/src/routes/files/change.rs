@@ -1,4 +1,5 @@
-//! Changes of the tree. As whom they are made may stand in the body too, and wins over the query there.
+//! Changes of the file tree. `user` and `authority` are accepted in the query and in the body; the
+//! body takes precedence.
 
 use atoll_model::Error;
 use axum::http::StatusCode;
@@ -9,7 +10,7 @@ use super::target::{AuthorityParam, FileTarget, RunAsQuery};
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Query};
 
-/// A path must be there.
+/// Rejects an empty path.
 pub(super) fn require_path<'a>(field: &str, value: &'a str) -> Result<&'a [u8], Error> {
     if value.is_empty() {
         let message = format!("{field} is required");
@@ -18,12 +19,12 @@ pub(super) fn require_path<'a>(field: &str, value: &'a str) -> Result<&'a [u8], 
     Ok(value.as_bytes())
 }
 
-/// Permission bits as people write them.
+/// Parses permission bits in octal.
 pub(super) fn parse_mode(text: &str) -> Result<u32, Error> {
     let mode = u32::from_str_radix(text.trim_start_matches("0o"), 8);
     mode.ok().filter(|mode| *mode <= 0o7777).ok_or_else(|| {
         let message = format!("{text:?} is not a mode");
-        Error::invalid("mode", message, "write it in octal, like 644")
+        Error::invalid("mode", message, "write it in octal, such as 644")
     })
 }
 
@@ -31,17 +32,17 @@ pub(super) fn parse_mode(text: &str) -> Result<u32, Error> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct OptionalPathQuery {
-    /// Here or in the body.
+    /// Required here or in the body.
     #[param(min_length = 1)]
     path: Option<String>,
 }
 
-/// A directory that is to be made.
+/// Request to create a directory.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(example = json!({"path": "src"}))]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewDirectory {
-    /// Here or in the query.
+    /// Required here or in the query.
     #[schema(min_length = 1)]
     path: Option<String>,
     /// Permission bits in octal.
@@ -51,9 +52,9 @@ pub(super) struct NewDirectory {
     authority: Option<AuthorityParam>,
 }
 
-/// Make a directory
+/// Create a directory
 ///
-/// Missing ones above it too; one that is there is no failure.
+/// Creates missing parents too. An existing directory is not an error.
 #[utoipa::path(post, path = "/sandboxes/{id}/files/mkdir", params(RunAsQuery, OptionalPathQuery), request_body = NewDirectory, responses((status = 204)))]
 pub(super) async fn make_directory(
     target: FileTarget,
@@ -70,7 +71,7 @@ pub(super) async fn make_directory(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// From one place to another.
+/// Source and destination.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Transfer {
@@ -78,7 +79,7 @@ pub(super) struct Transfer {
     from: String,
     #[schema(min_length = 1)]
     to: String,
-    /// What is there may go.
+    /// Overwrite the target if it exists.
     #[serde(default)]
     replace: bool,
     user: Option<String>,
@@ -104,7 +105,7 @@ pub(super) async fn rename(
 
 /// Move
 ///
-/// Into the directory `to`, under the same name.
+/// Moves into the directory `to`, keeping the name.
 #[utoipa::path(post, path = "/sandboxes/{id}/files/move", params(RunAsQuery), request_body = Transfer, responses((status = 204)))]
 pub(super) async fn move_into(
     target: FileTarget,
@@ -118,7 +119,7 @@ pub(super) async fn move_into(
 
 /// Copy
 ///
-/// With all that is below.
+/// Copies directories with their contents.
 #[utoipa::path(post, path = "/sandboxes/{id}/files/copy", params(RunAsQuery), request_body = Transfer, responses((status = 204)))]
 pub(super) async fn copy(
     target: FileTarget,
@@ -135,7 +136,7 @@ pub(super) async fn copy(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Permission bits for what is there.
+/// New permission bits of a file.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModeChange {
@@ -164,16 +165,16 @@ pub(super) async fn chmod(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Another owner for what is there.
+/// New owner of a file.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OwnerChange {
     #[schema(min_length = 1)]
     path: String,
-    /// Name or number; as it was if nothing is said.
+    /// Name or UID; default: unchanged.
     #[serde(default)]
     owner: String,
-    /// Name or number; as it was if nothing is said.
+    /// Name or GID; default: unchanged.
     #[serde(default)]
     group: String,
     user: Option<String>,

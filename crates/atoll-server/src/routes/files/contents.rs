@@ -1,4 +1,4 @@
-//! A file's bytes, in and out.
+//! Reading and writing file contents.
 
 use atoll_model::{Code, WriteOptions};
 use axum::Json;
@@ -18,11 +18,11 @@ use crate::file_body;
 
 /// Read a file
 ///
-/// With `Range`, a part of it. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
+/// Supports `Range`, `If-Range`, `If-None-Match` and `If-Modified-Since`.
 #[utoipa::path(get, path = "/sandboxes/{id}/files", params(PathQuery, RunAsQuery),
-    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
-        (status = 304, description = "It is what somebody has")))]
+    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "Size in bytes when the file was opened"))),
+        (status = 206, description = "The requested range", content_type = "application/octet-stream", body = BinaryBody),
+        (status = 304, description = "Not modified")))]
 pub(super) async fn read(
     target: FileTarget,
     Query(query): Query<PathQuery>,
@@ -31,7 +31,7 @@ pub(super) async fn read(
     download(target, query.path.as_bytes(), &headers).await
 }
 
-/// A file, or the part of it that is asked for.
+/// Responds with a file or the requested range.
 pub(super) async fn download(
     target: FileTarget,
     path: &[u8],
@@ -40,7 +40,7 @@ pub(super) async fn download(
     let FileTarget { access, run_as } = target;
     match file_body::open_file(&access, &run_as, path, headers).await {
         Ok(opened) => Ok(opened.respond(access)),
-        // Tells how long the file is, so that a part of it can be asked for.
+        // The header tells the client the size of the file.
         Err(error) if error.code == Code::RangeNotSatisfiable => {
             let size = error.details.get("size").cloned().unwrap_or_default();
             let response = ApiError(error).into_response();
@@ -53,24 +53,24 @@ pub(super) async fn download(
     }
 }
 
-/// How a file is written.
+/// Query of a file write.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WriteFileQuery {
     #[param(min_length = 1, example = "notes.txt")]
     path: String,
-    /// Permission bits in octal; as they were, or 644, if nothing is said.
+    /// Permission bits in octal; default: unchanged, 644 for a new file.
     #[param(pattern = "^(0o)?[0-7]{1,4}$")]
     mode: Option<String>,
-    /// Write into the file that is there, instead of replacing it at the end, at once.
+    /// Write into the existing file. By default the file is replaced atomically at the end.
     #[serde(default)]
     in_place: bool,
 }
 
 /// Write a file
 ///
-/// Missing directories above it are made.
+/// Creates missing parent directories.
 #[utoipa::path(put, path = "/sandboxes/{id}/files", params(WriteFileQuery, RunAsQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn write(
@@ -86,7 +86,7 @@ pub(super) async fn write(
     upload(target, query.path.as_bytes(), options, body).await
 }
 
-/// Writes a file from a body.
+/// Writes a file from a request body.
 pub(super) async fn upload(
     target: FileTarget,
     path: &[u8],

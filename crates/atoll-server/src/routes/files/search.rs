@@ -1,4 +1,4 @@
-//! Looking for files.
+//! Search for file names and contents.
 
 use atoll_model::{Error, SearchHit};
 use axum::Json;
@@ -10,7 +10,7 @@ use super::tree::EntryView;
 use crate::error::ApiResult;
 use crate::extract::{Query, checked_limit};
 
-/// How many places are told if nobody says, and at most.
+/// Number of results: default and maximum.
 const DEFAULT_LIMIT: u32 = 100;
 const MAX_LIMIT: u32 = 1000;
 
@@ -18,29 +18,29 @@ const MAX_LIMIT: u32 = 1000;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct SearchQuery {
-    /// A directory; all that is below is looked at.
+    /// Directory to search, with all its subdirectories.
     #[param(min_length = 1, example = "/etc")]
     path: String,
-    /// A pattern of names.
+    /// Glob pattern for names.
     #[serde(default)]
     query: String,
-    /// Text in files.
+    /// Text to find in files.
     #[serde(default)]
     content: String,
     #[param(minimum = 1, maximum = 1000, default = 100)]
     limit: Option<u32>,
 }
 
-/// What was found.
+/// A search result.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = FoundFile)]
 struct FoundFile {
     #[serde(flatten)]
     entry: EntryView,
-    /// Counted from 1, if text was looked for.
+    /// Line number, from 1; only for text.
     #[serde(skip_serializing_if = "Option::is_none")]
     line: Option<u64>,
-    /// That line.
+    /// The line.
     #[serde(skip_serializing_if = "Option::is_none")]
     text: Option<String>,
 }
@@ -60,20 +60,20 @@ impl From<SearchHit> for FoundFile {
 #[schema(as = FoundFiles)]
 pub(super) struct FoundFiles {
     results: Vec<FoundFile>,
-    /// There is more than `limit`.
+    /// There are more results than `limit`.
     truncated: bool,
 }
 
 /// Search
 ///
-/// For names, for text in files, or for both.
+/// Finds names, text in files, or both.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/search", params(SearchQuery, RunAsQuery), responses((status = 200, body = FoundFiles)))]
 pub(super) async fn search(
     target: FileTarget,
     Query(query): Query<SearchQuery>,
 ) -> ApiResult<Json<FoundFiles>> {
     if query.query.is_empty() && query.content.is_empty() {
-        let message = "nothing is looked for";
+        let message = "query and content are both empty";
         return Err(Error::invalid("query", message, "give query, content or both").into());
     }
     let wanted = atoll_model::SearchQuery {

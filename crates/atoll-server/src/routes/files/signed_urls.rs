@@ -1,4 +1,4 @@
-//! Signed links: one file, one way, until a time, without a key.
+//! Signed URLs: one action on one file until a time, without an API key.
 
 use atoll_core::{Act, Doorstep, Link};
 use atoll_model::{RunAs, SandboxId, WriteOptions};
@@ -22,10 +22,10 @@ use crate::extract::{JsonBody, Path, Query};
 use crate::middleware::ServerUrl;
 use crate::serve::Connection;
 
-/// How long a link is good if nobody says, in seconds.
+/// Default lifetime, in seconds.
 const DEFAULT_TTL_SECS: u32 = 3600;
 
-/// The file and the lifetime of a signed URL.
+/// Request for a signed URL.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewSignedUrl, example = json!({"path": "/etc/hostname", "expiresIn": 60}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -49,7 +49,7 @@ pub(super) struct SignedUrlView {
     expires_at: Time,
 }
 
-/// What stands behind a link's question mark.
+/// Query of a signed URL.
 #[derive(Debug, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -60,16 +60,16 @@ pub(super) struct SignedUrlQuery {
     user: Option<String>,
     #[serde(default)]
     authority: AuthorityParam,
-    /// In seconds since 1970.
+    /// Unix time in seconds.
     expires: i64,
-    /// Over all of it.
+    /// HMAC over action, sandbox, path, user and expiry.
     #[param(pattern = "^[0-9a-f]{64}$")]
     signature: String,
 }
 
-/// Make a download link
+/// Create a download URL
 ///
-/// One file, without a key, until a time. It leads to `…/target/download`.
+/// The URL permits reading one file at `…/files/download` until it expires, without a key.
 #[utoipa::path(post, path = "/sandboxes/{id}/files/download-url", request_body = CreateSignedUrl, responses((status = 200, body = SignedUrlView)))]
 pub(super) async fn make_download(
     app: State<AppState>,
@@ -81,9 +81,9 @@ pub(super) async fn make_download(
     create_signed_url(Act::Download, &app, &caller, &id, &origin, request)
 }
 
-/// Make an upload link
+/// Create an upload URL
 ///
-/// One file, without a key, until a time. It leads to `…/target/upload`.
+/// The URL permits writing one file at `…/files/upload` until it expires, without a key.
 #[utoipa::path(post, path = "/sandboxes/{id}/files/upload-url", request_body = CreateSignedUrl, responses((status = 200, body = SignedUrlView)))]
 pub(super) async fn make_upload(
     app: State<AppState>,
@@ -125,7 +125,7 @@ fn create_signed_url(
     Ok(Json(SignedUrlView { url, expires_at }))
 }
 
-/// What a query must have to be a link's, among whatever else it has.
+/// The fields of a signed URL's query; further fields are ignored.
 #[derive(Debug, Deserialize)]
 struct SignedUrlParams {
     path: String,
@@ -136,7 +136,7 @@ struct SignedUrlParams {
     signature: String,
 }
 
-/// Whether the query of some request has the signature of a link to this sandbox, for either act.
+/// Whether a query has a valid signature for a file of this sandbox, for either action.
 pub(crate) fn is_signed_url(sandbox: &Doorstep, query: &str) -> bool {
     let Ok(params) = serde_urlencoded::from_str::<SignedUrlParams>(query) else {
         return false;
@@ -157,7 +157,7 @@ pub(crate) fn is_signed_url(sandbox: &Doorstep, query: &str) -> bool {
     })
 }
 
-/// Where a link leads, if it is good.
+/// Verifies a signed URL and opens its sandbox.
 async fn open_signed_url(
     act: Act,
     app: &AppState,
@@ -165,7 +165,7 @@ async fn open_signed_url(
     signed: SignedUrlQuery,
     connection: Option<Extension<Connection>>,
 ) -> ApiResult<(FileTarget, String)> {
-    // A name that is no id is in no link that was ever signed.
+    // An invalid id gets a random one, whose signature cannot match.
     let sandbox: SandboxId = id.parse().unwrap_or_else(|_| SandboxId::random());
     let run_as = RunAs {
         user: signed.user,
@@ -186,13 +186,13 @@ async fn open_signed_url(
     Ok((FileTarget { access, run_as }, link.path))
 }
 
-/// Follow a download link
+/// Download with a signed URL
 ///
-/// With `Range`, a part of the file. What somebody has (`If-None-Match`, `If-Modified-Since`) is not sent again.
+/// Supports `Range`, `If-Range`, `If-None-Match` and `If-Modified-Since`.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/download", security(()), params(SignedUrlQuery),
-    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "In bytes, when it was opened"))),
-        (status = 206, description = "The part that was asked for", content_type = "application/octet-stream", body = BinaryBody),
-        (status = 304, description = "It is what somebody has")))]
+    responses((status = 200, content_type = "application/octet-stream", body = BinaryBody, headers(("X-File-Size" = String, description = "Size in bytes when the file was opened"))),
+        (status = 206, description = "The requested range", content_type = "application/octet-stream", body = BinaryBody),
+        (status = 304, description = "Not modified")))]
 pub(super) async fn download(
     State(app): State<AppState>,
     Path(id): Path<String>,
@@ -204,9 +204,9 @@ pub(super) async fn download(
     contents::download(target, path.as_bytes(), &headers).await
 }
 
-/// Follow an upload link
+/// Upload with a signed URL
 ///
-/// Missing directories above the file are made.
+/// Creates missing parent directories.
 #[utoipa::path(put, path = "/sandboxes/{id}/files/upload", security(()), params(SignedUrlQuery),
     request_body(content_type = "application/octet-stream", content = BinaryBody), responses((status = 200, body = EntryView)))]
 pub(super) async fn upload(

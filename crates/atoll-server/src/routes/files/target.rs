@@ -1,4 +1,5 @@
-//! In which sandbox a file call works, and as whom: found out once, before what the call is about.
+//! Extractor for the sandbox and the user of a file request. It authenticates and opens the sandbox
+//! before the route runs.
 
 use atoll_core::Use;
 use atoll_model::{Authority, RunAs, SandboxId, Scope};
@@ -15,14 +16,14 @@ use crate::error::ApiError;
 use crate::extract::{Path, take_query_params};
 use crate::malformed::read_query;
 
-/// Whose rights count.
+/// Whose permissions apply.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
 #[schema(as = Authority)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum AuthorityParam {
     #[default]
     User,
-    /// The sandbox's root's; what is made belongs to the user.
+    /// Permissions of the sandbox's root; created files belong to the user.
     Root,
 }
 
@@ -35,18 +36,18 @@ impl From<AuthorityParam> for Authority {
     }
 }
 
-/// As whom, in every file call's query.
+/// Query parameters for the user, in every file request.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct RunAsQuery {
-    /// Name or number; the template's if nothing is said. Relative paths and `~` start at its home.
+    /// Name or UID; default: the template's user. Relative paths and `~` start at its home.
     user: Option<String>,
     #[serde(default)]
     authority: AuthorityParam,
 }
 
-/// A sandbox whose files the caller may work on now.
+/// An open sandbox, and the user whose files are accessed.
 #[derive(Debug)]
 pub(super) struct FileTarget {
     pub(super) access: Use,
@@ -62,7 +63,7 @@ impl FileTarget {
         self.access.id()
     }
 
-    /// As somebody else, where that is said.
+    /// Overrides the user and the authority.
     pub(super) fn with_run_as(
         mut self,
         user: Option<String>,
@@ -81,7 +82,7 @@ impl FromRequestParts<AppState> for FileTarget {
         let Authenticated(caller) = Authenticated::from_request_parts(parts, app).await?;
         let id = Path::<String>::from_request_parts(parts, app).await;
         let id = id.map_or_else(|_| String::new(), |Path(id)| id);
-        // What is left of the query is the route's own.
+        // The route parses the remaining query.
         let own = take_query_params(&mut parts.uri, &["user", "authority"]);
         let RunAsQuery { user, authority } = read_query(&own)?;
         let scope = match parts.method {

@@ -1,4 +1,4 @@
-//! What is there: one entry, or all below a directory; and taking it away.
+//! File metadata, directory listings and removal.
 
 use atoll_model::{FileEntry, FileKind};
 use axum::Json;
@@ -12,10 +12,10 @@ use crate::api_types::Time;
 use crate::error::ApiResult;
 use crate::extract::{Query, checked_limit};
 
-/// How many entries a list has at most.
+/// Maximum number of entries in a listing.
 const MAX_ENTRIES: u32 = 10_000;
 
-/// Which one.
+/// The path of a request.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -24,7 +24,7 @@ pub(super) struct PathQuery {
     pub(super) path: String,
 }
 
-/// What a path leads to, on the wire.
+/// Metadata of a file.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = FileInfo)]
 #[serde(rename_all = "camelCase")]
@@ -43,7 +43,7 @@ pub(super) struct EntryView {
     gid: u32,
     #[schema(value_type = Time)]
     modified_at: String,
-    /// Where a link points.
+    /// Target of a symbolic link.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
 }
@@ -78,9 +78,9 @@ impl From<FileEntry> for EntryView {
     }
 }
 
-/// Look at a path
+/// Get file metadata
 ///
-/// Links are not followed.
+/// Does not follow symbolic links.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/stat", params(PathQuery, RunAsQuery), responses((status = 200, body = EntryView)))]
 pub(super) async fn stat(
     target: FileTarget,
@@ -98,7 +98,7 @@ pub(super) async fn stat(
 pub(super) struct ListFilesQuery {
     #[param(min_length = 1, example = "/home/user")]
     path: String,
-    /// How many levels.
+    /// Levels of subdirectories.
     #[param(maximum = 4_294_967_295_i64, default = 1)]
     depth: Option<u32>,
     #[param(minimum = 1, maximum = 10000, default = 10000)]
@@ -107,7 +107,7 @@ pub(super) struct ListFilesQuery {
 
 /// List a directory
 #[utoipa::path(get, path = "/sandboxes/{id}/files/list", params(ListFilesQuery, RunAsQuery),
-    responses((status = 200, body = [EntryView], headers(("X-Truncated" = String, description = "There is more than `limit`")))))]
+    responses((status = 200, body = [EntryView], headers(("X-Truncated" = String, description = "Set if there are more entries than `limit`")))))]
 pub(super) async fn list(
     target: FileTarget,
     Query(query): Query<ListFilesQuery>,
@@ -133,14 +133,14 @@ pub(super) async fn list(
 pub(super) struct RemoveFileQuery {
     #[param(min_length = 1, example = "old")]
     path: String,
-    /// With all that is below.
+    /// Remove directories with their contents.
     #[param(default = true)]
     recursive: Option<bool>,
 }
 
 /// Remove
 ///
-/// A file, or a directory with all that is below.
+/// Removes a file, or a directory with its contents.
 #[utoipa::path(delete, path = "/sandboxes/{id}/files", params(RemoveFileQuery, RunAsQuery), responses((status = 204)))]
 pub(super) async fn remove(
     target: FileTarget,

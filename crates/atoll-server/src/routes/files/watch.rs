@@ -1,4 +1,4 @@
-//! A directory watched, as server-sent events. When the answer begins, the watch has: what happens from then on is told.
+//! Directory watches as server-sent events. The watch is active before the response begins.
 
 use atoll_core::Use;
 use atoll_model::{SandboxState, WatchEvent, WatchOptions};
@@ -17,18 +17,18 @@ use crate::sse;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WatchQuery {
-    /// A directory.
+    /// Directory to watch.
     #[param(min_length = 1)]
     path: String,
-    /// With all directories below.
+    /// Watch subdirectories too.
     #[serde(default)]
     recursive: bool,
 }
 
 /// Watch a directory
 ///
-/// Server-sent events `create`, `write`, `remove`, `rename` and `chmod`, each with a `path`; `overflow` and `limit` if some
-/// are missing; `end` with its `reason`; and `ping`.
+/// Server-sent events `create`, `write`, `remove`, `rename` and `chmod`, each with a `path`;
+/// `overflow` and `limit` if events are lost; `end` with a `reason`; and `ping`.
 #[utoipa::path(get, path = "/sandboxes/{id}/files/watch", params(WatchQuery, RunAsQuery),
     responses((status = 200, content_type = "text/event-stream", body = String)))]
 pub(super) async fn watch(
@@ -49,7 +49,7 @@ pub(super) async fn watch(
             Err(_) => (sse::PING_EVENT.to_owned(), false),
             Ok(Ok(Some(watch_event))) => (event(&watch_event), watch_event == WatchEvent::End),
             Ok(Ok(None)) => return None,
-            // Its helper has ended with everything else in the sandbox.
+            // The helper process ended with the sandbox.
             Ok(Err(_)) if !is_running(&access) => (end("stopped"), true),
             Ok(Err(error)) => (sse::error_event(&error), true),
         };
@@ -83,7 +83,7 @@ fn event(watch_event: &WatchEvent) -> String {
     format!("event: {name}\ndata: {body}\n\n")
 }
 
-/// The last word, and why nothing follows.
+/// The last event, with the reason.
 fn end(reason: &str) -> String {
     format!("event: end\ndata: {}\n\n", json!({ "reason": reason }))
 }

@@ -1,4 +1,4 @@
-//! What of a sandbox can change.
+//! Changes of a sandbox: metadata, lifetime, limits and network.
 
 use std::collections::BTreeMap;
 
@@ -17,32 +17,32 @@ use crate::auth::Authenticated;
 use crate::error::ApiResult;
 use crate::extract::{JsonBody, Path, double_option};
 
-/// What of a sandbox changes: what is left out stays.
+/// Changes of a sandbox; omitted fields stay unchanged.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = SandboxChange, example = json!({"alias": "web", "memoryMB": 4096}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct UpdateSandbox {
-    /// `null` takes it away.
+    /// `null` removes the alias.
     #[serde(default, deserialize_with = "double_option")]
     #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     alias: Option<Option<String>>,
-    /// Replaces all that there is.
+    /// Replaces all metadata.
     metadata: Option<BTreeMap<String, String>>,
     on_timeout: Option<ExpiryAction>,
-    /// In seconds; 0 is for ever.
+    /// In seconds; 0: no idle timeout.
     #[serde(default)]
     #[schema(minimum = 0, maximum = 3_155_760_000_i64)]
     idle_timeout: Option<i64>,
     on_idle: Option<ExpiryAction>,
     auto_resume: Option<bool>,
-    /// At most the ceiling of the server: `--max-cpus`, 4 by default.
+    /// At most the server's `--max-cpus`, 4 by default.
     #[schema(minimum = 0.05)]
     cpu_count: Option<f64>,
-    /// In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default.
+    /// In mebibytes; at most the server's `--max-memory`, 8192 by default.
     #[serde(rename = "memoryMB")]
     #[schema(minimum = 16)]
     memory: Option<u64>,
-    /// In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default.
+    /// In mebibytes; at most the server's `--max-disk`, 51200 by default.
     #[serde(rename = "diskMB")]
     #[schema(minimum = 16)]
     disk: Option<u64>,
@@ -50,9 +50,9 @@ pub(super) struct UpdateSandbox {
     pids: Option<u32>,
 }
 
-/// Change a sandbox
+/// Update a sandbox
 ///
-/// While it runs, too.
+/// Also while it runs.
 #[utoipa::path(patch, path = "/sandboxes/{id}", request_body = UpdateSandbox, responses((status = 200, body = Sandbox)))]
 pub(super) async fn change(
     State(app): State<AppState>,
@@ -68,7 +68,7 @@ pub(super) async fn change(
 }
 
 impl UpdateSandbox {
-    /// What becomes of a sandbox that is like this.
+    /// The change for a sandbox with this row.
     fn to_change(self, row: &SandboxRow) -> Result<SandboxChange, Error> {
         let current = row.lifetime;
         let limits = with_limits(
@@ -102,17 +102,18 @@ impl UpdateSandbox {
 #[serde(deny_unknown_fields)]
 pub(super) struct NetworkRules {
     network: Option<Network>,
-    /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
+    /// Reachable addresses: IPv4 addresses or CIDR blocks, each with an optional `:port`.
     #[serde(default)]
     allow: Vec<String>,
-    /// What it may not reach.
+    /// Unreachable addresses, except those in `allow`.
     #[serde(default)]
     deny: Vec<String>,
-    /// What happens to addresses that no rule names; `deny` if there are only rules in `allow`, else `allow`.
+    /// Action for addresses that no rule matches; default: `deny` if there are only `allow` rules,
+    /// otherwise `allow`.
     default: Option<PolicyAction>,
 }
 
-/// The network of a sandbox and its rules, in the form that sets them.
+/// Network and rules of a sandbox, in the form of the request that sets them.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SandboxNetwork {
     network: Network,
@@ -122,7 +123,7 @@ pub(super) struct SandboxNetwork {
     /// Addresses or blocks that the sandbox may not reach, except those in `allow`.
     #[schema(value_type = Vec<String>)]
     deny: Vec<NetworkRule>,
-    /// What happens to addresses that no rule names.
+    /// Action for addresses that no rule matches.
     default: PolicyAction,
 }
 
@@ -140,7 +141,7 @@ impl From<SandboxView> for SandboxNetwork {
 
 /// Get the network
 ///
-/// With the rules of what it may reach.
+/// Returns the network and its rules.
 #[utoipa::path(get, path = "/sandboxes/{id}/network", responses((status = 200, body = SandboxNetwork)))]
 pub(super) async fn read_network(
     State(app): State<AppState>,
@@ -152,7 +153,7 @@ pub(super) async fn read_network(
 
 /// Set the network
 ///
-/// And what it may reach: replaces all rules.
+/// Replaces the network and all its rules.
 #[utoipa::path(put, path = "/sandboxes/{id}/network", request_body = NetworkRules, responses((status = 200, body = Sandbox)))]
 pub(super) async fn network(
     State(app): State<AppState>,

@@ -1,4 +1,4 @@
-//! What a sandbox is to be.
+//! Sandbox creation.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::auth::Authenticated;
 use crate::extract::{IdempotencyHeader, IdempotentJson};
 use crate::routes::{Created, created};
 
-/// What a sandbox is to be: everything may be left out.
+/// Request to create a sandbox. All fields are optional.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewSandbox, example = json!({"template": "base", "memoryMB": 1024, "timeout": 600}))]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -26,54 +26,54 @@ pub(super) struct CreateSandbox {
     /// The same as `template`.
     #[serde(rename = "templateID")]
     template_id: Option<String>,
-    /// Its starting files.
+    /// Template of the root file system.
     #[schema(default = "base")]
     template: Option<String>,
-    /// Another name for it, unique in the org.
+    /// A second name, unique in the org.
     #[schema(pattern = "^[a-z0-9][a-z0-9-]{0,62}$")]
     alias: Option<String>,
-    /// Words of the caller's own: at most 64 entries and 16 KiB.
+    /// Key-value pairs of the caller: at most 64 entries and 16 KiB.
     #[serde(default)]
     metadata: BTreeMap<String, String>,
-    /// Variables of every command; never told again.
+    /// Environment variables of every command. Write-only: no response contains them.
     #[serde(default)]
     envs: BTreeMap<String, String>,
-    /// In seconds; 0 is without end, as far as the org allows.
+    /// In seconds; 0: no timeout, if the org permits that.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 300)]
     timeout: Option<i64>,
     on_timeout: Option<ExpiryAction>,
-    /// In seconds; 0 is for ever.
+    /// In seconds; 0: no idle timeout.
     #[schema(minimum = 0, maximum = 3_155_760_000_i64, default = 0)]
     idle_timeout: Option<i64>,
     on_idle: Option<ExpiryAction>,
-    /// A use of it while it is paused lets it go on.
+    /// Activity resumes the sandbox while it is paused.
     #[schema(default = true)]
     auto_resume: Option<bool>,
-    /// At most the ceiling of the server: `--max-cpus`, 4 by default.
+    /// At most the server's `--max-cpus`, 4 by default.
     #[schema(minimum = 0.05, default = 2)]
     cpu_count: Option<f64>,
-    /// In mebibytes, at most the ceiling of the server: `--max-memory`, 8192 by default.
+    /// In mebibytes; at most the server's `--max-memory`, 8192 by default.
     #[serde(rename = "memoryMB")]
     #[schema(minimum = 16, default = 2048)]
     memory: Option<u64>,
-    /// In mebibytes, at most the ceiling of the server: `--max-disk`, 51200 by default.
+    /// In mebibytes; at most the server's `--max-disk`, 51200 by default.
     #[serde(rename = "diskMB")]
     #[schema(minimum = 16, default = 10240)]
     disk: Option<u64>,
     /// Processes and threads.
     #[schema(minimum = 8, maximum = 4096, default = 1024)]
     pids: Option<u32>,
-    /// `fsync` inside waits for the disk; see "What survives a power cut".
+    /// `fsync` in the sandbox waits for the disk; see "What survives a power cut".
     #[serde(default)]
     #[schema(default = false)]
     durable: bool,
     network: Option<Network>,
-    /// `true` is the network `internet`.
+    /// `true` selects the network `internet`.
     network_enabled: Option<bool>,
-    /// What it may reach: IPv4 addresses or blocks, with `:port` perhaps.
+    /// Reachable addresses: IPv4 addresses or CIDR blocks, each with an optional `:port`.
     #[serde(default)]
     allow: Vec<String>,
-    /// What it may not reach.
+    /// Unreachable addresses, except those in `allow`.
     #[serde(default)]
     deny: Vec<String>,
 }
@@ -88,7 +88,7 @@ fn megabytes(field: &str, amount: u64) -> Result<Bytes, Error> {
     })
 }
 
-/// Limits with those changed that something is said of.
+/// Limits with the given values replaced.
 pub(super) fn with_limits(
     mut limits: Limits,
     cpus: Option<f64>,
@@ -100,7 +100,7 @@ pub(super) fn with_limits(
         limits.cpus = cpus.to_string().parse::<Cpus>().map_err(|_| {
             Error::invalid(
                 "cpuCount",
-                format!("{cpus} is not a number of cpus"),
+                format!("{cpus} is not a number of CPUs"),
                 "give a number such as 2 or 0.5",
             )
         })?;
@@ -120,7 +120,7 @@ impl CreateSandbox {
         match (&self.template_id, &self.template) {
             (Some(one), Some(two)) if one != two => Err(Error::invalid(
                 "template",
-                "template and templateID are two names for the same, and differ",
+                "template and templateID differ",
                 "give one of them",
             )),
             (Some(name), _) | (None, Some(name)) => Ok(name.clone()),
@@ -171,9 +171,9 @@ impl CreateSandbox {
     }
 }
 
-/// Make a sandbox
+/// Create a sandbox
 ///
-/// A command works when it answers.
+/// When the response arrives, the sandbox accepts commands.
 #[utoipa::path(post, path = "/sandboxes", params(IdempotencyHeader), request_body = CreateSandbox,
     responses((status = 201, body = Sandbox)))]
 pub(super) async fn create(
@@ -205,7 +205,7 @@ pub(super) async fn create(
     Ok(created(sandbox))
 }
 
-/// A limit by the name it has in requests.
+/// Renames the field of an error to its name in the API.
 pub(super) fn rename_error_fields(mut error: Error) -> Error {
     let names = [
         ("cpus", "cpuCount"),
@@ -221,7 +221,7 @@ pub(super) fn rename_error_fields(mut error: Error) -> Error {
 }
 
 pub(super) fn parse_policy(allow: &[String], deny: &[String]) -> Result<NetworkPolicy, Error> {
-    // Who names only what passes means that nothing else does.
+    // With only `allow` rules, everything else is denied.
     let default = if deny.is_empty() && !allow.is_empty() {
         PolicyAction::Deny
     } else {

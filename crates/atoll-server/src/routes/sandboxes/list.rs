@@ -1,4 +1,4 @@
-//! Lists of sandboxes, with their filters.
+//! Sandbox lists and their filters.
 
 use std::collections::BTreeMap;
 
@@ -19,10 +19,10 @@ use crate::extract::with_query;
 use crate::malformed::read_query;
 use crate::pagination::{self, PageResponse};
 
-/// Characters of `q`.
+/// Maximum length of `q`.
 const MAX_SEARCH_CHARS: usize = 100;
 
-/// What the parameters of a metadata filter begin with.
+/// Prefix of metadata parameters.
 const METADATA_PREFIX: &str = "metadata.";
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -31,33 +31,34 @@ const METADATA_PREFIX: &str = "metadata.";
 pub(super) struct ListSandboxesQuery {
     #[param(minimum = 1, maximum = 100, default = 100)]
     limit: Option<u32>,
-    /// The `X-Next-Cursor` of the page before.
+    /// The `X-Next-Cursor` of the previous page.
     #[param(pattern = r"^-?[0-9]{1,18}\..*$")]
     cursor: Option<String>,
-    /// Only sandboxes in this state; `error` is `failed`.
+    /// Only sandboxes in this state; `error` is an alias of `failed`.
     #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     state: Option<String>,
-    /// The same as `state`.
+    /// Alias of `state`.
     #[param(pattern = "^(creating|running|paused|stopping|stopped|failed|error)$")]
     status: Option<String>,
-    /// Only sandboxes of the template with this name.
+    /// Only sandboxes created from this template.
     template: Option<String>,
-    /// Only sandboxes whose id or alias contains this text; case is ignored.
+    /// Only sandboxes whose id or alias contains this text, case-insensitively.
     #[param(max_length = 100)]
     q: Option<String>,
 }
 
-/// The metadata filter.
+/// The metadata filter, for OpenAPI.
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "the description of what `Filters` reads")]
 struct MetadataFilter {
-    /// Only sandboxes whose metadata has this value. `key` stands for any key; each key may be given once.
+    /// Only sandboxes whose metadata has this value. Replace `key` by a metadata key; each key may
+    /// occur once.
     #[param(rename = "metadata.key")]
     metadata: Option<String>,
 }
 
-/// The parameters of a list, with the metadata filter, whose names the caller chooses.
+/// Query of a list, with the metadata filter, whose parameter names are not fixed.
 pub(super) struct SandboxFilters {
     query: ListSandboxesQuery,
     metadata: BTreeMap<String, String>,
@@ -73,7 +74,7 @@ impl<S: Send + Sync> FromRequestParts<S> for SandboxFilters {
     }
 }
 
-/// Takes the metadata filter out of a query.
+/// Splits the metadata filter from the query.
 fn split_metadata(uri: &Uri) -> Result<(Uri, BTreeMap<String, String>), Error> {
     let (mut rest, mut metadata) = (Vec::new(), BTreeMap::new());
     for pair in uri.query().unwrap_or_default().split('&') {
@@ -100,7 +101,7 @@ fn split_metadata(uri: &Uri) -> Result<(Uri, BTreeMap<String, String>), Error> {
     Ok((with_query(uri, &rest), metadata))
 }
 
-/// The state that a query names, by either of its parameters.
+/// The state given by either parameter.
 pub(in crate::routes) fn read_states(
     state: Option<&str>,
     status: Option<&str>,
@@ -110,13 +111,13 @@ pub(in crate::routes) fn read_states(
     if let (Some(state), Some(status)) = (state, status)
         && state != status
     {
-        let message = "state and status are the same, and say different things";
+        let message = "state and status differ";
         return Err(Error::invalid("status", message, "give state alone"));
     }
     Ok(state.or(status))
 }
 
-/// A state by its name; `failed` has two spellings.
+/// Parses a state; `failed` has two spellings.
 fn read_state(field: &str, word: Option<&str>) -> Result<Option<SandboxState>, Error> {
     let Some(word) = word else { return Ok(None) };
     let spelled = |state: &SandboxState| {
@@ -156,7 +157,8 @@ impl SandboxFilters {
 
 /// List sandboxes
 ///
-/// Newest first, without deleted ones. All filters have to match. `X-Total-Count` is the number of matches on all pages.
+/// Newest first, without deleted ones. All filters must match. `X-Total-Count` is the number of
+/// matches on all pages.
 #[utoipa::path(get, path = "/sandboxes", params(ListSandboxesQuery, MetadataFilter),
     responses((status = 200, body = [Sandbox], headers(("X-Total-Count" = u64, description = "Matches on all pages")))))]
 pub(super) async fn list(
