@@ -19,7 +19,7 @@ use atoll_model::{Attributes, Error, FileDetails, FileEntry, RunAs, WriteOptions
 
 use crate::sandbox::Sandbox;
 pub(crate) use call::HelperCall;
-use entry::described;
+use entry::to_details;
 pub use reader::FileReader;
 pub(crate) use search::search;
 pub use writer::FileWriter;
@@ -108,12 +108,12 @@ pub(crate) async fn describe(
         limit,
         attributes: prefix.into(),
     };
-    let of = |word| match word {
-        FromHelper::Described(all) => Some(all.into_iter().map(described).collect()),
+    let convert = |word| match word {
+        FromHelper::Described(all) => Some(all.into_iter().map(to_details).collect()),
         _ => None,
     };
     let call = HelperCall::start(sandbox, caller, work, None).await?;
-    call.all(of, limit.max(1) as usize).await
+    call.collect(convert, limit.max(1) as usize).await
 }
 
 /// Makes a call without data; at most `max` entries, and whether there are more.
@@ -123,7 +123,7 @@ pub(crate) async fn call(
     work: FileOp,
     max: usize,
 ) -> Result<(Vec<FileEntry>, bool), Error> {
-    for path in paths(&work) {
+    for path in paths_of(&work) {
         check_path(path)?;
     }
     HelperCall::start(sandbox, caller, work, None)
@@ -132,7 +132,7 @@ pub(crate) async fn call(
         .await
 }
 
-fn paths(work: &FileOp) -> Vec<&Vec<u8>> {
+fn paths_of(work: &FileOp) -> Vec<&Vec<u8>> {
     match work {
         FileOp::Read { path, .. }
         | FileOp::Write { path, .. }

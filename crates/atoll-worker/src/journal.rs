@@ -176,7 +176,11 @@ impl Journals {
         // Cleared before the table is read, so that later changes mark it again.
         lock(&self.dirty).remove(id);
         let unjournaled = table.unjournaled();
-        let rows: Vec<CommandRow> = unjournaled.commands.iter().map(|exec| row(exec)).collect();
+        let rows: Vec<CommandRow> = unjournaled
+            .commands
+            .iter()
+            .map(|exec| command_row(exec))
+            .collect();
         if !rows.is_empty() {
             // The table may evict these commands afterwards: they must be on disk.
             let written = self.with_journal(id, table, async |journal| {
@@ -251,7 +255,7 @@ impl Journals {
         let unjournaled = table.unjournaled().commands;
         let newer: HashSet<&ExecId> = unjournaled.iter().map(|exec| &exec.id).collect();
         rows.retain(|row| !newer.contains(&row.id));
-        rows.extend(unjournaled.iter().map(|exec| row(exec)));
+        rows.extend(unjournaled.iter().map(|exec| command_row(exec)));
         rows
     }
 
@@ -357,7 +361,7 @@ fn rename_broken(path: &Path) {
 }
 
 /// The journal row of a command: without its environment, and with a bounded command line.
-fn row(exec: &ExecState) -> CommandRow {
+fn command_row(exec: &ExecState) -> CommandRow {
     let (spec, progress) = (&exec.spec, exec.progress());
     let mut left = MAX_COMMAND_BYTES;
     let mut truncated = false;

@@ -98,7 +98,7 @@ impl Network {
         inherited: Option<OwnedFd>,
     ) -> Result<Self, Error> {
         let addresses = match inherited {
-            Some(file) => Addresses::take_over(file),
+            Some(file) => Addresses::from_inherited(file),
             None => Addresses::open(&config.addresses)?,
         };
         Ok(Self {

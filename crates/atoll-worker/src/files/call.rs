@@ -13,7 +13,7 @@ use atoll_jail::wire::{self, Channel, Failure, FileCall, FileOp, FromHelper, ToH
 use atoll_model::{Authority, Code, Error, FileEntry, RunAs, SandboxState};
 use tokio::io::unix::AsyncFd;
 
-use super::entry::entry;
+use super::entry::to_entry;
 use crate::error::{internal, sandbox_file_error, too_many_processes};
 use crate::keeper::register_channel;
 use crate::sandbox::Sandbox;
@@ -166,17 +166,17 @@ impl HelperCall {
 
     /// Collects at most `max` entries until the helper is done.
     pub(super) async fn entries(self, max: usize) -> Result<(Vec<FileEntry>, bool), Error> {
-        let of = |message| match message {
-            FromHelper::Entries(entries) => Some(entries.into_iter().map(entry).collect()),
+        let convert = |message| match message {
+            FromHelper::Entries(entries) => Some(entries.into_iter().map(to_entry).collect()),
             _ => None,
         };
-        self.all(of, max).await
+        self.collect(convert, max).await
     }
 
     /// Collects at most `max` items of one kind until the helper is done; true if there are more.
-    pub(super) async fn all<T>(
+    pub(super) async fn collect<T>(
         mut self,
-        of: impl Fn(FromHelper) -> Option<Vec<T>>,
+        convert: impl Fn(FromHelper) -> Option<Vec<T>>,
         max: usize,
     ) -> Result<(Vec<T>, bool), Error> {
         let mut all = Vec::new();
@@ -186,7 +186,7 @@ impl HelperCall {
                     self.finished = true;
                     return Ok((all, truncated));
                 }
-                message => all.extend(of(message).ok_or_else(protocol_error)?),
+                message => all.extend(convert(message).ok_or_else(protocol_error)?),
             }
             // A hijacked helper could send entries for ever.
             if all.len() > max {

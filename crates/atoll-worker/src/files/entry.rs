@@ -3,7 +3,7 @@
 use atoll_jail::wire;
 use atoll_model::{FileDetails, FileEntry, FileKind, LinkTarget};
 
-pub(super) fn entry(entry: wire::Entry) -> FileEntry {
+pub(super) fn to_entry(entry: wire::Entry) -> FileEntry {
     let kind = kind(entry.mode);
     FileEntry {
         path: entry.path,
@@ -17,11 +17,11 @@ pub(super) fn entry(entry: wire::Entry) -> FileEntry {
     }
 }
 
-pub(super) fn described(described: wire::FileDetails) -> FileDetails {
+pub(super) fn to_details(described: wire::FileDetails) -> FileDetails {
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let attributes = described.attributes.into_iter();
     FileDetails {
-        entry: entry(described.entry),
+        entry: to_entry(described.entry),
         owner: described.owner,
         group: described.group,
         target: described.target.map(|target| LinkTarget {

@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 
 use super::HelperCall;
-use super::entry::entry;
+use super::entry::to_entry;
 use crate::error::internal;
 use crate::exec::{create_pipe, set_nonblocking};
 use crate::sandbox::Sandbox;
@@ -38,7 +38,7 @@ impl FileReader {
         let mut call = HelperCall::start(sandbox, caller, work, Some(inside)).await?;
         match call.next().await? {
             FromHelper::Entries(mut entries) if entries.len() == 1 => {
-                let entry = entry(entries.remove(0));
+                let entry = to_entry(entries.remove(0));
                 Ok(Self { entry, pipe, call })
             }
             _ => Err(Error::new(

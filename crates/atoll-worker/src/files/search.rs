@@ -5,7 +5,7 @@ use std::sync::Arc;
 use atoll_jail::wire::{self, FileOp, FromHelper};
 use atoll_model::{Error, RunAs, SearchHit, SearchQuery};
 
-use super::entry::entry;
+use super::entry::to_entry;
 use super::{HelperCall, check_path};
 use crate::sandbox::Sandbox;
 
@@ -32,17 +32,17 @@ pub(crate) async fn search(
         text: wanted.text,
         limit: wanted.limit,
     };
-    let of = |word| match word {
-        FromHelper::SearchHit(some) => Some(some.into_iter().map(found).collect()),
+    let convert = |word| match word {
+        FromHelper::SearchHit(some) => Some(some.into_iter().map(to_hit).collect()),
         _ => None,
     };
     let call = HelperCall::start(sandbox, caller, work, None).await?;
-    call.all(of, max).await
+    call.collect(convert, max).await
 }
 
-fn found(found: wire::SearchHit) -> SearchHit {
+fn to_hit(found: wire::SearchHit) -> SearchHit {
     SearchHit {
-        entry: entry(found.entry),
+        entry: to_entry(found.entry),
         line: (found.line > 0).then_some((found.line, found.text)),
     }
 }

@@ -55,7 +55,7 @@ impl ActiveNetwork {
         config: Config,
         addresses: Arc<Addresses>,
     ) -> Result<Arc<Self>, Error> {
-        let gateway = addresses.allocate(|block| inventory::is_named(&tag, block))?;
+        let gateway = addresses.allocate(|block| inventory::is_in_use(&tag, block))?;
         let network = Self::prepare(tag, config, addresses, gateway)?;
         let installed = firewall::install(&network.tag, &network.ruleset, InitialState::Open);
         // Removes the gateway, which nothing else would.
@@ -155,14 +155,18 @@ impl ActiveNetwork {
     }
 
     /// Allocates an address.
-    pub(super) fn take_address(&self) -> Result<Ipv4Addr, Error> {
+    pub(super) fn allocate_address(&self) -> Result<Ipv4Addr, Error> {
         self.addresses
-            .allocate(|block| inventory::is_named(&self.tag, block))
+            .allocate(|block| inventory::is_in_use(&self.tag, block))
     }
 
     /// Interface name of the link with this address.
     pub(super) fn link_name(&self, address: Ipv4Addr) -> String {
-        format!("{}{}", self.names.prefix(), addresses::number(address))
+        format!(
+            "{}{}",
+            self.names.prefix(),
+            addresses::address_index(address)
+        )
     }
 
     /// Locks the rules while a link is created; fails once the network is closed.

@@ -19,8 +19,8 @@ use atoll_model::{Code, Error, SANDBOX_RANGE};
 use crate::error::jail;
 use crate::sync::lock;
 
-const BLOCK: u32 = 64;
-const BLOCKS: u32 = (1 << 17) / BLOCK;
+const BLOCK_SIZE: u32 = 64;
+const BLOCKS: u32 = (1 << 17) / BLOCK_SIZE;
 
 /// Claimed blocks and free addresses of an instance.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Addresses {
     }
 
     /// Inherits the claims of the open file that the keeper held.
-    pub(super) fn take_over(file: OwnedFd) -> Self {
+    pub(super) fn from_inherited(file: OwnedFd) -> Self {
         Self {
             claims: Claims::take_over(file, BLOCKS),
             free: Mutex::default(),
@@ -51,7 +51,7 @@ impl Addresses {
         let mut free = lock(&self.free);
         let blocks: BTreeSet<u32> = used
             .iter()
-            .map(|address| number(*address) / BLOCK)
+            .map(|address| address_index(*address) / BLOCK_SIZE)
             .collect();
         for block in blocks {
             self.claims.inherit(block);
@@ -60,17 +60,17 @@ impl Addresses {
         self.claims.release_others();
     }
 
-    /// Allocates an address. `is_named` tells whether rules or links of another instance use an
+    /// Allocates an address. `is_in_use` tells whether rules or links of another instance use an
     /// address of a block.
     pub(super) fn allocate(
         &self,
-        is_named: impl Fn(&RangeInclusive<Ipv4Addr>) -> Result<bool, Error>,
+        is_in_use: impl Fn(&RangeInclusive<Ipv4Addr>) -> Result<bool, Error>,
     ) -> Result<Ipv4Addr, Error> {
         let mut free = lock(&self.free);
         if let Some(address) = free.pop_front() {
             return Ok(address);
         }
-        let is_free = |block| -> Result<bool, Failure> { Ok(!is_named(&range(block))?) };
+        let is_free = |block| -> Result<bool, Failure> { Ok(!is_in_use(&range(block))?) };
         let Some(block) = self
             .claims
             .claim_if(is_free)
@@ -110,8 +110,8 @@ impl AsFd for Addresses {
 
 /// All addresses of a block.
 fn range(block: u32) -> RangeInclusive<Ipv4Addr> {
-    let first = SANDBOX_RANGE.first().to_bits() + block * BLOCK;
-    Ipv4Addr::from_bits(first)..=Ipv4Addr::from_bits(first + BLOCK - 1)
+    let first = SANDBOX_RANGE.first().to_bits() + block * BLOCK_SIZE;
+    Ipv4Addr::from_bits(first)..=Ipv4Addr::from_bits(first + BLOCK_SIZE - 1)
 }
 
 /// The usable addresses of a block.
@@ -123,7 +123,7 @@ fn addresses(block: u32) -> impl Iterator<Item = Ipv4Addr> {
     usable.map(Ipv4Addr::from_bits)
 }
 
-/// Error of a claim: of the claims file, or of `is_named`.
+/// Error of a claim: of the claims file, or of `is_in_use`.
 struct Failure(Error);
 
 impl From<Error> for Failure {
@@ -139,7 +139,7 @@ impl From<atoll_jail::Error> for Failure {
 }
 
 /// Index of an address in the sandbox range, which is the number in its link's name.
-pub(super) fn number(address: Ipv4Addr) -> u32 {
+pub(super) fn address_index(address: Ipv4Addr) -> u32 {
     address.to_bits() - SANDBOX_RANGE.first().to_bits()
 }
 
@@ -189,13 +189,17 @@ mod tests {
         drop(one);
         let other = Addresses::open(&path).expect("open");
         assert!(!first.contains(&other.allocate(none).expect("an address")));
-        let next = Addresses::take_over(held);
+        let next = Addresses::from_inherited(held);
         next.inherit(&BTreeSet::from([first[69]]));
         let again: Vec<_> = (0..63)
             .map(|_| next.allocate(none).expect("an address"))
             .collect();
         assert!(!again.contains(&first[69]));
-        assert!(again.iter().all(|address| number(*address) / BLOCK == 1));
+        assert!(
+            again
+                .iter()
+                .all(|address| address_index(*address) / BLOCK_SIZE == 1)
+        );
         let given_up = Addresses::open(&path).expect("open");
         assert_eq!(given_up.allocate(none).expect("an address"), first[0]);
     }
@@ -208,7 +212,7 @@ mod tests {
         let stale = Ipv4Addr::new(198, 18, 0, 1);
         let named = |block: &RangeInclusive<Ipv4Addr>| Ok(block.contains(&stale));
         let address = one.allocate(named).expect("an address");
-        assert_eq!(number(address) / BLOCK, 1);
+        assert_eq!(address_index(address) / BLOCK_SIZE, 1);
         let other = Addresses::open(&path).expect("open");
         assert_eq!(other.allocate(none).expect("an address"), stale);
     }

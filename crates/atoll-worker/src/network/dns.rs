@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use self::message::{AnswerCheck, Query, Status, truncated};
+use self::message::{AnswerCheck, Query, Status, truncated_response};
 use crate::sync::lock;
 
 /// The DNS port.
@@ -277,7 +277,7 @@ async fn resolve(shared: &Shared, bytes: &[u8], transport: Transport) -> Option<
         return Some(match query.check_answer(&answer, &shared.exceptions) {
             AnswerCheck::Allowed => answer,
             AnswerCheck::BlockedAddress => query.empty(Status::NoError),
-            AnswerCheck::Truncated => truncated(&query),
+            AnswerCheck::Truncated => truncated_response(&query),
             AnswerCheck::Malformed | AnswerCheck::Foreign => continue,
         });
     }

@@ -18,7 +18,7 @@ use super::{PROTONOSUPPORT, veth};
 use crate::error::internal;
 
 /// Whether rules or links of another instance use an address of a block.
-pub(super) fn is_named(tag: &str, block: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
+pub(super) fn is_in_use(tag: &str, block: &RangeInclusive<Ipv4Addr>) -> Result<bool, Error> {
     let links = links()?;
     if links
         .iter()

@@ -37,7 +37,7 @@ impl Link {
     ) -> Result<Self, Error> {
         let failed = |step: &'static str| move |error: io::Error| internal(step, &error);
         let _in_place = network.read_ruleset_phase()?;
-        let address = network.take_address()?;
+        let address = network.allocate_address()?;
         let link = Self {
             name: network.link_name(address),
             network: Arc::clone(network),

@@ -63,14 +63,14 @@ impl Sequence {
         })
     }
 
-    fn digit(&mut self, digit: u8) {
+    fn push_digit(&mut self, digit: u8) {
         self.count = self.count.max(1);
         if let Some(number) = self.params.get_mut(self.count - 1) {
             *number = number.saturating_mul(10).saturating_add(u16::from(digit));
         }
     }
 
-    fn next(&mut self, joined: bool) {
+    fn next_param(&mut self, joined: bool) {
         self.count = self.count.max(1) + 1;
         if joined && self.count <= MAX_PARAMS {
             self.joined |= 1 << (self.count - 1);
@@ -151,7 +151,7 @@ impl Parser {
             if !invalid.is_empty() {
                 // At the end of the input it may be the beginning of a character.
                 let last = invalid.as_ptr_range().end == bytes.as_ptr_range().end;
-                if last && incomplete(invalid) {
+                if last && is_incomplete(invalid) {
                     self.pending.extend_from_slice(invalid);
                 } else {
                     performer.print(char::REPLACEMENT_CHARACTER);
@@ -213,7 +213,7 @@ impl Parser {
             (_, 0x1b) => self.begin_escape(),
             (State::Osc, 0..0x20) | (State::IgnoredString, _) => {}
             (State::Osc, _) => {
-                self.keep(byte);
+                self.append(byte);
                 if self.pending.len() >= MAX_SEQUENCE_BYTES {
                     // Replaces it by an unknown OSC number, which terminals ignore up to the
                     // string's end.
@@ -238,7 +238,7 @@ impl Parser {
                 // No supported sequence has two intermediate bytes.
                 self.sequence.intermediate = Some(0);
                 if self.pending.len() < 4 {
-                    self.keep(byte);
+                    self.append(byte);
                 }
             }
             (State::Escape | State::Intermediate, _) => {
@@ -259,8 +259,8 @@ impl Parser {
     fn csi_byte(&mut self, byte: u8) {
         let sequence = &mut self.sequence;
         match byte {
-            b'0'..=b'9' if sequence.intermediate.is_none() => sequence.digit(byte - b'0'),
-            b':' | b';' if sequence.intermediate.is_none() => sequence.next(byte == b':'),
+            b'0'..=b'9' if sequence.intermediate.is_none() => sequence.push_digit(byte - b'0'),
+            b':' | b';' if sequence.intermediate.is_none() => sequence.next_param(byte == b':'),
             b'<'..=b'?' if self.pending.len() == 2 => sequence.private = Some(byte),
             0x20..0x30 if sequence.intermediate.is_none() => sequence.intermediate = Some(byte),
             _ => return self.ignore_sequence(),
@@ -268,7 +268,7 @@ impl Parser {
         if self.pending.len() >= MAX_SEQUENCE_BYTES {
             return self.ignore_sequence();
         }
-        self.keep(byte);
+        self.append(byte);
     }
 
     fn ignore_sequence(&mut self) {
@@ -280,15 +280,15 @@ impl Parser {
 
     fn enter_state(&mut self, state: State, byte: u8) {
         self.state = state;
-        self.keep(byte);
+        self.append(byte);
     }
 
-    fn keep(&mut self, byte: u8) {
+    fn append(&mut self, byte: u8) {
         self.pending.push(byte);
     }
 }
 
 /// Whether invalid bytes may be the beginning of a character.
-fn incomplete(bytes: &[u8]) -> bool {
+fn is_incomplete(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

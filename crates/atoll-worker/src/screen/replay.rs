@@ -11,27 +11,27 @@ use super::row::Row;
 use super::terminal::{Buffer, Charset, Cursor, PASSIVE, Terminal, is_default_tab_stop};
 
 pub(super) fn write(terminal: &Terminal, out: &mut String) {
-    scrollback(terminal, out);
-    contents(&terminal.main, terminal, out);
+    write_scrollback(terminal, out);
+    write_contents(&terminal.main, terminal, out);
     if let Some(alternate) = &terminal.alternate {
-        region(&terminal.main, terminal, out);
+        write_region(&terminal.main, terminal, out);
         // Not 1049, which would save the cursor.
         out.push_str("\x1b[?47h\x1b[H\x1b[2J");
-        contents(alternate, terminal, out);
+        write_contents(alternate, terminal, out);
     }
-    title(terminal, out);
-    tabs(terminal, out);
-    region(terminal.buffer(), terminal, out);
+    write_title(terminal, out);
+    write_tabs(terminal, out);
+    write_region(terminal.buffer(), terminal, out);
     if terminal.cursor.origin {
         out.push_str("\x1b[?6h");
     }
     let Some((character, row, column)) = terminal.last else {
         restore_cursor(&terminal.cursor, terminal.buffer(), terminal, out);
-        return modes(terminal, out);
+        return write_modes(terminal, out);
     };
     // Written last, so that it can be repeated (REP).
-    modes(terminal, out);
-    charsets(&terminal.cursor, out);
+    write_modes(terminal, out);
+    write_charsets(&terminal.cursor, out);
     move_to(terminal, row, column, out);
     if terminal.modes.insert {
         let wide = terminal.buffer().rows[row].get(column).width == Width::Wide;
@@ -41,7 +41,7 @@ pub(super) fn write(terminal: &Terminal, out: &mut String) {
     out.push(character);
 }
 
-fn scrollback(terminal: &Terminal, out: &mut String) {
+fn write_scrollback(terminal: &Terminal, out: &mut String) {
     let (text, rows) = terminal.scrollback.tail();
     let start = out.len();
     out.push_str(text);
@@ -51,7 +51,7 @@ fn scrollback(terminal: &Terminal, out: &mut String) {
     }
     let mut style = Style::default();
     for row in rows {
-        cells(row, None, terminal.size.columns, &mut style, out);
+        write_cells(row, None, terminal.size.columns, &mut style, out);
         set_style(&mut style, Style::default(), out);
         out.push_str("\r\n");
     }
@@ -62,10 +62,10 @@ fn scrollback(terminal: &Terminal, out: &mut String) {
 }
 
 /// Contents of a screen, and its saved cursor.
-fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+fn write_contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     let mut style = Style::default();
     for (number, row) in buffer.rows.iter().enumerate() {
-        cells(row, Some(number), terminal.size.columns, &mut style, out);
+        write_cells(row, Some(number), terminal.size.columns, &mut style, out);
     }
     set_style(&mut style, Style::default(), out);
     if buffer.saved == Cursor::default() {
@@ -82,7 +82,13 @@ fn contents(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
 }
 
 /// Cells of a row, at a row of the screen or at the cursor.
-fn cells(row: &Row, number: Option<usize>, columns: usize, style: &mut Style, out: &mut String) {
+fn write_cells(
+    row: &Row,
+    number: Option<usize>,
+    columns: usize,
+    style: &mut Style,
+    out: &mut String,
+) {
     let mut here = None;
     let stored = &row.stored()[..row.stored().len().min(columns)];
     let go_to = |column: usize, here: &mut Option<usize>, out: &mut String| {
@@ -130,14 +136,14 @@ fn set_style(from: &mut Style, to: Style, out: &mut String) {
     }
 }
 
-fn title(terminal: &Terminal, out: &mut String) {
+fn write_title(terminal: &Terminal, out: &mut String) {
     if !terminal.title.is_empty() {
         let title = String::from_utf8_lossy(&terminal.title);
         let _ = write!(out, "\x1b]2;{title}\x1b\\");
     }
 }
 
-fn tabs(terminal: &Terminal, out: &mut String) {
+fn write_tabs(terminal: &Terminal, out: &mut String) {
     let default = (0..).map(is_default_tab_stop);
     if terminal
         .tabs
@@ -154,7 +160,7 @@ fn tabs(terminal: &Terminal, out: &mut String) {
     }
 }
 
-fn region(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
+fn write_region(buffer: &Buffer, terminal: &Terminal, out: &mut String) {
     if (buffer.top, buffer.bottom) != (0, terminal.size.rows - 1) {
         let _ = write!(out, "\x1b[{};{}r", buffer.top + 1, buffer.bottom + 1);
     }
@@ -195,10 +201,10 @@ fn restore_cursor_at(
         cell.write(out);
     }
     cursor.style.write(out);
-    charsets(cursor, out);
+    write_charsets(cursor, out);
 }
 
-fn charsets(cursor: &Cursor, out: &mut String) {
+fn write_charsets(cursor: &Cursor, out: &mut String) {
     for (set, name) in cursor.charsets.iter().zip("()*+".chars()) {
         let letter = match set {
             Charset::Ascii => continue,
@@ -216,7 +222,7 @@ fn charsets(cursor: &Cursor, out: &mut String) {
 }
 
 /// Modes that do not move the cursor.
-fn modes(terminal: &Terminal, out: &mut String) {
+fn write_modes(terminal: &Terminal, out: &mut String) {
     let modes = &terminal.modes;
     for ((number, default), set) in PASSIVE.iter().zip(modes.passive) {
         if set != *default {

@@ -131,7 +131,7 @@ fn reply(query: &[u8], status: Status) -> Vec<u8> {
 }
 
 /// An empty response with TC, so that the client retries over TCP.
-pub(super) fn truncated(query: &Query<'_>) -> Vec<u8> {
+pub(super) fn truncated_response(query: &Query<'_>) -> Vec<u8> {
     let mut answer = query.empty(Status::NoError);
     answer[2] |= 0x02;
     answer

@@ -22,7 +22,7 @@ pub(in crate::network) fn tags(socket: &mut Socket) -> io::Result<Vec<String>> {
     let replies = socket.request(&batch)?;
     let names = replies
         .iter()
-        .filter_map(|reply| text(reply.body.get(FIXED..)?, TABLE));
+        .filter_map(|reply| text_attribute(reply.body.get(FIXED..)?, TABLE));
     Ok(names
         .filter_map(|name| name.strip_prefix(PREFIX).map(str::to_owned))
         .collect())
@@ -37,14 +37,14 @@ pub(in crate::network) fn addresses(socket: &mut Socket, tag: &str) -> io::Resul
     let replies = socket.request(&batch)?;
     let mut found = Vec::new();
     for rule in replies.iter().filter_map(|reply| reply.body.get(FIXED..)) {
-        found.extend(text(rule, RULE_CHAIN).and_then(|chain| owner(&chain)));
-        found.extend(compared(rule));
+        found.extend(text_attribute(rule, RULE_CHAIN).and_then(|chain| chain_owner(&chain)));
+        found.extend(compared_addresses(rule));
     }
     Ok(found)
 }
 
 /// The address of a sandbox's chain: `out_9` and `in_9` belong to the address with index 9.
-fn owner(chain: &str) -> Option<Ipv4Addr> {
+fn chain_owner(chain: &str) -> Option<Ipv4Addr> {
     let number = chain
         .strip_prefix("out_")
         .or_else(|| chain.strip_prefix("in_"))?;
@@ -54,7 +54,7 @@ fn owner(chain: &str) -> Option<Ipv4Addr> {
 }
 
 /// The sandbox addresses that a rule compares with.
-fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
+fn compared_addresses(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
     const DATA: u16 = 2;
     const COMPARED: u16 = 3;
     let path = [RULE_EXPRESSIONS, ITEM, DATA, COMPARED, VALUE];
@@ -70,7 +70,7 @@ fn compared(rule: &[u8]) -> impl Iterator<Item = Ipv4Addr> {
 }
 
 /// The value of a string attribute.
-fn text(bytes: &[u8], wanted: u16) -> Option<String> {
+fn text_attribute(bytes: &[u8], wanted: u16) -> Option<String> {
     let (_, value) = attributes(bytes).find(|(kind, _)| *kind == wanted)?;
     let value = value.strip_suffix(b"\0").unwrap_or(value);
     Some(String::from_utf8_lossy(value).into_owned())

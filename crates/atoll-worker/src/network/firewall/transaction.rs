@@ -4,7 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 
 use super::policy::{AddressPortRange, Compiled};
-use crate::network::addresses::number;
+use crate::network::addresses::address_index;
 use crate::network::netlink::{ACK, Batch, Reply, Socket};
 
 /// `NFPROTO_INET`: IPv4 and IPv6.
@@ -145,8 +145,8 @@ impl Transaction {
 
     /// Replaces a sandbox's policy.
     pub(super) fn replace(&mut self, sandbox: Ipv4Addr, old: &Compiled, new: &Compiled) {
-        let number = number(sandbox);
-        let [allow, deny] = ["allow", "deny"].map(|name| format!("{name}_{number}"));
+        let index = address_index(sandbox);
+        let [allow, deny] = ["allow", "deny"].map(|name| format!("{name}_{index}"));
         if old.is_empty() && !new.is_empty() {
             self.create_set(&allow);
             self.create_set(&deny);
@@ -206,7 +206,7 @@ impl Transaction {
         for (kind, flags, ranges) in [(DELSETELEM, 0, gone), (NEWSETELEM, CREATE, come)] {
             // The length of a nested attribute has 16 bits.
             for ranges in ranges.chunks(512) {
-                self.elements(kind, flags, set, ranges, |batch, area| {
+                self.change_elements(kind, flags, set, ranges, |batch, area| {
                     let [first, last] = area.bounds();
                     batch.nested(ELEMENT_KEY, &[], |batch| batch.attribute(VALUE, &first));
                     batch.nested(ELEMENT_KEY_END, &[], |batch| batch.attribute(VALUE, &last));
@@ -215,7 +215,7 @@ impl Transaction {
         }
     }
 
-    fn elements<T>(
+    fn change_elements<T>(
         &mut self,
         kind: u16,
         flags: u16,
@@ -236,19 +236,19 @@ impl Transaction {
     /// Creates a sandbox's chains and the map elements that jump to them.
     fn create_chains(&mut self, sandbox: Ipv4Addr, allow: &str, deny: &str) {
         for direction in DIRECTIONS {
-            let chain = format!("{}_{}", direction.name, number(sandbox));
+            let chain = format!("{}_{}", direction.name, address_index(sandbox));
             self.message(NEWCHAIN, CREATE, |batch| batch.text(CHAIN_NAME, &chain));
             for (set, action) in [(allow, Action::Return), (deny, direction.forbidden)] {
                 for ported in [true, false] {
                     self.message(NEWRULE, CREATE | APPEND, |batch| {
                         batch.text(RULE_CHAIN, &chain);
                         batch.nested(RULE_EXPRESSIONS, &[], |batch| {
-                            rule(batch, direction, ported, set, action);
+                            write_rule(batch, direction, ported, set, action);
                         });
                     });
                 }
             }
-            self.elements(
+            self.change_elements(
                 NEWSETELEM,
                 CREATE,
                 direction.name,
@@ -258,7 +258,7 @@ impl Transaction {
                         batch.attribute(VALUE, &sandbox.octets());
                     });
                     batch.nested(ELEMENT_DATA, &[], |batch| {
-                        verdict(batch, Action::Jump, chain)
+                        write_verdict(batch, Action::Jump, chain)
                     });
                 },
             );
@@ -267,8 +267,8 @@ impl Transaction {
 
     fn delete_chains(&mut self, sandbox: Ipv4Addr) {
         for direction in DIRECTIONS {
-            let chain = format!("{}_{}", direction.name, number(sandbox));
-            self.elements(
+            let chain = format!("{}_{}", direction.name, address_index(sandbox));
+            self.change_elements(
                 DELSETELEM,
                 0,
                 direction.name,
@@ -307,13 +307,13 @@ pub(super) fn header(family: u8, resource: u16) -> [u8; 4] {
 
 /// A rule: verdict if the remote end is in a set. Protocols without ports match elements that cover
 /// every port, 0 included.
-fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action: Action) {
+fn write_rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action: Action) {
     const NETWORK_HEADER: u32 = 1;
     const TRANSPORT_HEADER: u32 = 2;
     const PROTOCOL: u32 = 16;
     if ported {
-        numbers(batch, "meta", &[(1, ADDRESS), (2, PROTOCOL)]);
-        lookup(batch, "ported");
+        write_numeric(batch, "meta", &[(1, ADDRESS), (2, PROTOCOL)]);
+        write_lookup(batch, "ported");
     }
     let address = [
         (1, ADDRESS),
@@ -321,7 +321,7 @@ fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action
         (3, direction.address),
         (4, 4),
     ];
-    numbers(batch, "payload", &address);
+    write_numeric(batch, "payload", &address);
     if ported {
         let port = [
             (1, PORT),
@@ -329,32 +329,32 @@ fn rule(batch: &mut Batch, direction: Direction, ported: bool, set: &str, action
             (3, direction.port),
             (4, 2),
         ];
-        numbers(batch, "payload", &port);
+        write_numeric(batch, "payload", &port);
     } else {
-        expression(batch, "immediate", |batch| {
+        write_expression(batch, "immediate", |batch| {
             batch.attribute(1, &PORT.to_be_bytes());
             batch.nested(2, &[], |batch| batch.attribute(VALUE, &[0, 0]));
         });
     }
-    lookup(batch, set);
-    expression(batch, "immediate", |batch| {
+    write_lookup(batch, set);
+    write_expression(batch, "immediate", |batch| {
         batch.attribute(1, &TO_VERDICT.to_be_bytes());
         let chain = match action {
             Action::Goto(chain) => chain,
             _ => "",
         };
-        batch.nested(2, &[], |batch| verdict(batch, action, chain));
+        batch.nested(2, &[], |batch| write_verdict(batch, action, chain));
     });
 }
 
-fn lookup(batch: &mut Batch, set: &str) {
-    expression(batch, "lookup", |batch| {
+fn write_lookup(batch: &mut Batch, set: &str) {
+    write_expression(batch, "lookup", |batch| {
         batch.text(1, set);
         batch.attribute(2, &ADDRESS.to_be_bytes());
     });
 }
 
-fn verdict(batch: &mut Batch, action: Action, chain: &str) {
+fn write_verdict(batch: &mut Batch, action: Action, chain: &str) {
     let code: i32 = match action {
         Action::Drop => 0,
         Action::Jump => -3,
@@ -370,15 +370,15 @@ fn verdict(batch: &mut Batch, action: Action, chain: &str) {
 }
 
 /// An expression with numeric attributes only.
-fn numbers(batch: &mut Batch, name: &str, values: &[(u16, u32)]) {
-    expression(batch, name, |batch| {
+fn write_numeric(batch: &mut Batch, name: &str, values: &[(u16, u32)]) {
+    write_expression(batch, name, |batch| {
         for (kind, value) in values {
             batch.attribute(*kind, &value.to_be_bytes());
         }
     });
 }
 
-fn expression(batch: &mut Batch, name: &str, data: impl FnOnce(&mut Batch)) {
+fn write_expression(batch: &mut Batch, name: &str, data: impl FnOnce(&mut Batch)) {
     const NAME: u16 = 1;
     const DATA: u16 = 2;
     batch.nested(ITEM, &[], |batch| {
